@@ -1,0 +1,98 @@
+# Every target creates .venv and installs what it needs, once, at the versions in constraints.txt.
+#
+#   PYTHON      the interpreter that .venv is made from (3.10 or newer)
+#   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
+#   WORKERS     test processes
+#   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+STAMPS := $(VENV)/.stamps
+# Where packages can be installed, `make carry` puts the pure Python ones here; test-cuda finds them where they cannot.
+CARRY := .carry
+
+# The libraries that we compare with. Without dependencies: see the extra `oracles` in pyproject.toml.
+ORACLES := laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops linear_operator \
+           lightning-utilities opt-einsum torchmetrics tqdm unfoldNd
+CARRIED := pytest pluggy iniconfig packaging pygments rich markdown-it-py mdurl $(ORACLES)
+
+FOUND := PYTHONPATH=src:$(CARRY) $(PYTHON)
+ifdef NO_INSTALL
+  RUN := $(FOUND)
+  PACKAGE :=
+  TOOLS :=
+else
+  RUN := $(VENV)/bin/python
+  PACKAGE := $(STAMPS)/package
+  TOOLS := $(STAMPS)/tools
+endif
+INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-cuda lint format docs demo bench hooks carry clean
+
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+install: $(TOOLS) ## create .venv with everything in it
+
+test: $(TOOLS) ## run the tests on the CPU
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) $(ARGS)
+
+test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing installed
+	@$(FOUND) -c 'import pytest' 2>/dev/null || \
+	  { echo "pytest is not there: run 'make carry' where packages can be installed and bring $(CARRY) along"; exit 1; }
+	@LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider $(ARGS)
+
+lint: $(TOOLS) ## ruff, and mypy in strict mode on src
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+format: $(TOOLS) ## rewrite the code as lint wants it
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+docs: $(TOOLS) ## run the code in README.md and docs/
+	@OMP_NUM_THREADS=2 $(RUN) -m pytest -q tests/test_docs.py $(ARGS)
+
+demo: $(PACKAGE) ## a tour: fit and predict on a small network
+	@$(RUN) examples/demo.py $(ARGS)
+
+bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
+	@$(RUN) -m benchmarks.run $(ARGS)
+
+hooks: $(TOOLS) ## run lint before every commit
+	@$(VENV)/bin/pre-commit install
+
+carry: $(TOOLS) ## put what test-cuda needs beside torch into .carry
+	@echo "installing into $(CARRY)"
+	@rm -rf $(CARRY)
+	@$(INSTALL) --no-deps --no-compile --target $(CARRY) $(CARRIED)
+	@rm -rf $(CARRY)/bin
+
+clean: ## remove .venv, caches and outputs
+	rm -rf $(VENV) $(CARRY) build dist bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# Order-only: the interpreter's own date says nothing about what is installed.
+$(STAMPS)/package: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing lapwing and torch (the first time this takes minutes)"
+	@$(INSTALL) -e .
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/tools: $(STAMPS)/package
+	@echo "installing the tools for tests, types and style"
+	@$(INSTALL) -e '.[test,docs,dev]'
+	@echo "installing the libraries to compare with"
+	@$(INSTALL) --no-deps $(ORACLES)
+	@touch $@

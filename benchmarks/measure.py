@@ -1,0 +1,189 @@
+"""Time and peak memory of a function on a device, and failures as values."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of every repeat, in order."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the fastest and the slowest repeat."""
+        return (max(self.seconds) - min(self.seconds)) / 2
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"median": self.median, "spread": self.spread, "repeats": len(self.seconds), "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no measurement."""
+
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"failure": self.reason}
+
+
+def attempt(function: Callable[[], Any]) -> Any:
+    """What the function returns, or a Failure in place of what it raises."""
+    try:
+        return function()
+    except torch.OutOfMemoryError:
+        failure = Failure("out of memory")
+    except MemoryError:
+        failure = Failure("out of memory")
+    # Some libraries call exit() on numerical trouble, which must not end the whole run.
+    except (Exception, SystemExit) as error:
+        message = " ".join(str(error).split())
+        failure = Failure(f"{type(error).__name__}: {message[:160]}".rstrip(": "))
+    # Outside the handlers: the traceback held the tensors of the failed call.
+    tidy()
+    return failure
+
+
+def tidy() -> None:
+    """Return what nobody uses to the device, so that one measurement does not weigh on the next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, which runs behind the host."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def elapsed(function: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call, the device's work included."""
+    synchronise(device)
+    start = time.perf_counter()
+    function()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
+def timed(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Timing:
+    """Repeat the call; less often when one call already takes longer than patience seconds. Warm up before."""
+    seconds: list[float] = []
+    while len(seconds) < repeats and (not seconds or max(seconds) < patience):
+        seconds.append(elapsed(function, device))
+    return Timing(tuple(seconds))
+
+
+class PeakMemory:
+    """Peak memory inside a `with` block.
+
+    On CUDA the allocator's own peak; on the CPU the growth of the resident set, sampled, with what the process already
+    held (the code of torch, memory kept for reuse) left out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.total = 0  # bytes, model and inputs included; 0 on the CPU
+        self.extra = 0  # bytes beyond what was held at the start
+        self.done = threading.Event()
+
+    def __enter__(self) -> PeakMemory:
+        tidy()
+        if self.device.type == "cuda":
+            synchronise(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.start = torch.cuda.memory_allocated(self.device)
+        else:
+            release_heap()
+            self.start = resident_bytes()
+            self.sampler = threading.Thread(target=self.sample, daemon=True)
+            self.sampler.start()
+        return self
+
+    def sample(self) -> None:
+        while not self.done.wait(0.002):
+            self.extra = max(self.extra, resident_bytes() - self.start)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.device.type == "cuda":
+            synchronise(self.device)
+            self.total = torch.cuda.max_memory_allocated(self.device)
+            self.extra = self.total - self.start
+        else:
+            self.done.set()
+            self.sampler.join()
+            self.extra = max(self.extra, resident_bytes() - self.start)
+
+    @property
+    def bytes(self) -> int:
+        """The number to report: the total where the device knows it."""
+        return self.total or self.extra
+
+
+def release_heap() -> None:
+    """Hand freed memory back to the system: a call that reuses it would seem to need none."""
+    # Only glibc has malloc_trim; elsewhere the peak is a lower bound.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Resident set of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def available_bytes() -> int:
+    """Memory that can be taken on the host; a large number where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return 1 << 62
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        models = []
+    name = models[0] if models else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def set_precision(precision: str) -> None:
+    """fp32: products of float32 in float32; tf32: in TF32 on a GPU that has it."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"

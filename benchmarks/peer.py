@@ -1,0 +1,97 @@
+"""laplace-torch on the same networks and data."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import Failure, available_bytes, synchronise
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+class Loader(list[tuple[Tensor, Tensor]]):
+    """Batches that are already on the device, with the data set that laplace-torch asks for the length of."""
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__(batches)
+        self.dataset = range(sum(len(targets) for _, targets in batches))
+
+
+def supported_names(model: nn.Module) -> list[str]:
+    """The parameters that its Kronecker factors cover: weights and biases of Linear and Conv2d."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+
+
+def freeze_unsupported(model: nn.Module) -> nn.Module:
+    """A copy in which everything else is frozen, since it refuses to run otherwise."""
+    model = copy.deepcopy(model)
+    supported = set(supported_names(model))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in supported)
+    return model
+
+
+def fit(model: nn.Module, batches: Batches) -> Any:
+    """A fitted KronLaplace with prior precision 1; the exact GGN."""
+    with warnings.catch_warnings():
+        # torch.jit.script in a module that the import pulls in.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from laplace import Laplace
+
+    posterior = Laplace(model, "classification", subset_of_weights="all", hessian_structure="kron", prior_precision=1.0)
+    posterior.fit(Loader(batches))
+    return posterior
+
+
+@contextmanager
+def decomposition_seconds(device: torch.device) -> Iterator[list[float]]:
+    """Collect the seconds of every eigendecomposition of a whole posterior while the block runs."""
+    from laplace.utils.matrix import Kron
+
+    seconds: list[float] = []
+    original = Kron.decompose
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        synchronise(device)
+        start = time.perf_counter()
+        result = original(*args, **kwargs)
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+        return result
+
+    Kron.decompose = decompose
+    try:
+        yield seconds
+    finally:
+        Kron.decompose = original
+
+
+def functional(posterior: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (N, C) and covariance (N, C, C) of the linearised network."""
+    mean, covariance = posterior._glm_predictive_distribution(inputs)
+    return mean, covariance
+
+
+def too_large(model: nn.Module, inputs: int, classes: int, device: torch.device) -> Failure | None:
+    """On the host, running out of memory ends the process instead of raising: leave out what cannot fit."""
+    if device.type == "cuda":
+        return None
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    # Eight copies of the Jacobian in float32: the most that was measured, on the ViT.
+    needed = 8 * 4 * inputs * classes * weights
+    if needed < 0.7 * available_bytes():
+        return None
+    return Failure(f"left out: needs about {needed / 2**30:.0f} GiB")

@@ -1,0 +1,35 @@
+"""Lapwing turns a trained PyTorch network into a Bayesian one with the Laplace approximation."""
+
+from .coverage import Coverage
+from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .laplace import Laplace, fit, products
+from .likelihoods import Categorical, Gaussian
+from .predict import Functional, Prediction
+from .priors import Prior
+from .selection import Subnetwork
+from .structures import EKFAC, Block, Diag, Full, Kron
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EKFAC",
+    "GGN",
+    "Auto",
+    "Block",
+    "Categorical",
+    "Coverage",
+    "Diag",
+    "Empirical",
+    "Full",
+    "Functional",
+    "Gaussian",
+    "Hessian",
+    "Kron",
+    "Laplace",
+    "MonteCarlo",
+    "Prediction",
+    "Prior",
+    "Subnetwork",
+    "fit",
+    "products",
+]

@@ -1,0 +1,245 @@
+"""Batches of every shape, and the user's network held in evaluation mode and handed back as it was."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply a function to every tensor in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        made = {key: map_tensors(function, each) for key, each in value.items()}
+        # Mappings of other libraries (tokenizer outputs) become plain ones: the network is called with keywords.
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, each) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(function, each) for each in value)
+    return value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and mappings."""
+    found: list[Tensor] = []
+    map_tensors(found.append, value)
+    return found
+
+
+def count(inputs: Inputs) -> int:
+    """N: the length of the leading axis, which all tensors must share."""
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors(inputs)}
+    if not sizes:
+        raise TypeError(f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors.")
+    if len(sizes) > 1 or None in sizes:
+        shapes = [tuple(tensor.shape) for tensor in tensors(inputs)]
+        raise ValueError(
+            f"The tensors of a batch have shapes {shapes}; expected one leading axis of examples, equal for all."
+        )
+    return cast(int, sizes.pop())
+
+
+def take(inputs: Inputs, examples: slice) -> Inputs:
+    """A slice of the examples."""
+    return map_tensors(lambda tensor: tensor[examples], inputs)
+
+
+def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
+    """Call a network: mappings become keywords, tuples and lists positions; its logits are found in what it returns."""
+    if isinstance(inputs, Mapping):
+        result = network(**inputs)
+    elif isinstance(inputs, list | tuple):
+        result = network(*inputs)
+    else:
+        result = network(inputs)
+    if isinstance(result, Tensor):
+        return result
+    found = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    if found is None and isinstance(result, list | tuple) and len(result) == 1:
+        found = result[0]
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"The network returned {type(result).__name__}; expected a tensor, or something with `logits`. "
+            "Wrap it in a module that returns the tensor the likelihood is defined on."
+        )
+    return found
+
+
+def split_batch(batch: Any) -> tuple[Inputs, Any]:
+    """A batch is `(x, y)`, `((x1, x2), y)`, or a mapping with `labels` (or `y`, `target`)."""
+    if isinstance(batch, Mapping):
+        for key in ("labels", "label", "targets", "target", "y"):
+            if key in batch:
+                return {name: value for name, value in batch.items() if name != key}, batch[key]
+        raise ValueError(f"A batch is a mapping with keys {sorted(batch)}; expected one of them to be 'labels'.")
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise TypeError(f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels'.")
+
+
+class Batches:
+    """Data as an iterable of `(inputs, targets)` on one device; a pair of tensors is cut into batches."""
+
+    def __init__(self, data: Any, device: torch.device, batch_size: int = 256) -> None:
+        self.data = data
+        self.device = device
+        self.batch_size = batch_size
+        self.pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
+        if not self.pair and not isinstance(data, Iterable):
+            raise TypeError(
+                f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors."
+            )
+        if isinstance(data, Tensor):
+            raise TypeError("data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches.")
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether the data can be passed over only once."""
+        return not self.pair and iter(self.data) is self.data
+
+    def first(self) -> Inputs:
+        """The inputs of the first batch, which is not lost to the pass that follows."""
+        if self.one_shot:
+            head = list(itertools.islice(self.data, 1))
+            self.data = itertools.chain(head, self.data)
+            return next(iter(Batches(head, self.device)))[0] if head else self._empty()
+        for inputs, _ in self:
+            return inputs
+        return self._empty()
+
+    @staticmethod
+    def _empty() -> Inputs:
+        raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+
+    def __len__(self) -> int:
+        """Number of batches, 0 where it cannot be told."""
+        if self.pair:
+            return -(-count(self.data[0]) // self.batch_size)
+        try:
+            return len(self.data)
+        except TypeError:
+            return 0
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """Batches, moved to the device."""
+        for batch in self._raw():
+            inputs, targets = split_batch(batch)
+            number = count(inputs)
+            if not isinstance(targets, Tensor):
+                raise TypeError(f"Targets are a {type(targets).__name__}; expected a tensor.")
+            if targets.dim() == 0 or targets.shape[0] != number:
+                raise ValueError(
+                    f"A batch has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ."
+                )
+            if number:
+                yield map_tensors(self._move, inputs), self._move(targets)
+
+    def _raw(self) -> Iterator[Any]:
+        if not self.pair:
+            yield from self.data
+            return
+        inputs, targets = self.data
+        total = count(inputs)
+        if targets.dim() == 0 or targets.shape[0] != total:
+            raise ValueError(f"data has {total} inputs and targets of shape {tuple(targets.shape)}.")
+        for start in range(0, total, self.batch_size):
+            examples = slice(start, start + self.batch_size)
+            yield take(inputs, examples), targets[examples]
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        moved = tensor.to(self.device)
+        # Tensors made under inference_mode cannot take part in a graph; a copy can.
+        return moved.clone() if moved.is_inference() else moved
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device of a network's weights."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if not devices:
+        raise ValueError("The network has no parameters.")
+    if len(devices) > 1:
+        raise ValueError(f"The network's weights are on {sorted(map(str, devices))}; expected one device.")
+    return devices.pop()
+
+
+_PATCH = threading.RLock()
+
+
+class _PlainCheckpoint:
+    """Stands in for re-entrant checkpointing, which autograd cannot differentiate part of."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Run checkpointed blocks plainly: recomputing them in a backward pass would run them outside the recording."""
+    module = torch.utils.checkpoint
+    with _PATCH:
+        kept = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
+
+        def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            yield
+
+        try:
+            module.CheckpointFunction, module._checkpoint_without_reentrant_generator = (  # type: ignore[misc, assignment]  # put back below
+                _PlainCheckpoint,
+                plain,
+            )
+            yield
+        finally:
+            module.CheckpointFunction, module._checkpoint_without_reentrant_generator = kept  # type: ignore[misc]  # as above
+
+
+@contextmanager
+def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
+    """Evaluation mode, gradients for the selected weights alone, and everything as it was afterwards.
+
+    What is restored, also after an exception: mode of every module, `requires_grad`, buffers, the random generators.
+    Parameters and their `.grad` are never written to.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    parameters = list(model.parameters())
+    flags = [parameter.requires_grad for parameter in parameters]
+    buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    chosen = None if selected is None else {id(tensor) for tensor in selected}
+    devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_without_checkpoints())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
+            # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        try:
+            for module, _ in modes:
+                module.training = False
+            if chosen is not None:
+                for parameter in parameters:
+                    parameter.requires_grad_(id(parameter) in chosen)
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for parameter, flag in zip(parameters, flags, strict=True):
+                parameter.requires_grad_(flag)
+            with torch.no_grad():
+                for buffer, version, value in buffers:
+                    if buffer._version != version:
+                        buffer.copy_(value)

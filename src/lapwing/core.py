@@ -1,0 +1,70 @@
+"""The contracts everything is built from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .curvature import Source
+    from .jacobians import Jacobian
+    from .operators import Blocks
+    from .space import Space
+
+
+@runtime_checkable
+class Precision(Protocol):
+    """All that inference needs of `P = scale^degree H + diag(delta)`."""
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v for v (..., D)."""
+        ...
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        ...
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R R^T = P^-1."""
+        ...
+
+    def logdet(self) -> Tensor:
+        """log |P|, differentiable in delta and scale."""
+        ...
+
+    def variance(self) -> Tensor:
+        """(D,): the diagonal of P^-1."""
+        ...
+
+    def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
+        """(b, K, P): `J R` for some examples, so that `half half^T = J P^-1 J^T`."""
+        ...
+
+    def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K): `J P^-1 J^T` per example."""
+        ...
+
+
+class Curvature(Protocol):
+    """Decomposed curvature: cheap to evaluate for many priors and noises."""
+
+    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
+        """`scale H + diag(delta)`; delta (D,), scale () already raised to its degree."""
+        ...
+
+    def approximation(self, name: str) -> str:
+        """What a weight got, in words."""
+        ...
+
+
+class Structure(Protocol):
+    """How curvature is stored: measured additively over batches, decomposed once."""
+
+    def measure(self, source: Source) -> Any:
+        """Sums over all data."""
+        ...
+
+    def curvature(self, sums: Any, space: Space) -> Curvature:
+        """Decompose."""
+        ...

@@ -1,0 +1,264 @@
+"""GGN, Monte Carlo Fisher and empirical Fisher as one thing: `sum_n J_n^T S_n S_n^T J_n` with three factors S.
+
+A `Source` passes over the data and hands every structure the same stream: per batch, chunks of columns of `S`, pulled
+back to the selected weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .batches import Batches, Inputs, count, take
+from .jacobians import Explicit, Matrix
+from .layers.base import Part
+from .likelihoods import Form, Likelihood, score
+from .memory import Budget
+from .progress import Progress
+from .random import Hashed
+from .space import Space
+from .tape import Plan, Tape, Tracer
+
+AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
+
+
+class Kind(Protocol):
+    """A choice of output-space factor: `degree` is its power in the likelihood's scale."""
+
+    name: str
+    degree: int
+
+    def count(self, form: Form) -> int:
+        """K: columns per example."""
+        ...
+
+    def columns(self, view: View, start: int, stop: int) -> Tensor:
+        """(k, N, T, C): columns start..stop of S."""
+        ...
+
+
+@dataclass(frozen=True)
+class View:
+    """A batch's outputs and targets in the likelihood's form, with what drawing labels needs."""
+
+    likelihood: Likelihood
+    f: Tensor  # (N, T, C)
+    y: Tensor
+    form: Form
+    examples: Tensor  # (N,): numbers of the examples
+    seed: int
+    create_graph: bool = False
+
+
+@dataclass(frozen=True)
+class GGN:
+    """The exact generalised Gauss-Newton: a column per position and root column."""
+
+    name: str = "ggn"
+    degree: int = 1
+
+    def count(self, form: Form) -> int:
+        """T x C."""
+        return form.positions * form.outputs
+
+    def columns(self, view: View, start: int, stop: int) -> Tensor:
+        """Each column has one position's root and zeros elsewhere: sharing one leaves cross terms."""
+        root = view.likelihood.root(view.f, view.y)  # (N, T, C, R)
+        examples, positions, outputs, width = root.shape
+        if positions == 1:
+            return root.permute(3, 0, 1, 2)[start:stop]
+        made = root.new_zeros(stop - start, examples, positions, outputs)
+        for place, column in enumerate(range(start, stop)):
+            position, which = divmod(column, width)
+            made[place, :, position] = root[:, position, :, which]
+        return made
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """The Fisher by labels drawn from the network, independently at every position: unbiased."""
+
+    samples: int = 1
+    name: str = "fisher"
+    degree: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
+            raise ValueError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
+
+    def count(self, form: Form) -> int:
+        """One column per sample."""
+        return self.samples
+
+    def columns(self, view: View, start: int, stop: int) -> Tensor:
+        """Gradients at drawn labels, divided by sqrt(samples)."""
+        made = []
+        for sample in range(start, stop):
+            draws = Hashed(view.seed, view.examples, view.form.positions, sample)
+            drawn = view.likelihood.sample(view.f.detach(), view.y, draws)
+            made.append(score(view.likelihood, view.f, drawn, view.create_graph))
+        return torch.stack(made) / math.sqrt(self.samples)
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """The empirical Fisher: the gradient at the observed label, one column per example."""
+
+    name: str = "empirical"
+    degree: int = 2
+
+    def count(self, form: Form) -> int:
+        """One."""
+        return 1
+
+    def columns(self, view: View, start: int, stop: int) -> Tensor:
+        """The observed gradient."""
+        return score(view.likelihood, view.f, view.y, view.create_graph)[None]
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """The Hessian of the energy: it has products, and a full matrix; `clip` drops negative eigenvalues."""
+
+    clip: bool = False
+    name: str = "hessian"
+    degree: int = 1
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Exact while that takes at most 64 columns, else Monte Carlo with one sample."""
+
+    name: str = "auto"
+
+    def choose(self, form: Form) -> tuple[GGN | MonteCarlo, str]:
+        """The choice and its reason."""
+        columns = GGN().count(form)
+        if columns <= AUTO_LIMIT:
+            return GGN(), f"exact GGN: {columns} columns per example, at most {AUTO_LIMIT}"
+        return MonteCarlo(1), f"Monte Carlo Fisher with 1 sample: exact would take {columns} columns per example"
+
+
+NAMES = {"auto": Auto, "ggn": GGN, "fisher": MonteCarlo, "empirical": Empirical, "hessian": Hessian}
+
+
+@dataclass
+class Totals:
+    """What the evidence needs of the data besides curvature."""
+
+    examples: int = 0
+    scalars: float = 0.0
+    energy: float = 0.0
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples after their forward pass: what structures measure."""
+
+    tape: Tape
+    view: View
+    kind: Kind
+    masked: Tensor | None  # (N,): examples with ignored labels; None where there are none
+    step: int  # columns at a time
+
+    @property
+    def examples(self) -> int:
+        """N."""
+        return self.tape.examples
+
+    def columns(self) -> Iterator[dict[Part, Matrix | Explicit]]:
+        """Chunks of columns of `S^T J`, per range of each weight."""
+        total = self.kind.count(self.view.form)
+        for start in range(0, total, self.step):
+            columns = self.kind.columns(self.view, start, min(start + self.step, total))
+            yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype), self.masked)
+
+
+@dataclass
+class Source:
+    """A network, its selected weights, data and likelihood: iterating passes over the data once."""
+
+    model: nn.Module
+    space: Space
+    data: Batches
+    likelihood: Likelihood
+    kind: Kind | Auto | Hessian
+    budget: Budget
+    plan: Plan = field(default_factory=Plan)
+    seed: int = 0
+    progress: Progress = field(default_factory=Progress)
+    create_graph: bool = False
+    totals: Totals | None = None
+    reason: str = ""
+    first: int = 0  # the number of the first example: curvature added later draws other labels
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""
+        tracer = Tracer(self.model, self.space.names, self.budget, self.plan, self.create_graph)
+        totals, energies, seen = Totals(), [], self.first
+        scalars: list[Tensor] = []
+        cost: int | None = None
+        for inputs, targets in self.progress.track(self.data, len(self.data), "curvature"):
+            number = count(inputs)
+            if cost is None:
+                cost = self._cost(tracer, inputs)
+            step = self.budget.count(7 * cost, number)
+            for start in range(0, number, step):
+                chosen = slice(start, min(start + step, number))
+                batch = self._batch(tracer, take(inputs, chosen), targets[chosen], seen, totals)
+                batch = self._with_step(batch, cost)
+                energies.append(self.likelihood.energy(batch.view.f.detach(), batch.view.y).double().sum())
+                scalars.append(self.likelihood.scalars(batch.view.y))
+                seen += batch.examples
+                yield batch
+        if not energies:
+            raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+        every = torch.stack(energies).cpu()
+        if not bool(torch.isfinite(every).all()):
+            raise ValueError(
+                f"The likelihood of batch {int((~torch.isfinite(every)).nonzero()[0, 0])} is not finite: "
+                "the inputs, the weights or the network's outputs hold NaN or Inf."
+            )
+        totals.examples = seen - self.first
+        totals.energy = float(every.sum())
+        totals.scalars = float(torch.stack(scalars).sum())
+        if self.totals is not None and self.totals.examples != totals.examples:
+            raise ValueError(
+                f"The data had {self.totals.examples} examples in the first pass and {totals.examples} in the second; "
+                "expected the same data every time (a sampler or drop_last with shuffling changes it)."
+            )
+        self.totals = totals
+
+    def _cost(self, tracer: Tracer, inputs: Inputs) -> int:
+        """Bytes of one example's layer outputs, from a forward pass of one example."""
+        tape = tracer.trace(take(inputs, slice(0, 1)))
+        return tape.numbers_per_column() * tape.output.element_size()
+
+    def _batch(self, tracer: Tracer, inputs: Inputs, targets: Tensor, seen: int, totals: Totals) -> Batch:
+        tape = tracer.trace(inputs)
+        if not tape.output.requires_grad:
+            raise ValueError("The network's output does not depend on the selected weights.")
+        form = self.likelihood.form(tape.output, targets)
+        totals.form = form if totals.form is None else totals.form
+        if isinstance(self.kind, Auto):
+            self.kind, self.reason = self.kind.choose(form)
+        if isinstance(self.kind, Hessian):
+            raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
+        output = tape.output if self.create_graph else tape.output.detach()
+        y = self.likelihood.targets(targets, form)
+        numbers = torch.arange(seen, seen + tape.examples, device=y.device)
+        view = View(self.likelihood, form.flatten(output), y, form, numbers, self.seed, self.create_graph)
+        labelled = self.likelihood.labelled(y)
+        masked = ~labelled.all(1)
+        return Batch(tape, view, self.kind, masked if bool(masked.any()) else None, 1)
+
+    def _with_step(self, batch: Batch, cost: int) -> Batch:
+        held = 4 * cost * batch.examples
+        step = int((self.budget.bytes - held) / (3 * cost * batch.examples))
+        return Batch(batch.tape, batch.view, batch.kind, batch.masked, max(1, step))

@@ -1,0 +1,367 @@
+"""The Jacobian of one weight tensor, kept factored: what every layer rule hands to every structure.
+
+`Matrix` holds `J[k, b] = sum_t grad[k, b, t] (x) act[b, t]` without forming it; `Explicit` holds rows. Both answer the
+same five questions (`square_sum`, `quad`, `variance`, `apply`, `rows`), so structures never ask which one they have.
+Shapes: K columns, B examples, G groups, T positions, O rows and I columns of the weight seen as a matrix, P = G*O*I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .memory import Budget
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a weight tensor is seen as `groups` matrices (G, O, I): reshape to `split`, permute, merge."""
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    matrix: tuple[int, int, int]
+
+    def to_matrix(self, flat: Tensor) -> Tensor:
+        """(..., P) in the tensor's own order -> (..., G, O, I)."""
+        lead = flat.shape[:-1]
+        shift = len(lead)
+        tensor = flat.reshape(*lead, *self.split)
+        return tensor.permute(*range(shift), *(shift + axis for axis in self.order)).reshape(*lead, *self.matrix)
+
+    def to_flat(self, matrix: Tensor) -> Tensor:
+        """(..., G, O, I) -> (..., P) in the tensor's own order."""
+        lead = matrix.shape[:-3]
+        shift = len(lead)
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        tensor = matrix.reshape(*lead, *(self.split[axis] for axis in self.order))
+        return tensor.permute(*range(shift), *(shift + axis for axis in inverse)).reshape(*lead, -1)
+
+    @staticmethod
+    def plain(groups: int, rows: int, columns: int) -> Layout:
+        """The tensor's own order is already (G, O, I)."""
+        return Layout((groups, rows, columns), (0, 1, 2), (groups, rows, columns))
+
+
+@dataclass(frozen=True)
+class Acts:
+    """Layer inputs (B, G, T, width), made for a slice of the examples at a time since patches are large."""
+
+    make: Callable[[slice], Tensor]
+    width: int
+    positions: int
+    index: Tensor | None = None  # (B, T): the inputs are one-hot vectors, never made unless rotated
+    ones: bool = False  # a column of ones is appended: the bias of a joint block
+    scratch: int = 0  # numbers made on the way per example, beyond the result
+
+    def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
+        """(b, G, T, I), rotated by `basis` (G, I, I) where one is given."""
+        if self.index is not None:
+            index = self.index[examples]
+            if basis is not None:
+                return basis[0][index].unsqueeze(1)
+            return torch.nn.functional.one_hot(index, self.width).unsqueeze(1)
+        act = self.make(examples)
+        if self.ones:
+            act = torch.cat([act, act.new_ones(*act.shape[:-1], 1)], -1)
+        return act if basis is None else act @ basis
+
+    def with_ones(self) -> Acts:
+        """The same inputs with a one appended."""
+        return replace(self, ones=True, width=self.width + 1)
+
+
+@dataclass(frozen=True)
+class Term:
+    """One use of a weight: acts on its columns and gradients on its rows, or the reverse when `flipped`."""
+
+    acts: Acts
+    grad: Tensor  # (K, B, G, T, O); (K, B, G, T, I) when flipped
+    flipped: bool = False
+    counted: Tensor | None = None  # (B, T): positions that count, where not all do (padding)
+
+    def product(self, examples: slice, left: Tensor | None, right: Tensor | None) -> Tensor:
+        """(b, G, K, O, I): the per-example Jacobian in the given bases."""
+        act_basis, grad_basis = (left, right) if self.flipped else (right, left)
+        grad = self.grad[:, examples]
+        if grad_basis is not None:
+            grad = grad @ grad_basis
+        act = self.acts(examples, act_basis).to(grad.dtype)
+        columns, count, groups, positions, rows = grad.shape
+        # One product with the columns beside the rows: broadcasting over columns would copy the inputs K times.
+        tall = grad.permute(1, 2, 0, 4, 3).reshape(count * groups, columns * rows, positions)
+        made = torch.bmm(tall, act.reshape(count * groups, positions, -1))
+        made = made.reshape(count, groups, columns, rows, -1)
+        return made.transpose(-1, -2) if self.flipped else made
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The Jacobian of a matrix-shaped weight as a sum of `Term`s, seen through `layout`."""
+
+    terms: tuple[Term, ...]
+    layout: Layout
+    budget: Budget
+    masked: Tensor | None = field(default=None)  # (B,): examples with ignored labels
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return self.terms[0].grad.shape[0]
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return self.terms[0].grad.shape[1]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        groups, rows, columns = self.layout.matrix
+        return groups * rows * columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the gradients."""
+        return self.terms[0].grad.dtype
+
+    def _single(self) -> Term | None:
+        """The only term, where there is one position: then the Jacobian is an outer product."""
+        term = self.terms[0]
+        return term if len(self.terms) == 1 and term.acts.positions == 1 else None
+
+    def _token(self) -> Term | None:
+        """The only term, where its inputs are one-hot: then most rows of the Jacobian are zero."""
+        term = self.terms[0]
+        return term if len(self.terms) == 1 and term.acts.index is not None else None
+
+    def _chunks(self, copies: int = 2) -> Iterator[slice]:
+        """Slices of examples whose (b, K, P) products fit the budget."""
+        scratch = sum(term.acts.scratch + 2 * term.grad[:, 0].numel() for term in self.terms)
+        each = (copies * self.columns * self.size + scratch) * self.dtype.itemsize
+        return self.budget.slices(self.examples, each)
+
+    def product(self, examples: slice, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(b, G, K, O, I) for a slice of the examples."""
+        made = self.terms[0].product(examples, left, right)
+        for term in self.terms[1:]:
+            made = made + term.product(examples, left, right)
+        return made
+
+    def square_sum(self, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(G, O, I): squares of the Jacobian in the bases, summed over columns and examples."""
+        everything = slice(0, self.examples)
+        if (term := self._token()) is not None and left is None:
+            total, first = merge_tokens(term, right)
+            assert term.acts.index is not None
+            squares = (total.square().sum(0) * first[..., None]).flatten(0, 1)
+            made = squares.new_zeros(self.layout.matrix[1:])
+            return made.index_add(0, term.acts.index.flatten(), squares).unsqueeze(0)
+        if (term := self._single()) is not None:
+            act_basis, grad_basis = (left, right) if term.flipped else (right, left)
+            grad = term.grad if grad_basis is None else term.grad @ grad_basis
+            act = term.acts(everything, act_basis).to(grad.dtype)
+            squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
+            return squares.transpose(-1, -2) if term.flipped else squares
+        made = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
+        for examples in self._chunks(3):
+            made = made + self.product(examples, left, right).square().sum((0, 2))
+        return made
+
+    def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(B, K, K): `J U diag(weight) U^T J^T` per example, `weight` (G, O, I)."""
+        if (term := self._token()) is not None and left is None:
+            total, first = merge_tokens(term, right)
+            assert term.acts.index is not None
+            each = weight[0][term.acts.index] * first[..., None]
+            rows = total.flatten(2).transpose(0, 1)
+            return (rows * each.flatten(1)[:, None]) @ rows.transpose(-1, -2)
+        if (term := self._single()) is not None:
+            grad, inner = self._outer(term, weight, left, right)
+            rows = grad.flatten(2).transpose(0, 1)
+            return (rows * inner.flatten(1)[:, None]) @ rows.transpose(-1, -2)
+        made = []
+        root = weight.sqrt().unsqueeze(1)
+        for examples in self._chunks():
+            rows = (self.product(examples, left, right) * root).transpose(1, 2).flatten(2)
+            made.append(rows @ rows.transpose(-1, -2))
+        return torch.cat(made)
+
+    def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(B, K): the diagonal of `quad`."""
+        if self._token() is not None and left is None:
+            return self.quad(weight, left, right).diagonal(dim1=-2, dim2=-1)
+        if (term := self._single()) is not None:
+            grad, inner = self._outer(term, weight, left, right)
+            return torch.einsum("kbo,bo->bk", grad.flatten(2).square(), inner.flatten(1))
+        made = []
+        for examples in self._chunks():
+            product = self.product(examples, left, right)
+            made.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
+        return torch.cat(made)
+
+    def _outer(
+        self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One position: gradients (K, B, G, O) and `sum_i act_i^2 weight_oi` (B, G, O) in the bases."""
+        act_basis, grad_basis = (left, right) if term.flipped else (right, left)
+        grad = (term.grad if grad_basis is None else term.grad @ grad_basis)[:, :, :, 0]
+        act = term.acts(slice(0, self.examples), act_basis).to(grad.dtype)[:, :, 0]
+        subscripts = "bgi,gio->bgo" if term.flipped else "bgi,goi->bgo"
+        return grad, torch.einsum(subscripts, act.square(), weight)
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """(S, P) in the tensor's own order -> (S, K, B): `J v`."""
+        matrices = self.layout.to_matrix(vectors)
+        made = vectors.new_zeros(vectors.shape[0], self.columns, self.examples)
+        for term in self.terms:
+            turned = matrices if not term.flipped else matrices.transpose(-1, -2)
+            each = term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch
+            for examples in self.budget.slices(self.examples, each * self.dtype.itemsize):
+                if term.acts.index is not None:  # picking columns instead of multiplying by one-hot vectors
+                    moved = turned[:, 0].transpose(-1, -2)[:, term.acts.index[examples]].unsqueeze(2)
+                else:
+                    moved = torch.einsum("sgoi,bgti->sbgto", turned, term.acts(examples).to(vectors.dtype))
+                made[:, :, examples] += torch.einsum("kbgto,sbgto->skb", term.grad[:, examples], moved)
+        return made
+
+    def rows(self, examples: slice) -> Tensor:
+        """(K, b, P) in the tensor's own order, for a slice of the examples."""
+        return self.layout.to_flat(self.product(examples).permute(2, 0, 1, 3, 4))
+
+    def with_bias(self) -> Matrix:
+        """The Jacobian of weight and bias as one matrix (O, I + 1)."""
+        groups, rows, columns = self.layout.matrix
+        terms = tuple(replace(term, acts=term.acts.with_ones()) for term in self.terms)
+        return replace(self, terms=terms, layout=Layout.plain(groups, rows, columns + 1))
+
+
+def merge_tokens(term: Term, basis: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gradients (K, B, T, E) summed over equal tokens of an example, and (B, T) marking each token's first place."""
+    grad = term.grad[:, :, 0]
+    if basis is not None:
+        grad = grad @ basis[0]
+    index = term.acts.index
+    assert index is not None
+    same = index[:, :, None] == index[:, None, :]
+    earlier = same.tril(-1).any(-1)
+    return same.to(grad.dtype) @ grad, (~earlier).to(grad.dtype)
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """The Jacobian of a small or unusual weight as rows (K, B, P)."""
+
+    value: Tensor
+    budget: Budget
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return self.value.shape[0]
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return self.value.shape[1]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.value.shape[2]
+
+    @property
+    def layout(self) -> Layout:
+        """A column: (1, P, 1)."""
+        return Layout.plain(1, self.size, 1)
+
+    def square_sum(self, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(1, P, 1): squares summed over columns and examples."""
+        assert left is None and right is None, "explicit rows have no bases"
+        return self.value.square().sum((0, 1)).reshape(1, -1, 1)
+
+    def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(B, K, K)."""
+        rows = self.value.transpose(0, 1)
+        return (rows * weight.reshape(-1)) @ rows.transpose(-1, -2)
+
+    def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """(B, K)."""
+        return (self.value.square() @ weight.reshape(-1)).T
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """(S, P) -> (S, K, B)."""
+        return torch.einsum("kbp,sp->skb", self.value, vectors)
+
+    def rows(self, examples: slice) -> Tensor:
+        """(K, b, P)."""
+        return self.value[:, examples]
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Several weights' Jacobians side by side, made a slice of examples at a time; an absent one is zero."""
+
+    pieces: tuple[Matrix | Explicit | None, ...]
+    sizes: tuple[int, ...]
+    mask: Tensor | None = None
+    joint: Layout | None = None  # the weight's, where weight and bias are one matrix (O, I + 1)
+
+    @property
+    def _some(self) -> Matrix | Explicit:
+        return next(piece for piece in self.pieces if piece is not None)
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return self._some.columns
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return self._some.examples
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(self.sizes) if self.mask is None else int(self.mask.sum())
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of its pieces."""
+        return self._some.budget
+
+    def rows(self, examples: slice) -> Tensor:
+        """(K, b, P)."""
+        made = [None if piece is None else piece.rows(examples) for piece in self.pieces]
+        some = next(each for each in made if each is not None)
+        filled = [
+            some.new_zeros(*some.shape[:2], size) if each is None else each
+            for each, size in zip(made, self.sizes, strict=True)
+        ]
+        if self.joint is not None:
+            return join(filled[0], filled[1], self.joint)
+        value = torch.cat(filled, -1)
+        return value if self.mask is None else value[..., self.mask]
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """(S, P) -> (S, K, B)."""
+        return torch.einsum("kbp,sp->skb", self.rows(slice(0, self.examples)), vectors)
+
+
+def join(weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:
+    """Weight (..., G*O*I) and bias (..., G*O) -> (..., G*O*(I+1)), as the matrix of a joint block."""
+    matrix = layout.to_matrix(weight)
+    return torch.cat([matrix, bias.reshape(*matrix.shape[:-1], 1)], -1).flatten(-3)
+
+
+def part_ways(v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """(..., G*O*(I+1)) -> weight (..., G*O*I) and bias (..., G*O)."""
+    groups, rows, columns = layout.matrix
+    matrix = v.reshape(*v.shape[:-1], groups, rows, columns + 1)
+    return layout.to_flat(matrix[..., :-1]), matrix[..., -1].flatten(-2)
+
+
+Jacobian = Matrix | Explicit | Stacked

@@ -1,0 +1,305 @@
+"""`fit` and the value it returns: a Gaussian over the weights of a trained network."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import curvature as curvatures
+from . import evidence, likelihoods, predict, structures
+from .batches import Batches, Inputs, device_of, evaluation
+from .core import Curvature, Structure
+from .coverage import Coverage, Row
+from .curvature import Auto, Hessian, Kind, Source, Totals
+from .likelihoods import Likelihood
+from .memory import Budget, budget
+from .operators import Blocks
+from .priors import Number, Prior, as_prior
+from .products import Products, hessian_matrix
+from .progress import Progress
+from .random import Hashed
+from .selection import Weights, select
+from .space import Space
+from .structures.block import Full
+from .tape import Plan
+
+DEFAULT_SEED = 0x1A9
+
+
+def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str) -> Any:
+    """A value, or the one that a name stands for."""
+    if not isinstance(value, str):
+        return value() if isinstance(value, type) else value
+    if value not in names:
+        near = difflib.get_close_matches(value, names, n=1, cutoff=0.0)
+        raise ValueError(f"{what}={value!r} is not known; did you mean {near[0]!r}? Known: {', '.join(names)}.")
+    return names[value]()
+
+
+@dataclass(frozen=True, eq=False)
+class Laplace:
+    """A Gaussian posterior over the weights; asking it anything changes nothing."""
+
+    model: nn.Module
+    space: Space
+    likelihood: Likelihood
+    structure: Structure
+    kind: Kind | Hessian
+    curvature: Curvature
+    prior: Prior
+    totals: Totals
+    mode: Tensor  # (D,)
+    plan: Plan
+    budget: Budget
+    reason: str
+    timings: dict[str, float]
+
+    @property
+    def D(self) -> int:  # noqa: N802 - the symbol of docs/math.md
+        """Uncertain weights."""
+        return self.space.size
+
+    @property
+    def N(self) -> int:  # noqa: N802 - the symbol of docs/math.md
+        """Examples seen."""
+        return self.totals.examples
+
+    @cached_property
+    def precision(self) -> Blocks:
+        """The posterior precision at this prior and noise."""
+        scale = self.likelihood.scale.to(self.mode.device)
+        return self.curvature.precision(self.prior.delta(self.space, self.mode), scale.pow(self.kind.degree))
+
+    def with_prior(self, prior: Prior | Number) -> Laplace:
+        """The same curvature under another prior: a new value."""
+        return replace(self, prior=as_prior(prior, self.prior if isinstance(prior, Tensor) else None))
+
+    def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
+        """The log marginal likelihood, here or at another prior and noise; tensors may require gradients."""
+        several = isinstance(prior, Tensor) and prior.numel() > 1
+        chosen = self.prior if prior is None else as_prior(prior, self.prior if several else None)
+        return evidence.log_evidence(
+            self.curvature, self.kind.degree, self.mode, self.space, chosen, self.likelihood, self.totals, noise
+        )
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """(n, D): weights drawn from the posterior."""
+        return self.mode + self._deviations(n, generator)
+
+    def _deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
+        device = self.mode.device if generator is None else generator.device
+        eps = torch.randn(n, self.D, generator=generator, dtype=self.mode.dtype, device=device)
+        return self.precision.root(eps.to(self.mode.device)).detach()
+
+    def functional(
+        self, x: Inputs, *, joint: bool = False, variance_only: bool = False, memory: float | None = None
+    ) -> predict.Functional:
+        """Mean and covariance of the outputs at x, noise excluded.
+
+        `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
+        Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64).
+        """
+        network = self._network(memory)
+        try:
+            return predict.functional(network, self.precision, x, joint, variance_only)
+        except predict.TooManyOutputs as many:
+            if joint:
+                raise ValueError(
+                    f"joint=True with {many} outputs per example; expected at most {predict.EXACT_OUTPUTS}. "
+                    "Use functional_samples, which is jointly right at any size."
+                ) from None
+            draws = Hashed(DEFAULT_SEED, torch.arange(predict.SAMPLES), 1)
+            eps = draws.normal(self.D)[:, 0].to(self.mode)
+            deviations = self.precision.root(eps).detach()
+            return predict.sampled_functional(network, x, deviations, variance_only)
+
+    def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
+        return predict.functional_samples(self._network(None), x, self._deviations(n, generator))
+
+    def predict(self, x: Inputs, *, memory: float | None = None) -> predict.Prediction:
+        """Class probabilities (probit), or mean and variance with its epistemic and aleatoric parts."""
+        made = self.functional(x, variance_only=True, memory=memory)
+        return predict.predict(self.likelihood, self._network(None).form(made.mean), made)
+
+    def coverage(self) -> Coverage:
+        """For every parameter the rule and the approximation it got."""
+        rows = []
+        for name, parameter in self.model.named_parameters():
+            rules = self.plan.used.get(name)
+            if name in self.space.names:
+                rule, words = " + ".join(sorted(rules or {"generic"})), self.curvature.approximation(name)
+            elif rules is None and name in self.plan.asked:
+                rule, words = "unused", "left out"
+            else:
+                rule, words = "not selected", "fixed"
+            rows.append(Row(name, tuple(parameter.shape), rule, words))
+        return Coverage(tuple(rows), self.reason)
+
+    def _network(self, memory: float | None) -> predict.Network:
+        if not torch.equal(self.space.vector(self.model).to(self.mode), self.mode):
+            raise ValueError(
+                "The network's weights are no longer those it was fitted with; fit again, or restore the weights."
+            )
+        limit = self.budget if memory is None else budget(memory, self.mode.device)
+        form = self.totals.form
+        return predict.Network(self.model, self.space, self.plan, limit, None if form is None else form.axis)
+
+    def __repr__(self) -> str:
+        """One line: what was fitted to how much."""
+        return (
+            f"Laplace(D={self.D:,}, N={self.N:,}, {type(self.structure).__name__}, {self.kind.name}, "
+            f"{type(self.likelihood).__name__})"
+        )
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    likelihood: str | Likelihood,
+    *,
+    weights: Weights = "all",
+    structure: str | Structure = "kron",
+    curvature: str | Kind | Hessian | Auto = "auto",
+    prior: Prior | Number = 1.0,
+    memory: float | None = None,
+    progress: bool = False,
+    generator: torch.Generator | None = None,
+) -> Laplace:
+    """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights."""
+    model = unwrapped(model)
+    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood")
+    shape: Structure = named(structure, structures.NAMES, "structure")
+    kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature")
+    start = as_prior(prior)
+    device = device_of(model)
+    limit = budget(memory, device)
+    batches = Batches(data, device)
+
+    def variance() -> Tensor:
+        if batches.one_shot:
+            raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
+        diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=start, memory=memory)
+        if diagonal.space.names != trainable_names(model):
+            return spread_variance(diagonal, model)
+        return diagonal.precision.variance()
+
+    space = select(model, weights, batches.first, limit, variance)
+    if space.mask is not None and not getattr(shape, "masks", False):
+        raise ValueError(
+            f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
+            "use structure='diag' or 'full' with masks and subnetworks."
+        )
+    seed = DEFAULT_SEED if generator is None else generator.initial_seed()
+    plan = Plan(asked=set(space.names))
+    source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
+    began = time.perf_counter()
+    with evaluation(model, [model.get_parameter(name) for name in space.names]):
+        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else shape.measure(source)
+        wait(device)
+    measured = time.perf_counter()
+    space = space.only(plan.used)
+    made = shape.curvature(sums, space)
+    wait(device)
+    timings = {"measure": measured - began, "decompose": time.perf_counter() - measured}
+    chosen = source.kind
+    assert not isinstance(chosen, Auto) and source.totals is not None
+    reason = source.reason or f"{chosen.name}, as asked"
+    mode = space.vector(model)
+    mode = mode.to(torch.promote_types(mode.dtype, torch.float32))
+    return Laplace(
+        model, space, family, shape, chosen, made, start, source.totals, mode, plan, limit, reason, timings
+    )
+
+
+def wait(device: torch.device) -> None:
+    """Let queued work finish, so that timings mean something."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside `torch.compile`'s wrapper, whose parameters have their own names."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def trainable_names(model: nn.Module) -> tuple[str, ...]:
+    """Names of parameters with `requires_grad`."""
+    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
+    """Variances over all trainable weights: unused ones are never chosen."""
+    found = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes(diagonal.space)), strict=True))
+    return torch.cat(
+        [
+            found[name] if name in found else diagonal.mode.new_full((model.get_parameter(name).numel(),), -1.0)
+            for name in trainable_names(model)
+        ]
+    )
+
+
+def sizes(space: Space) -> list[int]:
+    """Elements of each named tensor."""
+    return [shape.numel() for shape in space.shapes]
+
+
+def measure_hessian(source: Source, structure: Structure) -> Any:
+    """The full Hessian of the energy, in place of a structure's own measurement."""
+    if not isinstance(structure, Full):
+        raise ValueError(
+            f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and products "
+            "only; use structure='full', or curvature='ggn'."
+        )
+    if source.data.one_shot:
+        raise ValueError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
+    assert isinstance(source.kind, Hessian)
+    hessian = source.kind
+    probe = replace(source, kind=curvatures.Empirical())
+    for batch in probe:  # totals, and which weights are used
+        for _ in batch.columns():
+            pass
+    source.totals = probe.totals
+    matrix = hessian_matrix(source.model, source.space, source.data, source.likelihood)
+    if hessian.clip:
+        values, vectors = torch.linalg.eigh(matrix)
+        matrix = (vectors * values.clamp(min=0)) @ vectors.T
+    return {tuple(source.space.parts()): matrix}
+
+
+def products(
+    model: nn.Module,
+    data: Any,
+    likelihood: str | Likelihood,
+    *,
+    weights: Weights = "all",
+    curvature: str | Kind | Hessian | Auto = "ggn",
+) -> Products:
+    """Products with the curvature of the energy, matrix-free: `products(...).mv(v)` passes over the data once."""
+    model = unwrapped(model)
+    batches = Batches(data, device_of(model))
+    if batches.one_shot:
+        raise ValueError("Products pass over the data every time; a one-shot iterator was given.")
+    limit = budget(None, device_of(model))
+
+    def variance() -> Tensor:
+        raise ValueError("Subnetwork.largest_variance needs a fit; use its mask here.")
+
+    return Products(
+        model,
+        select(model, weights, batches.first, limit, variance),
+        batches,
+        named(likelihood, likelihoods.NAMES, "likelihood"),
+        named(curvature, curvatures.NAMES, "curvature"),
+        DEFAULT_SEED,
+    )

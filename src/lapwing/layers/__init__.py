@@ -1,0 +1,12 @@
+"""Layer rules: which calls are recognised, and what they contribute to a Jacobian. One file per family."""
+
+from typing import Any
+
+from . import attention, conv, elementwise, embedding, linear, norm
+from .base import Handler
+
+HANDLERS: dict[Any, Handler] = {
+    handled: handler
+    for family in (linear, conv, embedding, norm, elementwise, attention)
+    for handled, handler in family.HANDLERS.items()
+}

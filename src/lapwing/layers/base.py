@@ -1,0 +1,226 @@
+"""What a layer rule is: it recognises a call that applies a selected weight, and turns gradients into Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ..jacobians import Layout, Term
+
+
+class Part(NamedTuple):
+    """A contiguous range of one parameter's flattened values: a packed projection is several."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor in a call, recognised as (a view of) a selected parameter."""
+
+    name: str
+    tensor: Tensor
+    parameter: Tensor
+    transposed: bool = False
+
+    @property
+    def offset(self) -> int:
+        """Where the view starts in the flattened parameter."""
+        return int(self.tensor.storage_offset() - self.parameter.storage_offset())
+
+    @property
+    def part(self) -> Part:
+        """The range the view covers, when it is a slice of leading rows."""
+        return Part(self.name, self.offset, self.offset + self.tensor.numel())
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the view is a contiguous range of the flattened parameter, in its own order."""
+        return self.parameter.is_contiguous() and self.tensor.is_contiguous()
+
+    def index(self) -> Tensor:
+        """(view's shape): positions of the view's elements in the flattened parameter."""
+        every = torch.arange(self.parameter.numel(), device=self.parameter.device)
+        return every.as_strided(self.tensor.shape, self.tensor.stride(), self.offset)
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """Where the examples are in a tensor: an axis of their own, or folded into one before or after other positions."""
+
+    axis: int
+    fold: str  # "none", "major" (example varies slowest), "minor" (fastest), "whole" (a single example, no axis)
+
+    def split(self, tensor: Tensor, examples: int, skip: int = 0) -> Tensor:
+        """Move the examples to axis `skip`; a folded axis leaves its other part in its place."""
+        if self.fold == "whole":
+            return tensor.unsqueeze(skip)
+        axis = self.axis + skip
+        if self.fold == "major":
+            return tensor.unflatten(axis, (examples, -1)).movedim(axis, skip)
+        if self.fold == "minor":
+            return tensor.unflatten(axis, (-1, examples)).movedim(axis + 1, skip)
+        return tensor.movedim(axis, skip)
+
+    def fits(self, shape: torch.Size | tuple[int, ...], examples: int) -> bool:
+        """Whether a tensor of this shape can have its examples here."""
+        if self.fold == "whole":
+            return examples == 1
+        if self.axis >= len(shape):
+            return False
+        size = shape[self.axis]
+        return size == examples if self.fold == "none" else size % examples == 0 and size > examples
+
+
+def batch_axes(shape: tuple[int, ...], axes: tuple[int, ...], examples: int) -> list[BatchAxis]:
+    """All places where the examples could be, the likeliest first."""
+    found = [BatchAxis(axis, "none") for axis in axes]
+    found += [BatchAxis(axis, fold) for axis in axes for fold in ("major", "minor")]
+    return [place for place in found if place.fits(shape, examples)]
+
+
+@dataclass(frozen=True)
+class Lift:
+    """A result without examples, broadcast into one that has them: there its gradient is per example."""
+
+    key: str
+    edge: GradientEdge
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+@dataclass
+class Use:
+    """One recorded call: which parameters, which inputs, and the gradient edge of its output."""
+
+    key: str
+    rule: Rule
+    refs: dict[str, Ref]
+    inputs: tuple[Tensor, ...]
+    options: Any
+    edge: GradientEdge
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]  # output axes that may hold the examples
+    node: Any  # the output's autograd node: reached from the network's output unless every path was lifted
+    versions: tuple[int, ...] = ()
+    lifts: list[Lift] = field(default_factory=list)
+    cache: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in this call."""
+        return tuple(ref.name for ref in self.refs.values())
+
+
+class Contribution(NamedTuple):
+    """One use's share in the Jacobian of a range of a parameter: a factored term or explicit rows (K, B, P)."""
+
+    part: Part
+    value: Term | Tensor
+    layout: Layout
+
+
+class Rule(Protocol):
+    """A layer family: `name` for the coverage table, `matrix` whether its weight has a Kronecker form."""
+
+    name: str
+    matrix: bool
+
+    def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the rule needs of the recorded inputs, in their own shapes."""
+        ...
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Inputs (B, ...) and output gradients (K, B, ...), examples first, to Jacobians."""
+        ...
+
+
+class PlainInputs:
+    """For rules that need their inputs as they came."""
+
+    def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The recorded inputs."""
+        return inputs
+
+
+class Recorder(Protocol):
+    """What handlers need of the recording mode."""
+
+    def resolve(self, tensor: Any) -> Ref | None:
+        """The selected parameter that a tensor is, or is a view of."""
+        ...
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same values, behind a node at which the search for unrecorded uses stops."""
+        ...
+
+    def record(
+        self,
+        rule: Rule,
+        output: Tensor,
+        refs: dict[str, Ref],
+        inputs: tuple[Tensor, ...],
+        axes: tuple[int, ...],
+        options: Any = None,
+    ) -> Tensor:
+        """Note a call and return its output."""
+        ...
+
+    def pending(self, tensor: Any) -> Use | None:
+        """The earlier use whose output this tensor is, if that output has no examples of its own."""
+        ...
+
+    def lift(self, use: Use, tensor: Tensor, output: Tensor) -> Tensor:
+        """Note that an output without examples was broadcast into one that has them."""
+        ...
+
+    def __enter__(self) -> Any:
+        """Record again inside a handler."""
+        ...
+
+    def __exit__(self, *error: Any) -> Any:
+        """Stop again."""
+        ...
+
+
+Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def output_edge(output: Tensor) -> GradientEdge:
+    """The gradient edge of a call's output that survives in-place changes to it.
+
+    An in-place operation on a view rewrites the view's own node, so the edge of what it is a view of is taken.
+    """
+    base = output._base
+    if base is not None and base.numel() == output.numel() and base.grad_fn is not None and output.is_contiguous():
+        return get_gradient_edge(base)
+    return get_gradient_edge(output)
+
+
+def positions_last(tensor: Tensor, lead: int, width: int) -> Tensor:
+    """(lead..., positions..., width) -> (lead..., T, width)."""
+    return tensor.reshape(*tensor.shape[:lead], -1, width)
+
+
+def channels(tensor: Tensor, lead: int, spatial: int, groups: int) -> Tensor:
+    """(lead..., [fold], C, spatial...) -> (lead..., G, T, C / G): positions are folds and places."""
+    shape = tensor.shape
+    width = shape[len(shape) - spatial - 1]
+    folded = tensor.reshape(*shape[:lead], -1, groups, width // groups, _product(shape[len(shape) - spatial :]))
+    # (lead, F, G, W, L) -> (lead, G, F, L, W)
+    order = [*range(lead), lead + 1, lead, lead + 3, lead + 2]
+    return folded.permute(order).reshape(*shape[:lead], groups, -1, width // groups)
+
+
+def _product(sizes: torch.Size | tuple[int, ...]) -> int:
+    made = 1
+    for size in sizes:
+        made *= size
+    return made

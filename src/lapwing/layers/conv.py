@@ -1,0 +1,181 @@
+"""Convolutions and transposed convolutions in one to three dimensions, with every option they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..jacobians import Acts, Layout, Term
+from .base import Contribution, Handler, PlainInputs, Recorder, Use, channels
+from .linear import bias_contribution, usable_range
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a convolution."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    output_padding: tuple[int, ...] = ()
+
+    def pads(self) -> list[int]:
+        """Padding as `F.pad` takes it: last axis first, before and after."""
+        made: list[int] = []
+        for axis in reversed(range(len(self.kernel))):
+            if self.padding == "same":  # the larger half goes behind
+                total = self.dilation[axis] * (self.kernel[axis] - 1)
+                made += [total // 2, total - total // 2]
+            elif isinstance(self.padding, str):
+                made += [0, 0]
+            else:
+                made += [self.padding[axis]] * 2
+        return made
+
+
+def patches(given: Tensor, window: Window) -> Tensor:
+    """(n, C, spatial...) -> (n, G, T, C / G * kernel): what each output position sees, in the weight's order."""
+    padded = F.pad(given, window.pads()) if any(window.pads()) else given
+    count, width = padded.shape[:2]
+    groups, dims = window.groups, len(window.kernel)
+    places = [
+        (padded.shape[2 + axis] - window.dilation[axis] * (window.kernel[axis] - 1) - 1) // window.stride[axis] + 1
+        for axis in range(dims)
+    ]
+    stride = padded.stride()
+    steps = [stride[2 + axis] * window.stride[axis] for axis in range(dims)]
+    taps = [stride[2 + axis] * window.dilation[axis] for axis in range(dims)]
+    seen = padded.as_strided(
+        (count, groups, *places, width // groups, *window.kernel),
+        (stride[0], stride[1] * (width // groups), *steps, stride[1], *taps),
+        padded.storage_offset(),
+    )
+    return seen.flatten(2 + dims).flatten(2, 1 + dims)
+
+
+def transposed_patches(given: Tensor, window: Window) -> Tensor:
+    """(n, C, spatial...) -> (n, G, T, C / G * kernel): which inputs land on each output position."""
+    count, width = given.shape[:2]
+    dims = len(window.kernel)
+    taps = 1
+    for size in window.kernel:
+        taps *= size
+    # One kernel per tap, with a single one in it, spreads every channel by itself.
+    single = torch.eye(taps, dtype=given.dtype, device=given.device).reshape(1, taps, *window.kernel)
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+    assert not isinstance(window.padding, str)
+    spread = function(
+        given.reshape(count * width, 1, *given.shape[2:]),
+        single,
+        None,
+        window.stride,
+        window.padding,
+        window.output_padding,
+        1,
+        window.dilation,
+    )
+    spread = spread.reshape(count, window.groups, width // window.groups, taps, -1)
+    return spread.permute(0, 1, 4, 2, 3).flatten(3)
+
+
+class ConvRule(PlainInputs):
+    """`y_t = W a_t + b` with a_t the patch under output position t, one matrix per group."""
+
+    matrix = True
+
+    def __init__(self, name: str, transposed: bool) -> None:
+        self.name = name
+        self.transposed = transposed
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Inputs (B, [fold], C, spatial...), gradients (K, B, [fold], O, spatial...)."""
+        window: Window = use.options
+        dims = len(window.kernel)
+        grad = channels(grad, 2, dims, window.groups)
+        if "weight" in use.refs:
+            weight = use.refs["weight"]
+            given = inputs[0]
+            see = transposed_patches if self.transposed else patches
+            _, _, groups, positions, rows = grad.shape
+            width = weight.tensor.numel() // (groups * rows)
+
+            def act(examples: slice) -> Tensor:
+                chosen = given[examples]
+                count = chosen.shape[0]
+                seen = see(chosen.reshape(-1, *chosen.shape[chosen.dim() - dims - 1 :]), window)
+                # (count * folds, G, L, width) -> (count, G, folds * L, width)
+                seen = seen.reshape(count, -1, *seen.shape[1:])
+                return seen.transpose(1, 2).reshape(count, groups, -1, width)
+
+            acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
+            yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
+        if "bias" in use.refs:
+            yield bias_contribution(use.refs["bias"], grad)
+
+    def _layout(self, weight: Tensor, window: Window, rows: int, width: int) -> Layout:
+        groups = window.groups
+        if not self.transposed:
+            return Layout.plain(groups, rows, width)
+        split = (groups, weight.shape[0] // groups, rows, width * groups // weight.shape[0])
+        return Layout(split, (0, 2, 1, 3), (groups, rows, width))
+
+
+CONV = ConvRule("convolution", transposed=False)
+CONV_TRANSPOSED = ConvRule("transposed convolution", transposed=True)
+
+
+def _tuple(value: Any, dims: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * dims
+    made = tuple(int(each) for each in value)
+    return made * dims if len(made) == 1 else made
+
+
+def convolution(dims: int, transposed: bool) -> Handler:
+    """A handler for `F.convNd` or `F.conv_transposeNd`."""
+    rule = CONV_TRANSPOSED if transposed else CONV
+    names = (
+        ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+        if transposed
+        else ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    )
+
+    def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = dict(zip(names, args, strict=False)) | kwargs
+        weight, bias, given = values["weight"], values.get("bias"), values["input"]
+        refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
+        found = {role: ref for role, ref in refs.items() if ref is not None}
+        if not found or given.dim() != dims + 2:
+            return func(*args, **kwargs)
+        for role in found:
+            values[role] = recorder.alias(values[role])
+        output = func(**values)
+        padding = values.get("padding", 0)
+        window = Window(
+            kernel=tuple(weight.shape[2:]),
+            stride=_tuple(values.get("stride", 1), dims),
+            padding=padding if isinstance(padding, str) else _tuple(padding, dims),
+            dilation=_tuple(values.get("dilation", 1), dims),
+            groups=values.get("groups", 1),
+            output_padding=_tuple(values.get("output_padding", 0), dims),
+        )
+        return recorder.record(rule, output, found, (given,), (0,), window)
+
+    return handler
+
+
+HANDLERS: dict[Any, Handler] = {
+    F.conv1d: convolution(1, False),
+    F.conv2d: convolution(2, False),
+    F.conv3d: convolution(3, False),
+    F.conv_transpose1d: convolution(1, True),
+    F.conv_transpose2d: convolution(2, True),
+    F.conv_transpose3d: convolution(3, True),
+}

@@ -1,0 +1,105 @@
+"""The rule for everything else: per-example rows of the Jacobian of one weight by differentiating the whole network."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from ..batches import Inputs, call, map_tensors, take
+from ..memory import Budget
+
+if TYPE_CHECKING:
+    from ..tape import Plan
+
+
+def generic_rows(
+    model: nn.Module,
+    inputs: Inputs,
+    names: tuple[str, ...],
+    cotangents: Tensor,
+    budget: Budget,
+    plan: Plan,
+    create_graph: bool = False,
+) -> dict[str, Tensor]:
+    """Rows (K, B, P) per named weight, from cotangents (K, B, ...)."""
+    if plan.vectorised and not create_graph:
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return _vectorised(model, inputs, names, cotangents, budget)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError):
+            # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
+            plan.vectorised = False
+    return _one_by_one(model, inputs, names, cotangents, create_graph)
+
+
+def _network(model: nn.Module) -> Any:
+    def run(weights: dict[str, Tensor], example: Inputs) -> Tensor:
+        """One example, with an axis of length one in front, under other weights."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(model, weights, args, kwargs)
+
+        return call(forward, example)[0]
+
+    return run
+
+
+def _vectorised(
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget
+) -> dict[str, Tensor]:
+    run = _network(model)
+    weights = {name: model.get_parameter(name).detach() for name in names}
+
+    def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
+        _, pull = vjp(lambda given: run(given, map_tensors(lambda tensor: tensor[None], example)), weights)
+        rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
+        return rows
+
+    size = sum(weight.numel() for weight in weights.values())
+    each = 3 * cotangents.shape[0] * size * cotangents.element_size()
+    step = budget.count(each, cotangents.shape[1], 0.5)
+    rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, cotangents)
+    return {name: value.flatten(2) for name, value in rows.items()}
+
+
+def _one_by_one(
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, create_graph: bool
+) -> dict[str, Tensor]:
+    run = _network(model)
+    made: dict[str, list[Tensor]] = {name: [] for name in names}
+    for example in range(cotangents.shape[1]):
+        weights = {
+            name: model.get_parameter(name) if create_graph else model.get_parameter(name).detach().requires_grad_()
+            for name in names
+        }
+        output = run(weights, take(inputs, slice(example, example + 1)))
+        columns = []
+        for column in cotangents[:, example]:
+            gradients = (
+                torch.autograd.grad(
+                    output,
+                    list(weights.values()),
+                    column,
+                    retain_graph=True,
+                    create_graph=create_graph,
+                    allow_unused=True,
+                )
+                if output.requires_grad
+                else [None] * len(names)
+            )
+            columns.append(
+                [
+                    torch.zeros_like(weight) if gradient is None else gradient
+                    for gradient, weight in zip(gradients, weights.values(), strict=True)
+                ]
+            )
+        for position, name in enumerate(names):
+            made[name].append(torch.stack([column[position].flatten() for column in columns]))
+    return {name: torch.stack(rows, 1) for name, rows in made.items()}

@@ -1,0 +1,151 @@
+"""Linear maps over the last axis: `F.linear`, `x @ W` and `F.bilinear`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..jacobians import Acts, Layout, Term
+from .base import Contribution, Handler, Part, PlainInputs, Recorder, Ref, Use, positions_last
+
+
+def bias_term(grad: Tensor) -> Term:
+    """A bias is a weight whose input is one: gradients (K, B, G, T, O)."""
+    _, _, groups, positions, _ = grad.shape
+
+    def ones(examples: slice) -> Tensor:
+        return grad.new_ones(len(range(grad.shape[1])[examples]), groups, positions, 1)
+
+    return Term(Acts(ones, 1, positions), grad)
+
+
+def bias_contribution(ref: Ref, grad: Tensor) -> Contribution:
+    """The Jacobian of a bias from gradients (K, B, G, T, O)."""
+    groups, rows = grad.shape[2], grad.shape[4]
+    return Contribution(ref.part, bias_term(grad), Layout.plain(groups, rows, 1))
+
+
+class LinearRule(PlainInputs):
+    """`y_t = W a_t + b`; a transposed weight swaps the roles of rows and columns."""
+
+    name = "linear"
+    matrix = True
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Inputs (B, ..., I), gradients (K, B, ..., O)."""
+        grad = positions_last(grad, 2, grad.shape[-1]).unsqueeze(2)
+        weight = use.refs.get("weight")
+        if weight is not None:
+            act = positions_last(inputs[0], 1, inputs[0].shape[-1]).unsqueeze(1)
+            acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
+            if weight.transposed:  # the parameter is (I, O)
+                layout = Layout.plain(1, act.shape[-1], grad.shape[-1])
+                part = Part(weight.name, 0, weight.parameter.numel())
+                yield Contribution(part, Term(acts, grad, flipped=True), layout)
+            else:
+                yield Contribution(weight.part, Term(acts, grad), Layout.plain(1, grad.shape[-1], act.shape[-1]))
+        if "bias" in use.refs:
+            yield bias_contribution(use.refs["bias"], grad)
+
+
+class BilinearRule(PlainInputs):
+    """`y_o = x1^T W_o x2 + b_o`: linear in the outer product of its inputs."""
+
+    name = "bilinear"
+    matrix = True
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Inputs (B, ..., I1) and (B, ..., I2), gradients (K, B, ..., O)."""
+        grad = positions_last(grad, 2, grad.shape[-1]).unsqueeze(2)
+        if "weight" in use.refs:
+            first, second = (positions_last(each, 1, each.shape[-1]) for each in inputs)
+            width = first.shape[-1] * second.shape[-1]
+
+            def outer(examples: slice) -> Tensor:
+                made = first[examples].unsqueeze(-1) * second[examples].unsqueeze(-2)
+                return made.flatten(-2).unsqueeze(1)
+
+            acts = Acts(outer, width, first.shape[1], scratch=first.shape[1] * width)
+            yield Contribution(use.refs["weight"].part, Term(acts, grad), Layout.plain(1, grad.shape[-1], width))
+        if "bias" in use.refs:
+            yield bias_contribution(use.refs["bias"], grad)
+
+
+LINEAR = LinearRule()
+BILINEAR = BilinearRule()
+
+
+def usable_matrix(ref: Ref | None) -> Ref | None:
+    """The reference, if it is a whole matrix, its transpose, or a range of its rows."""
+    if ref is None or ref.tensor.dim() != 2:
+        return None
+    return ref if ref.transposed or ref.is_rows else None
+
+
+def usable_range(ref: Ref | None) -> Ref | None:
+    """The reference, if it is a contiguous range of its parameter."""
+    return ref if ref is not None and ref.is_rows else None
+
+
+def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`F.linear(input, weight, bias)`."""
+    values = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    given, weight, bias = values["input"], values["weight"], values.get("bias")
+    refs = {"weight": usable_matrix(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
+    found = {role: ref for role, ref in refs.items() if ref is not None}
+    if not found or weight.dim() != 2:
+        return func(*args, **kwargs)
+    weight = recorder.alias(weight) if "weight" in found else weight
+    bias = recorder.alias(bias) if "bias" in found else bias
+    output = func(given, weight, bias)
+    return recorder.record(LINEAR, output, found, (given,), tuple(range(output.dim() - 1)))
+
+
+def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x @ W` with a two-dimensional parameter, or its transpose, on the right."""
+    if len(args) != 2 or kwargs:
+        return func(*args, **kwargs)
+    given, weight = args
+    ref = recorder.resolve(weight)
+    if ref is None or ref.tensor.dim() != 2 or not isinstance(given, Tensor) or given.dim() < 2:
+        return func(*args, **kwargs)
+    # x @ W applies W^T in the sense of F.linear: a plain parameter is a transposed use, and its transpose a plain one.
+    whole = ref.tensor.numel() == ref.parameter.numel()
+    if not whole or not (ref.transposed or ref.is_rows):
+        return func(*args, **kwargs)
+    if ref.transposed:
+        turned = Ref(ref.name, ref.parameter, ref.parameter)
+    else:
+        turned = Ref(ref.name, ref.tensor, ref.parameter, transposed=True)
+    output = func(given, recorder.alias(weight))
+    return recorder.record(LINEAR, output, {"weight": turned}, (given,), tuple(range(output.dim() - 1)))
+
+
+def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`F.bilinear(input1, input2, weight, bias)`."""
+    values = dict(zip(("input1", "input2", "weight", "bias"), args, strict=False)) | kwargs
+    weight, bias = values["weight"], values.get("bias")
+    refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
+    found = {role: ref for role, ref in refs.items() if ref is not None}
+    if not found:
+        return func(*args, **kwargs)
+    weight = recorder.alias(weight) if "weight" in found else weight
+    bias = recorder.alias(bias) if "bias" in found else bias
+    output = func(values["input1"], values["input2"], weight, bias)
+    inputs = (values["input1"], values["input2"])
+    return recorder.record(BILINEAR, output, found, inputs, tuple(range(output.dim() - 1)))
+
+
+HANDLERS: dict[Any, Handler] = {
+    F.linear: linear,
+    F.bilinear: bilinear,
+    torch.matmul: matmul,
+    torch.mm: matmul,
+    torch.Tensor.matmul: matmul,
+    torch.Tensor.mm: matmul,
+    torch.Tensor.__matmul__: matmul,
+}

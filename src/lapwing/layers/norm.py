@@ -1,0 +1,83 @@
+"""Scale and shift of normalisation layers: elementwise, so their Jacobian is small and explicit."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..jacobians import Layout
+from .base import Contribution, Handler, Recorder, Use, channels, positions_last
+from .linear import usable_range
+
+
+class NormRule:
+    """`y = scale * normalised + shift`, over trailing axes or over channels."""
+
+    matrix = False
+
+    def __init__(self, name: str, per_channel: bool) -> None:
+        self.name = name
+        self.per_channel = per_channel
+
+    def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The normalised input, made again from the input: keeping it would double what a forward pass holds."""
+        return (use.options[1](inputs[0]),) if "weight" in use.refs else ()
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Normalised inputs (B, ...), gradients (K, B, ...)."""
+        size = next(iter(use.refs.values())).tensor.numel()
+        spatial = use.options[0]
+
+        def rows(tensor: Tensor, lead: int) -> Tensor:  # (lead, T, P)
+            if self.per_channel:
+                return channels(tensor, lead, spatial, 1).squeeze(lead)
+            return positions_last(tensor, lead, size)
+
+        gradient = rows(grad, 2)
+        layout = Layout.plain(1, size, 1)
+        if "weight" in use.refs:
+            value = torch.einsum("kbtp,btp->kbp", gradient, rows(inputs[0], 1).to(gradient.dtype))
+            yield Contribution(use.refs["weight"].part, value, layout)
+        if "bias" in use.refs:
+            yield Contribution(use.refs["bias"].part, gradient.sum(2), layout)
+
+
+def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
+    """A handler for a normalising function of `torch.nn.functional`."""
+    rule = NormRule(name, per_channel)
+    signature = inspect.signature(function)
+
+    def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = signature.bind(*args, **kwargs).arguments
+        refs = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
+        found = {role: ref for role, ref in refs.items() if ref is not None}
+        # Statistics of the batch would tie the examples together: those layers take the generic rule.
+        if not found or (name == "batch norm" and values.get("training", False)):
+            return func(*args, **kwargs)
+        applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
+        output = function(**applied)
+        given = values["input"]
+        bare = {**values, "weight": None, **({"bias": None} if "bias" in signature.parameters else {})}
+
+        def normalised(given: Tensor) -> Tensor:
+            return function(**{**bare, "input": given})
+
+        trailing = len(values.get("normalized_shape", ()))
+        axes = (0,) if per_channel else tuple(range(output.dim() - trailing))
+        return recorder.record(rule, output, found, (given,), axes, (output.dim() - 2, normalised))
+
+    return handler
+
+
+HANDLERS: dict[Any, Handler] = {
+    F.layer_norm: norm("layer norm", F.layer_norm, False),
+    F.rms_norm: norm("RMS norm", F.rms_norm, False),
+    F.group_norm: norm("group norm", F.group_norm, True),
+    F.instance_norm: norm("instance norm", F.instance_norm, True),
+    F.batch_norm: norm("batch norm", F.batch_norm, True),
+}

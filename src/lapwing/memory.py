@@ -1,0 +1,49 @@
+"""How much memory a computation may take beyond its inputs and results, and how to split work to keep to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+# More than this buys no speed: products are then long past the size at which they run at full rate.
+CPU_LIMIT = 1 << 30
+CUDA_LIMIT = 24 << 30
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes for temporary results; it splits work and never changes what is computed."""
+
+    bytes: int
+
+    def count(self, bytes_each: float, most: int, share: float = 1.0) -> int:
+        """How many items of `bytes_each` fit into a share of the budget: at least 1, at most `most`."""
+        return max(1, min(most, int(self.bytes * share / max(bytes_each, 1.0))))
+
+    def slices(self, total: int, bytes_each: float, share: float = 0.5) -> Iterator[slice]:
+        """Slices that cover `total` items, as even as they can be."""
+        step = self.count(bytes_each, total, share)
+        parts = -(-total // step)
+        step = -(-total // parts) if parts else 1
+        for start in range(0, total, step):
+            yield slice(start, min(start + step, total))
+
+
+def budget(memory: int | float | None, device: torch.device) -> Budget:
+    """The budget that `memory=` asks for, or a share of what is free on the device."""
+    if memory is not None:
+        if isinstance(memory, bool) or not isinstance(memory, int | float) or not memory > 0:
+            raise ValueError(f"memory={memory!r} was given; expected a positive number of bytes, such as 2e9.")
+        return Budget(int(memory))
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return Budget(int(min(CUDA_LIMIT, 0.4 * (free + held))))
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system tells
+        free = 2 * CPU_LIMIT
+    return Budget(int(min(CPU_LIMIT, 0.4 * free)))

@@ -1,0 +1,319 @@
+"""The posterior precision `P = scale^degree H + diag(delta)` as an operator, in the few forms all structures need.
+
+Every operator answers `mv`, `solve`, `root`, `logdet`, `variance` for vectors (..., P) and `quad` for Jacobians;
+evidence, sampling and functional covariances are written once on top of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .core import Precision
+from .jacobians import Explicit, Jacobian, Layout, Matrix, Stacked, join, part_ways
+from .layers.base import Part
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """`U diag(values) U^T` with `U = left (x) right`; an absent basis is the identity: KFAC and EKFAC."""
+
+    values: Tensor  # (G, O, I)
+    layout: Layout
+    left: Tensor | None = None  # (G, O, O)
+    right: Tensor | None = None  # (G, I, I)
+
+    def _spectral(self, v: Tensor, weight: Tensor, forth: bool = True, back: bool = True) -> Tensor:
+        """Rotate into the basis, weigh, rotate out."""
+        matrix = self.layout.to_matrix(v)
+        if forth:
+            matrix = matrix if self.left is None else self.left.mT @ matrix
+            matrix = matrix if self.right is None else matrix @ self.right
+        matrix = matrix * weight
+        if back:
+            matrix = matrix if self.left is None else self.left @ matrix
+            matrix = matrix if self.right is None else matrix @ self.right.mT
+        return self.layout.to_flat(matrix)
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v."""
+        return self._spectral(v, self.values)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        return self._spectral(v, 1 / self.values)
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R R^T = P^-1."""
+        return self._spectral(eps, self.values.rsqrt(), forth=False)
+
+    def logdet(self) -> Tensor:
+        """log |P|."""
+        return self.values.log().sum()
+
+    def whiten(self, v: Tensor) -> Tensor:
+        """R^T v, in some order of its own."""
+        return self._spectral(v, self.values.rsqrt(), back=False)
+
+    def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
+        """(b, K, P): `J R`, so that `half half^T` is the covariance."""
+        if not isinstance(jacobian, Matrix) or jacobian.layout != self.layout:
+            return self.whiten(jacobian.rows(examples).transpose(0, 1))
+        product = jacobian.product(examples, self.left, self.right)
+        return (product * self.values.rsqrt()[:, None]).transpose(1, 2).flatten(2)
+
+    def variance(self) -> Tensor:
+        """(P,): the diagonal of P^-1."""
+        inverse = 1 / self.values
+        inverse = inverse if self.left is None else self.left.square() @ inverse
+        inverse = inverse if self.right is None else inverse @ self.right.square().mT
+        return self.layout.to_flat(inverse)
+
+    def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K) with `variance_only`: `J P^-1 J^T` per example."""
+        if not isinstance(jacobian, Matrix) or jacobian.layout != self.layout:
+            return quad_by_rows(self, jacobian, variance_only)
+        weight = 1 / self.values
+        if variance_only:
+            return jacobian.variance(weight, self.left, self.right)
+        return jacobian.quad(weight, self.left, self.right)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Independent weights; it meets a factored Jacobian in the Jacobian's own layout."""
+
+    values: Tensor  # (P,), or as many as the mask selects
+    mask: Tensor | None = None  # (P,) booleans: which elements of the tensor are selected
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v."""
+        return v * self.values
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        return v / self.values
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R R^T = P^-1."""
+        return eps * self.values.rsqrt()
+
+    def logdet(self) -> Tensor:
+        """log |P|."""
+        return self.values.log().sum()
+
+    def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
+        """(b, K, P): `J R`."""
+        rows = jacobian.rows(examples).transpose(0, 1)
+        return (rows if self.mask is None else rows[..., self.mask]) * self.values.rsqrt()
+
+    def variance(self) -> Tensor:
+        """(P,): the diagonal of P^-1."""
+        return 1 / self.values
+
+    def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K)."""
+        flat = 1 / self.values
+        if self.mask is not None:  # elements that are not selected are certain
+            flat = flat.new_zeros(self.mask.shape).masked_scatter(self.mask, flat)
+        if isinstance(jacobian, Stacked):
+            return quad_by_rows(self, jacobian, variance_only)
+        weight = jacobian.layout.to_matrix(flat)
+        return jacobian.variance(weight) if variance_only else jacobian.quad(weight)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix (P, P): full curvature, blocks, norm layers."""
+
+    matrix: Tensor
+
+    @cached_property
+    def cholesky(self) -> Tensor:
+        """Lower factor; retried in float64, since a sum in float32 can lose definiteness to rounding."""
+        factor, failed = torch.linalg.cholesky_ex(self.matrix)
+        if not bool(failed):
+            return factor
+        factor, failed = torch.linalg.cholesky_ex(self.matrix.double())
+        if not bool(failed):
+            return factor.to(self.matrix.dtype)
+        smallest = float(torch.linalg.eigvalsh(self.matrix.detach().double())[0])
+        raise ValueError(
+            f"The posterior precision is not positive definite: its smallest eigenvalue is {smallest:.3g}. "
+            "Use a larger prior precision, `curvature='ggn'`, or `Hessian(clip=True)`."
+        )
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v."""
+        return v @ self.matrix
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        flat = v.reshape(-1, v.shape[-1])
+        return torch.cholesky_solve(flat.T, self.cholesky).T.reshape(v.shape)
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R = L^-T."""
+        flat = eps.reshape(-1, eps.shape[-1])
+        return torch.linalg.solve_triangular(self.cholesky.mT, flat.T, upper=True).T.reshape(eps.shape)
+
+    def logdet(self) -> Tensor:
+        """log |P|."""
+        return 2 * self.cholesky.diagonal().log().sum()
+
+    def variance(self) -> Tensor:
+        """(P,): the diagonal of P^-1."""
+        identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
+        return torch.linalg.solve_triangular(self.cholesky, identity, upper=False).square().sum(0)
+
+    def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K)."""
+        return quad_by_rows(self, jacobian, variance_only)
+
+    def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
+        """(b, K, P): `J R`."""
+        rows = jacobian.rows(examples).transpose(0, 1).to(self.matrix.dtype)
+        flat = rows.reshape(-1, rows.shape[-1])
+        return torch.linalg.solve_triangular(self.cholesky, flat.T, upper=False).T.reshape(rows.shape)
+
+
+def quad_by_rows(precision: Precision, jacobian: Jacobian, variance_only: bool) -> Tensor:
+    """The definition of `quad`, for pairs that have no faster way."""
+    made = []
+    for examples in jacobian.budget.slices(jacobian.examples, 32 * jacobian.columns * jacobian.size):
+        half = precision.half(jacobian, examples)
+        made.append(half.square().sum(-1) if variance_only else half @ half.mT)
+    return torch.cat(made)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One operator and the ranges of the flat weight vector that it acts on."""
+
+    parts: tuple[Part, ...]
+    slices: tuple[slice, ...]
+    operator: Precision
+    joint: Layout | None = None  # the weight's, where weight (O, I) and bias (O,) are one matrix (O, I + 1)
+    mask: Tensor | None = None  # over the parts' elements: which of them the operator holds
+
+    def take(self, v: Tensor) -> Tensor:
+        """(..., D) -> (..., P)."""
+        pieces = [v[..., piece] for piece in self.slices]
+        if self.joint is not None:
+            return join(pieces[0], pieces[1], self.joint)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+    def put(self, v: Tensor) -> list[tuple[slice, Tensor]]:
+        """(..., P) -> pieces with their places."""
+        if self.joint is not None:
+            weight, bias = part_ways(v, self.joint)
+            return list(zip(self.slices, (weight, bias), strict=True))
+        sizes = [piece.stop - piece.start for piece in self.slices]
+        return list(zip(self.slices, v.split(sizes, -1), strict=True))
+
+    def jacobian(self, found: Mapping[Part, Jacobian]) -> Jacobian | None:
+        """The Jacobian of this block's weights, in its order; None where none of them was used."""
+        if self.joint is not None:
+            weight = found.get(self.parts[0])
+            if isinstance(weight, Matrix) and self.parts[1] in found:
+                return weight.with_bias()
+        elif len(self.parts) == 1 and self.mask is None and self.parts[0] in found:
+            return found[self.parts[0]]
+        pieces = tuple(found[part] if part in found else rows_of(found, part) for part in self.parts)
+        if all(piece is None for piece in pieces):
+            return None
+        sizes = tuple(part.stop - part.start for part in self.parts)
+        return Stacked(pieces, sizes, self.mask, self.joint)
+
+
+def rows_of(found: Mapping[Part, Jacobian], part: Part) -> Explicit | None:
+    """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
+    total: Tensor | None = None
+    budget = None
+    for own, jacobian in found.items():
+        start, stop = max(own.start, part.start), min(own.stop, part.stop)
+        if own.name != part.name or start >= stop:
+            continue
+        rows = jacobian.rows(slice(0, jacobian.examples))[..., start - own.start : stop - own.start]
+        rows = torch.nn.functional.pad(rows, (start - part.start, part.stop - stop))
+        total, budget = (rows if total is None else total + rows), jacobian.budget
+    return None if total is None or budget is None else Explicit(total, budget)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Operators side by side on a vector of D weights."""
+
+    blocks: Sequence[Block]
+    size: int
+
+    def _map(self, method: str, v: Tensor) -> Tensor:
+        if v.shape[-1] != self.size:
+            raise ValueError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.size}) weights.")
+        pieces: list[tuple[slice, Tensor]] = []
+        for block in self.blocks:
+            pieces += block.put(getattr(block.operator, method)(block.take(v)))
+        pieces.sort(key=lambda piece: piece[0].start)
+        return torch.cat([value for _, value in pieces], -1)
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v."""
+        return self._map("mv", v)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        return self._map("solve", v)
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R R^T = P^-1."""
+        return self._map("root", eps)
+
+    def logdet(self) -> Tensor:
+        """log |P|."""
+        return torch.stack([block.operator.logdet() for block in self.blocks]).sum()
+
+    def variance(self) -> Tensor:
+        """(D,): the diagonal of P^-1."""
+        pieces = [piece for block in self.blocks for piece in block.put(block.operator.variance())]
+        pieces.sort(key=lambda piece: piece[0].start)
+        return torch.cat([value for _, value in pieces])
+
+    def quad(self, found: Mapping[Part, Jacobian], variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
+        total: Tensor | None = None
+        for block in self.blocks:
+            jacobian = block.jacobian(found)
+            if jacobian is not None:
+                made = block.operator.quad(jacobian, variance_only)
+                total = made if total is None else total + made
+        if total is None:
+            raise ValueError("None of the selected weights was used by these inputs.")
+        return total
+
+    def joint(self, found: Mapping[Part, Jacobian]) -> Tensor:
+        """(B, K, B, K): the covariance between all examples' outputs, a pair of chunks at a time."""
+        total: Tensor | None = None
+        for block in self.blocks:
+            jacobian = block.jacobian(found)
+            if jacobian is None:
+                continue
+            if total is None:
+                shape = jacobian.examples, jacobian.columns
+                like = jacobian.rows(slice(0, 1))
+                total = like.new_zeros(*shape, *shape)
+            chunks = list(jacobian.budget.slices(jacobian.examples, 64 * jacobian.columns * jacobian.size))
+            for place, first in enumerate(chunks):
+                left = block.operator.half(jacobian, first)
+                for second in chunks[: place + 1]:
+                    right = left if second == first else block.operator.half(jacobian, second)
+                    made = torch.einsum("akp,blp->akbl", left, right)
+                    total[first, :, second] += made
+                    if second != first:
+                        total[second, :, first] += made.permute(2, 3, 0, 1)
+        if total is None:
+            raise ValueError("None of the selected weights was used by these inputs.")
+        return total

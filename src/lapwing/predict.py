@@ -1,0 +1,201 @@
+"""From weights to outputs and labels: functional covariances, samples, predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .batches import Inputs, call, count, evaluation, map_tensors, take
+from .jacobians import Jacobian
+from .layers.base import Part
+from .likelihoods import Form, Gaussian, Likelihood
+from .memory import Budget
+from .operators import Blocks
+from .products import jacobian_vectors
+from .space import Space
+from .tape import Plan, Tape, Tracer
+
+EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact
+SAMPLES = 64  # forward-mode samples above that
+
+
+class Functional(NamedTuple):
+    """The Gaussian over the network's outputs, noise excluded.
+
+    `cov` is (B, *positions, C, C), (B, C, B, C) when joint, or the variances (B, ...) when only they were asked for.
+    """
+
+    mean: Tensor
+    cov: Tensor
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its uncertain weights, as predictions need it."""
+
+    model: nn.Module
+    space: Space
+    plan: Plan
+    budget: Budget
+    axis: int | None  # of the outputs, in one example's output
+
+    def prepare(self, x: Inputs) -> Inputs:
+        """Inputs on the network's device, usable in a graph."""
+        device = self.model.get_parameter(self.space.names[0]).device
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(device)
+            return moved.clone() if moved.is_inference() else moved
+
+        return map_tensors(move, x)
+
+    def form(self, output: Tensor) -> Form:
+        """Where the outputs are in this network's output."""
+        return Form(self.axis, tuple(output.shape[1:]))
+
+    def tapes(self, x: Inputs) -> Iterator[tuple[slice, Tape]]:
+        """Forward passes over slices of the examples that fit the budget; call inside `evaluation`."""
+        tracer = Tracer(self.model, self.space.names, self.budget, self.plan)
+        number = count(x)
+        start = 0
+        probe = tracer.trace(take(x, slice(0, 1)))
+        cost = probe.numbers_per_column() * probe.output.element_size()
+        outputs = max(1, min(EXACT_OUTPUTS, probe.output.numel()))
+        step = self.budget.count((4 + 3 * outputs) * cost, number)
+        del probe
+        while start < number:
+            chosen = slice(start, min(start + step, number))
+            yield chosen, tracer.trace(take(x, chosen))
+            start = chosen.stop
+
+    @property
+    def selected(self) -> list[Tensor]:
+        """The uncertain parameters."""
+        return [self.model.get_parameter(name) for name in self.space.names]
+
+
+def identity_cotangents(output: Tensor) -> Tensor:
+    """(F, B, ...): one per output number, so that pulled-back rows are the Jacobian's."""
+    number = output[0].numel()
+    eye = torch.eye(number, dtype=output.dtype, device=output.device)
+    return eye.reshape(number, 1, *output.shape[1:]).expand(number, *output.shape)
+
+
+def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool) -> Functional:
+    """Mean and covariance of the outputs under the linearised network."""
+    x = network.prepare(x)
+    with evaluation(network.model, network.selected):
+        single = network.form(call(network.model, take(x, slice(0, 1))).detach())
+        if math.prod(single.shape) > EXACT_OUTPUTS:
+            raise TooManyOutputs(math.prod(single.shape))
+        if joint:
+            return _joint(network, precision, x)
+        means, covariances = [], []
+        for _, tape in network.tapes(x):
+            form = network.form(tape.output)
+            found = tape.pull(identity_cotangents(tape.output))
+            made = precision.quad(found, variance_only or form.positions > 1 and form.outputs == 1)
+            means.append(tape.output.detach())
+            covariances.append(_arrange(made.detach(), form, variance_only))
+    return Functional(torch.cat(means), torch.cat(covariances))
+
+
+class TooManyOutputs(Exception):
+    """Raised inside `functional` to switch to samples."""
+
+
+def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
+    """(B, F, F) or (B, F) in the network's own order -> (B, *positions, C, C) or (B, *shape)."""
+    examples = made.shape[0]
+    if variance_only:
+        return made.reshape(examples, *form.shape)
+    if form.axis is None:
+        return made.reshape(examples, 1, 1)
+    positions = form.shape[: form.axis] + form.shape[form.axis + 1 :]
+    if made.dim() == 2:  # one output per position: the variances are the blocks
+        return made.reshape(examples, *positions, 1, 1)
+    if form.positions == 1:
+        return made.reshape(examples, *positions, form.outputs, form.outputs)
+    order = form.flatten(torch.arange(math.prod(form.shape), device=made.device).reshape(form.shape))
+    blocks = torch.stack([made[:, place][:, :, place] for place in order], 1)
+    return blocks.reshape(examples, *positions, form.outputs, form.outputs)
+
+
+def _joint(network: Network, precision: Blocks, x: Inputs) -> Functional:
+    tracer = Tracer(network.model, network.space.names, network.budget, network.plan)
+    tape = tracer.trace(x)
+    found = tape.pull(identity_cotangents(tape.output))
+    return Functional(tape.output.detach(), precision.joint(found).detach())
+
+
+def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
+    x = network.prepare(x)
+    made = []
+    with evaluation(network.model, network.selected):
+        single = call(network.model, take(x, slice(0, 1))).detach()
+        for _, tape in network.tapes(x):
+            mean = tape.output.detach()
+            if single.numel() > EXACT_OUTPUTS:
+                shift = jacobian_vectors(network.model, tape.inputs, network.space, deviations)
+            else:
+                shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)
+                shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
+            made.append(mean + shift.detach().to(mean.dtype))
+    return torch.cat(made, 1)
+
+
+def apply(found: dict[Part, Jacobian], space: Space, vectors: Tensor) -> Tensor:
+    """`J v` for (S, D) -> (S, K, B), summed over the weights."""
+    if space.mask is not None:
+        whole = vectors.new_zeros(vectors.shape[0], space.total)
+        whole[:, space.mask.to(vectors.device)] = vectors
+        vectors = whole
+    pieces = [jacobian.apply(vectors[:, space.place(part)]) for part, jacobian in found.items() if part.name in space.names]
+    return torch.stack(pieces).sum(0)
+
+
+def sampled_functional(network: Network, x: Inputs, deviations: Tensor, variance_only: bool) -> Functional:
+    """The covariance from samples of the outputs: for networks with many outputs."""
+    x = network.prepare(x)
+    samples = functional_samples(network, x, deviations)
+    with evaluation(network.model), torch.no_grad():
+        mean = call(network.model, x)
+    form = network.form(mean)
+    flat = form.flatten(samples - mean)  # (S, B, T, C)
+    if variance_only:
+        return Functional(mean, form.restore(flat.square().mean(0)))
+    positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
+    cov = torch.einsum("sbtc,sbtd->btcd", flat, flat) / len(deviations)
+    return Functional(mean, cov.reshape(mean.shape[0], *positions, *cov.shape[-2:]))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted for inputs: class probabilities, or a mean with its variance in two parts."""
+
+    mean: Tensor  # of the outputs: logits in classification
+    epistemic: Tensor  # variance of the outputs from not knowing the weights
+    probs: Tensor | None = None
+    aleatoric: Tensor | None = None  # variance of the noise, in regression
+
+    @property
+    def variance(self) -> Tensor:
+        """Of a new observation: epistemic and aleatoric together (of the outputs alone in classification)."""
+        return self.epistemic if self.aleatoric is None else self.epistemic + self.aleatoric
+
+
+def predict(likelihood: Likelihood, form: Form, made: Functional) -> Prediction:
+    """Probit-scaled class probabilities, or the mean and its variance."""
+    if isinstance(likelihood, Gaussian):
+        return Prediction(
+            made.mean, made.cov, aleatoric=torch.full_like(made.cov, float(1 / likelihood.scale))
+        )
+    scaled = made.mean / torch.sqrt(1 + math.pi / 8 * made.cov)
+    axis = -1 if form.axis is None else form.axis + 1
+    return Prediction(made.mean, made.cov, probs=scaled.softmax(axis))

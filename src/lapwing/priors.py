@@ -1,0 +1,108 @@
+"""Gaussian priors over the weights: `delta = exp(log_precision)[group]`, whatever the grouping is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from .space import Space
+
+Number = int | float | Tensor
+
+
+def _checked(value: Number | list[float], what: str) -> Tensor:
+    made = torch.as_tensor(value)
+    made = made if made.is_floating_point() else made.double()
+    if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
+        raise ValueError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
+    return made
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Independent Gaussians with precisions by group, and a mean."""
+
+    kind: str
+    precision: Tensor
+    patterns: tuple[str, ...] = ()
+    mean: Number = 0.0
+
+    @staticmethod
+    def scalar(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
+        """One precision for all weights."""
+        made = _checked(precision, "Prior.scalar")
+        if made.numel() != 1:
+            raise ValueError(f"Prior.scalar: {made.numel()} precisions were given; expected one. See Prior.layerwise.")
+        return Prior("scalar", made.reshape(1), mean=mean)
+
+    @staticmethod
+    def layerwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
+        """One precision per parameter tensor."""
+        return Prior("layerwise", _checked(precision, "Prior.layerwise").reshape(-1), mean=mean)
+
+    @staticmethod
+    def diagonal(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
+        """One precision per weight."""
+        return Prior("diagonal", _checked(precision, "Prior.diagonal").reshape(-1), mean=mean)
+
+    @staticmethod
+    def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
+        """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
+        values = torch.tensor([float(value) for value in precisions.values()], dtype=torch.float64)
+        return Prior("groups", _checked(values, "Prior.groups"), tuple(precisions), mean)
+
+    def group(self, space: Space) -> Tensor:
+        """(D,): the number of each weight's group."""
+        sizes = [shape.numel() for shape in space.shapes]
+        if self.kind == "scalar":
+            numbers = torch.zeros(space.total, dtype=torch.long)
+        elif self.kind == "diagonal":
+            return torch.arange(space.size)
+        else:
+            own = list(range(len(sizes))) if self.kind == "layerwise" else [self._fitting(name) for name in space.names]
+            numbers = torch.repeat_interleave(torch.tensor(own), torch.tensor(sizes))
+        return numbers if space.mask is None else numbers[space.mask.cpu()]
+
+    def _fitting(self, name: str) -> int:
+        for number, pattern in enumerate(self.patterns):
+            if fnmatchcase(name, pattern) or name.startswith(f"{pattern}."):
+                return number
+        raise ValueError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
+
+    def delta(self, space: Space, like: Tensor) -> Tensor:
+        """(D,): the precision of each weight, differentiable in `precision`."""
+        group = self.group(space)
+        groups = int(group.max()) + 1 if self.kind != "groups" else len(self.patterns)
+        precision = self.precision.to(device=like.device, dtype=like.dtype)
+        if precision.numel() not in (1, groups):
+            raise ValueError(
+                f"Prior.{self.kind}: {precision.numel()} precisions were given; expected 1 or {groups} "
+                f"for the selected weights."
+            )
+        return precision.expand(groups)[group.to(like.device)]
+
+    def centre(self, space: Space, like: Tensor) -> Tensor:
+        """(D,): the prior's mean."""
+        mean = torch.as_tensor(self.mean).to(device=like.device, dtype=like.dtype).reshape(-1)
+        if mean.numel() not in (1, space.size):
+            raise ValueError(f"The prior's mean has {mean.numel()} numbers; expected 1 or {space.size}.")
+        return mean.expand(space.size)
+
+    def with_precision(self, precision: Number) -> Prior:
+        """The same groups and mean with other precisions, which may require gradients."""
+        return replace(self, precision=_checked(precision, f"Prior.{self.kind}").reshape(-1))
+
+
+def as_prior(value: Prior | Number, like: Prior | None = None) -> Prior:
+    """A number is one precision for all weights; a tensor of several takes the groups of `like`."""
+    if isinstance(value, Prior):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        raise TypeError(f"prior is a {type(value).__name__}; expected a positive number or a Prior.")
+    if like is not None:
+        return like.with_precision(value)
+    return Prior.scalar(value)

@@ -1,0 +1,50 @@
+"""Random numbers that are a function of (seed, example, position): the same in every batching, order of ranks and device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # splitmix64's, as signed numbers
+_STEP = -0x61C8864680B583EB
+
+
+def _mix(value: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64, whose products wrap around."""
+    value = (value ^ _shift(value, 30)) * _MULTIPLIERS[0]
+    value = (value ^ _shift(value, 27)) * _MULTIPLIERS[1]
+    return value ^ _shift(value, 31)
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: torch's keeps the sign."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Draws for examples (N,) at T positions, for one of several samples."""
+
+    seed: int
+    examples: Tensor  # (N,): numbers of the examples in the order they were seen
+    positions: int
+    sample: int = 0
+
+    def uniform(self, width: int, stream: int = 0) -> Tensor:
+        """(N, T, width) in (0, 1), float64."""
+        device = self.examples.device
+        state = _mix(torch.full((1, 1, 1), self.seed, dtype=torch.int64, device=device) * _STEP + self.sample)
+        state = _mix(state + _STEP * (self.examples.long()[:, None, None] + 1))
+        place = torch.arange(self.positions, device=device)[None, :, None]
+        state = _mix(state + _STEP * (place + 1))
+        number = torch.arange(width, device=device)[None, None, :] + stream * width
+        state = _mix(state + _STEP * (number + 1))
+        return (_shift(state, 11).double() + 0.5) / (1 << 53)
+
+    def normal(self, width: int) -> Tensor:
+        """(N, T, width) standard normal, float64, by Box and Muller."""
+        radius = (-2 * self.uniform(width, 0).log()).sqrt()
+        return radius * (2 * math.pi * self.uniform(width, 1)).cos()

@@ -1,0 +1,108 @@
+"""`weights=`: names, patterns, masks, the last layer, LoRA pairs, and subnetworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batches import Inputs, evaluation
+from .memory import Budget
+from .space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
+from .tape import Tracer
+
+Weights = Any
+
+
+@dataclass(frozen=True)
+class Subnetwork:
+    """A number of single weights, chosen by variance, magnitude or at random."""
+
+    by: str
+    size: int
+    generator: torch.Generator | None = None
+
+    @staticmethod
+    def largest_variance(size: int) -> Subnetwork:
+        """The weights whose posterior variance under a diagonal fit is largest."""
+        return Subnetwork("variance", size)
+
+    @staticmethod
+    def largest_magnitude(size: int) -> Subnetwork:
+        """The weights with the largest absolute value."""
+        return Subnetwork("magnitude", size)
+
+    @staticmethod
+    def random(size: int, generator: torch.Generator | None = None) -> Subnetwork:
+        """Weights drawn uniformly; a fixed seed unless a generator is given."""
+        return Subnetwork("random", size, generator)
+
+    def scores(self, model: nn.Module, space: Space, variance: Callable[[], Tensor]) -> Tensor:
+        """(total,): the larger, the sooner chosen."""
+        if self.by == "variance":
+            return variance()
+        if self.by == "magnitude":
+            return space.vector(model).abs()
+        generator = self.generator or torch.Generator().manual_seed(0)
+        return torch.rand(space.total, generator=generator, dtype=torch.float64)
+
+    def choose(self, model: nn.Module, variance: Callable[[], Tensor]) -> Space:
+        """The space of the chosen weights."""
+        space = make_space(model, trainable(model))
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= space.total:
+            raise ValueError(f"Subnetwork size {self.size!r}: expected a whole number from 1 to {space.total}.")
+        chosen = torch.zeros(space.total, dtype=torch.bool)
+        scores = self.scores(model, space, variance).cpu()
+        # A stable order, so that ties do not depend on the device.
+        chosen[scores.sort(descending=True, stable=True).indices[: self.size]] = True
+        return masked_space_of(model, space, chosen)
+
+
+def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:
+    """A space of elements of another space."""
+    masks = {
+        name: chosen[place].reshape(shape)
+        for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+    }
+    return masked_space(model, masks)
+
+
+def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, ...]:
+    """The weights of the last matrix-shaped layer that the network runs."""
+    names = trainable(model)
+    tracer = Tracer(model, names, budget)
+    with evaluation(model, tracer.selected):
+        uses = tracer.trace(inputs).uses
+        found = [use for use in uses if use.rule.matrix and "weight" in use.refs]
+        if not found:
+            raise ValueError(
+                "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."
+            )
+        return found[-1].names
+
+
+def select(
+    model: nn.Module, weights: Weights, first: Callable[[], Inputs], budget: Budget, variance: Callable[[], Tensor]
+) -> Space:
+    """The space that `weights=` asks for; `first` gives a batch of inputs, `variance` a diagonal fit's."""
+    if isinstance(weights, Subnetwork):
+        return weights.choose(model, variance)
+    if isinstance(weights, Tensor) or (isinstance(weights, Mapping)):
+        return masked_space(model, weights)
+    if isinstance(weights, str):
+        if weights == "all":
+            return make_space(model, trainable(model))
+        if weights == "last_layer":
+            return make_space(model, last_layer(model, first(), budget))
+        if weights == "lora":
+            return make_space(model, low_rank_pairs(model))
+        return make_space(model, matching(model, [weights]))
+    if isinstance(weights, Iterable):
+        return make_space(model, matching(model, [str(each) for each in weights]))
+    raise TypeError(
+        f"weights is a {type(weights).__name__}; expected 'all', 'last_layer', 'lora', names or patterns, "
+        "a mask, or a Subnetwork."
+    )

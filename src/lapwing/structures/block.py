@@ -1,0 +1,122 @@
+"""Dense curvature: one matrix over all weights, or one per module with its bias."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..curvature import Source
+from ..jacobians import Explicit, Matrix, Stacked
+from ..layers.base import Part
+from ..operators import Block as OperatorBlock
+from ..operators import Blocks, Dense, rows_of
+from ..space import Space
+from .common import sum_dtype
+
+Group = tuple[Part, ...]
+
+
+def gram(found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None) -> Tensor | None:
+    """(P, P): `sum J^T J` over columns and examples for a group of weights, a chunk of rows at a time."""
+    pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
+    if all(piece is None for piece in pieces):
+        return None
+    stacked = Stacked(pieces, tuple(part.stop - part.start for part in group), mask)
+    total: Tensor | None = None
+    for examples in stacked.budget.slices(stacked.examples, 3 * stacked.columns * sum(stacked.sizes) * 8):
+        rows = stacked.rows(examples).flatten(0, 1)
+        rows = rows.to(sum_dtype(rows.dtype))
+        total = rows.T @ rows if total is None else total + rows.T @ rows
+    return total
+
+
+@dataclass(frozen=True)
+class Block:
+    """One dense matrix per module: its weight and bias together."""
+
+    masks = False
+
+    def groups(self, space: Space) -> list[Group]:
+        """Weights by the module that owns them."""
+        made: dict[str, list[Part]] = {}
+        for part in space.parts():
+            made.setdefault(part.name.rpartition(".")[0], []).append(part)
+        return [tuple(parts) for parts in made.values()]
+
+    def measure(self, source: Source) -> dict[Group, Tensor]:
+        """(P, P) per module."""
+        return measure_groups(source, self.groups(source.space))
+
+    def curvature(self, sums: dict[Group, Tensor], space: Space) -> DenseCurvature:
+        """The sums are the matrices."""
+        return DenseCurvature(sums, space, "dense block of its module")
+
+
+@dataclass(frozen=True)
+class Full:
+    """One dense matrix over all weights."""
+
+    masks = True
+
+    def measure(self, source: Source) -> dict[Group, Tensor]:
+        """(D, D)."""
+        return measure_groups(source, [tuple(source.space.parts())], source.space.mask)
+
+    def curvature(self, sums: dict[Group, Tensor], space: Space) -> DenseCurvature:
+        """The sum is the matrix."""
+        return DenseCurvature(sums, space, "full matrix")
+
+
+def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = None) -> dict[Group, Tensor]:
+    """Sums of outer products for each group of weights."""
+    sums: dict[Group, Tensor] = {}
+    for batch in source:
+        device = batch.tape.output.device
+        chosen = None if mask is None else mask.to(device)
+        for found in batch.columns():
+            for group in groups:
+                made = gram(found, group, chosen)
+                if made is not None:
+                    sums[group] = made if group not in sums else sums[group] + made
+    return sums
+
+
+@dataclass(frozen=True)
+class DenseCurvature:
+    """Dense matrices over groups of weights."""
+
+    matrices: dict[Group, Tensor]
+    space: Space
+    words: str
+
+    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
+        """`scale H + diag(delta)` per group."""
+        space = self.space
+        blocks = []
+        for group, matrix in self.matrices.items():
+            parts, keep = kept(group, space)
+            if not parts:
+                continue
+            mask = None if space.mask is None else space.mask.to(matrix.device)
+            slices = (slice(0, space.size),) if mask is not None else tuple(space.place(part) for part in parts)
+            own = torch.cat([delta[piece] for piece in slices])
+            chosen = matrix if keep is None else matrix[keep][:, keep]
+            operator = Dense(scale.to(matrix) * chosen + torch.diag(own))
+            blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
+        return Blocks(blocks, space.size)
+
+    def approximation(self, name: str) -> str:
+        """For the coverage table."""
+        return self.words
+
+
+def kept(group: Group, space: Space) -> tuple[Group, Tensor | None]:
+    """The group without weights that were never used, and which rows of its matrix those leave."""
+    parts = tuple(part for part in group if part.name in space.names)
+    if len(parts) == len(group) or space.mask is not None:
+        return parts, None
+    flags = [torch.full((part.stop - part.start,), part.name in space.names) for part in group]
+    return parts, torch.cat(flags).nonzero()[:, 0]

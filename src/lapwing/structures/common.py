@@ -1,0 +1,36 @@
+"""What structures share: sums in a dtype that can hold them, and the way back to the flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..layers.base import Part
+from ..space import Space
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 at least, whatever the network's."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
+    """Add to a sum, which begins with its first value."""
+    value = value.to(sum_dtype(value.dtype))
+    sums[key] = value if key not in sums else sums[key] + value
+
+
+def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:
+    """(total,): values per range put into one vector; ranges never seen are zero."""
+    some = next(iter(sums.values()))
+    flat = some.new_zeros(space.total)
+    for part, value in sums.items():
+        if part.name in space.names:
+            place = space.place(part)
+            flat = torch.cat([flat[: place.start], flat[place] + value, flat[place.stop :]])
+    return flat

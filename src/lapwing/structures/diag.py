@@ -1,0 +1,58 @@
+"""The diagonal of the curvature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..curvature import Source
+from ..layers.base import Part
+from ..operators import Block, Blocks, Diagonal
+from ..space import Space
+from .common import accumulate, whole
+
+
+@dataclass(frozen=True)
+class Diag:
+    """Independent weights: squares of Jacobian entries, summed."""
+
+    masks = True  # single elements of a tensor can be selected
+
+    def measure(self, source: Source) -> dict[Part, Tensor]:
+        """(P,) per range of each weight."""
+        sums: dict[Part, Tensor] = {}
+        for batch in source:
+            for found in batch.columns():
+                for part, jacobian in found.items():
+                    accumulate(sums, part, jacobian.layout.to_flat(jacobian.square_sum()))
+        return sums
+
+    def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
+        """One vector over all weights."""
+        return DiagCurvature(whole(sums, space), space)
+
+
+@dataclass(frozen=True)
+class DiagCurvature:
+    """`diag(H)` over all elements of the named tensors."""
+
+    diagonal: Tensor  # (total,)
+    space: Space
+
+    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
+        """One diagonal operator per weight tensor."""
+        space, start, blocks = self.space, 0, []
+        for part in space.parts():
+            place = space.place(part)
+            mask = None if space.mask is None else space.mask[place].to(self.diagonal.device)
+            diagonal = self.diagonal[place] if mask is None else self.diagonal[place][mask]
+            own = slice(start, start + diagonal.numel())
+            start = own.stop
+            operator = Diagonal(scale.to(diagonal) * diagonal + delta[own], mask)
+            blocks.append(Block((part,), (own,), operator))
+        return Blocks(blocks, space.size)
+
+    def approximation(self, name: str) -> str:
+        """For the coverage table."""
+        return "diagonal"

@@ -1,0 +1,55 @@
+"""What every test shares: the device, the folder with data sets, and one thread per test process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+DEVICE = os.environ.get("LAPWING_TEST_DEVICE", "cpu")
+DATA = os.environ.get("LAPWING_DATA", "")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up torch for the whole process."""
+    if DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        raise pytest.UsageError(f"LAPWING_TEST_DEVICE={DEVICE}, but torch sees no CUDA device")
+    # TF32 would hide errors that the tolerances are there to find.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Several processes with several threads each are slower than one thread per process.
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this run has no device or no data for."""
+    for item in items:
+        if "cuda" in item.keywords and not DEVICE.startswith("cuda"):
+            item.add_marker(pytest.mark.skip(reason="set LAPWING_TEST_DEVICE=cuda"))
+        if "data" in item.keywords and not DATA:
+            item.add_marker(pytest.mark.skip(reason="set LAPWING_DATA to the folder with the data sets"))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The device that the tables run on."""
+    return torch.device(DEVICE)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with data sets; the test is skipped where there is none."""
+    if not DATA:
+        pytest.skip("set LAPWING_DATA to the folder with the data sets")
+    if not Path(DATA).is_dir():
+        pytest.fail(f"LAPWING_DATA={DATA} is not a folder")
+    return Path(DATA)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same global random state, whatever ran before it in the process."""
+    torch.manual_seed(0)
