@@ -66,7 +66,7 @@ def _vectorised(
     each = 3 * cotangents.shape[0] * size * cotangents.element_size()
     step = budget.count(each, cotangents.shape[1], 0.5)
     rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, cotangents)
-    return {name: value.flatten(2) for name, value in rows.items()}
+    return {name: value.reshape(*value.shape[:2], -1) for name, value in rows.items()}
 
 
 def _one_by_one(

@@ -24,9 +24,9 @@ def bias_term(grad: Tensor) -> Term:
 
 
 def bias_contribution(ref: Ref, grad: Tensor) -> Contribution:
-    """The Jacobian of a bias from gradients (K, B, G, T, O)."""
-    groups, rows = grad.shape[2], grad.shape[4]
-    return Contribution(ref.part, bias_term(grad), Layout.plain(groups, rows, 1))
+    """The Jacobian of a bias from gradients (K, B, G, T, O): one vector, groups or not."""
+    whole = grad if grad.shape[2] == 1 else grad.transpose(2, 3).flatten(3).unsqueeze(2)
+    return Contribution(ref.part, bias_term(whole), Layout.plain(1, whole.shape[-1], 1))
 
 
 class LinearRule(PlainInputs):

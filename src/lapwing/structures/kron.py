@@ -188,15 +188,16 @@ def add_gradients(sums: KronSums, key: Key, matrix: Matrix, reduced: bool) -> No
         for grad in grads:
             columns, examples, groups, positions, width = grad.shape
             rows = grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width)
-            factors = _factors(sums, key, flipped, matrix, rows)
+            factors = _factors(sums, key, flipped, matrix, rows, reduced)
             factors.gradients = factors.gradients + outer(rows)
 
 
-def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor) -> Factors:
+def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
     if (key, flipped) not in sums.factors:
         groups, rows, columns = matrix.layout.matrix
         wide, tall = (rows, columns) if flipped else (columns, rows)
-        tokens = all(term.acts.index is not None for term in matrix.terms if term.flipped == flipped)
+        # One-hot inputs have a diagonal factor; their averages over positions do not.
+        tokens = not reduced and all(term.acts.index is not None for term in matrix.terms if term.flipped == flipped)
 
         def zeros(size: int, diagonal: bool) -> Tensor:
             shape = (groups, size) if diagonal else (groups, size, size)
