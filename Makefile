@@ -72,7 +72,7 @@ carry: $(TOOLS) ## put what test-cuda needs beside torch into .carry
 	@echo "installing into $(CARRY)"
 	@rm -rf $(CARRY)
 	@$(INSTALL) --no-deps --no-compile --target $(CARRY) $(CARRIED)
-	@rm -rf $(CARRY)/bin
+	@rm -rf $(CARRY)/bin $(CARRY)/test
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) $(CARRY) build dist bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -51,14 +51,15 @@ def attempt(function: Callable[[], Any]) -> Any:
     """What the function returns, or a Failure in place of what it raises."""
     try:
         return function()
-    except torch.OutOfMemoryError:
-        failure = Failure("out of memory")
-    except MemoryError:
+    except (torch.OutOfMemoryError, MemoryError):
         failure = Failure("out of memory")
     # Some libraries call exit() on numerical trouble, which must not end the whole run.
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())
-        failure = Failure(f"{type(error).__name__}: {message[:160]}".rstrip(": "))
+        if "can't allocate memory" in message:
+            failure = Failure("out of memory")
+        else:
+            failure = Failure(f"{type(error).__name__}: {message[:160]}".rstrip(": "))
     # Outside the handlers: the traceback held the tensors of the failed call.
     tidy()
     return failure

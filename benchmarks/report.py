@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 PEER = "laplace-torch"
@@ -93,9 +94,8 @@ def heading(report: dict[str, Any]) -> str:
 
 def notes(report: dict[str, Any]) -> list[str]:
     """What the columns mean."""
-    peak = (
-        "the allocator's, model and data included" if report["device"] == "cuda" else "growth of the process, sampled"
-    )
+    on_gpu = report["device"] == "cuda"
+    peak = "the allocator's, model and data included" if on_gpu else "growth of the process, sampled"
     return [
         "Seconds are medians with half the range; data are on the device before the clock starts.",
         "Fits include the eigendecompositions; the column beside leaves them out, where they are known.",
@@ -115,11 +115,11 @@ def show(report: dict[str, Any], console: Console) -> None:
             table.add_column(column, overflow="fold")
         for result in report["results"]:
             for row in make_rows(result):
-                table.add_row(*row)
+                table.add_row(*[escape(cell) for cell in row])
             table.add_section()
         console.print(table)
     for result in report["results"]:
-        console.print(agreement_line(result), highlight=False)
+        console.print(agreement_line(result), highlight=False, markup=False)
     for line in notes(report):
         console.print(line, style="dim", highlight=False)
 

@@ -48,6 +48,16 @@ class Settings:
     peer: bool
     say: Callable[[str], None]
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes to predict at."""
+        return (16, 64) if self.quick else (16, 32, 64, 128, 256, 512)
+
+    @property
+    def peer_sizes(self) -> tuple[int, ...]:
+        """Batch sizes for laplace-torch, which needs a Jacobian per input."""
+        return (2, 8) if self.quick else (4, 16, 32, 64, 128)
+
 
 def synthetic(network: Network, count: int, settings: Settings) -> tuple[Tensor, Tensor]:
     """Inputs and labels on the device, the same in every run."""
@@ -188,8 +198,7 @@ def benchmark(name: str, settings: Settings) -> dict[str, Any]:
     if isinstance(posterior, Failure):
         predictions["lapwing"] = posterior.as_dict()
     else:
-        sizes = (16, 64) if settings.quick else (16, 32, 64, 128, 256, 512)
-        predictions["lapwing"] = measure_functional(posterior.functional, network, sizes, settings)
+        predictions["lapwing"] = measure_functional(posterior.functional, network, settings.sizes, settings)
     del posterior
     tidy()
 
@@ -203,11 +212,10 @@ def benchmark(name: str, settings: Settings) -> dict[str, Any]:
         if isinstance(posterior, Failure):
             predictions[PEER] = posterior.as_dict()
         else:
-            sizes = (2, 8) if settings.quick else (4, 16, 32, 64, 128)
             predictions[PEER] = measure_functional(
                 lambda x: peer.functional(posterior, x),
                 network,
-                sizes,
+                settings.peer_sizes,
                 settings,
                 lambda size: peer.too_large(frozen, size, settings.classes, settings.device),
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -213,7 +215,7 @@ class UNet(nn.Module):
         super().__init__()
         sizes = [width * 2**level for level in range(depth + 1)]
         self.first = DoubleConv(3, sizes[0], norm)
-        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        pairs = list(itertools.pairwise(sizes))
         self.down = nn.ModuleList([DoubleConv(fine, coarse, norm) for fine, coarse in pairs])
         self.up = nn.ModuleList([nn.ConvTranspose2d(coarse, fine, 2, 2) for fine, coarse in reversed(pairs)])
         self.merge = nn.ModuleList([DoubleConv(2 * fine, fine, norm) for fine, _ in reversed(pairs)])

@@ -255,14 +255,18 @@ def blocks(
     bias: str = "separate",
     curvature: str = "ggn",
     axis: int = -1,
+    exact: frozenset[str] = frozenset(),
 ) -> tuple[list[Block], Tensor]:
-    """Return the blocks of the Kronecker-factored curvature and the gradients (N, K, D) of all its columns."""
+    """Return the blocks of the Kronecker-factored curvature and the gradients (N, K, D) of all its columns.
+
+    Parameters named in `exact` take the exact block of their own tensor, whatever they are applied as.
+    """
     observations = observe(model, x, names)
     roots = columns(likelihood, torch.cat([o.output for o in observations]), y, curvature, axis)
     whole = torch.stack([root.T @ o.jacobian for root, o in zip(roots, observations, strict=True)])
     spans = ranges(model, names)
     owner = {entry: name for name, (start, end) in spans.items() for entry in range(start, end)}
-    usable = captured(observations, spans)
+    usable = captured(observations, spans) - exact
     together = joined(observations, usable, owner) if bias == "joint" else set()
 
     # places -> orientation -> for each example the inputs and gradients of its positions

@@ -271,6 +271,15 @@ def test_ignored_examples_leave_no_trace(approx: str) -> None:
     assert close(whole, reference.kron(model, x[kept], y[kept], case.likelihood, names, approx=approx))
 
 
+def test_padding_index_is_no_position() -> None:
+    """The input factor of an embedding holds the share of each token among those that are not padding."""
+    case = BY_NAME["embedding_padding"]
+    model, x, y = case.make()
+    (block,), _ = reference.blocks(model, x, y, case.likelihood, ["embedding.weight"])
+    counts = torch.bincount(x[x != 0], minlength=6).double()
+    assert close(block.column_factor, torch.diag(counts / counts.sum()))
+
+
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 @pytest.mark.parametrize("bias", ["separate", "joint"])
 def test_pointwise_convolution_is_linear(approx: str, bias: str) -> None:

@@ -15,7 +15,8 @@ Number = int | float | Tensor
 
 
 def _checked(value: Number | list[float], what: str) -> Tensor:
-    made = torch.as_tensor(value)
+    # A Python number is exact in float64 alone: 0.7 in float32 is off by 2e-8.
+    made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
     made = made if made.is_floating_point() else made.double()
     if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
         raise ValueError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
@@ -87,7 +88,7 @@ class Prior:
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
-        mean = torch.as_tensor(self.mean).to(device=like.device, dtype=like.dtype).reshape(-1)
+        mean = torch.as_tensor(self.mean, dtype=None if isinstance(self.mean, Tensor) else torch.float64).to(device=like.device, dtype=like.dtype).reshape(-1)
         if mean.numel() not in (1, space.size):
             raise ValueError(f"The prior's mean has {mean.numel()} numbers; expected 1 or {space.size}.")
         return mean.expand(space.size)

@@ -1,0 +1,106 @@
+"""What the tables of tests share: a case with its references, made once, and dense matrices out of operators."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference
+import reference_dense as dense
+from cases import BY_NAME, CASES
+from conftest import DEVICE
+
+NAMES = [case.name for case in CASES]
+# Applied to a selection of tokens that depends on the data: no axis holds the examples, so the generic rule takes over.
+ROUTED = {"experts_tokens"}
+
+
+def moved(x: Any) -> Any:
+    """Inputs on the device under test."""
+    if isinstance(x, dict):
+        return {key: moved(value) for key, value in x.items()}
+    if isinstance(x, tuple):
+        return tuple(moved(value) for value in x)
+    return x.to(DEVICE)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One network with inputs and targets, and its dense references on the CPU in float64."""
+
+    name: str
+    model: nn.Module
+    x: Any
+    y: Tensor
+
+    @property
+    def case(self) -> Any:
+        """The row of the table."""
+        return BY_NAME[self.name]
+
+    @property
+    def names(self) -> list[str]:
+        """Trainable parameters."""
+        return self.case.names(self.model)
+
+    @property
+    def likelihood(self) -> lw.Categorical | lw.Gaussian:
+        """The likelihood, with the class axis of the case."""
+        if self.case.likelihood == "regression":
+            return lw.Gaussian()
+        return lw.Categorical(axis=None if self.case.axis == -1 else self.case.axis)
+
+    def fit(self, structure: Any, curvature: Any = "ggn", **options: Any) -> lw.Laplace:
+        """Fit ours, on the device under test."""
+        model = self.case.make()[0].to(DEVICE)
+        return lw.fit(model, (moved(self.x), moved(self.y)), self.likelihood, structure=structure,
+                      curvature=curvature, **options)
+
+    def index(self, la: lw.Laplace) -> Tensor:
+        """Places of the fitted weights among all trainable ones."""
+        spans = reference.ranges(self.model, self.names)
+        return torch.cat([torch.arange(*spans[name]) for name in la.space.names])
+
+    @functools.cached_property
+    def jacobian(self) -> Tensor:
+        """(N, F, D)."""
+        return dense.jacobian(self.model, self.x, self.names)
+
+    @functools.cached_property
+    def ggn(self) -> Tensor:
+        """(D, D)."""
+        return dense.ggn(self.model, self.x, self.y, self.case.likelihood, self.names, self.case.axis)
+
+    def blocks(self, exact: frozenset[str] = frozenset(), **settings: Any) -> tuple[list[reference.Block], Tensor]:
+        """Dense factors of every block, and the gradients of all columns."""
+        case = self.case
+        return reference.blocks(
+            self.model, self.x, self.y, case.likelihood, self.names, axis=case.axis, exact=exact, **settings
+        )
+
+    def kron(self, exact: frozenset[str] = frozenset(), **settings: Any) -> Tensor:
+        """(D, D): the dense Kronecker-factored matrix."""
+        return reference.kron_of(*self.blocks(exact, **settings))
+
+
+@functools.cache
+def table(name: str) -> Table:
+    """A case with its references, made once per process."""
+    model, x, y = BY_NAME[name].make()
+    return Table(name, model, x, y)
+
+
+def curvature_of(la: lw.Laplace) -> Tensor:
+    """(D, D): the curvature inside a posterior with prior precision one, as the operator applies it."""
+    identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
+    return (la.precision.mv(identity) - identity).cpu()
+
+
+def relative(left: Tensor, right: Tensor) -> float:
+    """The largest difference over the largest entry."""
+    return float((left.cpu() - right).abs().max() / right.abs().max().clamp(min=1e-300))
