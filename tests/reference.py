@@ -335,7 +335,7 @@ def ekfac_of(parts: list[Block], whole: Tensor, bases: dict[str, tuple[Tensor, T
         # the true derivatives, summed over positions, of each example and column as a matrix
         true = whole[:, :, block.index].reshape(-1, *block.index.shape)
         values = sum((rows.T @ matrix @ cols) ** 2 for matrix in true)
-        basis = torch.kron(rows, cols)
+        basis = torch.kron(rows.contiguous(), cols.contiguous())
         matrices.append(basis @ torch.diag(values.flatten()) @ basis.T)
     return dense(parts, matrices, whole.shape[-1])
 

@@ -83,7 +83,7 @@ def own_bases(la: lw.Laplace, places: torch.Tensor, index: torch.Tensor) -> tupl
         joined = flat[0] if len(flat) == 1 else join(flat[0], flat[1], spectrum.weight)
         for group, own in enumerate(spectrum.layout.to_matrix(joined)):
             sides = [
-                torch.eye(size, dtype=torch.float64) if basis is None else basis[group].cpu()
+                torch.eye(size, dtype=torch.float64) if basis is None else basis[group].cpu().contiguous()
                 for basis, size in ((spectrum.left, own.shape[0]), (spectrum.right, own.shape[1]))
             ]
             if own.shape == places.shape and torch.equal(own, places):

@@ -164,6 +164,48 @@ class Batches:
         return moved.clone() if moved.is_inference() else moved
 
 
+def alike(first: Any, second: Any) -> bool:
+    """Whether two nests of tensors have the same structure, dtypes and shapes beyond the examples."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(alike, first, second))
+    return first is second  # something else in the batch: only the very same object is surely equal
+
+
+def join(batches: list[Any]) -> Any:
+    """Several nests of tensors as one, examples after examples."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(batches)
+    if isinstance(first, Mapping):
+        return {key: join([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(join(list(each)) for each in zip(*batches, strict=True))
+    return first
+
+
+def merged(batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int]) -> Iterator[tuple[Inputs, Tensor]]:
+    """Put small batches together up to `most(inputs)` examples: examples are independent, and calls cost time."""
+    held: list[tuple[Inputs, Tensor]] = []
+    number, limit = 0, 0
+    for inputs, targets in batches:
+        size = count(inputs)
+        if held and (number + size > limit or not alike(held[0], (inputs, targets))):
+            yield join([each for each, _ in held]), join([each for _, each in held])
+            held, number = [], 0
+        if not held:
+            limit = most(inputs)
+        held.append((inputs, targets))
+        number += size
+    if held:
+        yield join([each for each, _ in held]), join([each for _, each in held])
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The one device of a network's weights."""
     devices = {parameter.device for parameter in model.parameters()}

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .batches import Batches, Inputs, count, take
+from .batches import Batches, Inputs, count, merged, take, tensors
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .likelihoods import Form, Likelihood, score
@@ -24,6 +24,8 @@ from .random import Hashed
 from .space import Space
 from .tape import Plan, Tape, Tracer
 
+MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
+MERGED_CPU, MERGED_CUDA = 64 << 20, 1 << 30  # and so many bytes of activations
 AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
 
 
@@ -203,11 +205,11 @@ class Source:
         tracer = Tracer(self.model, self.space.names, self.budget, self.plan, self.create_graph)
         totals, energies, seen = Totals(), [], self.first
         scalars: list[Tensor] = []
-        cost: int | None = None
-        for inputs, targets in self.progress.track(self.data, len(self.data), "curvature"):
+        starts: list[int] = []
+        batches = self.progress.track(self.data, len(self.data), "curvature")
+        for inputs, targets in merged(batches, lambda given: self._examples(tracer, given)):
             number = count(inputs)
-            if cost is None:
-                cost = self._cost(tracer, inputs)
+            cost = self.plan.cost(inputs)
             step = self.budget.count(7 * cost, number)
             for start in range(0, number, step):
                 chosen = slice(start, min(start + step, number))
@@ -215,14 +217,17 @@ class Source:
                 batch = self._with_step(batch, cost)
                 energies.append(self.likelihood.energy(batch.view.f.detach(), batch.view.y).double().sum())
                 scalars.append(self.likelihood.scalars(batch.view.y))
+                starts.append(seen - self.first)
                 seen += batch.examples
                 yield batch
         if not energies:
             raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
         every = torch.stack(energies).cpu()
         if not bool(torch.isfinite(every).all()):
+            first = int((~torch.isfinite(every)).nonzero()[0, 0])
+            last = ([*starts, seen - self.first])[first + 1] - 1
             raise ValueError(
-                f"The likelihood of batch {int((~torch.isfinite(every)).nonzero()[0, 0])} is not finite: "
+                f"The likelihood is not finite somewhere in examples {starts[first]} to {last}: "
                 "the inputs, the weights or the network's outputs hold NaN or Inf."
             )
         totals.examples = seen - self.first
@@ -235,10 +240,11 @@ class Source:
             )
         self.totals = totals
 
-    def _cost(self, tracer: Tracer, inputs: Inputs) -> int:
-        """Bytes of one example's layer outputs, from a forward pass of one example."""
-        tape = tracer.trace(take(inputs, slice(0, 1)))
-        return tape.numbers_per_column() * tape.output.element_size()
+    def _examples(self, tracer: Tracer, inputs: Inputs) -> int:
+        """Up to how many examples small batches are put together: beyond this size it saves no time."""
+        cost = tracer.cost(inputs)
+        cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
+        return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (7 * cost)))
 
     def _batch(self, tracer: Tracer, inputs: Inputs, targets: Tensor, seen: int, totals: Totals) -> Batch:
         tape = tracer.trace(inputs)

@@ -54,6 +54,7 @@ class Acts:
     positions: int
     index: Tensor | None = None  # (B, T): the inputs are one-hot vectors, never made unless rotated
     ones: bool = False  # a column of ones is appended: the bias of a joint block
+    constant: bool = False  # the inputs are ones: a bias by itself
     scratch: int = 0  # numbers made on the way per example, beyond the result
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:

@@ -60,6 +60,7 @@ class Laplace:
     budget: Budget
     reason: str
     timings: dict[str, float]
+    versions: tuple[tuple[int, int], ...]
 
     @property
     def D(self) -> int:  # noqa: N802 - the symbol of docs/math.md
@@ -146,7 +147,9 @@ class Laplace:
         return Coverage(tuple(rows), self.reason)
 
     def _network(self, memory: float | None) -> predict.Network:
-        if not torch.equal(self.space.vector(self.model).to(self.mode), self.mode):
+        # Comparing values would cost as much as a small network's forward pass; versions tell of every in-place change.
+        changed = weight_versions(self.model, self.space) != self.versions
+        if changed and not torch.equal(self.space.vector(self.model).to(self.mode), self.mode):
             raise ValueError(
                 "The network's weights are no longer those it was fitted with; fit again, or restore the weights."
             )
@@ -217,8 +220,27 @@ def fit(
     mode = space.vector(model)
     mode = mode.to(torch.promote_types(mode.dtype, torch.float32))
     return Laplace(
-        model, space, family, shape, chosen, made, start, source.totals, mode, plan, limit, reason, timings
+        model,
+        space,
+        family,
+        shape,
+        chosen,
+        made,
+        start,
+        source.totals,
+        mode,
+        plan,
+        limit,
+        reason,
+        timings,
+        weight_versions(model, space),
     )
+
+
+def weight_versions(model: nn.Module, space: Space) -> tuple[tuple[int, int], ...]:
+    """Where each weight is stored and how often it was changed in place."""
+    parameters = (model.get_parameter(name) for name in space.names)
+    return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
 
 
 def wait(device: torch.device) -> None:

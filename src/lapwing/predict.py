@@ -62,16 +62,16 @@ class Network:
         """Forward passes over slices of the examples that fit the budget; call inside `evaluation`."""
         tracer = Tracer(self.model, self.space.names, self.budget, self.plan)
         number = count(x)
-        start = 0
-        probe = tracer.trace(take(x, slice(0, 1)))
-        cost = probe.numbers_per_column() * probe.output.element_size()
-        outputs = max(1, min(EXACT_OUTPUTS, probe.output.numel()))
-        step = self.budget.count((4 + 3 * outputs) * cost, number)
-        del probe
-        while start < number:
+        outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x)))
+        step = self.budget.count((4 + 3 * outputs) * tracer.cost(x), number)
+        for start in range(0, number, step):
             chosen = slice(start, min(start + step, number))
             yield chosen, tracer.trace(take(x, chosen))
-            start = chosen.stop
+
+    def outputs(self, x: Inputs) -> int:
+        """Numbers in one example's output; call inside `evaluation`."""
+        Tracer(self.model, self.space.names, self.budget, self.plan).cost(x)
+        return self.plan.outputs(x)
 
     @property
     def selected(self) -> list[Tensor]:
@@ -90,9 +90,8 @@ def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, vari
     """Mean and covariance of the outputs under the linearised network."""
     x = network.prepare(x)
     with evaluation(network.model, network.selected):
-        single = network.form(call(network.model, take(x, slice(0, 1))).detach())
-        if math.prod(single.shape) > EXACT_OUTPUTS:
-            raise TooManyOutputs(math.prod(single.shape))
+        if network.outputs(x) > EXACT_OUTPUTS:
+            raise TooManyOutputs(network.outputs(x))
         if joint:
             return _joint(network, precision, x)
         means, covariances = [], []
@@ -138,10 +137,10 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     x = network.prepare(x)
     made = []
     with evaluation(network.model, network.selected):
-        single = call(network.model, take(x, slice(0, 1))).detach()
+        many = network.outputs(x) > EXACT_OUTPUTS
         for _, tape in network.tapes(x):
             mean = tape.output.detach()
-            if single.numel() > EXACT_OUTPUTS:
+            if many:
                 shift = jacobian_vectors(network.model, tape.inputs, network.space, deviations)
             else:
                 shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)

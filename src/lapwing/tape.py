@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .batches import Inputs, call, count
+from .batches import Inputs, call, count, take, tensors
 from .jacobians import Explicit, Matrix, Term
 from .layers import HANDLERS
 from .layers.base import BatchAxis, Contribution, Lift, Part, Ref, Rule, Use, batch_axes, output_edge
@@ -39,8 +39,22 @@ class Plan:
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     asked: set[str] = field(default_factory=set)  # weights that were selected, used or not
+    costs: dict[Any, tuple[int, int]] = field(default_factory=dict)
     batched: bool = True  # whether many cotangents can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
+
+    def cost(self, inputs: Inputs) -> int:
+        """Bytes of one example's layer outputs; known once `Tracer.cost` was asked."""
+        return self.costs[signature(inputs)][0]
+
+    def outputs(self, inputs: Inputs) -> int:
+        """Numbers in one example's output; known likewise."""
+        return self.costs[signature(inputs)][1]
+
+
+def signature(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
+    """Shapes of one example."""
+    return tuple(tuple(tensor.shape[1:]) for tensor in tensors(inputs))
 
 
 class Recording(TorchFunctionMode):
@@ -343,12 +357,22 @@ class Tracer:
         self.budget = budget
         self.plan = plan if plan is not None else Plan()
         self.create_graph = graph
-        self._by_id = {id(parameter): name for name, parameter in model.named_parameters() if name in set(names)}
+        wanted = set(names)
+        self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
+        self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
 
     @property
     def selected(self) -> list[Tensor]:
         """The selected parameters."""
-        return [self.model.get_parameter(name) for name in self.names]
+        return list(self.parameters.values())
+
+    def cost(self, inputs: Inputs) -> int:
+        """Bytes of one example's layer outputs, from a forward pass of one example the first time."""
+        if signature(inputs) not in self.plan.costs:
+            tape = self.trace(take(inputs, slice(0, 1)))
+            bytes_each = tape.numbers_per_column() * tape.output.element_size()
+            self.plan.costs[signature(inputs)] = (bytes_each, tape.output.numel())
+        return self.plan.cost(inputs)
 
     def trace(self, inputs: Inputs) -> Tape:
         """Forward a batch; again where the first pass taught something about the network."""

@@ -20,7 +20,7 @@ def bias_term(grad: Tensor) -> Term:
     def ones(examples: slice) -> Tensor:
         return grad.new_ones(len(range(grad.shape[1])[examples]), groups, positions, 1)
 
-    return Term(Acts(ones, 1, positions), grad)
+    return Term(Acts(ones, 1, positions, constant=True), grad)
 
 
 def bias_contribution(ref: Ref, grad: Tensor) -> Contribution:

@@ -16,6 +16,7 @@ from ..space import Space
 from .common import sum_dtype
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
+WORTH_SPLITTING = 512  # from this width on, half of a symmetric product is left out
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
 
@@ -47,9 +48,23 @@ class KronSums:
 def outer(rows: Tensor) -> Tensor:
     """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square."""
     rows = rows.to(sum_dtype(rows.dtype))
-    if rows.shape[-1] > LARGEST_SIDE:
+    width = rows.shape[-1]
+    if width > LARGEST_SIDE:
         return rows.square().sum(1)
-    return rows.mT @ rows
+    if width < WORTH_SPLITTING or rows.shape[1] < width:
+        return rows.mT @ rows
+    return symmetric(rows)
+
+
+def symmetric(rows: Tensor) -> Tensor:
+    """`rows^T rows` by its lower blocks alone: 10 products of 16, since the rest is their transpose."""
+    pieces = rows.split(-(-rows.shape[-1] // 4), -1)
+    blocks = [[left.mT @ right for right in pieces[: place + 1]] for place, left in enumerate(pieces)]
+    lines = [
+        torch.cat([blocks[i][j] if j <= i else blocks[j][i].mT for j in range(len(pieces))], -1)
+        for i in range(len(pieces))
+    ]
+    return torch.cat(lines, -2)
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,7 @@ def measure_factors(structure: Kron, source: Source) -> KronSums:
         last: dict[Key, Matrix] = {}
         alive: dict[tuple[Key, int], Tensor] = {}
         for found in batch.columns():
+            products: dict[tuple[int, ...], Tensor] = {}  # of this chunk: a bias has the gradients of its weight
             for part, jacobian in found.items():
                 if isinstance(jacobian, Explicit):
                     add_other(sums, part, jacobian)
@@ -131,7 +147,7 @@ def measure_factors(structure: Kron, source: Source) -> KronSums:
                 last[key] = matrix
                 if len(key) == 2:
                     sums.weights[key] = jacobian.layout
-                add_gradients(sums, key, matrix, reduced)
+                add_gradients(sums, key, matrix, reduced, products)
                 if batch.masked is not None:
                     for place, term in enumerate(matrix.terms):
                         nonzero = (term.grad != 0).any(0).any(-1).any(1)
@@ -175,21 +191,27 @@ def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -
     return counted
 
 
-def add_gradients(sums: KronSums, key: Key, matrix: Matrix, reduced: bool) -> None:
+def add_gradients(
+    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: dict[tuple[int, ...], Tensor]
+) -> None:
     """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
     for flipped in {term.flipped for term in matrix.terms}:
         grads = [term.grad for term in matrix.terms if term.flipped == flipped]
-        if reduced:
-            total = grads[0].sum(3, keepdim=True)
-            for grad in grads[1:]:
-                total = total + grad.sum(3, keepdim=True)
-            grads = [total]
-        for grad in grads:
-            columns, examples, groups, positions, width = grad.shape
-            rows = grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width)
-            factors = _factors(sums, key, flipped, matrix, rows, reduced)
-            factors.gradients = factors.gradients + outer(rows)
+        key_of_product = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
+        if key_of_product not in products:
+            if reduced:
+                products[key_of_product] = outer_of(torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3))
+            else:
+                products[key_of_product] = sum((outer_of(grad) for grad in grads[1:]), outer_of(grads[0]))
+        factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
+        factors.gradients = factors.gradients + products[key_of_product]
+
+
+def outer_of(grad: Tensor) -> Tensor:
+    """(K, B, G, T, width) -> (G, width, width), summed over the rest."""
+    columns, examples, groups, positions, width = grad.shape
+    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width))
 
 
 def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
@@ -229,6 +251,9 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         tokens = term.acts.index if weight is None else term.acts.index[weight]
         counts = torch.bincount(tokens.flatten(), minlength=term.acts.width).to(factors.inputs.dtype)
         factors.inputs = factors.inputs + (counts[None] if factors.inputs.dim() == 2 else torch.diag(counts)[None])
+        return
+    if term.acts.constant:
+        factors.inputs = factors.inputs + positions
         return
     groups = matrix.layout.matrix[0]
     each = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
