@@ -128,6 +128,15 @@ class Matrix:
         """The dtype of the gradients."""
         return self.terms[0].grad.dtype
 
+    def _plain(self) -> Matrix:
+        """The same Jacobian; a bias, whose input is one everywhere, with its positions already summed."""
+        term = self.terms[0]
+        if len(self.terms) > 1 or not term.acts.constant or term.acts.positions == 1:
+            return self
+        summed = term.grad.sum(3, keepdim=True)
+        ones = Acts(lambda chosen: summed.new_ones(len(range(self.examples)[chosen]), 1, 1, 1), 1, 1, constant=True)
+        return replace(self, terms=(Term(ones, summed),))
+
     def _single(self) -> Term | None:
         """The only term, where there is one position: then the Jacobian is an outer product."""
         term = self.terms[0]
@@ -153,6 +162,8 @@ class Matrix:
 
     def square_sum(self, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(G, O, I): squares of the Jacobian in the bases, summed over columns and examples."""
+        if (plain := self._plain()) is not self:
+            return plain.square_sum(left, right)
         everything = slice(0, self.examples)
         if (term := self._token()) is not None and left is None:
             total, first = merge_tokens(term, right)
@@ -173,6 +184,8 @@ class Matrix:
 
     def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, K, K): `J U diag(weight) U^T J^T` per example, `weight` (G, O, I)."""
+        if (plain := self._plain()) is not self:
+            return plain.quad(weight, left, right)
         if (term := self._token()) is not None and left is None:
             total, first = merge_tokens(term, right)
             assert term.acts.index is not None
@@ -192,6 +205,8 @@ class Matrix:
 
     def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, K): the diagonal of `quad`."""
+        if (plain := self._plain()) is not self:
+            return plain.variance(weight, left, right)
         if self._token() is not None and left is None:
             return self.quad(weight, left, right).diagonal(dim1=-2, dim2=-1)
         if (term := self._single()) is not None:

@@ -311,10 +311,17 @@ def measure_corrections(sums: KronSums, source: Source) -> KronSums:
 def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
     """Eigenvectors and eigenvalues of the row side and the column side of every weight."""
     made = {}
+    done: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}  # by module: a bias has the row side of its weight
     for key in sums.layouts:
         rows, columns = sides(sums, key)
         name = key[0].name
-        left, left_values = decompose_side(rows, name)
+        module = name.rpartition(".")[0]
+        known = done.get(module)
+        if known is not None and known[0].shape == rows.shape and torch.equal(known[0], rows):
+            left, left_values = known[1:]
+        else:
+            left, left_values = decompose_side(rows, name)
+            done[module] = (rows, left, left_values)
         right, right_values = decompose_side(columns, name)
         made[key] = (left, right, left_values, right_values)
     return made
@@ -381,17 +388,15 @@ def decompose_side(side: Tensor, name: str) -> tuple[Tensor | None, Tensor]:
 def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
     """All blocks, ready for any prior."""
     blocks: dict[Key, Spectrum] = {}
-    known = {key: sums.bases[key] for key in sums.bases}
+    found = {} if sums.bases else eigen(sums)
     for key, layout in sums.layouts.items():
         if key[0].name not in space.names:
             continue
-        if key in known:
-            left, right = known[key]
+        if sums.bases:  # corrected: the eigenvectors were needed to measure
+            left, right = sums.bases[key]
             values = sums.corrected[key]
         else:
-            rows, columns = sides(sums, key)
-            left, row_values = decompose_side(rows, key[0].name)
-            right, column_values = decompose_side(columns, key[0].name)
+            left, right, row_values, column_values = found[key]
             values = row_values[:, :, None] * column_values[:, None, :]
         blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key))
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
