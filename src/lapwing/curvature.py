@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from .random import Hashed
 from .space import Space
 from .tape import Plan, Tape, Tracer
 
+Item = TypeVar("Item")
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
 MERGED_CPU, MERGED_CUDA = 64 << 20, 1 << 30  # and so many bytes of activations
 AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
@@ -182,6 +183,48 @@ class Batch:
             yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype), self.masked)
 
 
+class Answer:
+    """Booleans on their way from the device: waited for only when they are read."""
+
+    def __init__(self, flags: Tensor) -> None:
+        self.flags = flags.to("cpu", non_blocking=True)
+        self.event = torch.cuda.Event() if flags.is_cuda else None
+        if self.event is not None:
+            self.event.record()
+
+    def read(self) -> list[bool]:
+        """The values."""
+        if self.event is not None:
+            self.event.synchronize()
+        return [bool(flag) for flag in self.flags]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Targets in the likelihood's form, with what was asked about them."""
+
+    form: Form
+    y: Tensor
+    answer: Answer
+
+    def ignored(self, likelihood: Likelihood) -> bool:
+        """Whether some labels are ignored; raises where some are wrong."""
+        valid, labelled = self.answer.read()
+        if not valid:
+            raise ValueError(likelihood.complaint(self.y, self.form))
+        return not labelled
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, each fetched while the one before is worked on: answers from a GPU are then there in time."""
+    held: list[Item] = []
+    for item in items:
+        if held:
+            yield held.pop()
+        held.append(item)
+    yield from held
+
+
 @dataclass
 class Source:
     """A network, its selected weights, data and likelihood: iterating passes over the data once."""
@@ -207,13 +250,16 @@ class Source:
         scalars: list[Tensor] = []
         starts: list[int] = []
         batches = self.progress.track(self.data, len(self.data), "curvature")
-        for inputs, targets in merged(batches, lambda given: self._examples(tracer, given)):
+        joined = merged(batches, lambda given: self._examples(tracer, given))
+        for inputs, checked in ahead(self._check(*batch) for batch in joined):
             number = count(inputs)
             cost = self.plan.cost(inputs)
             step = self.budget.count(7 * cost, number)
+            ignored = checked.ignored(self.likelihood)
+            totals.form = checked.form if totals.form is None else totals.form
             for start in range(0, number, step):
                 chosen = slice(start, min(start + step, number))
-                batch = self._batch(tracer, take(inputs, chosen), targets[chosen], seen, totals)
+                batch = self._batch(tracer, take(inputs, chosen), checked, chosen, ignored, seen)
                 batch = self._with_step(batch, cost)
                 energies.append(self.likelihood.energy(batch.view.f.detach(), batch.view.y).double().sum())
                 scalars.append(self.likelihood.scalars(batch.view.y))
@@ -246,23 +292,31 @@ class Source:
         cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
         return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (7 * cost)))
 
-    def _batch(self, tracer: Tracer, inputs: Inputs, targets: Tensor, seen: int, totals: Totals) -> Batch:
+    def _check(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Checked]:
+        """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
+        shape = (count(inputs), *self.plan.shape(inputs))
+        form = self.likelihood.form(torch.empty(shape, device="meta"), targets)
+        y = self.likelihood.targets(targets, form)
+        flags = torch.stack([self.likelihood.valid(y, form), self.likelihood.labelled(y).all()])
+        return inputs, Checked(form, y, Answer(flags))
+
+    def _batch(
+        self, tracer: Tracer, inputs: Inputs, checked: Checked, chosen: slice, ignored: bool, seen: int
+    ) -> Batch:
         tape = tracer.trace(inputs)
         if not tape.output.requires_grad:
             raise ValueError("The network's output does not depend on the selected weights.")
-        form = self.likelihood.form(tape.output, targets)
-        totals.form = form if totals.form is None else totals.form
+        form = checked.form
         if isinstance(self.kind, Auto):
             self.kind, self.reason = self.kind.choose(form)
         if isinstance(self.kind, Hessian):
             raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
         output = tape.output if self.create_graph else tape.output.detach()
-        y = self.likelihood.targets(targets, form)
+        y = checked.y[chosen]
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
         view = View(self.likelihood, form.flatten(output), y, form, numbers, self.seed, self.create_graph)
-        labelled = self.likelihood.labelled(y)
-        masked = ~labelled.all(1)
-        return Batch(tape, view, self.kind, masked if bool(masked.any()) else None, 1)
+        masked = ~self.likelihood.labelled(y).all(1) if ignored else None
+        return Batch(tape, view, self.kind, masked, 1)
 
     def _with_step(self, batch: Batch, cost: int) -> Batch:
         held = 4 * cost * batch.examples

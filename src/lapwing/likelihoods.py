@@ -64,7 +64,15 @@ class Likelihood(Protocol):
         ...
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, ...) -> (N, T) or (N, T, C), checked."""
+        """(N, ...) -> (N, T) or (N, T, C), with the right dtype."""
+        ...
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """() boolean: whether all targets have a likelihood; asked without waiting for a GPU's answer."""
+        ...
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """What is wrong with targets that are not valid."""
         ...
 
     def labelled(self, y: Tensor) -> Tensor:
@@ -128,14 +136,21 @@ class Categorical:
         """(N, T) class numbers."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise TypeError(f"classification: labels have dtype {y.dtype}; expected integers (class numbers).")
-        labels = y.reshape(y.shape[0], -1).long()
-        wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= form.outputs))
-        if wrong.any():
-            raise ValueError(
-                f"classification: label {int(labels[wrong][0])} is outside 0..{form.outputs - 1} "
-                f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored)."
-            )
-        return labels
+        return y.reshape(y.shape[0], -1).long()
+
+    def _wrong(self, y: Tensor, form: Form) -> Tensor:
+        return (y != self.ignore_index) & ((y < 0) | (y >= form.outputs))
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """No label is out of range."""
+        return ~self._wrong(y, form).any()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """The first label that is out of range."""
+        return (
+            f"classification: label {int(y[self._wrong(y, form)][0])} is outside 0..{form.outputs - 1} "
+            f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored)."
+        )
 
     def labelled(self, y: Tensor) -> Tensor:
         """(N, T)."""
@@ -198,9 +213,15 @@ class Gaussian:
         """(N, T, C)."""
         if not y.is_floating_point():
             raise TypeError(f"regression: targets have dtype {y.dtype}; expected floating point numbers.")
-        if not bool(torch.isfinite(y).all()):
-            raise ValueError("regression: targets hold NaN or Inf; expected finite numbers.")
         return form.flatten(y)
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """All targets are finite."""
+        return torch.isfinite(y).all()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """There is one thing that can be wrong."""
+        return "regression: targets hold NaN or Inf; expected finite numbers."
 
     def labelled(self, y: Tensor) -> Tensor:
         """All positions count."""

@@ -71,7 +71,7 @@ class Network:
     def outputs(self, x: Inputs) -> int:
         """Numbers in one example's output; call inside `evaluation`."""
         Tracer(self.model, self.space.names, self.budget, self.plan).cost(x)
-        return self.plan.outputs(x)
+        return math.prod(self.plan.shape(x))
 
     @property
     def selected(self) -> list[Tensor]:

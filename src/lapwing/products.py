@@ -120,6 +120,8 @@ class Products:
         output = call(self.model, inputs)
         form = self.likelihood.form(output, targets)
         y = self.likelihood.targets(targets, form)
+        if not bool(self.likelihood.valid(y, form)):
+            raise ValueError(self.likelihood.complaint(y, form))
         if isinstance(self.kind, Hessian):
             energy = self.likelihood.energy(form.flatten(output), y).sum()
             gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)

@@ -39,7 +39,7 @@ class Plan:
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     asked: set[str] = field(default_factory=set)  # weights that were selected, used or not
-    costs: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    costs: dict[Any, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     batched: bool = True  # whether many cotangents can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
 
@@ -47,8 +47,8 @@ class Plan:
         """Bytes of one example's layer outputs; known once `Tracer.cost` was asked."""
         return self.costs[signature(inputs)][0]
 
-    def outputs(self, inputs: Inputs) -> int:
-        """Numbers in one example's output; known likewise."""
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        """The shape of one example's output; known likewise."""
         return self.costs[signature(inputs)][1]
 
 
@@ -202,6 +202,8 @@ class Tape:
                 with warnings.catch_warnings():
                     # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
+                    # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
+                    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
                     return list(
                         torch.autograd.grad(self.output, edges, cotangents, is_grads_batched=True, **options)
                     )
@@ -210,6 +212,8 @@ class Tape:
                     raise
                 self.plan.batched = False
         each = [torch.autograd.grad(self.output, edges, one, **options) for one in cotangents]
+        if len(each) == 1:
+            return [None if made is None else made.unsqueeze(0) for made in each[0]]
         return [None if made[0] is None else torch.stack(made) for made in zip(*each, strict=True)]
 
     def pull(self, cotangents: Tensor, masked: Tensor | None = None) -> dict[Part, Matrix | Explicit]:
@@ -367,11 +371,14 @@ class Tracer:
         return list(self.parameters.values())
 
     def cost(self, inputs: Inputs) -> int:
-        """Bytes of one example's layer outputs, from a forward pass of one example the first time."""
+        """Bytes of one example's layer outputs, from a forward pass of three examples the first time.
+
+        With more than one, the pass also learns where the examples are, so that larger batches need not ask.
+        """
         if signature(inputs) not in self.plan.costs:
-            tape = self.trace(take(inputs, slice(0, 1)))
-            bytes_each = tape.numbers_per_column() * tape.output.element_size()
-            self.plan.costs[signature(inputs)] = (bytes_each, tape.output.numel())
+            tape = self.trace(take(inputs, slice(0, 3)))
+            bytes_all = tape.numbers_per_column() * tape.output.element_size()
+            self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
         return self.plan.cost(inputs)
 
     def trace(self, inputs: Inputs) -> Tape:

@@ -16,7 +16,6 @@ from ..space import Space
 from .common import sum_dtype
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
-WORTH_SPLITTING = 512  # from this width on, half of a symmetric product is left out
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
 
@@ -51,14 +50,14 @@ def outer(rows: Tensor) -> Tensor:
     width = rows.shape[-1]
     if width > LARGEST_SIDE:
         return rows.square().sum(1)
-    if width < WORTH_SPLITTING or rows.shape[1] < width:
-        return rows.mT @ rows
-    return symmetric(rows)
+    # A GPU needs large products to be busy; a CPU is with small ones.
+    pieces = min(4, width // (384 if rows.is_cuda else 128))
+    return rows.mT @ rows if pieces < 2 or rows.shape[1] < width else symmetric(rows, pieces)
 
 
-def symmetric(rows: Tensor) -> Tensor:
-    """`rows^T rows` by its lower blocks alone: 10 products of 16, since the rest is their transpose."""
-    pieces = rows.split(-(-rows.shape[-1] // 4), -1)
+def symmetric(rows: Tensor, number: int) -> Tensor:
+    """`rows^T rows` by its lower blocks alone (with four pieces 10 products of 16): the rest is their transpose."""
+    pieces = rows.split(-(-rows.shape[-1] // number), -1)
     blocks = [[left.mT @ right for right in pieces[: place + 1]] for place, left in enumerate(pieces)]
     lines = [
         torch.cat([blocks[i][j] if j <= i else blocks[j][i].mT for j in range(len(pieces))], -1)

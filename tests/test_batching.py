@@ -1,0 +1,76 @@
+"""How the data is cut into batches does not matter, to any curvature or structure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lapwing as lw
+import reference_dense as dense
+from conftest import DEVICE
+from fitting import cut
+from tables import curvature_of, moved, relative, table
+
+EXACT = 1e-9
+BATCHED = (
+    "mlp",
+    "ignored_labels",
+    "ignored_labels_causal",
+    "ignored_examples",
+    "time_major",
+    "time_major_flat",
+    "windows",
+    "gpt_positions",
+    "positions_equal_batch",
+    "self_attention_time_major",
+    "lstm",
+)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "full"])
+def test_batches_do_not_matter(name: str, structure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any cut into batches gives the curvature of one batch, with exact and with sampled labels."""
+    case = table(name)
+    for kind in (lw.GGN(), lw.MonteCarlo(2)):
+        whole = case.fit(structure, kind)
+        expected = curvature_of(whole)
+        if structure == "full" and isinstance(kind, lw.GGN):
+            index = case.index(whole)
+            assert relative(expected, case.ggn[index][:, index]) < EXACT
+        for sizes in ([1] * 5, [3, 2], [1, 4], [2, 2, 1]):
+            for merge in (2048, 1):  # small batches are put together or not
+                monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", merge)
+                model = case.case.make()[0].to(DEVICE)
+                data = cut(case.x, case.y, sizes)
+                la = lw.fit(model, data, case.likelihood, structure=structure, curvature=kind)
+                assert la.N == 5
+                assert la.space.names == whole.space.names
+                assert relative(curvature_of(la), expected) < 1e-8, (kind, sizes, merge)
+                assert relative(la.log_evidence(), whole.log_evidence().cpu()) < 1e-9
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full"])
+@pytest.mark.parametrize("name", ["experts", "experts_tokens"])
+def test_routed_weights_have_one_block_however_batches_are_cut(
+    name: str, structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that see no example of a batch, or the rule of another layer there, are still one block."""
+    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    case = table(name)
+    for sizes in ([5], [1] * 5, [3, 2], [1, 4]):
+        model = case.case.make()[0].to(DEVICE)
+        la = lw.fit(model, cut(case.x, case.y, sizes), case.likelihood, structure=structure, curvature="ggn")
+        index = case.index(la)
+        made = curvature_of(la)
+        assert made.shape == (la.D, la.D)
+        assert relative(made, made.T) < EXACT
+        assert float(torch.linalg.eigvalsh(made)[0]) > -1e-9
+        cov = la.functional(moved(case.x), joint=True).cov.reshape(15, 15)
+        covariance = torch.linalg.inv(made + torch.eye(la.D, dtype=torch.float64))
+        assert relative(cov, dense.joint_functional_covariance(case.jacobian[:, :, index], covariance)) < 1e-8
+        exact = case.ggn[index][:, index]
+        if structure == "full":
+            assert relative(made, exact) < EXACT
+        if structure == "diag":
+            assert relative(made.diagonal(), exact.diagonal()) < EXACT

@@ -1,0 +1,300 @@
+"""The user's network and the global random state are bit for bit what they were, also after an exception."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lapwing as lw
+from conftest import DEVICE
+from fitting import Broken, built, classes, cut, normal
+from networks import Network
+from tables import moved, table
+
+NETWORKS = (
+    "train_mode",
+    "batch_norm2d",
+    "checkpoint",
+    "checkpoint_reentrant",
+    "tied_gpt",
+    "frozen_bias",
+    "unused_layer",
+    "weight_norm",
+    "embedding_sparse",
+    "inplace_mlp",
+    "lstm",
+    "encoder_layer",
+    "bare_nonlinear",
+)
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_state_dict_hooks",
+)
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Everything of a network, and of the random generators, that a call could leave changed."""
+    checkpoint = torch.utils.checkpoint
+    return {
+        "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "objects": [id(p) for p in model.parameters()] + [id(m) for m in model.modules()],
+        "buffers": {name: b.clone() for name, b in model.named_buffers()},
+        "buffer objects": {name: id(b) for name, b in model.named_buffers()},
+        "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        "gradient objects": [id(p.grad) for p in model.parameters()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "hooks": [[list(getattr(module, hooks)) for hooks in HOOKS] for module in model.modules()],
+        "tensor hooks": [list(p._backward_hooks or {}) for p in model.parameters()],
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "random": torch.get_rng_state(),
+        "random cuda": torch.cuda.get_rng_state() if DEVICE.startswith("cuda") else None,
+        "python": random.getstate(),
+        "numpy": str(numpy.random.get_state()),
+        "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
+        "checkpoint": (checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator),
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality in every bit."""
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def changed(model: nn.Module, before: dict[str, Any]) -> list[str]:
+    """What is no longer the same."""
+    after = snapshot(model)
+    return [key for key in before if not same(before[key], after[key])]
+
+
+def prepared(name: str) -> tuple[nn.Module, Any, Tensor, Any]:
+    """A network of the table with gradients, a hook and mixed modes, as a training script would have it."""
+    case = table(name)
+    model = case.case.make()[0].to(DEVICE)
+    model.train()
+    for place, module in enumerate(model.modules()):
+        if place % 3 == 2 and not isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)):
+            module.training = False
+    for place, parameter in enumerate(model.parameters()):
+        if place % 2 == 0:
+            parameter.grad = torch.full_like(parameter, 0.25 + place)
+    next(module for module in model.modules() if isinstance(module, nn.Linear)).register_forward_hook(lambda *_: None)
+    return model, moved(case.x), moved(case.y), case.likelihood
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "full"])
+def test_every_question_leaves_everything_as_it_was(name: str, structure: str) -> None:
+    """Fit, covariances, samples, predictions, evidence, coverage and products change nothing, and repeat."""
+    model, x, y, likelihood = prepared(name)
+    before = snapshot(model)
+    la = lw.fit(model, cut(x, y, [3, 2]), likelihood, structure=structure)
+    assert changed(model, before) == []
+    questions: dict[str, Callable[[], Any]] = {
+        "functional": lambda: la.functional(x).cov,
+        "joint": lambda: la.functional(x, joint=True).cov,
+        "variance": lambda: la.functional(x, variance_only=True, memory=20_000).cov,
+        "functional samples": lambda: la.functional_samples(x, 3, generator=torch.Generator().manual_seed(1)),
+        "predict": lambda: la.predict(x).variance,
+        "sample": lambda: la.sample(3, generator=torch.Generator().manual_seed(1)),
+        "evidence": lambda: la.log_evidence(),
+        "other evidence": lambda: la.log_evidence(prior=3.0),
+        "coverage": lambda: str(la.coverage()),
+        "products": lambda: lw.products(model, (x, y), likelihood).mv(torch.ones(2, sum_of(model))),
+        "hessian products": lambda: lw.products(model, (x, y), likelihood, curvature="hessian").mv(
+            torch.ones(sum_of(model))
+        ),
+        "fit": lambda: lw.fit(model, (x, y), likelihood, structure=structure, curvature="fisher").log_evidence(),
+        "last layer": lambda: lw.fit(model, (x, y), likelihood, weights="last_layer").log_evidence(),
+    }
+    first = {}
+    for what, ask in questions.items():
+        first[what] = ask()
+        assert (what, changed(model, before)) == (what, [])
+    for what, ask in questions.items():
+        assert same(ask(), first[what]), what
+    assert changed(model, before) == []
+
+
+def sum_of(model: nn.Module) -> int:
+    """Trainable weights."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_samples_use_the_global_generator_by_default() -> None:
+    """The one thing that may advance the global state: asking for samples without a generator."""
+    la = table("mlp").fit("kron")
+    first = la.sample(2)
+    assert not torch.equal(first, la.sample(2))
+    torch.manual_seed(0)
+    assert torch.equal(first, la.sample(2))
+
+
+class Failure(Exception):
+    """Raised in the middle of a call."""
+
+
+ERRORS = (Failure("in the middle"), KeyboardInterrupt())
+
+
+@pytest.mark.parametrize(
+    "name", ["train_mode", "checkpoint", "tied_gpt", "frozen_bias", "batch_norm2d", "encoder_layer"]
+)
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "full"])
+@pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
+def test_a_loader_that_fails(name: str, structure: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception from the data reaches the caller as it is, and nothing is left behind."""
+    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    model, x, y, likelihood = prepared(name)
+    before = snapshot(model)
+    with pytest.raises(type(error)) as caught:
+        lw.fit(model, Broken(cut(x, y, [2, 3]), error), likelihood, structure=structure)
+    assert caught.value is error
+    assert changed(model, before) == []
+    with pytest.raises(type(error)):
+        lw.products(model, Broken(cut(x, y, [2, 3]), error), likelihood).mv(torch.ones(sum_of(model)))
+    assert changed(model, before) == []
+
+
+class Fragile(nn.Module):
+    """A network that counts its forward passes in a buffer and fails at one of them, past its BatchNorm."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.error = error
+        self.passes = [0, -1]  # how many there were, and which fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 4) to (B, 3)."""
+        self.passes[0] += 1
+        self.calls += 1
+        hidden = self.drop(torch.tanh(self.norm(self.first(x))))
+        if self.passes[0] == self.passes[1]:
+            raise self.error
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+@pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
+def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in any forward pass of a fit, prediction or product leaves nothing behind."""
+    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    model = built(Fragile(error)).to(DEVICE).train()
+    x, y = moved(normal(6, 4)), moved(classes(3, 6))
+    batches = cut(x, y, [2, 2, 2])
+    la = lw.fit(model, batches, "classification")
+    before = snapshot(model)
+    vector = torch.ones(la.D)
+    calls: list[Callable[[], Any]] = [
+        lambda: lw.fit(model, batches, "classification"),
+        lambda: lw.fit(model, batches, "classification", structure="ekfac"),
+        lambda: lw.fit(model, batches, "classification", structure="full", curvature="hessian"),
+        lambda: lw.products(model, batches, "classification").mv(vector),
+        lambda: la.functional(x, memory=1000),
+        lambda: la.functional_samples(x, 2, generator=torch.Generator()),
+        lambda: la.predict(x, memory=1000),
+    ]
+    if which == 1:
+        calls.append(lambda: lw.fit(model, batches, "classification", weights="last_layer"))
+    reached = 0
+    for call in calls:
+        model.passes[:] = 0, which
+        try:
+            call()
+        except type(error) as caught:
+            assert caught is error
+            reached += 1
+        assert changed(model, before) == []
+    assert reached >= 5
+    model.passes[:] = 0, -1
+    assert torch.equal(la.functional(x).cov, la.functional(x).cov)
+
+
+def test_wrong_labels_in_a_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label out of range in the second batch is refused, and nothing is left behind."""
+    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    model, x, y, likelihood = prepared("train_mode")
+    y = y.clone()
+    y[3] = 17
+    before = snapshot(model)
+    for structure in ("kron", "diag"):
+        with pytest.raises(ValueError, match="label 17 is outside"):
+            lw.fit(model, cut(x, y, [3, 2]), likelihood, structure=structure)
+        assert changed(model, before) == []
+
+
+def forward_replacing(self: Network, x: Tensor) -> Tensor:
+    """A network that keeps a running mean of its inputs in a new tensor every time."""
+    self.running = 0.9 * self.running + 0.1 * x.detach().mean(0)
+    return self.head(torch.tanh(self.first(x - self.running)))
+
+
+def test_buffers_that_the_network_replaces() -> None:
+    """A buffer that a forward pass sets to another tensor comes back as it was."""
+    model = built(Network(forward_replacing, first=nn.Linear(4, 5), head=nn.Linear(5, 3)))
+    model.register_buffer("running", normal(4, seed=7))
+    model = model.to(DEVICE)
+    before = snapshot(model)
+    la = lw.fit(model, (moved(normal(5, 4)), moved(classes(3, 5))), "classification")
+    assert changed(model, before) == []
+    la.functional(moved(normal(2, 4)))
+    assert changed(model, before) == []
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_shuffled_loaders_do_not_advance_the_global_generator(workers: int) -> None:
+    """Iterating over a shuffled loader draws from the global generator; a fit gives those draws back."""
+    model = built(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))).to(DEVICE)
+    data = TensorDataset(normal(8, 4), classes(3, 8))
+    loader = DataLoader(data, batch_size=3, shuffle=True, num_workers=workers)
+    before = snapshot(model)
+    for options in (
+        {},
+        {"structure": "ekfac"},
+        {"weights": "last_layer"},
+        {"structure": "diag", "weights": lw.Subnetwork.largest_variance(5)},
+        {"structure": "diag", "weights": lw.Subnetwork.random(5)},
+        {"structure": "full", "curvature": "hessian", "prior": 50.0},
+        {"curvature": "fisher"},
+    ):
+        lw.fit(model, loader, "classification", **options)
+        assert (options, changed(model, before)) == (options, [])
+    lw.products(model, loader, "classification").mv(torch.ones(sum_of(model)))
+    assert changed(model, before) == []
+
+
+def test_inside_inference_mode_and_without_gradients() -> None:
+    """Callers that switched gradients off get the same numbers, and their switch back."""
+    case = table("mlp")
+    model = case.case.make()[0].to(DEVICE)
+    data = moved(case.x), moved(case.y)
+    expected = lw.fit(model, data, "classification").functional(data[0]).cov
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            before = snapshot(model)
+            la = lw.fit(model, data, "classification")
+            assert torch.equal(la.functional(data[0]).cov, expected)
+            assert torch.isfinite(la.log_evidence())
+            assert changed(model, before) == []
