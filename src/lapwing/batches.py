@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
 
@@ -86,7 +87,10 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
     what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
-    raise TypeError(f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels'.")
+    raise TypeError(
+        f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels', holding torch tensors with a "
+        "leading axis of examples. A single batch goes in as (x, y); arrays by torch.from_numpy."
+    )
 
 
 class Batches:
@@ -99,8 +103,11 @@ class Batches:
         self.pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
         if not self.pair and not isinstance(data, Iterable):
             raise TypeError(
-                f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors."
+                f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors "
+                "(inputs, targets). Wrap a dataset in torch.utils.data.DataLoader."
             )
+        if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            raise TypeError(f"data is a {type(data).__name__}; wrap it in torch.utils.data.DataLoader.")
         if isinstance(data, Tensor):
             raise TypeError("data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches.")
 

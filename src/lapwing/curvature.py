@@ -143,7 +143,7 @@ class Auto:
         """The choice and its reason."""
         columns = GGN().count(form)
         if columns <= AUTO_LIMIT:
-            return GGN(), f"exact GGN: {columns} columns per example, at most {AUTO_LIMIT}"
+            return GGN(), f"exact GGN: {columns} column{'s' if columns > 1 else ''} per example, at most {AUTO_LIMIT}"
         return MonteCarlo(1), f"Monte Carlo Fisher with 1 sample: exact would take {columns} columns per example"
 
 

@@ -24,7 +24,6 @@ from .operators import Blocks
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
-from .random import Hashed
 from .selection import Weights, select
 from .space import Space
 from .structures.block import Full
@@ -38,8 +37,9 @@ def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str) -> Any:
     if not isinstance(value, str):
         return value() if isinstance(value, type) else value
     if value not in names:
-        near = difflib.get_close_matches(value, names, n=1, cutoff=0.0)
-        raise ValueError(f"{what}={value!r} is not known; did you mean {near[0]!r}? Known: {', '.join(names)}.")
+        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"{what}={value!r} is not known; {hint}Known: {', '.join(names)}.")
     return names[value]()
 
 
@@ -109,6 +109,8 @@ class Laplace:
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
         Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64).
         """
+        if joint and variance_only:
+            raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
             return predict.functional(network, self.precision, x, joint, variance_only)
@@ -118,10 +120,7 @@ class Laplace:
                     f"joint=True with {many} outputs per example; expected at most {predict.EXACT_OUTPUTS}. "
                     "Use functional_samples, which is jointly right at any size."
                 ) from None
-            draws = Hashed(DEFAULT_SEED, torch.arange(predict.SAMPLES), 1)
-            eps = draws.normal(self.D)[:, 0].to(self.mode)
-            deviations = self.precision.root(eps).detach()
-            return predict.sampled_functional(network, x, deviations, variance_only)
+            return predict.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
 
     def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
@@ -202,7 +201,15 @@ def fit(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
             "use structure='diag' or 'full' with masks and subnetworks."
         )
-    seed = DEFAULT_SEED if generator is None else generator.initial_seed()
+    start.delta(space, torch.ones(()))  # refuses a prior that does not fit before any work is done
+    if start.kind == "diagonal" and start.precision.numel() > 1 and not getattr(shape, "elementwise", True):
+        raise ValueError(
+            f"structure={type(shape).__name__} cannot hold one prior precision per weight exactly; "
+            "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
+        )
+    seed = DEFAULT_SEED
+    if generator is not None:
+        seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan(asked=set(space.names))
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
@@ -210,7 +217,7 @@ def fit(
         sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else shape.measure(source)
         wait(device)
     measured = time.perf_counter()
-    space = space.only(plan.used)
+    start, space = start.only(space, space.only(plan.used)), space.only(plan.used)
     made = shape.curvature(sums, space)
     wait(device)
     timings = {"measure": measured - began, "decompose": time.perf_counter() - measured}

@@ -294,26 +294,27 @@ class Blocks:
             raise ValueError("None of the selected weights was used by these inputs.")
         return total
 
-    def joint(self, found: Mapping[Part, Jacobian]) -> Tensor:
-        """(B, K, B, K): the covariance between all examples' outputs, a pair of chunks at a time."""
+    def cross(self, first: Mapping[Part, Jacobian], second: Mapping[Part, Jacobian]) -> Tensor:
+        """(B, K, b, k): the covariance between the outputs of two sets of examples."""
         total: Tensor | None = None
         for block in self.blocks:
-            jacobian = block.jacobian(found)
-            if jacobian is None:
+            left, right = block.jacobian(first), block.jacobian(second)
+            if left is None or right is None:
                 continue
-            if total is None:
-                shape = jacobian.examples, jacobian.columns
-                like = jacobian.rows(slice(0, 1))
-                total = like.new_zeros(*shape, *shape)
-            chunks = list(jacobian.budget.slices(jacobian.examples, 64 * jacobian.columns * jacobian.size))
-            for place, first in enumerate(chunks):
-                left = block.operator.half(jacobian, first)
-                for second in chunks[: place + 1]:
-                    right = left if second == first else block.operator.half(jacobian, second)
-                    made = torch.einsum("akp,blp->akbl", left, right)
-                    total[first, :, second] += made
-                    if second != first:
-                        total[second, :, first] += made.permute(2, 3, 0, 1)
+            made = torch.cat(
+                [
+                    torch.cat(
+                        [
+                            torch.einsum("akp,blp->akbl", half, block.operator.half(right, columns))
+                            for columns in right.budget.slices(right.examples, 64 * right.columns * right.size)
+                        ],
+                        2,
+                    )
+                    for rows in left.budget.slices(left.examples, 64 * left.columns * left.size)
+                    for half in [block.operator.half(left, rows)]
+                ]
+            )
+            total = made if total is None else total + made
         if total is None:
             raise ValueError("None of the selected weights was used by these inputs.")
         return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Inputs, call, count, evaluation, map_tensors, take
-from .jacobians import Jacobian
+from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .likelihoods import Form, Gaussian, Likelihood
 from .memory import Budget
@@ -52,20 +52,23 @@ class Network:
             moved = tensor.to(device)
             return moved.clone() if moved.is_inference() else moved
 
+        if not count(x):
+            raise ValueError("x has no examples; expected at least one.")
         return map_tensors(move, x)
 
     def form(self, output: Tensor) -> Form:
         """Where the outputs are in this network's output."""
         return Form(self.axis, tuple(output.shape[1:]))
 
-    def tapes(self, x: Inputs) -> Iterator[tuple[slice, Tape]]:
-        """Forward passes over slices of the examples that fit the budget; call inside `evaluation`."""
-        tracer = Tracer(self.model, self.space.names, self.budget, self.plan)
-        number = count(x)
+    def slices(self, x: Inputs) -> Iterator[slice]:
+        """Slices of the examples whose output gradients fit the budget; call inside `evaluation`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x)))
-        step = self.budget.count((4 + 3 * outputs) * tracer.cost(x), number)
-        for start in range(0, number, step):
-            chosen = slice(start, min(start + step, number))
+        return self.budget.slices(count(x), (4 + 3 * outputs) * self.plan.cost(x), 1.0)
+
+    def tapes(self, x: Inputs) -> Iterator[tuple[slice, Tape]]:
+        """Forward passes over those slices."""
+        tracer = Tracer(self.model, self.space.names, self.budget, self.plan)
+        for chosen in self.slices(x):
             yield chosen, tracer.trace(take(x, chosen))
 
     def outputs(self, x: Inputs) -> int:
@@ -126,10 +129,27 @@ def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
 
 
 def _joint(network: Network, precision: Blocks, x: Inputs) -> Functional:
+    """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
+    means, lines = [], []
+    slices = list(network.slices(x))
     tracer = Tracer(network.model, network.space.names, network.budget, network.plan)
-    tape = tracer.trace(x)
-    found = tape.pull(identity_cotangents(tape.output))
-    return Functional(tape.output.detach(), precision.joint(found).detach())
+
+    def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Matrix | Explicit]]:
+        tape = tracer.trace(take(x, chosen))
+        return tape.output.detach(), tape.pull(identity_cotangents(tape.output))
+
+    for place, rows in enumerate(slices):
+        mean, found = pulled(rows)
+        means.append(mean)
+        line = [precision.cross(found, pulled(columns)[1]).detach() for columns in slices[:place]]
+        lines.append([*line, precision.cross(found, found).detach()])
+    whole = [
+        torch.cat(
+            [lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(slices))], 2
+        )
+        for i in range(len(slices))
+    ]
+    return Functional(torch.cat(means), torch.cat(whole))
 
 
 def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
@@ -137,41 +157,66 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     x = network.prepare(x)
     made = []
     with evaluation(network.model, network.selected):
-        many = network.outputs(x) > EXACT_OUTPUTS
+        if network.outputs(x) > EXACT_OUTPUTS:
+            return _pushed(network, x, deviations)
         for _, tape in network.tapes(x):
             mean = tape.output.detach()
-            if many:
-                shift = jacobian_vectors(network.model, tape.inputs, network.space, deviations)
-            else:
-                shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)
-                shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
+            shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)
+            shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
             made.append(mean + shift.detach().to(mean.dtype))
     return torch.cat(made, 1)
 
 
-def apply(found: dict[Part, Jacobian], space: Space, vectors: Tensor) -> Tensor:
+def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """The same for networks with many outputs: forward mode, whose cost does not grow with them."""
+    cost = network.plan.cost(x)
+    made = []
+    for chosen in network.budget.slices(count(x), 8 * cost):
+        part = take(x, chosen)
+        with torch.no_grad():
+            mean = call(network.model, part)
+        step = network.budget.count(8 * cost * count(part), len(deviations))
+        shifts = [jacobian_vectors(network.model, part, network.space, some) for some in deviations.split(step)]
+        made.append(mean + torch.cat(shifts).to(mean.dtype))
+    return torch.cat(made, 1)
+
+
+def apply(found: Mapping[Part, Matrix | Explicit], space: Space, vectors: Tensor) -> Tensor:
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
     if space.mask is not None:
         whole = vectors.new_zeros(vectors.shape[0], space.total)
         whole[:, space.mask.to(vectors.device)] = vectors
         vectors = whole
-    pieces = [jacobian.apply(vectors[:, space.place(part)]) for part, jacobian in found.items() if part.name in space.names]
+    pieces = [
+        jacobian.apply(vectors[:, space.place(part)]) for part, jacobian in found.items() if part.name in space.names
+    ]
     return torch.stack(pieces).sum(0)
 
 
-def sampled_functional(network: Network, x: Inputs, deviations: Tensor, variance_only: bool) -> Functional:
-    """The covariance from samples of the outputs: for networks with many outputs."""
+def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int, variance_only: bool) -> Functional:
+    """The covariance from a fixed set of samples of the outputs: for networks with many."""
     x = network.prepare(x)
-    samples = functional_samples(network, x, deviations)
-    with evaluation(network.model), torch.no_grad():
-        mean = call(network.model, x)
+    device = network.selected[0].device
+    generator = torch.Generator(device).manual_seed(seed)
+    with evaluation(network.model, network.selected):
+        parts = list(network.slices(x))
+        with torch.no_grad():
+            mean = torch.cat([call(network.model, take(x, chosen)) for chosen in parts])
     form = network.form(mean)
-    flat = form.flatten(samples - mean)  # (S, B, T, C)
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    total: Tensor | None = None
+    step = network.budget.count(3 * precision.size * dtype.itemsize, SAMPLES)
+    for some in torch.arange(SAMPLES).split(step):
+        eps = torch.randn(len(some), precision.size, generator=generator, device=device, dtype=dtype)
+        samples = functional_samples(network, x, precision.root(eps).detach())
+        flat = form.flatten(samples - mean).to(dtype)  # (S, B, T, C)
+        made = flat.square().sum(0) if variance_only else torch.einsum("sbtc,sbtd->btcd", flat, flat)
+        total = made if total is None else total + made
+    assert total is not None
     if variance_only:
-        return Functional(mean, form.restore(flat.square().mean(0)))
+        return Functional(mean, form.restore(total / SAMPLES))
     positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
-    cov = torch.einsum("sbtc,sbtd->btcd", flat, flat) / len(deviations)
-    return Functional(mean, cov.reshape(mean.shape[0], *positions, *cov.shape[-2:]))
+    return Functional(mean, (total / SAMPLES).reshape(mean.shape[0], *positions, *total.shape[-2:]))
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,17 @@ class Prior:
             )
         return precision.expand(groups)[group.to(like.device)]
 
+    def only(self, space: Space, kept: Space) -> Prior:
+        """The prior of the weights that are left after unused ones were taken out."""
+        if kept.names == space.names or self.kind not in ("layerwise", "diagonal"):
+            return self
+        numbers = self.group(space)
+        left = torch.cat(
+            [numbers[piece] for name, piece in _selected_slices(space).items() if name in kept.names]
+        ).unique()
+        precision = self.precision if self.precision.numel() == 1 else self.precision[left.to(self.precision.device)]
+        return replace(self, precision=precision)
+
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
         mean = torch.as_tensor(self.mean, dtype=None if isinstance(self.mean, Tensor) else torch.float64).to(device=like.device, dtype=like.dtype).reshape(-1)
@@ -96,6 +107,16 @@ class Prior:
     def with_precision(self, precision: Number) -> Prior:
         """The same groups and mean with other precisions, which may require gradients."""
         return replace(self, precision=_checked(precision, f"Prior.{self.kind}").reshape(-1))
+
+
+def _selected_slices(space: Space) -> dict[str, slice]:
+    """Where each tensor's selected elements are in the vector of D weights."""
+    made, start = {}, 0
+    for name, place in space.slices().items():
+        size = place.stop - place.start if space.mask is None else int(space.mask[place].sum())
+        made[name] = slice(start, start + size)
+        start += size
+    return made
 
 
 def as_prior(value: Prior | Number, like: Prior | None = None) -> Prior:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,9 @@ def jacobian_vectors(model: nn.Module, inputs: Inputs, space: Space, vectors: Te
     """(S, D) -> (S, B, ...): `J v`, by forward mode where the network has it, else by two backward passes."""
     run = _network(model, inputs)
     weights = {name: model.get_parameter(name).detach() for name in space.names}
-    with sdpa_kernel([SDPBackend.MATH]):
+    with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
+        # Forward mode's own decompositions still use what torch has deprecated.
+        warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
         try:
             with torch.no_grad():
                 return vmap(lambda v: jvp(run, (weights,), (unflatten(v, space),))[1], randomness="same")(vectors)

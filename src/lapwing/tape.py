@@ -272,7 +272,7 @@ class Tape:
             axis = self._axis(use)
             with torch.set_grad_enabled(self.create_graph):
                 given = use.inputs if self.create_graph else tuple(each.detach() for each in use.inputs)
-                prepared = use.rule.prepare(use, given)
+                prepared = tuple(_at_least_single(each) for each in use.rule.prepare(use, given))
             if axis is None:
                 use.cache["inputs"] = tuple(each.expand(self.examples, *each.shape) for each in prepared)
             else:
@@ -288,6 +288,7 @@ class Tape:
             assert gradient is not None
             axis = self._axis(use)
             assert axis is not None
+            gradient = _at_least_single(gradient)
             return axis.split(gradient.reshape(gradient.shape[0], *use.shape), self.examples, 1)
         total: Tensor | None = None
         for lift, gradient in zip(use.lifts, pulled, strict=True):
@@ -295,6 +296,7 @@ class Tape:
                 continue
             axis = WHOLE if self.examples == 1 else self.plan.axes[lift.key]
             assert axis is not None
+            gradient = _at_least_single(gradient)
             gradient = axis.split(gradient.reshape(gradient.shape[0], *lift.shape), self.examples, 1)
             aligned = align(use.shape, len(lift.shape))
             if axis.fold == "none":
@@ -303,6 +305,11 @@ class Tape:
             total = gradient if total is None else total + gradient
         assert total is not None
         return total
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    """Products of half-precision networks are taken in float32: their sums would lose all small terms."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def merge(

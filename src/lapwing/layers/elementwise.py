@@ -96,7 +96,7 @@ def expand(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     return recorder.record(EXPAND, output, {"weight": ref}, (), axes)
 
 
-IN_PLACE = {torch.Tensor.add_, torch.Tensor.__iadd__, torch.Tensor.mul_, torch.Tensor.__imul__}
+IN_PLACE = {torch.Tensor.add_, torch.Tensor.__iadd__}
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(
         (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_), _binary(ADD)

@@ -66,7 +66,8 @@ def _vectorised(
     each = 3 * cotangents.shape[0] * size * cotangents.element_size()
     step = budget.count(each, cotangents.shape[1], 0.5)
     rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, cotangents)
-    return {name: value.reshape(*value.shape[:2], -1) for name, value in rows.items()}
+    wide = torch.promote_types(cotangents.dtype, torch.float32)
+    return {name: value.reshape(*value.shape[:2], -1).to(wide) for name, value in rows.items()}
 
 
 def _one_by_one(
@@ -102,4 +103,5 @@ def _one_by_one(
             )
         for position, name in enumerate(names):
             made[name].append(torch.stack([column[position].flatten() for column in columns]))
-    return {name: torch.stack(rows, 1) for name, rows in made.items()}
+    wide = torch.promote_types(cotangents.dtype, torch.float32)
+    return {name: torch.stack(rows, 1).to(wide) for name, rows in made.items()}
