@@ -140,7 +140,7 @@ def main() -> None:
             str(la.N),
             la.kind.name,
             f"{fitted - began:.1f} s",
-            " x ".join(map(str, cov.shape)),
+            "×".join(map(str, cov.shape)),
             f"{asked - fitted:.2f} s",
         )
     console.print(table)

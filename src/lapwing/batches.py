@@ -42,7 +42,9 @@ def count(inputs: Inputs) -> int:
     """N: the length of the leading axis, which all tensors must share."""
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors(inputs)}
     if not sizes:
-        raise TypeError(f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors.")
+        raise TypeError(
+            f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors."
+        )
     if len(sizes) > 1 or None in sizes:
         shapes = [tuple(tensor.shape) for tensor in tensors(inputs)]
         raise ValueError(
@@ -88,8 +90,8 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
         return batch[0], batch[1]
     what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
     raise TypeError(
-        f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels', holding torch tensors with a "
-        "leading axis of examples. A single batch goes in as (x, y); arrays by torch.from_numpy."
+        f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels', holding torch tensors "
+        "with a leading axis of examples. A single batch goes in as (x, y); arrays by torch.from_numpy."
     )
 
 
@@ -100,7 +102,9 @@ class Batches:
         self.data = data
         self.device = device
         self.batch_size = batch_size
-        self.pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
+        self.pair = (
+            isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
+        )
         if not self.pair and not isinstance(data, Iterable):
             raise TypeError(
                 f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors "
@@ -114,16 +118,17 @@ class Batches:
     @property
     def one_shot(self) -> bool:
         """Whether the data can be passed over only once."""
-        return not self.pair and iter(self.data) is self.data
+        return not self.pair and isinstance(self.data, Iterator)
 
     def first(self) -> Inputs:
         """The inputs of the first batch, which is not lost to the pass that follows."""
-        if self.one_shot:
-            head = list(itertools.islice(self.data, 1))
-            self.data = itertools.chain(head, self.data)
-            return next(iter(Batches(head, self.device)))[0] if head else self._empty()
-        for inputs, _ in self:
-            return inputs
+        with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+            if self.one_shot:
+                head = list(itertools.islice(self.data, 1))
+                self.data = itertools.chain(head, self.data)
+                return next(iter(Batches(head, self.device)))[0] if head else self._empty()
+            for inputs, _ in self:
+                return inputs
         return self._empty()
 
     @staticmethod
@@ -239,19 +244,19 @@ def _without_checkpoints() -> Iterator[None]:
     """Run checkpointed blocks plainly: recomputing them in a backward pass would run them outside the recording."""
     module = torch.utils.checkpoint
     with _PATCH:
-        kept = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
 
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
             yield
 
+        stand_ins = {"CheckpointFunction": _PlainCheckpoint, "_checkpoint_without_reentrant_generator": plain}
+        kept = {name: getattr(module, name) for name in stand_ins}
         try:
-            module.CheckpointFunction, module._checkpoint_without_reentrant_generator = (  # type: ignore[misc, assignment]  # put back below
-                _PlainCheckpoint,
-                plain,
-            )
+            for name, stand_in in stand_ins.items():
+                setattr(module, name, stand_in)
             yield
         finally:
-            module.CheckpointFunction, module._checkpoint_without_reentrant_generator = kept  # type: ignore[misc]  # as above
+            for name, own in kept.items():
+                setattr(module, name, own)
 
 
 @contextmanager
@@ -264,7 +269,12 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
     modes = [(module, module.training) for module in model.modules()]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
-    buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer._version, buffer.detach().clone())
+        for module, _ in modes
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
     devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
     with ExitStack() as stack:
@@ -289,6 +299,7 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
             for parameter, flag in zip(parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
             with torch.no_grad():
-                for buffer, version, value in buffers:
+                for module, name, buffer, version, value in buffers:
+                    module._buffers[name] = buffer  # a network may replace its buffers instead of changing them
                     if buffer._version != version:
                         buffer.copy_(value)

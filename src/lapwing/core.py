@@ -30,7 +30,7 @@ class Precision(Protocol):
         ...
 
     def logdet(self) -> Tensor:
-        """log |P|, differentiable in delta and scale."""
+        """Log |P|, differentiable in delta and scale."""
         ...
 
     def variance(self) -> Tensor:

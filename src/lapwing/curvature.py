@@ -33,8 +33,15 @@ AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
 class Kind(Protocol):
     """A choice of output-space factor: `degree` is its power in the likelihood's scale."""
 
-    name: str
-    degree: int
+    @property
+    def name(self) -> str:
+        """As `curvature=` takes it."""
+        ...
+
+    @property
+    def degree(self) -> int:
+        """Power of the scale."""
+        ...
 
     def count(self, form: Form) -> int:
         """K: columns per example."""
@@ -139,7 +146,7 @@ class Auto:
 
     name: str = "auto"
 
-    def choose(self, form: Form) -> tuple[GGN | MonteCarlo, str]:
+    def choose(self, form: Form) -> tuple[Kind, str]:
         """The choice and its reason."""
         columns = GGN().count(form)
         if columns <= AUTO_LIMIT:
@@ -181,6 +188,10 @@ class Batch:
         for start in range(0, total, self.step):
             columns = self.kind.columns(self.view, start, min(start + self.step, total))
             yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype), self.masked)
+
+
+class PlanChanged(Exception):
+    """A weight turned out to need the generic rule after some batches had been measured otherwise."""
 
 
 class Answer:
@@ -267,7 +278,9 @@ class Source:
                 seen += batch.examples
                 yield batch
         if not energies:
-            raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+            raise ValueError(
+                "The data has no examples: the loader is empty, or was a one-shot iterator already used up."
+            )
         every = torch.stack(energies).cpu()
         if not bool(torch.isfinite(every).all()):
             first = int((~torch.isfinite(every)).nonzero()[0, 0])
@@ -303,20 +316,25 @@ class Source:
     def _batch(
         self, tracer: Tracer, inputs: Inputs, checked: Checked, chosen: slice, ignored: bool, seen: int
     ) -> Batch:
+        known = set(self.plan.generic)
         tape = tracer.trace(inputs)
+        if seen > self.first and self.plan.generic != known:
+            raise PlanChanged(", ".join(sorted(self.plan.generic - known)))
         if not tape.output.requires_grad:
             raise ValueError("The network's output does not depend on the selected weights.")
         form = checked.form
-        if isinstance(self.kind, Auto):
-            self.kind, self.reason = self.kind.choose(form)
-        if isinstance(self.kind, Hessian):
+        kind = self.kind
+        if isinstance(kind, Auto):
+            kind, self.reason = kind.choose(form)
+            self.kind = kind
+        if isinstance(kind, Hessian):
             raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
         output = tape.output if self.create_graph else tape.output.detach()
         y = checked.y[chosen]
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
         view = View(self.likelihood, form.flatten(output), y, form, numbers, self.seed, self.create_graph)
         masked = ~self.likelihood.labelled(y).all(1) if ignored else None
-        return Batch(tape, view, self.kind, masked, 1)
+        return Batch(tape, view, kind, masked, 1)
 
     def _with_step(self, batch: Batch, cost: int) -> Batch:
         held = 4 * cost * batch.examples

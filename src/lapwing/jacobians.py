@@ -93,8 +93,9 @@ class Term:
         columns, count, groups, positions, rows = grad.shape
         # One product with the columns beside the rows: broadcasting over columns would copy the inputs K times.
         tall = grad.permute(1, 2, 0, 4, 3).reshape(count * groups, columns * rows, positions)
-        made = torch.bmm(tall, act.reshape(count * groups, positions, -1))
-        made = made.reshape(count, groups, columns, rows, -1)
+        width = act.shape[-1]  # given, since a use without positions leaves a reshape nothing to infer it from
+        made = torch.bmm(tall, act.reshape(count * groups, positions, width))
+        made = made.reshape(count, groups, columns, rows, width)
         return made.transpose(-1, -2) if self.flipped else made
 
 
@@ -218,9 +219,7 @@ class Matrix:
             made.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
         return torch.cat(made)
 
-    def _outer(
-        self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _outer(self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         """One position: gradients (K, B, G, O) and `sum_i act_i^2 weight_oi` (B, G, O) in the bases."""
         act_basis, grad_basis = (left, right) if term.flipped else (right, left)
         grad = (term.grad if grad_basis is None else term.grad @ grad_basis)[:, :, :, 0]

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from . import curvature as curvatures
-from . import evidence, likelihoods, predict, structures
+from . import evidence, likelihoods, structures
+from . import predict as predictions
 from .batches import Batches, Inputs, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
-from .curvature import Auto, Hessian, Kind, Source, Totals
+from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
 from .likelihoods import Likelihood
 from .memory import Budget, budget
 from .operators import Blocks
@@ -59,16 +60,17 @@ class Laplace:
     plan: Plan
     budget: Budget
     reason: str
+    rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
     timings: dict[str, float]
     versions: tuple[tuple[int, int], ...]
 
     @property
-    def D(self) -> int:  # noqa: N802 - the symbol of docs/math.md
+    def D(self) -> int:
         """Uncertain weights."""
         return self.space.size
 
     @property
-    def N(self) -> int:  # noqa: N802 - the symbol of docs/math.md
+    def N(self) -> int:
         """Examples seen."""
         return self.totals.examples
 
@@ -103,7 +105,7 @@ class Laplace:
 
     def functional(
         self, x: Inputs, *, joint: bool = False, variance_only: bool = False, memory: float | None = None
-    ) -> predict.Functional:
+    ) -> predictions.Functional:
         """Mean and covariance of the outputs at x, noise excluded.
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
@@ -113,39 +115,38 @@ class Laplace:
             raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
-            return predict.functional(network, self.precision, x, joint, variance_only)
-        except predict.TooManyOutputs as many:
+            return predictions.functional(network, self.precision, x, joint, variance_only)
+        except predictions.TooManyOutputs as many:
             if joint:
                 raise ValueError(
-                    f"joint=True with {many} outputs per example; expected at most {predict.EXACT_OUTPUTS}. "
+                    f"joint=True with {many} outputs per example; expected at most {predictions.EXACT_OUTPUTS}. "
                     "Use functional_samples, which is jointly right at any size."
                 ) from None
-            return predict.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
+            return predictions.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
 
     def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
-        return predict.functional_samples(self._network(None), x, self._deviations(n, generator))
+        return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
 
-    def predict(self, x: Inputs, *, memory: float | None = None) -> predict.Prediction:
+    def predict(self, x: Inputs, *, memory: float | None = None) -> predictions.Prediction:
         """Class probabilities (probit), or mean and variance with its epistemic and aleatoric parts."""
         made = self.functional(x, variance_only=True, memory=memory)
-        return predict.predict(self.likelihood, self._network(None).form(made.mean), made)
+        return predictions.predict(self.likelihood, self._network(None).form(made.mean), made)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
         rows = []
         for name, parameter in self.model.named_parameters():
-            rules = self.plan.used.get(name)
             if name in self.space.names:
-                rule, words = " + ".join(sorted(rules or {"generic"})), self.curvature.approximation(name)
-            elif rules is None and name in self.plan.asked:
+                rule, words = self.rules[name], self.curvature.approximation(name)
+            elif name in self.rules:
                 rule, words = "unused", "left out"
             else:
                 rule, words = "not selected", "fixed"
             rows.append(Row(name, tuple(parameter.shape), rule, words))
         return Coverage(tuple(rows), self.reason)
 
-    def _network(self, memory: float | None) -> predict.Network:
+    def _network(self, memory: float | None) -> predictions.Network:
         # Comparing values would cost as much as a small network's forward pass; versions tell of every in-place change.
         changed = weight_versions(self.model, self.space) != self.versions
         if changed and not torch.equal(self.space.vector(self.model).to(self.mode), self.mode):
@@ -154,7 +155,7 @@ class Laplace:
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device)
         form = self.totals.form
-        return predict.Network(self.model, self.space, self.plan, limit, None if form is None else form.axis)
+        return predictions.Network(self.model, self.space, self.plan, limit, None if form is None else form.axis)
 
     def __repr__(self) -> str:
         """One line: what was fitted to how much."""
@@ -210,11 +211,12 @@ def fit(
     seed = DEFAULT_SEED
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
-    plan = Plan(asked=set(space.names))
+    plan = Plan()
+    asked = space.names
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
     with evaluation(model, [model.get_parameter(name) for name in space.names]):
-        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else shape.measure(source)
+        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape)
         wait(device)
     measured = time.perf_counter()
     start, space = start.only(space, space.only(plan.used)), space.only(plan.used)
@@ -225,6 +227,8 @@ def fit(
     assert not isinstance(chosen, Auto) and source.totals is not None
     reason = source.reason or f"{chosen.name}, as asked"
     mode = space.vector(model)
+    if not bool(torch.isfinite(mode).all()):
+        raise ValueError("The network's weights hold NaN or Inf.")
     mode = mode.to(torch.promote_types(mode.dtype, torch.float32))
     return Laplace(
         model,
@@ -239,6 +243,7 @@ def fit(
         plan,
         limit,
         reason,
+        {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked},
         timings,
         weight_versions(model, space),
     )
@@ -248,6 +253,22 @@ def weight_versions(model: nn.Module, space: Space) -> tuple[tuple[int, int], ..
     """Where each weight is stored and how often it was changed in place."""
     parameters = (model.get_parameter(name) for name in space.names)
     return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
+
+
+def measure(source: Source, structure: Structure) -> Any:
+    """One measurement of the data; begun again where a batch taught something about the network that came too late."""
+    for _ in range(8):
+        try:
+            return structure.measure(source)
+        except PlanChanged as change:
+            if source.data.one_shot:
+                raise ValueError(
+                    f"{change} is applied in a way that only a later batch showed, and the data is a one-shot "
+                    "iterator; expected a DataLoader, a list of batches or tensors, which can be passed over again."
+                ) from None
+            source.totals = None
+            source.plan.used.clear()
+    raise ValueError("The network applies its weights differently in every pass over the data.")
 
 
 def wait(device: torch.device) -> None:
@@ -287,8 +308,8 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     """The full Hessian of the energy, in place of a structure's own measurement."""
     if not isinstance(structure, Full):
         raise ValueError(
-            f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and products "
-            "only; use structure='full', or curvature='ggn'."
+            f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and "
+            "products only; use structure='full', or curvature='ggn'."
         )
     if source.data.one_shot:
         raise ValueError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")

@@ -116,8 +116,8 @@ class Categorical:
         """The class axis is the one whose removal leaves the target's shape."""
         if f.dim() < 2:
             raise ValueError(
-                f"classification: the network's output has shape {tuple(f.shape)}; expected (N, C) or (N, T, C) logits. "
-                "A network with one logit is binary."
+                f"classification: the network's output has shape {tuple(f.shape)}; expected logits (N, C) or "
+                "(N, T, C). A network with one logit is binary."
             )
         shape = tuple(f.shape)
         fitting = [axis for axis in range(1, f.dim()) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]

@@ -52,7 +52,7 @@ class Rotated:
         return self._spectral(eps, self.values.rsqrt(), forth=False)
 
     def logdet(self) -> Tensor:
-        """log |P|."""
+        """Log |P|."""
         return self.values.log().sum()
 
     def whiten(self, v: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Diagonal:
         return eps * self.values.rsqrt()
 
     def logdet(self) -> Tensor:
-        """log |P|."""
+        """Log |P|."""
         return self.values.log().sum()
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
@@ -135,12 +135,11 @@ class Dense:
     @cached_property
     def cholesky(self) -> Tensor:
         """Lower factor; retried in float64, since a sum in float32 can lose definiteness to rounding."""
-        factor, failed = torch.linalg.cholesky_ex(self.matrix)
-        if not bool(failed):
-            return factor
-        factor, failed = torch.linalg.cholesky_ex(self.matrix.double())
-        if not bool(failed):
-            return factor.to(self.matrix.dtype)
+        factor: Tensor
+        for matrix in (self.matrix, self.matrix.double()):
+            factor, failed = torch.linalg.cholesky_ex(matrix)
+            if not bool(failed):
+                return factor.to(self.matrix.dtype)
         smallest = float(torch.linalg.eigvalsh(self.matrix.detach().double())[0])
         raise ValueError(
             f"The posterior precision is not positive definite: its smallest eigenvalue is {smallest:.3g}. "
@@ -159,16 +158,18 @@ class Dense:
     def root(self, eps: Tensor) -> Tensor:
         """R eps with R = L^-T."""
         flat = eps.reshape(-1, eps.shape[-1])
-        return torch.linalg.solve_triangular(self.cholesky.mT, flat.T, upper=True).T.reshape(eps.shape)
+        solved: Tensor = torch.linalg.solve_triangular(self.cholesky.mT, flat.T, upper=True)
+        return solved.T.reshape(eps.shape)
 
     def logdet(self) -> Tensor:
-        """log |P|."""
+        """Log |P|."""
         return 2 * self.cholesky.diagonal().log().sum()
 
     def variance(self) -> Tensor:
         """(P,): the diagonal of P^-1."""
         identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
-        return torch.linalg.solve_triangular(self.cholesky, identity, upper=False).square().sum(0)
+        inverse: Tensor = torch.linalg.solve_triangular(self.cholesky, identity, upper=False)
+        return inverse.square().sum(0)
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K)."""
@@ -178,7 +179,8 @@ class Dense:
         """(b, K, P): `J R`."""
         rows = jacobian.rows(examples).transpose(0, 1).to(self.matrix.dtype)
         flat = rows.reshape(-1, rows.shape[-1])
-        return torch.linalg.solve_triangular(self.cholesky, flat.T, upper=False).T.reshape(rows.shape)
+        solved: Tensor = torch.linalg.solve_triangular(self.cholesky, flat.T, upper=False)
+        return solved.T.reshape(rows.shape)
 
 
 def quad_by_rows(precision: Precision, jacobian: Jacobian, variance_only: bool) -> Tensor:
@@ -215,7 +217,7 @@ class Block:
         sizes = [piece.stop - piece.start for piece in self.slices]
         return list(zip(self.slices, v.split(sizes, -1), strict=True))
 
-    def jacobian(self, found: Mapping[Part, Jacobian]) -> Jacobian | None:
+    def jacobian(self, found: Mapping[Part, Matrix | Explicit]) -> Jacobian | None:
         """The Jacobian of this block's weights, in its order; None where none of them was used."""
         if self.joint is not None:
             weight = found.get(self.parts[0])
@@ -230,7 +232,7 @@ class Block:
         return Stacked(pieces, sizes, self.mask, self.joint)
 
 
-def rows_of(found: Mapping[Part, Jacobian], part: Part) -> Explicit | None:
+def rows_of(found: Mapping[Part, Matrix | Explicit], part: Part) -> Explicit | None:
     """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
     total: Tensor | None = None
     budget = None
@@ -273,7 +275,7 @@ class Blocks:
         return self._map("root", eps)
 
     def logdet(self) -> Tensor:
-        """log |P|."""
+        """Log |P|."""
         return torch.stack([block.operator.logdet() for block in self.blocks]).sum()
 
     def variance(self) -> Tensor:
@@ -282,7 +284,7 @@ class Blocks:
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces])
 
-    def quad(self, found: Mapping[Part, Jacobian], variance_only: bool = False) -> Tensor:
+    def quad(self, found: Mapping[Part, Matrix | Explicit], variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
         total: Tensor | None = None
         for block in self.blocks:
@@ -294,7 +296,7 @@ class Blocks:
             raise ValueError("None of the selected weights was used by these inputs.")
         return total
 
-    def cross(self, first: Mapping[Part, Jacobian], second: Mapping[Part, Jacobian]) -> Tensor:
+    def cross(self, first: Mapping[Part, Matrix | Explicit], second: Mapping[Part, Matrix | Explicit]) -> Tensor:
         """(B, K, b, k): the covariance between the outputs of two sets of examples."""
         total: Tensor | None = None
         for block in self.blocks:

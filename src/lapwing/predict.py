@@ -101,7 +101,7 @@ def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, vari
         for _, tape in network.tapes(x):
             form = network.form(tape.output)
             found = tape.pull(identity_cotangents(tape.output))
-            made = precision.quad(found, variance_only or form.positions > 1 and form.outputs == 1)
+            made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
             means.append(tape.output.detach())
             covariances.append(_arrange(made.detach(), form, variance_only))
     return Functional(torch.cat(means), torch.cat(covariances))
@@ -144,9 +144,7 @@ def _joint(network: Network, precision: Blocks, x: Inputs) -> Functional:
         line = [precision.cross(found, pulled(columns)[1]).detach() for columns in slices[:place]]
         lines.append([*line, precision.cross(found, found).detach()])
     whole = [
-        torch.cat(
-            [lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(slices))], 2
-        )
+        torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(slices))], 2)
         for i in range(len(slices))
     ]
     return Functional(torch.cat(means), torch.cat(whole))
@@ -237,9 +235,7 @@ class Prediction:
 def predict(likelihood: Likelihood, form: Form, made: Functional) -> Prediction:
     """Probit-scaled class probabilities, or the mean and its variance."""
     if isinstance(likelihood, Gaussian):
-        return Prediction(
-            made.mean, made.cov, aleatoric=torch.full_like(made.cov, float(1 / likelihood.scale))
-        )
+        return Prediction(made.mean, made.cov, aleatoric=torch.full_like(made.cov, float(1 / likelihood.scale)))
     scaled = made.mean / torch.sqrt(1 + math.pi / 8 * made.cov)
     axis = -1 if form.axis is None else form.axis + 1
     return Prediction(made.mean, made.cov, probs=scaled.softmax(axis))

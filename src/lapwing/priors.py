@@ -99,7 +99,11 @@ class Prior:
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
-        mean = torch.as_tensor(self.mean, dtype=None if isinstance(self.mean, Tensor) else torch.float64).to(device=like.device, dtype=like.dtype).reshape(-1)
+        mean = (
+            torch.as_tensor(self.mean, dtype=None if isinstance(self.mean, Tensor) else torch.float64)
+            .to(device=like.device, dtype=like.dtype)
+            .reshape(-1)
+        )
         if mean.numel() not in (1, space.size):
             raise ValueError(f"The prior's mean has {mean.numel()} numbers; expected 1 or {space.size}.")
         return mean.expand(space.size)

@@ -55,7 +55,9 @@ def jacobian_vectors(model: nn.Module, inputs: Inputs, space: Space, vectors: Te
         warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
         try:
             with torch.no_grad():
-                return vmap(lambda v: jvp(run, (weights,), (unflatten(v, space),))[1], randomness="same")(vectors)
+                push = vmap(lambda v: jvp(run, (weights,), (unflatten(v, space),))[1], randomness="same")
+                pushed: Tensor = push(vectors)
+                return pushed
         except (RuntimeError, NotImplementedError):
             return torch.stack([_double_backward(run, weights, unflatten(v, space)) for v in vectors])
 
@@ -75,7 +77,7 @@ def _double_backward(run: Callable[[dict[str, Tensor]], Tensor], weights: dict[s
 
 def hessian_matrix(model: nn.Module, space: Space, data: Batches, likelihood: Likelihood, chunk: int = 64) -> Tensor:
     """(D, D): the Hessian of the total energy, by second derivatives."""
-    columns = torch.eye(space.size, dtype=torch.float64)
+    columns = torch.eye(space.size, dtype=torch.float64)  # taken to the weights' dtype by each product
     products = Products(model, space, data, likelihood, Hessian())
     made = torch.cat([products.mv(part) for part in columns.split(chunk)])
     return (made + made.T) / 2
@@ -157,7 +159,7 @@ class Products:
     def _gather(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         filled = {
-            name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
+            name: torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
             for name, parameter, gradient in zip(self.space.names, parameters, gradients, strict=True)
         }
         return flatten(filled, self.space)

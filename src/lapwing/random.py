@@ -1,4 +1,4 @@
-"""Random numbers that are a function of (seed, example, position): the same in every batching, order of ranks and device."""
+"""Random numbers that are a function of (seed, example, position): the same in every batching and on every device."""
 
 from __future__ import annotations
 

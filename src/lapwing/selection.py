@@ -90,7 +90,7 @@ def select(
     """The space that `weights=` asks for; `first` gives a batch of inputs, `variance` a diagonal fit's."""
     if isinstance(weights, Subnetwork):
         return weights.choose(model, variance)
-    if isinstance(weights, Tensor) or (isinstance(weights, Mapping)):
+    if isinstance(weights, Tensor | Mapping):
         return masked_space(model, weights)
     if isinstance(weights, str):
         if weights == "all":

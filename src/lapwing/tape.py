@@ -8,6 +8,7 @@ autograd graph; such parameters take the generic rule.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +39,6 @@ class Plan:
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
-    asked: set[str] = field(default_factory=set)  # weights that were selected, used or not
     costs: dict[Any, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     batched: bool = True  # whether many cotangents can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
@@ -204,9 +204,7 @@ class Tape:
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
                     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-                    return list(
-                        torch.autograd.grad(self.output, edges, cotangents, is_grads_batched=True, **options)
-                    )
+                    return list(torch.autograd.grad(self.output, edges, cotangents, is_grads_batched=True, **options))
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -317,12 +315,10 @@ def merge(
 ) -> dict[Part, Matrix | Explicit]:
     """Put the uses of one weight together: positions of all uses are summed; unlike kinds become explicit rows."""
     parts = sorted({contribution.part for contribution in contributions})
-    apart = all(first.stop <= second.start for first, second in zip(parts, parts[1:], strict=False))
+    apart = all(first.stop <= second.start for first, second in itertools.pairwise(parts))
     made: dict[Part, Matrix | Explicit] = {}
     factored = all(isinstance(contribution.value, Term) for contribution in contributions)
-    same = all(
-        len({c.layout for c in contributions if c.part == part}) == 1 for part in parts
-    )
+    same = all(len({c.layout for c in contributions if c.part == part}) == 1 for part in parts)
     if apart and factored and same:
         for part in parts:
             own = [contribution for contribution in contributions if contribution.part == part]
@@ -399,7 +395,7 @@ class Tracer:
             if tape is not None:
                 return tape
         raise RuntimeError(
-            "The network applies its weights differently in every forward pass; expected evaluation mode to be repeatable."
+            "The network applies its weights differently in every forward pass; expected it to be repeatable."
         )
 
     def _finish(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape | None:

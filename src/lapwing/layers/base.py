@@ -63,11 +63,11 @@ class BatchAxis:
         if self.fold == "whole":
             return tensor.unsqueeze(skip)
         axis = self.axis + skip
-        if self.fold == "major":
-            return tensor.unflatten(axis, (examples, -1)).movedim(axis, skip)
-        if self.fold == "minor":
-            return tensor.unflatten(axis, (-1, examples)).movedim(axis + 1, skip)
-        return tensor.movedim(axis, skip)
+        if self.fold == "none":
+            return tensor.movedim(axis, skip)
+        sizes = (examples, -1) if self.fold == "major" else (-1, examples)
+        parted: Tensor = tensor.unflatten(axis, sizes)
+        return parted.movedim(axis if self.fold == "major" else axis + 1, skip)
 
     def fits(self, shape: torch.Size | tuple[int, ...], examples: int) -> bool:
         """Whether a tensor of this shape can have its examples here."""
@@ -205,8 +205,9 @@ def output_edge(output: Tensor) -> GradientEdge:
 
 
 def positions_last(tensor: Tensor, lead: int, width: int) -> Tensor:
-    """(lead..., positions..., width) -> (lead..., T, width)."""
-    return tensor.reshape(*tensor.shape[:lead], -1, width)
+    """(lead..., positions..., rest) -> (lead..., T, width); `width` may cover several trailing axes."""
+    positions = _product(tensor.shape[lead:]) // width
+    return tensor.reshape(*tensor.shape[:lead], positions, width)
 
 
 def channels(tensor: Tensor, lead: int, spatial: int, groups: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A parameter added to, multiplied with or expanded over the examples: position parameters, layer scales, class tokens."""
+"""A parameter added to, multiplied with or expanded over the examples: positions, layer scales, class tokens."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def _vectorised(
     weights = {name: model.get_parameter(name).detach() for name in names}
 
     def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
-        _, pull = vjp(lambda given: run(given, map_tensors(lambda tensor: tensor[None], example)), weights)
+        pull: Any
+        _, pull = vjp(lambda given: run(given, map_tensors(lambda tensor: tensor[None], example)), weights)  # type: ignore[misc]  # three values only with has_aux
         rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
         return rows
 

@@ -94,7 +94,8 @@ def usable_range(ref: Ref | None) -> Ref | None:
 def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.linear(input, weight, bias)`."""
     values = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    given, weight, bias = values["input"], values["weight"], values.get("bias")
+    given, weight = values["input"], values["weight"]
+    bias: Any = values.get("bias")
     refs = {"weight": usable_matrix(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
     found = {role: ref for role, ref in refs.items() if ref is not None}
     if not found or weight.dim() != 2:
@@ -128,7 +129,8 @@ def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
 def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.bilinear(input1, input2, weight, bias)`."""
     values = dict(zip(("input1", "input2", "weight", "bias"), args, strict=False)) | kwargs
-    weight, bias = values["weight"], values.get("bias")
+    weight = values["weight"]
+    bias: Any = values.get("bias")
     refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
     found = {role: ref for role, ref in refs.items() if ref is not None}
     if not found:

@@ -65,7 +65,8 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
         bare = {**values, "weight": None, **({"bias": None} if "bias" in signature.parameters else {})}
 
         def normalised(given: Tensor) -> Tensor:
-            return function(**{**bare, "input": given})
+            made: Tensor = function(**{**bare, "input": given})
+            return made
 
         trailing = len(values.get("normalized_shape", ()))
         axes = (0,) if per_channel else tuple(range(output.dim() - trailing))

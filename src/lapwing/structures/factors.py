@@ -1,0 +1,248 @@
+"""Sums of Kronecker factors over the data: inputs and gradients of every matrix-shaped weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..curvature import Source
+from ..jacobians import Explicit, Layout, Matrix, Term
+from ..layers.base import Part
+from .common import sum_dtype
+
+LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
+WORTH_SPLITTING = 3e10  # operations from which a symmetric product is done by halves: below, calls cost more
+LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
+Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
+
+
+@dataclass
+class Factors:
+    """Sums for one orientation of one weight: inputs (.., width, width), gradients, and positions counted.
+
+    A side that is diagonal (one-hot inputs, or too long) is kept as a vector.
+    """
+
+    inputs: Tensor
+    gradients: Tensor
+    count: float = 0.0
+
+
+@dataclass
+class KronSums:
+    """Additive sums: factors of matrix-shaped weights, dense or diagonal curvature of the others."""
+
+    layouts: dict[Key, Layout] = field(default_factory=dict)
+    weights: dict[Key, Layout] = field(default_factory=dict)  # of joint blocks: the weight's layout alone
+    factors: dict[tuple[Key, bool], Factors] = field(default_factory=dict)
+    others: dict[Part, Tensor] = field(default_factory=dict)
+    corrected: dict[Key, Tensor] = field(default_factory=dict)
+    bases: dict[Key, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
+
+
+def outer(rows: Tensor) -> Tensor:
+    """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square."""
+    rows = rows.to(sum_dtype(rows.dtype))
+    width = rows.shape[-1]
+    if width > LARGEST_SIDE:
+        return rows.square().sum(1)
+    if width < 512 or rows.shape[1] < width or rows.shape[1] * width**2 < WORTH_SPLITTING:
+        return rows.mT @ rows
+    return symmetric(rows, 3 if rows.is_cuda else 4)
+
+
+def symmetric(rows: Tensor, number: int) -> Tensor:
+    """`rows^T rows` by its lower blocks alone (with four pieces 10 products of 16): the rest is their transpose.
+
+    On a GPU three pieces were the fastest at widths from 576 to 2,304; with more, products no longer fill it.
+    """
+    pieces = rows.split(-(-rows.shape[-1] // number), -1)
+    blocks = [[left.mT @ right for right in pieces[: place + 1]] for place, left in enumerate(pieces)]
+    lines = [
+        torch.cat([blocks[i][j] if j <= i else blocks[j][i].mT for j in range(len(pieces))], -1)
+        for i in range(len(pieces))
+    ]
+    return torch.cat(lines, -2)
+
+
+def measure_factors(approx: str, bias: str, source: Source) -> KronSums:
+    """Sums of both factors over all data."""
+    sums = KronSums()
+    for batch in source:
+        reduced = approx == "reduce" or (approx == "auto" and batch.view.form.positions == 1)
+        pairs = batch.tape.pairs() if bias == "joint" else {}
+        last: dict[Key, Matrix] = {}
+        alive: dict[tuple[Key, int], Tensor] = {}
+        for found in batch.columns():
+            products: dict[tuple[int, ...], Tensor] = {}  # of this chunk: a bias has the gradients of its weight
+            for part, jacobian in found.items():
+                if isinstance(jacobian, Explicit):
+                    add_other(sums, part, jacobian)
+                    continue
+                key, matrix = joined(part, jacobian, pairs)
+                if key is None or matrix is None:
+                    continue
+                last[key] = matrix
+                if len(key) == 2:
+                    sums.weights[key] = jacobian.layout
+                add_gradients(sums, key, matrix, reduced, products)
+                if batch.masked is not None:
+                    for place, term in enumerate(matrix.terms):
+                        nonzero = (term.grad != 0).any(0).any(-1).any(1)
+                        earlier = alive.get((key, place))
+                        alive[key, place] = nonzero if earlier is None else earlier | nonzero
+        for key, matrix in last.items():
+            weights = [
+                counted_positions(term, batch.masked, alive.get((key, place)))
+                for place, term in enumerate(matrix.terms)
+            ]
+            add_inputs(sums, key, matrix, weights, reduced)
+    return sums
+
+
+def joined(part: Part, jacobian: Matrix, pairs: dict[Part, Part]) -> tuple[Key | None, Matrix | None]:
+    """A weight with its bias where they are one block; the bias alone is then left out."""
+    if part in pairs:
+        return (part, pairs[part]), jacobian.with_bias()
+    if part in pairs.values():
+        return None, None
+    return (part,), jacobian
+
+
+def add_other(sums: KronSums, part: Part, jacobian: Explicit) -> None:
+    """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
+    rows = jacobian.value.flatten(0, 1)
+    rows = rows.to(sum_dtype(rows.dtype))
+    made = rows.T @ rows if jacobian.size <= LARGEST_DENSE else rows.square().sum(0)
+    sums.others[part] = made if part not in sums.others else sums.others[part] + made
+
+
+def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -> Tensor | None:
+    """(B, T) booleans: positions that enter the input factor; None where all do.
+
+    Of examples with ignored labels, positions without any gradient leave it.
+    """
+    counted = term.counted
+    if masked is not None and alive is not None:
+        valid = alive | ~masked[:, None]
+        counted = valid if counted is None else counted & valid
+    return counted
+
+
+def add_gradients(
+    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: dict[tuple[int, ...], Tensor]
+) -> None:
+    """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
+    sums.layouts.setdefault(key, matrix.layout)
+    for flipped in {term.flipped for term in matrix.terms}:
+        grads = [term.grad for term in matrix.terms if term.flipped == flipped]
+        key_of_product = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
+        if key_of_product not in products:
+            if reduced:
+                products[key_of_product] = outer_of(torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3))
+            else:
+                products[key_of_product] = sum((outer_of(grad) for grad in grads[1:]), outer_of(grads[0]))
+        factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
+        factors.gradients = factors.gradients + products[key_of_product]
+
+
+def outer_of(grad: Tensor) -> Tensor:
+    """(K, B, G, T, width) -> (G, width, width), summed over the rest."""
+    columns, examples, groups, positions, width = grad.shape
+    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width))
+
+
+def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
+    if (key, flipped) not in sums.factors:
+        groups, rows, columns = matrix.layout.matrix
+        wide, tall = (rows, columns) if flipped else (columns, rows)
+        # One-hot inputs have a diagonal factor; their averages over positions do not.
+        tokens = not reduced and all(term.acts.index is not None for term in matrix.terms if term.flipped == flipped)
+
+        def zeros(size: int, diagonal: bool) -> Tensor:
+            shape = (groups, size) if diagonal else (groups, size, size)
+            return torch.zeros(shape, dtype=sum_dtype(like.dtype), device=like.device)
+
+        sums.factors[key, flipped] = Factors(
+            zeros(wide, tokens or wide > LARGEST_SIDE), zeros(tall, tall > LARGEST_SIDE)
+        )
+    return sums.factors[key, flipped]
+
+
+def add_inputs(sums: KronSums, key: Key, matrix: Matrix, weights: list[Tensor | None], reduced: bool) -> None:
+    """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
+    for flipped in {term.flipped for term in matrix.terms}:
+        own = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
+        factors = sums.factors[key, flipped]
+        if reduced:
+            _add_reduced(factors, matrix, own)
+        else:
+            for term, weight in own:
+                _add_expanded(factors, matrix, term, weight)
+
+
+def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None) -> None:
+    examples = matrix.examples
+    positions = examples * term.acts.positions if weight is None else weight.sum().item()
+    factors.count += positions
+    if term.acts.index is not None and not term.acts.ones:
+        tokens = term.acts.index if weight is None else term.acts.index[weight]
+        counts = torch.bincount(tokens.flatten(), minlength=term.acts.width).to(factors.inputs.dtype)
+        factors.inputs = factors.inputs + (counts[None] if factors.inputs.dim() == 2 else torch.diag(counts)[None])
+        return
+    if term.acts.constant:
+        factors.inputs = factors.inputs + positions
+        return
+    groups = matrix.layout.matrix[0]
+    each = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
+    for chosen in matrix.budget.slices(examples, each):
+        act = term.acts(chosen)
+        if weight is not None:
+            act = act * weight[chosen, None, :, None]
+        factors.inputs = factors.inputs + outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]))
+
+
+def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor | None]]) -> None:
+    """All uses' positions are averaged together, per example."""
+    examples, groups = matrix.examples, matrix.layout.matrix[0]
+    device = factors.inputs.device
+    total = torch.zeros(examples, device=device, dtype=factors.inputs.dtype)
+    for term, weight in own:
+        total = total + (term.acts.positions if weight is None else weight.sum(1))
+    factors.count += examples if all(weight is None for _, weight in own) else float((total > 0).sum())
+    each = max((term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4 for term, _ in own)
+    for chosen in matrix.budget.slices(examples, each):
+        mean: Tensor | None = None
+        for term, weight in own:
+            act = term.acts(chosen).to(factors.inputs.dtype)
+            if weight is not None:
+                act = act * weight[chosen, None, :, None]
+            summed = act.sum(2)
+            mean = summed if mean is None else mean + summed
+        assert mean is not None
+        mean = mean / total[chosen].clamp(min=1)[:, None, None]
+        made = outer(mean.transpose(0, 1))
+        if factors.inputs.dim() == 2 and made.dim() == 3:
+            made = made.diagonal(dim1=-2, dim2=-1)
+        factors.inputs = factors.inputs + made
+
+
+def measure_corrections(sums: KronSums, source: Source) -> KronSums:
+    """Second moments of the Jacobian in the eigenbases: the second pass of EKFAC."""
+    paired = {key[0]: key[1] for key in sums.bases if len(key) == 2}
+    for batch in source:
+        for found in batch.columns():
+            for part, jacobian in found.items():
+                if isinstance(jacobian, Explicit):
+                    continue
+                key, matrix = joined(part, jacobian, paired)
+                if key is None or matrix is None:
+                    continue
+                left, right = sums.bases[key]
+                cast = [None if basis is None else basis.to(matrix.dtype) for basis in (left, right)]
+                made = matrix.square_sum(*cast)
+                made = made.to(sum_dtype(made.dtype))
+                sums.corrected[key] = made if key not in sums.corrected else sums.corrected[key] + made
+    return sums

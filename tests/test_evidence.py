@@ -1,0 +1,259 @@
+"""The log evidence against its dense definition, and its gradients against finite differences of that definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lapwing as lw
+import reference
+import reference_dense as dense
+from conftest import DEVICE
+from fitting import seeded, weights_of
+from tables import Table, moved, relative, table
+
+EXACT = 1e-9
+STRUCTURES: dict[str, Any] = {
+    "kron": lw.Kron(),
+    "kron reduce": lw.Kron(approx="reduce"),
+    "kron joint": lw.Kron(bias="joint"),
+    "ekfac": lw.EKFAC(),
+    "diag": lw.Diag(),
+    "block": lw.Block(),
+    "full": lw.Full(),
+}
+EVERY = pytest.mark.parametrize("structure", STRUCTURES)
+CASES = pytest.mark.parametrize(
+    "name", ["mlp", "mlp_regression", "token_classifier", "token_regression", "batch_norm1d"]
+)
+NOISE = 0.45
+
+
+def curvature(case: Table, structure: str, kind: str) -> Tensor:
+    """(D, D): the dense curvature of a structure at scale one."""
+    settings: dict[str, Any] = {"curvature": kind}
+    if structure.startswith("kron"):
+        settings["approx"] = "reduce" if "reduce" in structure else "expand"
+        settings["bias"] = "joint" if "joint" in structure else "separate"
+        return case.kron(**settings)
+    if structure == "ekfac":
+        return reference.ekfac_of(*case.blocks(**settings))
+    exact = case.ggn
+    if kind == "empirical":
+        exact = dense.empirical(case.model, case.x, case.y, case.case.likelihood, case.names, case.case.axis)
+    if structure == "diag":
+        return torch.diag(exact.diagonal())
+    if structure == "block":
+        owner = [name.rpartition(".")[0] for name in case.names]
+        number = torch.tensor([owner.index(each) for each in owner]).repeat_interleave(sizes(case))
+        return exact * (number[:, None] == number)
+    return exact
+
+
+def sizes(case: Table) -> Tensor:
+    """Numbers of weights per tensor."""
+    return torch.tensor([case.model.get_parameter(name).numel() for name in case.names])
+
+
+def definition(case: Table, structure: str, kind: str = "ggn") -> Callable[..., Tensor]:
+    """The dense log evidence as a function of the prior precision (D,), its mean (D,) and the noise."""
+    matrix, theta = curvature(case, structure, kind), weights_of(case.model)
+    regression = case.case.likelihood == "regression"
+    total = dense.energy(case.model, case.x, case.y, case.case.likelihood, case.case.axis)
+    degree = 2 if kind == "empirical" else 1
+
+    def value(delta: Tensor, mean: Tensor | float = 0.0, noise: float = NOISE) -> Tensor:
+        scale = noise ** (-2 * degree) if regression else 1.0
+        fit = dense.log_likelihood(case.case.likelihood, total, case.y.numel(), noise)
+        return dense.log_evidence(fit, matrix, theta, mean * torch.ones_like(theta), delta, scale)
+
+    return value
+
+
+def fit(case: Table, structure: str, kind: str = "ggn", **options: Any) -> lw.Laplace:
+    """A fit with noise that is not one."""
+    likelihood = lw.Gaussian(noise=NOISE) if case.case.likelihood == "regression" else case.likelihood
+    data = moved(case.x), moved(case.y)
+    model = case.case.make()[0].to(DEVICE)
+    return lw.fit(model, data, likelihood, structure=STRUCTURES[structure], curvature=kind, **options)
+
+
+def positive(count: int, seed: int = 3) -> Tensor:
+    """Numbers between 0.5 and 1.5."""
+    return torch.rand(count, generator=seeded(seed), dtype=torch.float64) + 0.5
+
+
+@EVERY
+@CASES
+@pytest.mark.parametrize("kind", ["ggn", "empirical"])
+def test_the_log_evidence_is_its_definition(name: str, structure: str, kind: str) -> None:
+    """For every kind of prior, with means, and at other noises, equal to the dense value."""
+    case = table(name)
+    expected = definition(case, structure, kind)
+    weights = len(weights_of(case.model))
+    ones = torch.ones(weights, dtype=torch.float64)
+    la = fit(case, structure, kind, prior=lw.Prior.scalar(0.7, mean=0.2))
+    assert relative(la.log_evidence(), expected(0.7 * ones, 0.2)) < EXACT
+    mean = torch.randn(weights, generator=seeded(5), dtype=torch.float64)
+    assert relative(la.log_evidence(prior=lw.Prior.scalar(3.0, mean=mean)), expected(3 * ones, mean)) < EXACT
+    assert relative(la.log_evidence(prior=5.0), expected(5 * ones)) < EXACT
+    if case.case.likelihood == "regression":
+        assert relative(la.log_evidence(noise=1.3), expected(0.7 * ones, 0.2, 1.3)) < EXACT
+    if structure != "kron joint":  # one precision per block
+        each = positive(len(case.names))
+        layered = lw.Prior.layerwise(each, mean=0.1)
+        assert relative(la.log_evidence(prior=layered), expected(each.repeat_interleave(sizes(case)), 0.1)) < EXACT
+    first = case.names[0].rpartition(".")[0]
+    groups = torch.tensor([2.5 if each.startswith(first + ".") else 0.4 for each in case.names], dtype=torch.float64)
+    grouped = la.with_prior(lw.Prior.groups({first: 2.5, "*": 0.4}))
+    assert relative(grouped.log_evidence(), expected(groups.repeat_interleave(sizes(case)))) < EXACT
+    if structure in ("diag", "full", "block"):
+        elementwise = positive(weights)
+        assert relative(la.log_evidence(prior=lw.Prior.diagonal(elementwise)), expected(elementwise)) < EXACT
+
+
+def differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
+    """Central differences of a function of a vector."""
+    made = []
+    for place in range(len(at)):
+        shift = torch.zeros_like(at)
+        shift[place] = step * float(at[place])
+        made.append((function(at + shift) - function(at - shift)) / (2 * shift[place]))
+    return torch.stack(made)
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["mlp", "mlp_regression", "token_regression"])
+@pytest.mark.parametrize("kind", ["ggn", "empirical"])
+def test_gradients_of_the_evidence(name: str, structure: str, kind: str) -> None:
+    """In one precision, in one per tensor and in the noise: those of the dense definition by finite differences."""
+    case = table(name)
+    value = definition(case, structure, kind)
+    ones = torch.ones(len(weights_of(case.model)), dtype=torch.float64)
+    la = fit(case, structure, kind)
+
+    scalar = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(la.log_evidence(prior=scalar), scalar)
+    expected = differences(lambda at: value(at * ones), scalar.detach()[None])[0]
+    assert relative(gradient, expected) < 1e-6
+
+    if structure != "kron joint":
+        layered = positive(len(case.names)).requires_grad_()
+        made = la.with_prior(lw.Prior.layerwise(1.0)).log_evidence(prior=layered)
+        (gradient,) = torch.autograd.grad(made, layered)
+        expected = differences(lambda at: value(at.repeat_interleave(sizes(case))), layered.detach())
+        assert relative(gradient, expected) < 1e-6
+        again = lw.Prior.layerwise(layered)
+        assert torch.equal(torch.autograd.grad(la.log_evidence(prior=again), layered)[0], gradient)
+
+    if case.case.likelihood == "regression":
+        noise = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(la.log_evidence(noise=noise), noise)
+        expected = differences(lambda at: value(ones, noise=float(at)), noise.detach()[None])[0]
+        assert relative(gradient, expected) < 1e-6
+        both = torch.autograd.grad(la.log_evidence(prior=scalar, noise=noise), (scalar, noise))
+        expected = differences(lambda at: value(at[0] * ones, noise=float(at[1])), torch.tensor([0.6, 0.8]).double())
+        assert relative(torch.stack(both), expected) < 1e-6
+
+
+@EVERY
+def test_gradients_of_the_log_determinant(structure: str) -> None:
+    """`d logdet P / d delta = diag P^-1` and `d logdet P / d scale = tr P^-1 H`, summed over what shares a number."""
+    case = table("mlp")
+    la = fit(case, structure)
+    matrix = curvature(case, structure, "ggn")
+    count = len(matrix)
+    free = structure in ("diag", "full", "block")
+    owner = [name.rpartition(".")[0] for name in case.names]
+    group = torch.tensor([owner.index(each) for each in owner]).repeat_interleave(sizes(case))
+    group = torch.arange(count) if free else group
+    values = positive(int(group.max()) + 1).to(DEVICE).requires_grad_()
+    scale = torch.tensor(1.3, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    logdet = la.curvature.precision(values[group.to(DEVICE)], scale).logdet()
+    dense_precision = 1.3 * matrix + torch.diag(values.detach().cpu()[group])
+    assert relative(logdet.detach(), torch.logdet(dense_precision)) < EXACT
+    first, second = torch.autograd.grad(logdet, (values, scale))
+    inverse = torch.linalg.inv(dense_precision)
+    expected = torch.zeros(len(values), dtype=torch.float64).index_add(0, group, inverse.diagonal())
+    assert relative(first, expected) < 1e-8
+    assert relative(second, (inverse * matrix).sum()) < 1e-8
+
+
+@pytest.mark.parametrize("structure", ["kron", "kron joint", "ekfac"])
+def test_kronecker_blocks_refuse_elementwise_priors(structure: str) -> None:
+    """With the weight that cannot hold it and the alternatives, when asked for evidence and for covariances."""
+    case = table("mlp")
+    prior = lw.Prior.diagonal(positive(len(weights_of(case.model))))
+    la = fit(case, structure)
+    for ask in (
+        lambda: la.log_evidence(prior=prior),
+        lambda: la.with_prior(prior).functional(moved(case.x)),
+        lambda: la.with_prior(prior).sample(1),
+    ):
+        with pytest.raises(
+            ValueError, match=r"different precisions inside '0.weight'.*layerwise prior.*'diag'.*'full'"
+        ):
+            ask()
+    # An elementwise prior whose numbers agree within each weight is a layerwise one.
+    even = positive(len(case.names)) if structure != "kron joint" else torch.full((len(case.names),), 0.6).double()
+    delta = even.repeat_interleave(sizes(case))
+    assert relative(la.log_evidence(prior=lw.Prior.diagonal(delta)), definition(case, structure)(delta)) < EXACT
+
+
+def test_joint_blocks_refuse_layerwise_priors() -> None:
+    """Weight and bias are one block: their precisions have to agree, or the bias to be separate."""
+    case = table("mlp")
+    la = fit(case, "kron joint")
+    with pytest.raises(ValueError, match=r"'0\.weight' and '0\.bias'.*bias='separate'"):
+        la.log_evidence(prior=lw.Prior.layerwise(positive(len(case.names))))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, -2.0])], ids=str)
+def test_precisions_that_are_not_positive(value: Any) -> None:
+    """Refused wherever a prior can be given."""
+    case = table("mlp")
+    la = fit(case, "diag")
+    for ask in (
+        lambda: la.log_evidence(prior=lw.Prior.layerwise(value)),
+        lambda: fit(case, "diag", prior=lw.Prior.layerwise(value)),
+        lambda: la.with_prior(lw.Prior.diagonal(value)),
+    ):
+        with pytest.raises(ValueError, match="positive finite"):
+            ask()
+
+
+def test_priors_and_noises_that_do_not_fit() -> None:
+    """Wrong counts, unknown groups, types and noises are refused with what was expected."""
+    case = table("mlp_regression")
+    la = fit(case, "full")
+    refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: la.log_evidence(prior=lw.Prior.layerwise([1.0, 2.0])), ValueError, "expected 1 or 4"),
+        (lambda: la.log_evidence(prior=lw.Prior.diagonal([1.0, 2.0])), ValueError, f"expected 1 or {la.D}"),
+        (lambda: la.log_evidence(prior=lw.Prior.scalar(1.0, mean=torch.zeros(3))), ValueError, "mean has 3 numbers"),
+        (lambda: la.log_evidence(prior=lw.Prior.groups({"0": 1.0})), ValueError, r"fits '2\.weight'"),
+        (lambda: la.log_evidence(prior=torch.ones(2)), ValueError, "2 precisions"),
+        (lambda: la.log_evidence(prior="big"), TypeError, "str"),
+        (lambda: la.log_evidence(noise=-1.0), ValueError, "positive standard deviation"),
+        (lambda: lw.Gaussian(noise=0.0), ValueError, "positive standard deviation"),
+        (lambda: table("mlp").fit("diag").log_evidence(noise=1.0), ValueError, "no noise"),
+    ]
+    for ask, error, message in refused:
+        with pytest.raises(error, match=message):
+            ask()
+
+
+def test_the_evidence_of_weights_that_are_used() -> None:
+    """Layers that are never run leave the evidence and the count of weights."""
+    case = table("unused_layer")
+    la = case.fit("full", prior=2.0)
+    index = case.index(la)
+    theta = weights_of(case.model)[index]
+    energy = dense.energy(case.model, case.x, case.y, "classification")
+    delta = torch.full_like(theta, 2.0)
+    expected = dense.log_evidence(-energy, case.ggn[index][:, index], theta, torch.zeros_like(theta), delta)
+    assert relative(la.log_evidence(), expected) < EXACT
+    assert len(case.ggn) > la.D == len(index)
