@@ -106,10 +106,10 @@ def classification() -> list[tuple[Answers, Answers]]:
     far = 20 * torch.stack([circle.cos(), circle.sin()], 1)
     prior = 1.0
     table = Table(title="2,000 new points, and a circle of radius 20")
-    for column in ("network", "", "accuracy", "neg. log-likelihood", "confidence far away"):
+    for column in ("network", "", "accuracy", "neg. log-lik.", "sure far away"):
         table.add_column(column)
     made = []
-    for name, norm_first in (("LayerNorm, Tanh", True), ("Tanh, LayerNorm", False)):
+    for name, norm_first in (("norm first", True), ("norm after", False)):
         model = mlp(2, 2, norm_first=norm_first)
         train(model, x, y, nn.CrossEntropyLoss(), prior / len(x), 600, "classification")
         la = lw.fit(model, (x, y), "classification", structure="kron", prior=prior, progress=True)

@@ -156,7 +156,9 @@ def test_gradients_of_the_evidence(name: str, structure: str, kind: str) -> None
         expected = differences(lambda at: value(ones, noise=float(at)), noise.detach()[None])[0]
         assert relative(gradient, expected) < 1e-6
         both = torch.autograd.grad(la.log_evidence(prior=scalar, noise=noise), (scalar, noise))
-        expected = differences(lambda at: value(at[0] * ones, noise=float(at[1])), torch.tensor([0.6, 0.8]).double())
+        expected = differences(
+            lambda at: value(at[0] * ones, noise=float(at[1])), torch.tensor([0.6, 0.8], dtype=torch.float64)
+        )
         assert relative(torch.stack(both), expected) < 1e-6
 
 
@@ -199,7 +201,11 @@ def test_kronecker_blocks_refuse_elementwise_priors(structure: str) -> None:
         ):
             ask()
     # An elementwise prior whose numbers agree within each weight is a layerwise one.
-    even = positive(len(case.names)) if structure != "kron joint" else torch.full((len(case.names),), 0.6).double()
+    even = (
+        positive(len(case.names))
+        if structure != "kron joint"
+        else torch.full((len(case.names),), 0.6, dtype=torch.float64)
+    )
     delta = even.repeat_interleave(sizes(case))
     assert relative(la.log_evidence(prior=lw.Prior.diagonal(delta)), definition(case, structure)(delta)) < EXACT
 

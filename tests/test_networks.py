@@ -156,4 +156,3 @@ def test_posterior_and_functional_covariance(name: str, structure: str) -> None:
     samples = la.functional_samples(x, 3, generator=torch.Generator().manual_seed(1)) - joint.mean
     pushed = torch.einsum("nfd,sd->snf", jacobian, draws.cpu())
     assert relative(samples.reshape(pushed.shape), pushed) < EXACT
-

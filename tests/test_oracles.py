@@ -16,8 +16,6 @@ from fitting import built, classes, fitted, normal
 from tables import curvature_of, moved, relative
 
 curvlinops = pytest.importorskip("curvlinops")
-# Warnings of the libraries that are compared with are not ours to repair.
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 NETWORKS = ("mlp", "cnn")
 LIKELIHOODS = ("classification", "regression")

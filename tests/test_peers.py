@@ -167,6 +167,9 @@ def test_row_13_generators_are_used() -> None:
     fits = [curvature_of(case.fit("full", "fisher", generator=seeded(seed))) for seed in (1, 1, 2)]
     assert torch.equal(fits[0], fits[1])
     assert not torch.allclose(fits[0], fits[2])
+    generator = seeded(1)
+    assert torch.equal(fits[0], curvature_of(case.fit("full", "fisher", generator=generator)))
+    assert not torch.allclose(fits[0], curvature_of(case.fit("full", "fisher", generator=generator)))
 
 
 def test_row_13_labels_differ_between_batches() -> None:

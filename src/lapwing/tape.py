@@ -36,6 +36,7 @@ class Plan:
 
     axes: dict[str, BatchAxis | None] = field(default_factory=dict)  # None: no examples in that output
     tentative: set[str] = field(default_factory=set)  # axes taken where the gradient was zero: looked at again
+    rows: dict[Any, float] = field(default_factory=dict)  # rows per example along that axis, by the inputs' shapes
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
@@ -433,6 +434,7 @@ class Tracer:
         for use in tape.uses:
             places.append((use.key, use.shape, use.axes, use.edge))
             places += [(lift.key, lift.shape, lift.axes, lift.edge) for lift in use.lifts]
+        self._distrust(tape)
         unknown = [place for place in places if not self._known(place[0], place[1], tape.examples)]
         if not unknown:
             return
@@ -458,6 +460,21 @@ class Tracer:
                     break
             if not nonzero.any():
                 self.plan.tentative.add(key)
+
+    def _distrust(self, tape: Tape) -> None:
+        """Give the generic rule to weights applied to a selection of positions that depends on the data.
+
+        Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
+        examples, even where the number happens to fit.
+        """
+        shapes = signature(tape.inputs)
+        for use in tape.uses:
+            place = self.plan.axes.get(use.key)
+            if place is None or place.fold == "whole" or use.key in self.plan.tentative:
+                continue
+            rows = use.shape[place.axis] / tape.examples
+            if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
+                self.plan.generic.update(use.names)
 
     def _known(self, key: str, shape: tuple[int, ...], examples: int) -> bool:
         if key not in self.plan.axes or key in self.plan.tentative:
