@@ -17,7 +17,7 @@ CARRY := .carry
 # The libraries that we compare with. Without dependencies: see the extra `oracles` in pyproject.toml.
 ORACLES := laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops linear_operator \
            lightning-utilities opt-einsum torchmetrics tqdm unfoldNd
-CARRIED := pytest pluggy iniconfig packaging pygments rich markdown-it-py mdurl $(ORACLES)
+CARRIED := pytest pytest-xdist execnet pluggy iniconfig packaging pygments rich markdown-it-py mdurl $(ORACLES)
 
 FOUND := PYTHONPATH=src:$(CARRY) $(PYTHON)
 ifdef NO_INSTALL
@@ -45,7 +45,8 @@ test: $(TOOLS) ## run the tests on the CPU
 test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing installed
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \
 	  { echo "pytest is not there: run 'make carry' where packages can be installed and bring $(CARRY) along"; exit 1; }
-	@LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider $(ARGS)
+	@if $(FOUND) -c 'import xdist' 2>/dev/null; then parallel="-n $(WORKERS)"; fi; \
+	  OMP_NUM_THREADS=1 LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider $$parallel $(ARGS)
 
 lint: $(TOOLS) ## ruff, and mypy in strict mode on src
 	@$(RUN) -m ruff check .

@@ -58,8 +58,9 @@ class Table:
     def fit(self, structure: Any, curvature: Any = "ggn", **options: Any) -> lw.Laplace:
         """Fit ours, on the device under test."""
         model = self.case.make()[0].to(DEVICE)
-        return lw.fit(model, (moved(self.x), moved(self.y)), self.likelihood, structure=structure,
-                      curvature=curvature, **options)
+        return lw.fit(
+            model, (moved(self.x), moved(self.y)), self.likelihood, structure=structure, curvature=curvature, **options
+        )
 
     def index(self, la: lw.Laplace) -> Tensor:
         """Places of the fitted weights among all trainable ones."""

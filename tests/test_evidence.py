@@ -14,7 +14,8 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import seeded, weights_of
-from tables import Table, moved, relative, table
+from lapwing.jacobians import part_ways
+from tables import Table, curvature_of, moved, relative, table
 
 EXACT = 1e-9
 STRUCTURES: dict[str, Any] = {
@@ -210,12 +211,65 @@ def test_kronecker_blocks_refuse_elementwise_priors(structure: str) -> None:
     assert relative(la.log_evidence(prior=lw.Prior.diagonal(delta)), definition(case, structure)(delta)) < EXACT
 
 
-def test_joint_blocks_refuse_layerwise_priors() -> None:
-    """Weight and bias are one block: their precisions have to agree, or the bias to be separate."""
+def test_joint_blocks_hold_layerwise_priors() -> None:
+    """Weight and bias are one block whose last column has another precision: exact, with its gradient."""
     case = table("mlp")
     la = fit(case, "kron joint")
-    with pytest.raises(ValueError, match=r"'0\.weight' and '0\.bias'.*bias='separate'"):
-        la.log_evidence(prior=lw.Prior.layerwise(positive(len(case.names))))
+    precisions = positive(len(case.names)).requires_grad_()
+    value = la.log_evidence(prior=la.prior.layerwise(precisions))
+    delta = torch.repeat_interleave(precisions.detach(), torch.tensor([p.numel() for p in case.model.parameters()]))
+    matrix = curvature_of(la) + torch.diag(delta)
+    expected = 0.5 * (delta.log().sum() - torch.logdet(matrix) - (delta * weights_of(case.model).square()).sum())
+    expected = expected - la.totals.energy
+    assert abs(float(value.detach()) - float(expected)) < 1e-9 * abs(float(expected))
+    (gradient,) = torch.autograd.grad(value, precisions)
+    inner = 0.5 * (1 / delta - torch.linalg.inv(matrix).diagonal() - weights_of(case.model).square())
+    sizes = [parameter.numel() for parameter in case.model.parameters()]
+    assert relative(gradient, torch.stack([piece.sum() for piece in inner.split(sizes)])) < 1e-9
+
+
+@pytest.mark.parametrize("structure", ["kron", "kron joint"])
+@pytest.mark.parametrize("name", ["mlp", "conv2d_groups", "conv_transpose2d", "embedding_padding", "tied_gpt"])
+def test_priors_of_rows_times_columns_are_exact(name: str, structure: str) -> None:
+    """One precision per row times one per column keeps the Kronecker form: every method equals the dense one."""
+    case = table(name)
+    la = fit(case, structure)
+    generator = seeded(7)
+    factors = {
+        key: [
+            (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5).requires_grad_()
+            for shape in ((groups, rows, 1), (groups, 1, columns))
+        ]
+        for key, spectrum in la.curvature.blocks.items()
+        for groups, rows, columns in [spectrum.layout.matrix]
+    }
+    pieces: dict[int, torch.Tensor] = {}
+    for key, spectrum in la.curvature.blocks.items():
+        flat = spectrum.layout.to_flat(factors[key][0] * factors[key][1])
+        own = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
+        pieces |= {la.space.place(part).start: value for part, value in zip(key, own, strict=True)}
+    for part in la.curvature.others:
+        pieces[la.space.place(part).start] = torch.full((part.stop - part.start,), 0.8, dtype=torch.float64)
+    delta = torch.cat([pieces[start] for start in sorted(pieces)])
+    matrix = curvature_of(la) + torch.diag(delta.detach())
+    covariance = torch.linalg.inv(matrix)
+    chosen = la.with_prior(lw.Prior.diagonal(delta.detach()))
+    identity = torch.eye(la.D, dtype=torch.float64, device=la.mode.device)
+    root = chosen.precision.root(identity)
+    assert relative(chosen.precision.mv(identity), matrix) < 1e-9
+    assert relative(chosen.precision.solve(identity), covariance) < 1e-9
+    assert relative(root.T @ root, covariance) < 1e-9
+    assert relative(chosen.precision.variance(), covariance.diagonal()) < 1e-9
+    jacobian = case.jacobian[:, :, case.index(la)].flatten(0, 1)
+    joint = chosen.functional(moved(case.x), joint=True).cov
+    assert relative(joint.reshape(len(jacobian), -1), jacobian @ covariance @ jacobian.T) < 1e-9
+    logdet = la.curvature.precision(delta.to(la.mode.device), torch.ones((), dtype=torch.float64)).logdet()
+    assert relative(logdet.detach(), torch.logdet(matrix)) < 1e-9
+    # Along the factors of the prior the gradient is the variance, summed over what each factor scales.
+    every = [factor for pair in factors.values() for factor in pair]
+    expected = torch.autograd.grad((delta * covariance.diagonal()).sum(), every, retain_graph=True)
+    for own, other in zip(torch.autograd.grad(logdet, every), expected, strict=True):
+        assert relative(own, other) < 1e-7
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, -2.0])], ids=str)

@@ -138,7 +138,7 @@ class Laplace:
         rows = []
         for name, parameter in self.model.named_parameters():
             if name in self.space.names:
-                rule, words = self.rules[name], self.curvature.approximation(name)
+                rule, words = self.rules[name], self.curvature.approximation(name) + self.space.selected(name)
             elif name in self.rules:
                 rule, words = "unused", "left out"
             else:
@@ -203,11 +203,6 @@ def fit(
             "use structure='diag' or 'full' with masks and subnetworks."
         )
     start.delta(space, torch.ones(()))  # refuses a prior that does not fit before any work is done
-    if start.kind == "diagonal" and start.precision.numel() > 1 and not getattr(shape, "elementwise", True):
-        raise ValueError(
-            f"structure={type(shape).__name__} cannot hold one prior precision per weight exactly; "
-            "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
-        )
     seed = DEFAULT_SEED
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))

@@ -19,29 +19,44 @@ from .layers.base import Part
 
 
 @dataclass(frozen=True)
+class Dual:
+    """The inverse transposes of bases that are not orthogonal, and the log-determinant that they bring."""
+
+    left: Tensor | None
+    right: Tensor | None
+    logdet: Tensor
+
+
+@dataclass(frozen=True)
 class Rotated:
-    """`U diag(values) U^T` with `U = left (x) right`; an absent basis is the identity: KFAC and EKFAC."""
+    """`P^-1 = U diag(1 / values) U^T` with `U = left (x) right`; an absent basis is the identity: KFAC and EKFAC.
+
+    The bases are orthogonal, unless the prior differs between rows or columns: then they carry `D^-1/2`, and `dual`
+    holds `U^-T` and `log |U^-T|`.
+    """
 
     values: Tensor  # (G, O, I)
     layout: Layout
     left: Tensor | None = None  # (G, O, O)
     right: Tensor | None = None  # (G, I, I)
+    dual: Dual | None = None
 
-    def _spectral(self, v: Tensor, weight: Tensor, forth: bool = True, back: bool = True) -> Tensor:
+    def _spectral(self, v: Tensor, weight: Tensor, forth: bool = True, back: bool = True, dual: bool = False) -> Tensor:
         """Rotate into the basis, weigh, rotate out."""
+        left, right = (self.dual.left, self.dual.right) if dual and self.dual is not None else (self.left, self.right)
         matrix = self.layout.to_matrix(v)
         if forth:
-            matrix = matrix if self.left is None else self.left.mT @ matrix
-            matrix = matrix if self.right is None else matrix @ self.right
+            matrix = matrix if left is None else left.mT @ matrix
+            matrix = matrix if right is None else matrix @ right
         matrix = matrix * weight
         if back:
-            matrix = matrix if self.left is None else self.left @ matrix
-            matrix = matrix if self.right is None else matrix @ self.right.mT
+            matrix = matrix if left is None else left @ matrix
+            matrix = matrix if right is None else matrix @ right.mT
         return self.layout.to_flat(matrix)
 
     def mv(self, v: Tensor) -> Tensor:
         """P v."""
-        return self._spectral(v, self.values)
+        return self._spectral(v, self.values, dual=True)
 
     def solve(self, v: Tensor) -> Tensor:
         """P^-1 v."""
@@ -53,7 +68,8 @@ class Rotated:
 
     def logdet(self) -> Tensor:
         """Log |P|."""
-        return self.values.log().sum()
+        total = self.values.log().sum()
+        return total if self.dual is None else total + self.dual.logdet
 
     def whiten(self, v: Tensor) -> Tensor:
         """R^T v, in some order of its own."""

@@ -39,6 +39,13 @@ class Space:
             start += shape.numel()
         return made
 
+    def selected(self, name: str) -> str:
+        """In words: how many elements of a tensor are selected, where not all are."""
+        if self.mask is None:
+            return ""
+        own = self.mask[self.slices()[name]]
+        return f", {int(own.sum())} of {own.numel()} elements"
+
     def place(self, part: Part) -> slice:
         """Where a range of a tensor is."""
         start = self.slices()[part.name].start

@@ -12,11 +12,13 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .batches import Inputs, call, count, take, tensors
@@ -390,7 +392,9 @@ class Tracer:
         examples = count(inputs)
         for _ in range(8):
             recording = Recording(self._by_id, self.plan, examples)
-            with recording:
+            # Fused attention has no second derivative; its plain form does.
+            kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
+            with recording, kernels:
                 output = call(self.model, inputs)
             tape = self._finish(recording, output, inputs, examples)
             if tape is not None:

@@ -56,8 +56,14 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
         values = signature.bind(*args, **kwargs).arguments
         refs = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
         found = {role: ref for role, ref in refs.items() if ref is not None}
-        # Statistics of the batch would tie the examples together: those layers take the generic rule.
-        if not found or (name == "batch norm" and values.get("training", False)):
+        if name == "batch norm" and values.get("training", False):
+            whose = next((ref.name for ref in found.values()), "a batch norm without scale and shift")
+            raise ValueError(
+                f"{whose!r} normalises with the statistics of the batch in evaluation mode, so that examples depend on "
+                "each other and none has a likelihood of its own; expected running statistics "
+                "(track_running_stats=True)."
+            )
+        if not found:
             return func(*args, **kwargs)
         applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
         output = function(**applied)

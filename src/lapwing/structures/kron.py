@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..curvature import Source
-from ..jacobians import Layout
+from ..jacobians import Layout, join
 from ..layers.base import Part
-from ..operators import Block, Blocks, Dense, Diagonal, Rotated
+from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
 from .factors import LARGEST_SIDE, Key, KronSums, measure_corrections, measure_factors
 
@@ -23,7 +23,6 @@ class Kron:
     approx: Literal["expand", "reduce", "auto"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
     masks = False
-    elementwise = False  # one prior precision per weight would not keep the Kronecker form
 
     def __post_init__(self) -> None:
         for name, given, known in (
@@ -53,7 +52,6 @@ class EKFAC:
     approx: Literal["expand", "reduce", "auto"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
     masks = False
-    elementwise = False  # one prior precision per weight would not keep the Kronecker form
 
     def __post_init__(self) -> None:
         Kron(self.approx, self.bias)
@@ -166,11 +164,11 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
             continue
         if sums.bases:  # corrected: the eigenvectors were needed to measure
             left, right = sums.bases[key]
-            values = sums.corrected[key]
+            values, factors = sums.corrected[key], None
         else:
             left, right, row_values, column_values = found[key]
-            values = row_values[:, :, None] * column_values[:, None, :]
-        blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key))
+            values, factors = row_values[:, :, None] * column_values[:, None, :], sides(sums, key)
+        blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key), factors)
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
     return KronCurvature(blocks, others, space, words)
 
@@ -184,6 +182,60 @@ class Spectrum:
     right: Tensor | None
     values: Tensor
     weight: Layout | None = None  # the weight's own layout, in a block that it shares with its bias
+    sides: tuple[Tensor, Tensor] | None = None  # the factors themselves, where their product is the block
+
+    def precision(self, delta: Tensor, scale: Tensor, key: Key) -> Rotated:
+        """`scale H + diag(delta)` for delta (G, O, I)."""
+        scale = scale.to(self.values)
+        if bool((delta.detach() == delta.detach()[:1, :1, :1]).all()):
+            return Rotated(scale * self.values + delta[:1, :1, :1], self.layout, self.left, self.right)
+        rows, columns = delta[:, :, :1], delta[:, :1, :] / delta[:, :1, :1]
+        if not torch.allclose(rows * columns, delta, rtol=1e-10 if delta.dtype == torch.float64 else 1e-5):
+            raise ValueError(
+                f"The prior has different precisions inside {key[0].name!r} that are no product of one per row and one "
+                "per column, which a Kronecker block cannot hold exactly; use a scalar or layerwise prior, or "
+                "structure='diag', 'block' or 'full'."
+            )
+        if self.sides is None:
+            raise ValueError(
+                f"The prior has different precisions inside {key[0].name!r}, which an eigenvalue-corrected block "
+                "cannot hold exactly; use structure='kron', or a scalar or layerwise prior."
+            )
+        return self._scaled(rows, columns, scale, key[0].name)
+
+    def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, name: str) -> Rotated:
+        """`D^1/2 (scale D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
+        assert self.sides is not None
+        (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = (
+            whitened(side, basis, own, name)
+            for side, basis, own in (
+                (self.sides[0], self.left, rows[:, :, 0]),
+                (self.sides[1], self.right, columns[:, 0, :]),
+            )
+        )
+        values = scale * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
+        groups, height, width = self.layout.matrix
+        volume = values.new_zeros(())
+        for side, held, times in ((rows[:, :, 0], above, width), (columns[:, 0, :], beside, height)):
+            volume = volume + times * (side.log() - held.expand(side.shape).log()).sum() * (groups / side.shape[0])
+        return Rotated(values, self.layout, left, right, Dual(dual_left, dual_right, volume))
+
+
+def whitened(
+    side: Tensor, basis: Tensor | None, precision: Tensor, name: str
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """Basis, its inverse transpose, eigenvalues and remaining precision of a factor under its side of the prior.
+
+    A diagonal side keeps its precisions beside the eigenvalues; another takes them into its basis as `D^-1/2`.
+    """
+    precision = precision.expand(side.shape[:2])
+    if basis is None:
+        return None, None, side.clamp(min=0), precision
+    root = precision.sqrt()
+    vectors, values = decompose_side(side / (root[:, :, None] * root[:, None, :]), name)
+    assert vectors is not None
+    vectors = vectors.detach()
+    return vectors / root[:, :, None], vectors * root[:, :, None], values, torch.ones_like(precision)
 
 
 @dataclass(frozen=True)
@@ -200,9 +252,9 @@ class KronCurvature:
         made = []
         for key, spectrum in self.blocks.items():
             slices = tuple(self.space.place(part) for part in key)
-            own = self._constant(torch.cat([delta[piece] for piece in slices]), key)
-            values = scale.to(spectrum.values) * spectrum.values + own
-            operator = Rotated(values, spectrum.layout, spectrum.left, spectrum.right)
+            pieces = [delta[piece] for piece in slices]
+            flat = pieces[0] if spectrum.weight is None else join(pieces[0], pieces[1], spectrum.weight)
+            operator = spectrum.precision(spectrum.layout.to_matrix(flat), scale, key)
             made.append(Block(key, slices, operator, joint=spectrum.weight))
         for part, value in self.others.items():
             place = self.space.place(part)
@@ -213,20 +265,6 @@ class KronCurvature:
         for place, part in self._unseen():
             made.append(Block((part,), (place,), Diagonal(delta[place])))
         return Blocks(made, self.space.size)
-
-    @staticmethod
-    def _constant(delta: Tensor, key: Key) -> Tensor:
-        if bool((delta.detach() == delta.detach()[0]).all()):
-            return delta[0]
-        if len(key) == 2:
-            raise ValueError(
-                f"The prior has different precisions for {key[0].name!r} and {key[1].name!r}, which are one Kronecker "
-                "block with bias='joint'; use bias='separate', or give both the same precision."
-            )
-        raise ValueError(
-            f"The prior has different precisions inside {key[0].name!r}, which a Kronecker block cannot hold exactly; "
-            "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
-        )
 
     def _unseen(self) -> list[tuple[slice, Part]]:
         """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""
