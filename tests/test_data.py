@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal, seeded
+from lapwing.memory import Budget
 from networks import Network
 from sequence_networks import gpt_positions, token_classifier
 from tables import curvature_of, moved, relative, table
@@ -203,6 +205,10 @@ def test_memory_splits_work_and_changes_nothing(name: str, structure: str) -> No
         assert relative(la.functional(x, memory=memory).cov, la.functional(x).cov.cpu()) < 1e-10
         joint = la.functional(x, joint=True, memory=memory).cov
         assert relative(joint, la.functional(x, joint=True).cov.cpu()) < 1e-10
+    # The same draw of the weights at all inputs, also where the inputs do not fit together.
+    tight = replace(la, budget=Budget(1))
+    draws = [each.functional_samples(x, 2, generator=torch.Generator().manual_seed(1)).cpu() for each in (la, tight)]
+    assert relative(draws[1], draws[0]) < 1e-10
 
 
 @pytest.mark.parametrize("memory", [0, -5, "2GB", True, float("nan")])

@@ -96,7 +96,7 @@ def test_products(name: str, curvature: Any) -> None:
         samples = 1 if curvature == "fisher" else curvature.samples
         exact = dense.fisher(case.model, case.x, drawn(case, samples), *settings)
     v = torch.randn(2, 2, len(exact), generator=seeded(1), dtype=torch.float64)
-    for data in ((moved(case.x), moved(case.y)), cut(case.x, case.y, [1, 4])):
+    for data in ((moved(case.x), moved(case.y)), cut(case.x, case.y, [2, 3])):
         model = case.case.make()[0].to(DEVICE)
         products = lw.products(model, data, case.likelihood, curvature=curvature)
         assert relative(products.mv(moved(v)), v @ exact) < EXACT
