@@ -317,3 +317,21 @@ def test_the_evidence_of_weights_that_are_used() -> None:
     expected = dense.log_evidence(-energy, case.ggn[index][:, index], theta, torch.zeros_like(theta), delta)
     assert relative(la.log_evidence(), expected) < EXACT
     assert len(case.ggn) > la.D == len(index)
+
+
+@pytest.mark.parametrize("structure", ["kron", "kron joint", "ekfac", "diag", "full"])
+def test_elementwise_gradients_are_right_or_refused(structure: str) -> None:
+    """One precision per weight, all equal: its gradient is `1/2 (1/delta - variance - theta^2)`, element by element."""
+    case = table("mlp")
+    la = fit(case, structure)
+    theta = weights_of(case.model)
+    delta = torch.full_like(theta, 0.8).requires_grad_()
+    covariance = torch.linalg.inv(curvature(case, structure, "ggn") + 0.8 * torch.eye(len(theta), dtype=torch.float64))
+    expected = 0.5 * (1 / 0.8 - covariance.diagonal() - theta.square())
+    try:
+        value = la.log_evidence(prior=lw.Prior.diagonal(delta))
+    except ValueError as error:
+        assert structure not in ("diag", "full")
+        assert "layerwise" in str(error)
+        return
+    assert relative(torch.autograd.grad(value, delta)[0], expected) < 1e-8

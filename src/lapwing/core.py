@@ -49,6 +49,11 @@ class Precision(Protocol):
 class Curvature(Protocol):
     """Decomposed curvature: cheap to evaluate for many priors and noises."""
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every weight can have a prior precision of its own."""
+        ...
+
     def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
         """`scale H + diag(delta)`; delta (D,), scale () already raised to its degree."""
         ...

@@ -35,6 +35,11 @@ def log_evidence(
     noise: float | Tensor | None = None,
 ) -> Tensor:
     """`log p(D | theta) - 1/2 |theta - mu|^2_delta + 1/2 log |delta| - 1/2 log |P|`, differentiable in both."""
+    if prior.kind == "diagonal" and prior.precision.requires_grad and not curvature.elementwise:
+        raise ValueError(
+            "A gradient in one prior precision per weight was asked for, which Kronecker blocks do not have; "
+            "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
+        )
     scale = noise_scale(likelihood, noise).to(mode.device)
     delta = prior.delta(space, mode)
     fit = -(scale * totals.energy + likelihood.log_z(totals.scalars, scale))

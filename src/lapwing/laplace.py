@@ -19,6 +19,7 @@ from .batches import Batches, Inputs, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
+from .identity import Identity
 from .likelihoods import Likelihood
 from .memory import Budget, budget
 from .operators import Blocks
@@ -62,7 +63,7 @@ class Laplace:
     reason: str
     rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
     timings: dict[str, float]
-    versions: tuple[tuple[int, int], ...]
+    identity: Identity
 
     @property
     def D(self) -> int:
@@ -147,11 +148,9 @@ class Laplace:
         return Coverage(tuple(rows), self.reason)
 
     def _network(self, memory: float | None) -> predictions.Network:
-        # Comparing values would cost as much as a small network's forward pass; versions tell of every in-place change.
-        changed = weight_versions(self.model, self.space) != self.versions
-        if changed and not torch.equal(self.space.vector(self.model).to(self.mode), self.mode):
+        if not self.identity.still(self.model):
             raise ValueError(
-                "The network's weights are no longer those it was fitted with; fit again, or restore the weights."
+                "The network's weights or buffers are no longer those it was fitted with; fit again, or restore them."
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device)
         form = self.totals.form
@@ -191,7 +190,8 @@ def fit(
     def variance() -> Tensor:
         if batches.one_shot:
             raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
-        diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=start, memory=memory)
+        usual = Prior.scalar(1.0) if start.kind == "diagonal" and start.precision.numel() > 1 else start
+        diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory)
         if diagonal.space.names != trainable_names(model):
             return spread_variance(diagonal, model)
         return diagonal.precision.variance()
@@ -240,14 +240,8 @@ def fit(
         reason,
         {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked},
         timings,
-        weight_versions(model, space),
+        Identity.of(model),
     )
-
-
-def weight_versions(model: nn.Module, space: Space) -> tuple[tuple[int, int], ...]:
-    """Where each weight is stored and how often it was changed in place."""
-    parameters = (model.get_parameter(name) for name in space.names)
-    return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
 
 
 def measure(source: Source, structure: Structure) -> Any:

@@ -104,7 +104,18 @@ def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, vari
             made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
             means.append(tape.output.detach())
             covariances.append(_arrange(made.detach(), form, variance_only))
-    return Functional(torch.cat(means), torch.cat(covariances))
+    return finite(Functional(torch.cat(means), torch.cat(covariances)))
+
+
+def finite(made: Functional) -> Functional:
+    """The same, unless inputs, weights or outputs hold NaN or Inf."""
+    bad = ~torch.isfinite(made.mean).flatten(1).all(1) if made.mean.dim() > 1 else ~torch.isfinite(made.mean)
+    if bool(bad.any()):
+        raise ValueError(
+            f"The network's output is not finite for {int(bad.sum())} of {len(bad)} inputs, first for number "
+            f"{int(bad.nonzero()[0, 0])}; check the inputs for NaN or Inf."
+        )
+    return made
 
 
 class TooManyOutputs(Exception):

@@ -44,6 +44,7 @@ class Plan:
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     costs: dict[Any, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     batched: bool = True  # whether many cotangents can be pulled back at once
+    independent: bool = False  # whether an example's output was seen not to depend on the others
     vectorised: bool = True  # whether the generic rule can map over examples
 
     def cost(self, inputs: Inputs) -> int:
@@ -233,7 +234,14 @@ class Tape:
             made.update(merge(name, contributions, self._size(name), self.budget, masked))
         if self.generic:
             rows = generic_rows(
-                self.model, self.inputs, self.generic, cotangents, self.budget, self.plan, self.create_graph
+                self.model,
+                self.inputs,
+                self.generic,
+                cotangents,
+                self.budget,
+                self.plan,
+                self.output,
+                self.create_graph,
             )
             for name, value in rows.items():
                 made[Part(name, 0, value.shape[-1])] = Explicit(value, self.budget)

@@ -23,9 +23,13 @@ def generic_rows(
     cotangents: Tensor,
     budget: Budget,
     plan: Plan,
+    output: Tensor,
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Rows (K, B, P) per named weight, from cotangents (K, B, ...)."""
+    """Rows (K, B, P) per named weight, from cotangents (K, B, ...); `output` (B, ...) is that of the whole batch."""
+    if not plan.independent:
+        check_independence(model, inputs, output)
+        plan.independent = True
     if plan.vectorised and not create_graph:
         try:
             with warnings.catch_warnings(), torch.no_grad():
@@ -37,6 +41,20 @@ def generic_rows(
             # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
             plan.vectorised = False
     return _one_by_one(model, inputs, names, cotangents, create_graph)
+
+
+def check_independence(model: nn.Module, inputs: Inputs, output: Tensor) -> None:
+    """Refuse a network whose output for one example depends on the others: none then has a likelihood of its own."""
+    example = len(output) // 2
+    with torch.no_grad():
+        alone = call(model, take(inputs, slice(example, example + 1)))[0]
+    together = output.detach()[example]
+    if not torch.allclose(alone, together, rtol=1e-2, atol=1e-2 * float(together.abs().max().clamp(min=1e-6))):
+        raise ValueError(
+            "The network's output for an example depends on the other examples of its batch (by "
+            f"{float((alone - together).abs().max()):.3g} here), as with batch statistics in evaluation mode; "
+            "expected examples to be independent."
+        )
 
 
 def _network(model: nn.Module) -> Any:

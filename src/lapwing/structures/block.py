@@ -92,6 +92,8 @@ class DenseCurvature:
     space: Space
     words: str
 
+    elementwise = True
+
     def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
         """`scale H + diag(delta)` per group."""
         space = self.space

@@ -40,6 +40,8 @@ class DiagCurvature:
     diagonal: Tensor  # (total,)
     space: Space
 
+    elementwise = True
+
     def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
         """One diagonal operator per weight tensor."""
         space, start, blocks = self.space, 0, []

@@ -247,6 +247,8 @@ class KronCurvature:
     space: Space
     words: str
 
+    elementwise = False
+
     def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
         """`scale H + diag(delta)`: one precision per weight keeps the eigenbases."""
         made = []

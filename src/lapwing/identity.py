@@ -1,0 +1,43 @@
+"""Whether a network is still the one that was fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _versions(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Where each tensor is stored and how often it was changed in place."""
+    return tuple((tensor.data_ptr(), tensor._version) for tensor in _tensors(model))
+
+
+def _sums(model: nn.Module) -> Tensor:
+    """(tensors, 2): sum and sum of squares of each, in float64."""
+    wide = [tensor.detach().double() for tensor in _tensors(model)]
+    return torch.stack([torch.stack([each.sum(), each.square().sum()]) for each in wide]).cpu()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Versions, which are cheap to compare, and sums, which are compared where the versions differ."""
+
+    versions: tuple[tuple[int, int], ...]
+    sums: Tensor
+
+    @staticmethod
+    def of(model: nn.Module) -> Identity:
+        """Of a network as it is now."""
+        return Identity(_versions(model), _sums(model))
+
+    def still(self, model: nn.Module) -> bool:
+        """Whether weights and buffers have the values they had."""
+        if _versions(model) == self.versions:
+            return True
+        now = _sums(model)
+        return now.shape == self.sums.shape and torch.equal(now, self.sums)
