@@ -283,6 +283,10 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_without_checkpoints())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if any(getattr(module, "max_norm", None) is not None for module, _ in modes):
+            from .layers.embedding import KeptTables  # which needs this file
+
+            stack.enter_context(KeptTables())
         if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

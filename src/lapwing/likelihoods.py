@@ -120,6 +120,11 @@ class Categorical:
                 "(N, T, C). A network with one logit is binary."
             )
         shape = tuple(f.shape)
+        if self.axis is None and (shape[1:] == (1,) or (f.dim() == y.dim() + 1 and shape[-1] == 1)):
+            raise ValueError(
+                f"classification: the network has one output, {shape}, whose softmax is always 1; expected one output "
+                "per class. A network with one logit needs a binary likelihood."
+            )
         fitting = [axis for axis in range(1, f.dim()) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
         axis = self.axis % f.dim() if self.axis is not None else None
         if axis is None and fitting:

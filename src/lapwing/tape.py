@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .batches import Inputs, call, count, take, tensors
+from .batches import Inputs, call, count, map_tensors, take, tensors
 from .jacobians import Explicit, Matrix, Term
 from .layers import HANDLERS
 from .layers.base import BatchAxis, Contribution, Lift, Part, Ref, Rule, Use, batch_axes, output_edge
@@ -30,6 +31,7 @@ from .layers.generic import generic_rows
 from .memory import Budget
 
 WHOLE = BatchAxis(0, "whole")
+PROBED = 3  # examples in the pass that learns about a network
 
 
 @dataclass
@@ -37,7 +39,6 @@ class Plan:
     """What was learnt about a network: where examples are in each use, and which weights need the generic rule."""
 
     axes: dict[str, BatchAxis | None] = field(default_factory=dict)  # None: no examples in that output
-    tentative: set[str] = field(default_factory=set)  # axes taken where the gradient was zero: looked at again
     rows: dict[Any, float] = field(default_factory=dict)  # rows per example along that axis, by the inputs' shapes
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
@@ -64,8 +65,10 @@ def signature(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
 class Recording(TorchFunctionMode):
     """Notes every recognised use of the selected weights during a forward pass."""
 
-    def __init__(self, names: dict[int, str], plan: Plan, examples: int) -> None:
+    def __init__(self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False) -> None:
         super().__init__()
+        self.watch = watch
+        self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs and outputs of each use, where they are watched
         self.names = names
         self.plan = plan
         self.examples = examples
@@ -137,6 +140,8 @@ class Recording(TorchFunctionMode):
             versions=tuple(each._version for each in inputs),
         )
         self.uses.append(use)
+        if self.watch:
+            self.seen[key] = tuple(each.detach().clone() for each in (*inputs, output))
         if self._without_examples(key, use.shape, axes):
             self.open[id(output)] = use
             self.held.append(output)
@@ -164,6 +169,8 @@ class Recording(TorchFunctionMode):
         aligned = align(tuple(tensor.shape), output.dim())
         axes = tuple(axis for axis, size in enumerate(aligned) if size == 1)
         use.lifts.append(Lift(key, output_edge(output), tuple(output.shape), axes))
+        if self.watch:
+            self.seen[key] = (output.detach().clone(),)
         return output
 
 
@@ -364,6 +371,27 @@ def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set
     return found, seen
 
 
+def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
+    """Whether the rows at a place follow the examples when these are rolled by one."""
+    if before.shape != after.shape or not place.fits(before.shape, examples):
+        return False
+    expected, found = place.split(before, examples).roll(1, 0), place.split(after, examples)
+    if not found.is_floating_point():
+        return torch.equal(expected, found)
+    bound = 1e-2 if found.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    scale = found.detach().abs().max().clamp(min=torch.finfo(found.dtype).tiny) if found.numel() else 0.0
+    return bool(((expected - found).abs() <= bound * scale).all())
+
+
+def _confined(place: BatchAxis, rows: Tensor | None, examples: int) -> bool:
+    """Whether gradients of the middle example's output stay within its own rows."""
+    if rows is None:
+        return True
+    split = place.split(rows, examples)
+    own = examples // 2
+    return not bool(split[:own].any()) and not bool(split[own + 1 :].any())
+
+
 class Tracer:
     """Records forward passes of one network for one choice of weights, learning its plan on the way."""
 
@@ -390,7 +418,7 @@ class Tracer:
         With more than one, the pass also learns where the examples are, so that larger batches need not ask.
         """
         if signature(inputs) not in self.plan.costs:
-            tape = self.trace(take(inputs, slice(0, 3)))
+            tape = self.trace(take(inputs, slice(0, PROBED)))
             bytes_all = tape.numbers_per_column() * tape.output.element_size()
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
         return self.plan.cost(inputs)
@@ -399,7 +427,7 @@ class Tracer:
         """Forward a batch; again where the first pass taught something about the network."""
         examples = count(inputs)
         for _ in range(8):
-            recording = Recording(self._by_id, self.plan, examples)
+            recording = Recording(self._by_id, self.plan, examples, watch=examples <= PROBED)
             # Fused attention has no second derivative; its plain form does.
             kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
             with recording, kernels:
@@ -423,7 +451,7 @@ class Tracer:
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
         repeat = False
         if examples > 1:
-            self._locate(tape)
+            self._locate(tape, recording.seen)
             opened = {id(use) for use in recording.open.values()}
             for use in uses:
                 if plan.axes[use.key] is not None:
@@ -440,38 +468,54 @@ class Tracer:
         generic = tuple(name for name in self.names if name in self.plan.generic)
         return Tape(self.model, inputs, examples, output, uses, generic, self.plan, self.budget, self.create_graph)
 
-    def _locate(self, tape: Tape) -> None:
-        """Find where the examples are in each use that is new, by pulling one example's gradient back."""
-        places: list[tuple[str, tuple[int, ...], tuple[int, ...], Any]] = []
+    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]]) -> None:
+        """Find where the examples are in each use that is new: what moves along when the examples are rolled.
+
+        Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
+        """
+        places: list[tuple[Use, str, tuple[int, ...], tuple[int, ...], Any]] = []
         for use in tape.uses:
-            places.append((use.key, use.shape, use.axes, use.edge))
-            places += [(lift.key, lift.shape, lift.axes, lift.edge) for lift in use.lifts]
+            places.append((use, use.key, use.shape, use.axes, use.edge))
+            places += [(use, lift.key, lift.shape, lift.axes, lift.edge) for lift in use.lifts]
         self._distrust(tape)
-        unknown = [place for place in places if not self._known(place[0], place[1], tape.examples)]
+        unknown = [place for place in places if not self._known(place[1], place[2], tape.examples)]
         if not unknown:
             return
-        example = tape.examples // 2  # at an end it could be taken for the first or last position
+        seen = seen or self._watch(tape.inputs)
+        rolled = self._watch(map_tensors(lambda tensor: tensor.roll(1, 0), tape.inputs))
+        gradients = self._gradients_of_one(tape, [place[4] for place in unknown])
+        for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
+            moving = [
+                place
+                for place in batch_axes(shape, axes, tape.examples)
+                if all(map(partial(_moves, place, tape.examples), seen.get(key, ()), rolled.get(key, ())))
+            ]
+            reached_rows = None if gradient is None else gradient.reshape(shape) != 0
+            own = [place for place in moving if _confined(place, reached_rows, tape.examples)]
+            if moving and not own:
+                raise ValueError(
+                    f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
+                    "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
+                )
+            if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
+                self.plan.generic.update(use.names)
+            self.plan.axes[key] = own[0] if own else None
+
+    def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
+        """Inputs and outputs of every use in a forward pass, by key."""
+        recording = Recording(self._by_id, self.plan, count(inputs), watch=True)
+        with recording:
+            call(self.model, inputs)
+        return recording.seen
+
+    @staticmethod
+    def _gradients_of_one(tape: Tape, edges: list[Any]) -> tuple[Tensor | None, ...]:
+        """Gradients of one example's output alone, at the given edges."""
         generator = torch.Generator().manual_seed(0)
         weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64).to(tape.output) + 0.5
         cotangent = torch.zeros_like(tape.output)
-        cotangent[example] = weight
-        gradients = torch.autograd.grad(
-            tape.output, [place[3] for place in unknown], cotangent, retain_graph=True, allow_unused=True
-        )
-        for (key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
-            candidates = batch_axes(shape, axes, tape.examples)
-            if gradient is None or not candidates:
-                self.plan.axes[key] = candidates[0] if candidates else None
-                continue
-            nonzero = gradient.reshape(shape) != 0
-            self.plan.axes[key] = None
-            for place in candidates:
-                split = place.split(nonzero, tape.examples)
-                if not split[:example].any() and not split[example + 1 :].any():
-                    self.plan.axes[key] = place
-                    break
-            if not nonzero.any():
-                self.plan.tentative.add(key)
+        cotangent[tape.examples // 2] = weight
+        return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
 
     def _distrust(self, tape: Tape) -> None:
         """Give the generic rule to weights applied to a selection of positions that depends on the data.
@@ -482,15 +526,14 @@ class Tracer:
         shapes = signature(tape.inputs)
         for use in tape.uses:
             place = self.plan.axes.get(use.key)
-            if place is None or place.fold == "whole" or use.key in self.plan.tentative:
+            if place is None or place.fold == "whole":
                 continue
             rows = use.shape[place.axis] / tape.examples
             if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
                 self.plan.generic.update(use.names)
 
     def _known(self, key: str, shape: tuple[int, ...], examples: int) -> bool:
-        if key not in self.plan.axes or key in self.plan.tentative:
-            self.plan.tentative.discard(key)
+        if key not in self.plan.axes:
             return False
         place = self.plan.axes[key]
         return place is None or place.fits(shape, examples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,39 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, PlainInputs, Recorder, Use, positions_last
+
+
+def shrunk(weight: Tensor, limit: float, norm: float) -> Tensor:
+    """A table whose long rows have norm `limit`: what torch's `max_norm` would make of the user's own, in place."""
+    norms = torch.linalg.vector_norm(weight.detach(), norm, dim=1, keepdim=True)
+    return weight * torch.where(norms > limit, limit / (norms + 1e-7), torch.ones_like(norms))
+
+
+SIGNATURES = {function: inspect.signature(function) for function in (F.embedding, F.embedding_bag)}
+
+
+def without_renormalising(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `F.embedding` or `F.embedding_bag` without its change to the weight."""
+    values = SIGNATURES[func].bind(*args, **kwargs).arguments
+    if values.get("max_norm") is not None:
+        values["weight"] = shrunk(values["weight"], values.pop("max_norm"), values.pop("norm_type", 2.0))
+    return func(**values)
+
+
+class KeptTables(TorchFunctionMode):
+    """Every forward pass of a network that has `max_norm` somewhere runs under this: its tables stay as they are."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand lookups over, and everything else through."""
+        if func in SIGNATURES:
+            return without_renormalising(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 class EmbeddingRule(PlainInputs):
@@ -48,16 +79,13 @@ def embedding(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...
     weight, tokens = values["weight"], values["input"]
     ref = recorder.resolve(weight)
     if ref is None or ref.tensor.numel() != ref.parameter.numel() or not ref.is_rows:
-        return func(*args, **kwargs)
+        return without_renormalising(func, args, kwargs)
     padding = values.get("padding_idx")
     if padding is not None and padding < 0:
         padding += weight.shape[0]
     applied = recorder.alias(weight)
     if values.get("max_norm") is not None:
-        # torch shrinks long rows of the user's own weight in place; here a copy is shrunk instead.
-        norms = torch.linalg.vector_norm(applied.detach(), values.get("norm_type", 2.0), dim=1, keepdim=True)
-        limit = values["max_norm"]
-        applied = applied * torch.where(norms > limit, limit / (norms + 1e-7), torch.ones_like(norms))
+        applied = shrunk(applied, values["max_norm"], values.get("norm_type", 2.0))
     # Options that only change how torch stores the weight's gradient are left out: that gradient is never made.
     output = func(tokens, applied, padding)
     return recorder.record(EMBEDDING, output, {"weight": ref}, (tokens,), tuple(range(output.dim() - 1)), padding)
