@@ -101,7 +101,9 @@ def test_the_log_evidence_is_its_definition(name: str, structure: str, kind: str
     assert relative(la.log_evidence(), expected(0.7 * ones, 0.2)) < EXACT
     mean = torch.randn(weights, generator=seeded(5), dtype=torch.float64)
     assert relative(la.log_evidence(prior=lw.Prior.scalar(3.0, mean=mean)), expected(3 * ones, mean)) < EXACT
-    assert relative(la.log_evidence(prior=5.0), expected(5 * ones)) < EXACT
+    assert relative(la.log_evidence(prior=5.0), expected(5 * ones, 0.2)) < EXACT
+    assert relative(la.with_prior(5.0).log_evidence(), expected(5 * ones, 0.2)) < EXACT
+    assert relative(la.with_prior(lw.Prior.scalar(5.0)).log_evidence(), expected(5 * ones)) < EXACT
     if case.case.likelihood == "regression":
         assert relative(la.log_evidence(noise=1.3), expected(0.7 * ones, 0.2, 1.3)) < EXACT
     if structure != "kron joint":  # one precision per block

@@ -6,11 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset
 
 Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
@@ -220,12 +222,19 @@ def merged(batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], in
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device of a network's weights."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
         raise ValueError("The network has no parameters.")
     if len(devices) > 1:
         raise ValueError(f"The network's weights are on {sorted(map(str, devices))}; expected one device.")
-    return devices.pop()
+    device = devices.pop()
+    if device.type == "meta":
+        raise ValueError("The network's weights are on the meta device: they have no values.")
+    return device
 
 
 _PATCH = threading.RLock()
@@ -259,6 +268,30 @@ def _without_checkpoints() -> Iterator[None]:
                 setattr(module, name, own)
 
 
+_HELD: dict[int, list[Held]] = {}  # by network: its buffers while it is held in evaluation mode
+
+
+@dataclass
+class Held:
+    """A buffer as it was: the object, its version, and a copy of its values."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    version: int
+    value: Tensor
+
+
+def restore_buffers(model: nn.Module) -> None:
+    """Put back what a forward pass changed, so that the next one starts from the same network."""
+    with torch.no_grad():
+        for held in _HELD.get(id(model), ()):
+            held.module._buffers[held.name] = held.buffer  # a network may replace its buffers instead of changing them
+            if held.buffer._version != held.version:
+                held.buffer.copy_(held.value)
+                held.version = held.buffer._version
+
+
 @contextmanager
 def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Evaluation mode, gradients for the selected weights alone, and everything as it was afterwards.
@@ -269,8 +302,9 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
     modes = [(module, module.training) for module in model.modules()]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
-    buffers = [
-        (module, name, buffer, buffer._version, buffer.detach().clone())
+    outer = _HELD.get(id(model))
+    held = [
+        Held(module, name, buffer, buffer._version, buffer.detach().clone())
         for module, _ in modes
         for name, buffer in module._buffers.items()
         if buffer is not None
@@ -291,6 +325,7 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         try:
+            _HELD[id(model)] = held
             for module, _ in modes:
                 module.training = False
             if chosen is not None:
@@ -302,8 +337,8 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
                 module.training = mode
             for parameter, flag in zip(parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
-            with torch.no_grad():
-                for module, name, buffer, version, value in buffers:
-                    module._buffers[name] = buffer  # a network may replace its buffers instead of changing them
-                    if buffer._version != version:
-                        buffer.copy_(value)
+            restore_buffers(model)
+            if outer is None:
+                del _HELD[id(model)]
+            else:
+                _HELD[id(model)] = outer

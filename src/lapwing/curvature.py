@@ -22,7 +22,8 @@ from .memory import Budget
 from .progress import Progress
 from .random import Hashed
 from .space import Space
-from .tape import Plan, Tape, Tracer
+from .tape import Plan, Tape
+from .tracer import Tracer
 
 Item = TypeVar("Item")
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
@@ -252,6 +253,7 @@ class Source:
     create_graph: bool = False
     totals: Totals | None = None
     reason: str = ""
+    measured: set[str] | None = None  # weights that had the generic rule in the last batch that was measured
     first: int = 0  # the number of the first example: curvature added later draws other labels
 
     def __iter__(self) -> Iterator[Batch]:
@@ -316,10 +318,10 @@ class Source:
     def _batch(
         self, tracer: Tracer, inputs: Inputs, checked: Checked, chosen: slice, ignored: bool, seen: int
     ) -> Batch:
-        known = set(self.plan.generic)
         tape = tracer.trace(inputs)
-        if seen > self.first and self.plan.generic != known:
-            raise PlanChanged(", ".join(sorted(self.plan.generic - known)))
+        if self.measured is not None and self.plan.generic != self.measured:
+            raise PlanChanged(", ".join(sorted(self.plan.generic - self.measured)))
+        self.measured = set(self.plan.generic)
         if not tape.output.requires_grad:
             raise ValueError("The network's output does not depend on the selected weights.")
         form = checked.form

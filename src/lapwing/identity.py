@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
@@ -23,21 +24,27 @@ def _sums(model: nn.Module) -> Tensor:
     return torch.stack([torch.stack([each.sum(), each.square().sum()]) for each in wide]).cpu()
 
 
+def _norm(model: nn.Module) -> float:
+    """The norm of everything at once: changes through `.data` leave no trace in versions."""
+    return float(get_total_norm([tensor.detach() for tensor in _tensors(model) if tensor.is_floating_point()]))
+
+
 @dataclass(frozen=True)
 class Identity:
-    """Versions, which are cheap to compare, and sums, which are compared where the versions differ."""
+    """Versions and a norm, which are cheap to compare, and sums, which are compared where the versions differ."""
 
     versions: tuple[tuple[int, int], ...]
+    norm: float
     sums: Tensor
 
     @staticmethod
     def of(model: nn.Module) -> Identity:
         """Of a network as it is now."""
-        return Identity(_versions(model), _sums(model))
+        return Identity(_versions(model), _norm(model), _sums(model))
 
     def still(self, model: nn.Module) -> bool:
         """Whether weights and buffers have the values they had."""
-        if _versions(model) == self.versions:
+        if _versions(model) == self.versions and _norm(model) == self.norm:
             return True
         now = _sums(model)
         return now.shape == self.sums.shape and torch.equal(now, self.sums)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,25 @@ from .products import Products, hessian_matrix
 from .progress import Progress
 from .selection import Weights, select
 from .space import Space
-from .structures.block import Full
+from .structures.block import DenseSums, Full
 from .tape import Plan
 
 DEFAULT_SEED = 0x1A9
+
+
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+
+def plainly(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """Outside of a caller's inference mode and autocast, which would change what is computed or can be done with it."""
+
+    @functools.wraps(function)
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return function(*args, **kwargs)
+
+    return inner
 
 
 def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str) -> Any:
@@ -83,16 +99,17 @@ class Laplace:
 
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """The same curvature under another prior: a new value."""
-        return replace(self, prior=as_prior(prior, self.prior if isinstance(prior, Tensor) else None))
+        return replace(self, prior=as_prior(prior, self.prior))
 
+    @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
         """The log marginal likelihood, here or at another prior and noise; tensors may require gradients."""
-        several = isinstance(prior, Tensor) and prior.numel() > 1
-        chosen = self.prior if prior is None else as_prior(prior, self.prior if several else None)
+        chosen = self.prior if prior is None else as_prior(prior, self.prior)
         return evidence.log_evidence(
             self.curvature, self.kind.degree, self.mode, self.space, chosen, self.likelihood, self.totals, noise
         )
 
+    @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, D): weights drawn from the posterior."""
         return self.mode + self._deviations(n, generator)
@@ -104,6 +121,7 @@ class Laplace:
         eps = torch.randn(n, self.D, generator=generator, dtype=self.mode.dtype, device=device)
         return self.precision.root(eps.to(self.mode.device)).detach()
 
+    @plainly
     def functional(
         self, x: Inputs, *, joint: bool = False, variance_only: bool = False, memory: float | None = None
     ) -> predictions.Functional:
@@ -125,6 +143,7 @@ class Laplace:
                 ) from None
             return predictions.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
 
+    @plainly
     def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
         return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
@@ -164,6 +183,7 @@ class Laplace:
         )
 
 
+@plainly
 def fit(
     model: nn.Module,
     data: Any,
@@ -182,6 +202,9 @@ def fit(
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood")
     shape: Structure = named(structure, structures.NAMES, "structure")
     kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature")
+    for given, method, what in ((family, "energy", "likelihood"), (shape, "measure", "structure")):
+        if not hasattr(given, method):
+            raise TypeError(f"{what} is a {type(given).__name__}; expected a name or a value of lapwing's own kinds.")
     start = as_prior(prior)
     device = device_of(model)
     limit = budget(memory, device)
@@ -202,7 +225,11 @@ def fit(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
             "use structure='diag' or 'full' with masks and subnetworks."
         )
-    start.delta(space, torch.ones(()))  # refuses a prior that does not fit before any work is done
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ValueError(f"The network's weight {name!r} holds NaN or Inf; expected a trained network.")
+    like = torch.ones((), device="cpu")  # a prior that does not fit is refused before any work is done
+    start.delta(space, like), start.centre(space, like)
     seed = DEFAULT_SEED
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
@@ -222,8 +249,6 @@ def fit(
     assert not isinstance(chosen, Auto) and source.totals is not None
     reason = source.reason or f"{chosen.name}, as asked"
     mode = space.vector(model)
-    if not bool(torch.isfinite(mode).all()):
-        raise ValueError("The network's weights hold NaN or Inf.")
     mode = mode.to(torch.promote_types(mode.dtype, torch.float32))
     return Laplace(
         model,
@@ -255,7 +280,7 @@ def measure(source: Source, structure: Structure) -> Any:
                     f"{change} is applied in a way that only a later batch showed, and the data is a one-shot "
                     "iterator; expected a DataLoader, a list of batches or tensors, which can be passed over again."
                 ) from None
-            source.totals = None
+            source.totals = source.measured = None
             source.plan.used.clear()
     raise ValueError("The network applies its weights differently in every pass over the data.")
 
@@ -313,7 +338,7 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     if hessian.clip:
         values, vectors = torch.linalg.eigh(matrix)
         matrix = (vectors * values.clamp(min=0)) @ vectors.T
-    return {tuple(source.space.parts()): matrix}
+    return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 
 
 def products(

@@ -110,7 +110,7 @@ class Categorical:
     @property
     def scale(self) -> Tensor:
         """There is no noise."""
-        return torch.ones((), dtype=torch.float64)
+        return torch.ones((), dtype=torch.float64, device="cpu")
 
     def form(self, f: Tensor, y: Tensor) -> Form:
         """The class axis is the one whose removal leaves the target's shape."""

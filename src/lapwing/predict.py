@@ -18,7 +18,8 @@ from .memory import Budget
 from .operators import Blocks
 from .products import jacobian_vectors
 from .space import Space
-from .tape import Plan, Tape, Tracer
+from .tape import Plan, Tape
+from .tracer import Tracer
 
 EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact
 SAMPLES = 64  # forward-mode samples above that
@@ -215,7 +216,7 @@ def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int
     dtype = torch.promote_types(mean.dtype, torch.float32)
     total: Tensor | None = None
     step = network.budget.count(3 * precision.size * dtype.itemsize, SAMPLES)
-    for some in torch.arange(SAMPLES).split(step):
+    for some in torch.arange(SAMPLES, device="cpu").split(step):
         eps = torch.randn(len(some), precision.size, generator=generator, device=device, dtype=dtype)
         samples = functional_samples(network, x, precision.root(eps).detach())
         flat = form.flatten(samples - mean).to(dtype)  # (S, B, T, C)

@@ -16,7 +16,7 @@ Number = int | float | Tensor
 
 def _checked(value: Number | list[float], what: str) -> Tensor:
     # A Python number is exact in float64 alone: 0.7 in float32 is off by 2e-8.
-    made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
     made = made if made.is_floating_point() else made.double()
     if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
         raise ValueError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
@@ -53,19 +53,19 @@ class Prior:
     @staticmethod
     def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
         """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
-        values = torch.tensor([float(value) for value in precisions.values()], dtype=torch.float64)
+        values = torch.tensor([float(value) for value in precisions.values()], dtype=torch.float64, device="cpu")
         return Prior("groups", _checked(values, "Prior.groups"), tuple(precisions), mean)
 
     def group(self, space: Space) -> Tensor:
         """(D,): the number of each weight's group."""
         sizes = [shape.numel() for shape in space.shapes]
         if self.kind == "scalar":
-            numbers = torch.zeros(space.total, dtype=torch.long)
+            numbers = torch.zeros(space.total, dtype=torch.long, device="cpu")
         elif self.kind == "diagonal":
-            return torch.arange(space.size)
+            return torch.arange(space.size, device="cpu")
         else:
             own = list(range(len(sizes))) if self.kind == "layerwise" else [self._fitting(name) for name in space.names]
-            numbers = torch.repeat_interleave(torch.tensor(own), torch.tensor(sizes))
+            numbers = torch.tensor(own, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
         return numbers if space.mask is None else numbers[space.mask.cpu()]
 
     def _fitting(self, name: str) -> int:
@@ -88,14 +88,16 @@ class Prior:
 
     def only(self, space: Space, kept: Space) -> Prior:
         """The prior of the weights that are left after unused ones were taken out."""
-        if kept.names == space.names or self.kind not in ("layerwise", "diagonal"):
+        if kept.names == space.names:
             return self
-        numbers = self.group(space)
-        left = torch.cat(
-            [numbers[piece] for name, piece in _selected_slices(space).items() if name in kept.names]
-        ).unique()
-        precision = self.precision if self.precision.numel() == 1 else self.precision[left.to(self.precision.device)]
-        return replace(self, precision=precision)
+        places = [torch.arange(piece.start, piece.stop, device="cpu") for piece in _selected_slices(space, kept.names)]
+        left = torch.cat(places)
+        precision, mean = self.precision, self.mean
+        if self.kind in ("layerwise", "diagonal") and precision.numel() > 1:
+            precision = precision[self.group(space)[left].unique().to(precision.device)]
+        if isinstance(mean, Tensor) and mean.numel() > 1:
+            mean = mean.reshape(-1)[left.to(mean.device)]
+        return replace(self, precision=precision, mean=mean)
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
@@ -113,22 +115,25 @@ class Prior:
         return replace(self, precision=_checked(precision, f"Prior.{self.kind}").reshape(-1))
 
 
-def _selected_slices(space: Space) -> dict[str, slice]:
-    """Where each tensor's selected elements are in the vector of D weights."""
-    made, start = {}, 0
+def _selected_slices(space: Space, names: tuple[str, ...]) -> list[slice]:
+    """Where the selected elements of some tensors are in the vector of D weights."""
+    made, start = [], 0
     for name, place in space.slices().items():
         size = place.stop - place.start if space.mask is None else int(space.mask[place].sum())
-        made[name] = slice(start, start + size)
+        if name in names:
+            made.append(slice(start, start + size))
         start += size
     return made
 
 
 def as_prior(value: Prior | Number, like: Prior | None = None) -> Prior:
-    """A number is one precision for all weights; a tensor of several takes the groups of `like`."""
+    """A number is one precision for all weights; several take the groups of `like`, and both its mean."""
     if isinstance(value, Prior):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
         raise TypeError(f"prior is a {type(value).__name__}; expected a positive number or a Prior.")
-    if like is not None:
+    if like is None:
+        return Prior.scalar(value)
+    if isinstance(value, Tensor) and value.numel() > 1:
         return like.with_precision(value)
-    return Prior.scalar(value)
+    return Prior.scalar(value, like.mean)

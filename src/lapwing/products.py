@@ -77,7 +77,7 @@ def _double_backward(run: Callable[[dict[str, Tensor]], Tensor], weights: dict[s
 
 def hessian_matrix(model: nn.Module, space: Space, data: Batches, likelihood: Likelihood, chunk: int = 64) -> Tensor:
     """(D, D): the Hessian of the total energy, by second derivatives."""
-    columns = torch.eye(space.size, dtype=torch.float64)  # taken to the weights' dtype by each product
+    columns = torch.eye(space.size, dtype=torch.float64, device="cpu")  # taken to the weights' dtype by each product
     products = Products(model, space, data, likelihood, Hessian())
     made = torch.cat([products.mv(part) for part in columns.split(chunk)])
     return (made + made.T) / 2

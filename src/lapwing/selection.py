@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .batches import Inputs, evaluation
 from .memory import Budget
 from .space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
-from .tape import Tracer
+from .tracer import Tracer
 
 Weights = Any
 
@@ -46,15 +46,15 @@ class Subnetwork:
             return variance()
         if self.by == "magnitude":
             return space.vector(model).abs()
-        generator = self.generator or torch.Generator().manual_seed(0)
-        return torch.rand(space.total, generator=generator, dtype=torch.float64)
+        generator = self.generator or torch.Generator("cpu").manual_seed(0)
+        return torch.rand(space.total, generator=generator, dtype=torch.float64, device=generator.device)
 
     def choose(self, model: nn.Module, variance: Callable[[], Tensor]) -> Space:
         """The space of the chosen weights."""
         space = make_space(model, trainable(model))
         if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= space.total:
             raise ValueError(f"Subnetwork size {self.size!r}: expected a whole number from 1 to {space.total}.")
-        chosen = torch.zeros(space.total, dtype=torch.bool)
+        chosen = torch.zeros(space.total, dtype=torch.bool, device="cpu")
         scores = self.scores(model, space, variance).cpu()
         # A stable order, so that ties do not depend on the device.
         chosen[scores.sort(descending=True, stable=True).indices[: self.size]] = True
@@ -75,8 +75,9 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
     names = trainable(model)
     tracer = Tracer(model, names, budget)
     with evaluation(model, tracer.selected):
-        uses = tracer.trace(inputs).uses
-        found = [use for use in uses if use.rule.matrix and "weight" in use.refs]
+        tape = tracer.trace(inputs)
+        reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
+        found = [use for use in tape.uses if use.rule.matrix and "weight" in use.refs and use.key in reached]
         if not found:
             raise ValueError(
                 "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."

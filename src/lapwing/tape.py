@@ -12,17 +12,14 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .batches import Inputs, call, count, map_tensors, take, tensors
+from .batches import Inputs, tensors
 from .jacobians import Explicit, Matrix, Term
 from .layers import HANDLERS
 from .layers.base import BatchAxis, Contribution, Lift, Part, Ref, Rule, Use, batch_axes, output_edge
@@ -31,7 +28,13 @@ from .layers.generic import generic_rows
 from .memory import Budget
 
 WHOLE = BatchAxis(0, "whole")
-PROBED = 3  # examples in the pass that learns about a network
+# Calls that can change the order of examples by what is in them: networks that make one are looked at in every batch.
+REORDERING = {
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in ("sort", "argsort", "topk", "index_select", "gather", "take_along_dim", "flip", "roll", "msort")
+    if hasattr(owner, name)
+}
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Recording(TorchFunctionMode):
     def __init__(self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False) -> None:
         super().__init__()
         self.watch = watch
+        self.shuffles = False  # whether something was called that could change the order of examples
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs and outputs of each use, where they are watched
         self.names = names
         self.plan = plan
@@ -82,6 +86,8 @@ class Recording(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Hand recognised calls to their layer's handler."""
+        if func in REORDERING:
+            self.shuffles = True
         handler = HANDLERS.get(func)
         # Without gradients nothing can be recorded: such a region is no function of the weights.
         if handler is None or not torch.is_grad_enabled():
@@ -225,6 +231,14 @@ class Tape:
             return [None if made is None else made.unsqueeze(0) for made in each[0]]
         return [None if made[0] is None else torch.stack(made) for made in zip(*each, strict=True)]
 
+    def reached(self) -> set[str]:
+        """Keys of the uses that the output depends on."""
+        if not self.output.requires_grad:
+            return set()
+        gradients = iter(self.gradients(torch.ones_like(self.output)[None]))
+        found = {use.key: [next(gradients) is not None for _ in self._edges_of(use)] for use in self.uses}
+        return {key for key, hits in found.items() if any(hits)}
+
     def pull(self, cotangents: Tensor, masked: Tensor | None = None) -> dict[Part, Matrix | Explicit]:
         """(K, B, ...) cotangents -> the Jacobian rows `cotangent^T df/dweight`, per range of each weight."""
         found: dict[str, list[Contribution]] = {}
@@ -352,188 +366,3 @@ def merge(
         total = value if total is None else total + value
     assert total is not None
     return {Part(name, 0, size): Explicit(total, budget)}
-
-
-def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set[str], set[Any]]:
-    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way."""
-    found: set[str] = set()
-    seen: set[Any] = set()
-    stack = [output.grad_fn] if output.grad_fn is not None else []
-    while stack:
-        node = stack.pop()
-        if node in seen or node in stops:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in names:
-            found.add(names[id(variable)])
-        stack.extend(following for following, _ in node.next_functions if following is not None)
-    return found, seen
-
-
-def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
-    """Whether the rows at a place follow the examples when these are rolled by one."""
-    if before.shape != after.shape or not place.fits(before.shape, examples):
-        return False
-    expected, found = place.split(before, examples).roll(1, 0), place.split(after, examples)
-    if not found.is_floating_point():
-        return torch.equal(expected, found)
-    bound = 1e-2 if found.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    scale = found.detach().abs().max().clamp(min=torch.finfo(found.dtype).tiny) if found.numel() else 0.0
-    return bool(((expected - found).abs() <= bound * scale).all())
-
-
-def _confined(place: BatchAxis, rows: Tensor | None, examples: int) -> bool:
-    """Whether gradients of the middle example's output stay within its own rows."""
-    if rows is None:
-        return True
-    split = place.split(rows, examples)
-    own = examples // 2
-    return not bool(split[:own].any()) and not bool(split[own + 1 :].any())
-
-
-class Tracer:
-    """Records forward passes of one network for one choice of weights, learning its plan on the way."""
-
-    def __init__(
-        self, model: nn.Module, names: tuple[str, ...], budget: Budget, plan: Plan | None = None, graph: bool = False
-    ) -> None:
-        self.model = model
-        self.names = names
-        self.budget = budget
-        self.plan = plan if plan is not None else Plan()
-        self.create_graph = graph
-        wanted = set(names)
-        self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
-        self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
-
-    @property
-    def selected(self) -> list[Tensor]:
-        """The selected parameters."""
-        return list(self.parameters.values())
-
-    def cost(self, inputs: Inputs) -> int:
-        """Bytes of one example's layer outputs, from a forward pass of three examples the first time.
-
-        With more than one, the pass also learns where the examples are, so that larger batches need not ask.
-        """
-        if signature(inputs) not in self.plan.costs:
-            tape = self.trace(take(inputs, slice(0, PROBED)))
-            bytes_all = tape.numbers_per_column() * tape.output.element_size()
-            self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
-        return self.plan.cost(inputs)
-
-    def trace(self, inputs: Inputs) -> Tape:
-        """Forward a batch; again where the first pass taught something about the network."""
-        examples = count(inputs)
-        for _ in range(8):
-            recording = Recording(self._by_id, self.plan, examples, watch=examples <= PROBED)
-            # Fused attention has no second derivative; its plain form does.
-            kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
-            with recording, kernels:
-                output = call(self.model, inputs)
-            tape = self._finish(recording, output, inputs, examples)
-            if tape is not None:
-                return tape
-        raise RuntimeError(
-            "The network applies its weights differently in every forward pass; expected it to be repeatable."
-        )
-
-    def _finish(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape | None:
-        """The tape, or None when the pass has to be repeated with a better plan."""
-        plan, uses = self.plan, recording.uses
-        tape = self._tape(uses, output, inputs, examples)
-        if not output.requires_grad:
-            return tape
-        unseen, nodes = reached(output, recording.stops, self._by_id)
-        known = len(plan.generic), len(plan.copied)
-        plan.generic |= unseen
-        plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
-        repeat = False
-        if examples > 1:
-            self._locate(tape, recording.seen)
-            opened = {id(use) for use in recording.open.values()}
-            for use in uses:
-                if plan.axes[use.key] is not None:
-                    continue
-                # An output without examples has gradients per example only where it was lifted to them.
-                lifted = bool(use.lifts) and all(plan.axes[lift.key] is not None for lift in use.lifts)
-                if id(use) not in opened:
-                    repeat = True  # it looked as if it had examples: the next pass knows to lift it
-                elif not lifted or use.node in nodes:
-                    plan.generic.update(use.names)
-        return None if repeat or (len(plan.generic), len(plan.copied)) != known else tape
-
-    def _tape(self, uses: list[Use], output: Tensor, inputs: Inputs, examples: int) -> Tape:
-        generic = tuple(name for name in self.names if name in self.plan.generic)
-        return Tape(self.model, inputs, examples, output, uses, generic, self.plan, self.budget, self.create_graph)
-
-    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]]) -> None:
-        """Find where the examples are in each use that is new: what moves along when the examples are rolled.
-
-        Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
-        """
-        places: list[tuple[Use, str, tuple[int, ...], tuple[int, ...], Any]] = []
-        for use in tape.uses:
-            places.append((use, use.key, use.shape, use.axes, use.edge))
-            places += [(use, lift.key, lift.shape, lift.axes, lift.edge) for lift in use.lifts]
-        self._distrust(tape)
-        unknown = [place for place in places if not self._known(place[1], place[2], tape.examples)]
-        if not unknown:
-            return
-        seen = seen or self._watch(tape.inputs)
-        rolled = self._watch(map_tensors(lambda tensor: tensor.roll(1, 0), tape.inputs))
-        gradients = self._gradients_of_one(tape, [place[4] for place in unknown])
-        for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
-            moving = [
-                place
-                for place in batch_axes(shape, axes, tape.examples)
-                if all(map(partial(_moves, place, tape.examples), seen.get(key, ()), rolled.get(key, ())))
-            ]
-            reached_rows = None if gradient is None else gradient.reshape(shape) != 0
-            own = [place for place in moving if _confined(place, reached_rows, tape.examples)]
-            if moving and not own:
-                raise ValueError(
-                    f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
-                    "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
-                )
-            if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
-                self.plan.generic.update(use.names)
-            self.plan.axes[key] = own[0] if own else None
-
-    def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
-        """Inputs and outputs of every use in a forward pass, by key."""
-        recording = Recording(self._by_id, self.plan, count(inputs), watch=True)
-        with recording:
-            call(self.model, inputs)
-        return recording.seen
-
-    @staticmethod
-    def _gradients_of_one(tape: Tape, edges: list[Any]) -> tuple[Tensor | None, ...]:
-        """Gradients of one example's output alone, at the given edges."""
-        generator = torch.Generator().manual_seed(0)
-        weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64).to(tape.output) + 0.5
-        cotangent = torch.zeros_like(tape.output)
-        cotangent[tape.examples // 2] = weight
-        return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
-
-    def _distrust(self, tape: Tape) -> None:
-        """Give the generic rule to weights applied to a selection of positions that depends on the data.
-
-        Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
-        examples, even where the number happens to fit.
-        """
-        shapes = signature(tape.inputs)
-        for use in tape.uses:
-            place = self.plan.axes.get(use.key)
-            if place is None or place.fold == "whole":
-                continue
-            rows = use.shape[place.axis] / tape.examples
-            if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
-                self.plan.generic.update(use.names)
-
-    def _known(self, key: str, shape: tuple[int, ...], examples: int) -> bool:
-        if key not in self.plan.axes:
-            return False
-        place = self.plan.axes[key]
-        return place is None or place.fits(shape, examples)

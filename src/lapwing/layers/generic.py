@@ -27,6 +27,12 @@ def generic_rows(
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
     """Rows (K, B, P) per named weight, from cotangents (K, B, ...); `output` (B, ...) is that of the whole batch."""
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        raise ValueError(
+            f"{', '.join(names)} can only be reached by the generic rule, which cannot look into scripted or traced "
+            f"modules ({scripted[0] or 'the network itself'!r}); expected the plain module."
+        )
     if not plan.independent:
         check_independence(model, inputs, output)
         plan.independent = True
@@ -49,6 +55,8 @@ def check_independence(model: nn.Module, inputs: Inputs, output: Tensor) -> None
     with torch.no_grad():
         alone = call(model, take(inputs, slice(example, example + 1)))[0]
     together = output.detach()[example]
+    if not bool(torch.isfinite(together).all()):
+        return  # said elsewhere, with the examples that it concerns
     if not torch.allclose(alone, together, rtol=1e-2, atol=1e-2 * float(together.abs().max().clamp(min=1e-6))):
         raise ValueError(
             "The network's output for an example depends on the other examples of its batch (by "

@@ -46,13 +46,13 @@ class Block:
             made.setdefault(part.name.rpartition(".")[0], []).append(part)
         return [tuple(parts) for parts in made.values()]
 
-    def measure(self, source: Source) -> dict[Group, Tensor]:
+    def measure(self, source: Source) -> DenseSums:
         """(P, P) per module."""
         return measure_groups(source, self.groups(source.space))
 
-    def curvature(self, sums: dict[Group, Tensor], space: Space) -> DenseCurvature:
+    def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
         """The sums are the matrices."""
-        return DenseCurvature(sums, space, "dense block of its module")
+        return DenseCurvature(sums.kept(space), space, "dense block of its module")
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,40 @@ class Full:
 
     masks = True
 
-    def measure(self, source: Source) -> dict[Group, Tensor]:
+    def measure(self, source: Source) -> DenseSums:
         """(D, D)."""
         return measure_groups(source, [tuple(source.space.parts())], source.space.mask)
 
-    def curvature(self, sums: dict[Group, Tensor], space: Space) -> DenseCurvature:
+    def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
         """The sum is the matrix."""
-        return DenseCurvature(sums, space, "full matrix")
+        return DenseCurvature(sums.kept(space), space, "full matrix")
 
 
-def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = None) -> dict[Group, Tensor]:
+@dataclass(frozen=True)
+class DenseSums:
+    """Dense matrices over groups of weights, or over those of their elements that a mask selects."""
+
+    matrices: dict[Group, Tensor]
+    mask: Tensor | None = None
+
+    def kept(self, space: Space) -> dict[Group, Tensor]:
+        """Without the rows and columns of weights that were never used."""
+        made = {}
+        for group, matrix in self.matrices.items():
+            parts = tuple(part for part in group if part.name in space.names)
+            if parts and len(parts) < len(group):
+                flags = [
+                    torch.full((part.stop - part.start,), part.name in space.names, device="cpu") for part in group
+                ]
+                left = torch.cat(flags) if self.mask is None else torch.cat(flags)[self.mask.cpu()]
+                keep = left.nonzero()[:, 0].to(matrix.device)
+                matrix = matrix[keep][:, keep]
+            if parts:
+                made[parts] = matrix
+        return made
+
+
+def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = None) -> DenseSums:
     """Sums of outer products for each group of weights."""
     sums: dict[Group, Tensor] = {}
     for batch in source:
@@ -81,7 +105,7 @@ def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = No
                 made = gram(found, group, chosen)
                 if made is not None:
                     sums[group] = made if group not in sums else sums[group] + made
-    return sums
+    return DenseSums(sums, mask)
 
 
 @dataclass(frozen=True)
@@ -98,27 +122,14 @@ class DenseCurvature:
         """`scale H + diag(delta)` per group."""
         space = self.space
         blocks = []
-        for group, matrix in self.matrices.items():
-            parts, keep = kept(group, space)
-            if not parts:
-                continue
+        for parts, matrix in self.matrices.items():
             mask = None if space.mask is None else space.mask.to(matrix.device)
             slices = (slice(0, space.size),) if mask is not None else tuple(space.place(part) for part in parts)
             own = torch.cat([delta[piece] for piece in slices])
-            chosen = matrix if keep is None else matrix[keep][:, keep]
-            operator = Dense(scale.to(matrix) * chosen + torch.diag(own))
+            operator = Dense(scale.to(matrix) * matrix + torch.diag(own))
             blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
         return Blocks(blocks, space.size)
 
     def approximation(self, name: str) -> str:
         """For the coverage table."""
         return self.words
-
-
-def kept(group: Group, space: Space) -> tuple[Group, Tensor | None]:
-    """The group without weights that were never used, and which rows of its matrix those leave."""
-    parts = tuple(part for part in group if part.name in space.names)
-    if len(parts) == len(group) or space.mask is not None:
-        return parts, None
-    flags = [torch.full((part.stop - part.start,), part.name in space.names) for part in group]
-    return parts, torch.cat(flags).nonzero()[:, 0]

@@ -1,0 +1,229 @@
+"""Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept in its plan.
+
+Where the examples are in a layer's tensors is found by rolling them: the rows that move along are theirs. Weights whose
+use the recording does not see, or whose rows are no example's, take the generic rule.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .batches import Inputs, call, count, map_tensors, restore_buffers, take
+from .layers.base import BatchAxis, Use, batch_axes
+from .memory import Budget
+from .tape import Plan, Recording, Tape, signature
+
+PROBED = 3  # examples in the pass that learns about a network
+
+
+def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set[str], set[Any]]:
+    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way."""
+    found: set[str] = set()
+    seen: set[Any] = set()
+    stack = [output.grad_fn] if output.grad_fn is not None else []
+    while stack:
+        node = stack.pop()
+        if node in seen or node in stops:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in names:
+            found.add(names[id(variable)])
+        stack.extend(following for following, _ in node.next_functions if following is not None)
+    return found, seen
+
+
+def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
+    """Whether the rows at a place follow the examples when these are rolled by one."""
+    if before.shape != after.shape or not place.fits(before.shape, examples):
+        return False
+    expected, found = place.split(before, examples).roll(1, 0), place.split(after, examples)
+    if not found.is_floating_point():
+        return torch.equal(expected, found)
+    bound = 1e-2 if found.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    scale = found.detach().abs().max().clamp(min=torch.finfo(found.dtype).tiny) if found.numel() else 0.0
+    return bool(((expected - found).abs() <= bound * scale).all())
+
+
+def _reached(place: BatchAxis, rows: Tensor | None, examples: int) -> set[int]:
+    """Examples in whose rows, at a place, gradients are not zero."""
+    if rows is None:
+        return set()
+    hit = place.split(rows, examples).reshape(examples, -1).any(1)
+    return set(hit.nonzero()[:, 0].tolist())
+
+
+class Tracer:
+    """Records forward passes of one network for one choice of weights, learning its plan on the way."""
+
+    def __init__(
+        self, model: nn.Module, names: tuple[str, ...], budget: Budget, plan: Plan | None = None, graph: bool = False
+    ) -> None:
+        self.model = model
+        self.names = names
+        self.budget = budget
+        self.plan = plan if plan is not None else Plan()
+        self.create_graph = graph
+        wanted = set(names)
+        self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
+        self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
+
+    @property
+    def selected(self) -> list[Tensor]:
+        """The selected parameters."""
+        return list(self.parameters.values())
+
+    def cost(self, inputs: Inputs) -> int:
+        """Bytes of one example's layer outputs, from a forward pass of three examples the first time.
+
+        With more than one, the pass also learns where the examples are, so that larger batches need not ask.
+        """
+        if signature(inputs) not in self.plan.costs:
+            tape = self.trace(take(inputs, slice(0, PROBED)))
+            # The generic rule makes whole rows, for every example and column.
+            rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
+            bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
+            self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
+        return self.plan.cost(inputs)
+
+    def trace(self, inputs: Inputs) -> Tape:
+        """Forward a batch; again where the first pass taught something about the network."""
+        examples = count(inputs)
+        for _ in range(8):
+            recording = Recording(self._by_id, self.plan, examples, watch=examples <= PROBED)
+            # Fused attention has no second derivative; its plain form does.
+            kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
+            with recording, kernels:
+                output = call(self.model, inputs)
+            restore_buffers(self.model)
+            tape = self._finish(recording, output, inputs, examples)
+            if tape is not None:
+                return tape
+        raise RuntimeError(
+            "The network applies its weights differently in every forward pass; expected it to be repeatable."
+        )
+
+    def _finish(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape | None:
+        """The tape, or None when the pass has to be repeated with a better plan."""
+        plan, uses = self.plan, recording.uses
+        tape = self._tape(uses, output, inputs, examples)
+        if not output.requires_grad:
+            return tape
+        unseen, nodes = reached(output, recording.stops, self._by_id)
+        known = len(plan.generic), len(plan.copied)
+        plan.generic |= unseen
+        plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
+        repeat = False
+        if examples > 1:
+            self._locate(tape, recording.seen, recording.shuffles)
+            opened = {id(use) for use in recording.open.values()}
+            for use in uses:
+                if plan.axes[use.key] is not None:
+                    continue
+                # An output without examples has gradients per example only where it was lifted to them.
+                lifted = bool(use.lifts) and all(plan.axes[lift.key] is not None for lift in use.lifts)
+                if id(use) not in opened:
+                    repeat = True  # it looked as if it had examples: the next pass knows to lift it
+                elif not lifted or use.node in nodes:
+                    plan.generic.update(use.names)
+        return None if repeat or (len(plan.generic), len(plan.copied)) != known else tape
+
+    def _tape(self, uses: list[Use], output: Tensor, inputs: Inputs, examples: int) -> Tape:
+        generic = tuple(name for name in self.names if name in self.plan.generic)
+        return Tape(self.model, inputs, examples, output, uses, generic, self.plan, self.budget, self.create_graph)
+
+    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]], shuffles: bool) -> None:
+        """Find where the examples are in each use that is new: what moves along when the examples are rolled.
+
+        Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
+        """
+        places: list[tuple[Use, str, tuple[int, ...], tuple[int, ...], Any]] = []
+        for use in tape.uses:
+            places.append((use, use.key, use.shape, use.axes, use.edge))
+            places += [(use, lift.key, lift.shape, lift.axes, lift.edge) for lift in use.lifts]
+        self._distrust(tape)
+        if shuffles:
+            self._verify(tape)
+        unknown = [place for place in places if not self._known(place[1], place[2], tape.examples)]
+        if not unknown:
+            return
+        seen = seen or self._watch(tape.inputs)
+        rolled = self._watch(map_tensors(lambda tensor: tensor.roll(1, 0), tape.inputs))
+        middle = tape.examples // 2
+        gradients = self._gradients_of_one(tape, [place[4] for place in unknown], middle)
+        for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
+            moving = [
+                place
+                for place in batch_axes(shape, axes, tape.examples)
+                if all(map(partial(_moves, place, tape.examples), seen.get(key, ()), rolled.get(key, ())))
+            ]
+            told = gradient is not None and bool(torch.isfinite(gradient).all())
+            reached_rows = gradient.reshape(shape) != 0 if gradient is not None and told else None
+            own = [place for place in moving if _reached(place, reached_rows, tape.examples) <= {middle}]
+            if not own and any(len(_reached(place, reached_rows, tape.examples)) > 1 for place in moving):
+                raise ValueError(
+                    f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
+                    "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
+                )
+            if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
+                self.plan.generic.update(use.names)
+            self.plan.axes[key] = own[0] if own else None
+
+    def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
+        """Inputs and outputs of every use in a forward pass, by key."""
+        recording = Recording(self._by_id, self.plan, count(inputs), watch=True)
+        with recording:
+            call(self.model, inputs)
+        restore_buffers(self.model)
+        return recording.seen
+
+    @staticmethod
+    def _gradients_of_one(tape: Tape, edges: list[Any], example: int) -> tuple[Tensor | None, ...]:
+        """Gradients of one example's output alone, at the given edges."""
+        generator = torch.Generator("cpu").manual_seed(0)
+        weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64, device="cpu") + 0.5
+        cotangent = torch.zeros_like(tape.output)
+        cotangent[example] = weight.to(tape.output)
+        return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
+
+    def _distrust(self, tape: Tape) -> None:
+        """Give the generic rule to weights applied to a selection of positions that depends on the data.
+
+        Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
+        examples, even where the number happens to fit.
+        """
+        shapes = signature(tape.inputs)
+        for use in tape.uses:
+            place = self.plan.axes.get(use.key)
+            if place is None or place.fold == "whole":
+                continue
+            rows = use.shape[place.axis] / tape.examples
+            if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
+                self.plan.generic.update(use.names)
+
+    def _verify(self, tape: Tape) -> None:
+        """Look again, in this very batch: a network that reorders its examples may do so in some batches only."""
+        uses = [use for use in tape.uses if not use.lifts and self._known(use.key, use.shape, tape.examples)]
+        uses = [use for use in uses if self.plan.axes[use.key] is not None]
+        if not uses:
+            return
+        for example in {0, tape.examples - 1}:
+            for use, gradient in zip(
+                uses, self._gradients_of_one(tape, [use.edge for use in uses], example), strict=True
+            ):
+                place = self.plan.axes[use.key]
+                rows = None if gradient is None else gradient.reshape(use.shape) != 0
+                if place is not None and not _reached(place, rows, tape.examples) <= {example}:
+                    self.plan.generic.update(use.names)
+
+    def _known(self, key: str, shape: tuple[int, ...], examples: int) -> bool:
+        if key not in self.plan.axes:
+            return False
+        place = self.plan.axes[key]
+        return place is None or place.fits(shape, examples)
