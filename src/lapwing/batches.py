@@ -61,7 +61,11 @@ def take(inputs: Inputs, examples: slice) -> Inputs:
 
 
 def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
-    """Call a network: mappings become keywords, tuples and lists positions; its logits are found in what it returns."""
+    """Call a network: mappings become keywords, tuples and lists positions; its logits are found in what it returns.
+
+    It gets a copy of the inputs: some networks write into theirs, and these are the user's data.
+    """
+    inputs = map_tensors(torch.clone, inputs)
     if isinstance(inputs, Mapping):
         result = network(**inputs)
     elif isinstance(inputs, list | tuple):
@@ -237,7 +241,7 @@ def device_of(model: nn.Module) -> torch.device:
     return device
 
 
-_PATCH = threading.RLock()
+LOCK = threading.RLock()
 
 
 class _PlainCheckpoint:
@@ -252,7 +256,7 @@ class _PlainCheckpoint:
 def _without_checkpoints() -> Iterator[None]:
     """Run checkpointed blocks plainly: recomputing them in a backward pass would run them outside the recording."""
     module = torch.utils.checkpoint
-    with _PATCH:
+    with LOCK:
 
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
             yield
@@ -266,6 +270,17 @@ def _without_checkpoints() -> Iterator[None]:
         finally:
             for name, own in kept.items():
                 setattr(module, name, own)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without the fused encoder, which runs only where no gradients are asked for, and then zeroes padded positions."""
+    kept = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(kept)
 
 
 _HELD: dict[int, list[Held]] = {}  # by network: its buffers while it is held in evaluation mode
@@ -299,6 +314,14 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
     What is restored, also after an exception: mode of every module, `requires_grad`, buffers, the random generators.
     Parameters and their `.grad` are never written to.
     """
+    with ExitStack() as stack:
+        stack.enter_context(LOCK)  # another thread may hold this very network in evaluation mode
+        stack.enter_context(_held(model, selected))
+        yield
+
+
+@contextmanager
+def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
@@ -317,6 +340,7 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_without_checkpoints())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_plain_attention())
         if any(getattr(module, "max_norm", None) is not None for module, _ in modes):
             from .layers.embedding import KeptTables  # which needs this file
 

@@ -253,6 +253,8 @@ class Source:
     create_graph: bool = False
     totals: Totals | None = None
     reason: str = ""
+    form: Form | None = None  # of the batch before
+    auto: bool = False  # whether the kind of curvature was chosen here
     measured: set[str] | None = None  # weights that had the generic rule in the last batch that was measured
     first: int = 0  # the number of the first example: curvature added later draws other labels
 
@@ -310,7 +312,8 @@ class Source:
     def _check(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Checked]:
         """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
         shape = (count(inputs), *self.plan.shape(inputs))
-        form = self.likelihood.form(torch.empty(shape, device="meta"), targets)
+        form = self.likelihood.form(torch.empty(shape, device="meta"), targets, self.form)
+        self.form = form
         y = self.likelihood.targets(targets, form)
         flags = torch.stack([self.likelihood.valid(y, form), self.likelihood.labelled(y).all()])
         return inputs, Checked(form, y, Answer(flags))
@@ -320,7 +323,8 @@ class Source:
     ) -> Batch:
         tape = tracer.trace(inputs)
         if self.measured is not None and self.plan.generic != self.measured:
-            raise PlanChanged(", ".join(sorted(self.plan.generic - self.measured)))
+            new = ", ".join(sorted(self.plan.generic - self.measured))
+            raise PlanChanged(f"{new} turned out to need the generic rule")
         self.measured = set(self.plan.generic)
         if not tape.output.requires_grad:
             raise ValueError("The network's output does not depend on the selected weights.")
@@ -328,7 +332,10 @@ class Source:
         kind = self.kind
         if isinstance(kind, Auto):
             kind, self.reason = kind.choose(form)
-            self.kind = kind
+            self.kind, self.auto = kind, True
+        elif self.auto and kind.name == "ggn" and GGN().count(form) > AUTO_LIMIT:
+            self.kind, self.reason = Auto().choose(form)
+            raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")
         if isinstance(kind, Hessian):
             raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
         output = tape.output if self.create_graph else tape.output.detach()

@@ -152,7 +152,7 @@ class Matrix:
         """Slices of examples whose (b, K, P) products fit the budget."""
         scratch = sum(term.acts.scratch + 2 * term.grad[:, 0].numel() for term in self.terms)
         each = (copies * self.columns * self.size + scratch) * self.dtype.itemsize
-        return self.budget.slices(self.examples, each)
+        return self.budget.slices(self.examples, each, 0.3)
 
     def product(self, examples: slice, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(b, G, K, O, I) for a slice of the examples."""

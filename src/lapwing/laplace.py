@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import curvature as curvatures
 from . import evidence, likelihoods, structures
 from . import predict as predictions
-from .batches import Batches, Inputs, device_of, evaluation
+from .batches import LOCK, Batches, Inputs, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
@@ -44,7 +44,13 @@ def plainly(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        # One at a time: networks are shared between threads, and held in evaluation mode meanwhile.
+        with (
+            LOCK,
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
             return function(*args, **kwargs)
 
     return inner
@@ -99,7 +105,9 @@ class Laplace:
 
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """The same curvature under another prior: a new value."""
-        return replace(self, prior=as_prior(prior, self.prior))
+        chosen = as_prior(prior, self.prior)
+        chosen.delta(self.space, self.mode), chosen.centre(self.space, self.mode)  # refused here, not when asked
+        return replace(self, prior=chosen)
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
@@ -277,8 +285,8 @@ def measure(source: Source, structure: Structure) -> Any:
         except PlanChanged as change:
             if source.data.one_shot:
                 raise ValueError(
-                    f"{change} is applied in a way that only a later batch showed, and the data is a one-shot "
-                    "iterator; expected a DataLoader, a list of batches or tensors, which can be passed over again."
+                    f"{change} only in a later batch, and the data is a one-shot iterator; expected a DataLoader, a "
+                    "list of batches or tensors, which can be passed over again."
                 ) from None
             source.totals = source.measured = None
             source.plan.used.clear()

@@ -59,8 +59,8 @@ class Likelihood(Protocol):
         """1 / noise variance; 1 where there is no noise."""
         ...
 
-    def form(self, f: Tensor, y: Tensor) -> Form:
-        """Where the outputs are; raises where outputs and targets do not fit."""
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Where the outputs are, the same as in an earlier batch's `like`; raises where targets do not fit."""
         ...
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
@@ -112,7 +112,7 @@ class Categorical:
         """There is no noise."""
         return torch.ones((), dtype=torch.float64, device="cpu")
 
-    def form(self, f: Tensor, y: Tensor) -> Form:
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """The class axis is the one whose removal leaves the target's shape."""
         if f.dim() < 2:
             raise ValueError(
@@ -127,6 +127,14 @@ class Categorical:
             )
         fitting = [axis for axis in range(1, f.dim()) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
         axis = self.axis % f.dim() if self.axis is not None else None
+        if axis is None and like is not None and like.axis is not None and fitting:
+            axis = like.axis + 1
+            if axis not in fitting:
+                raise ValueError(
+                    f"classification: outputs {shape} and labels {tuple(y.shape)} have their classes on axis "
+                    f"{fitting[0]}, those of an earlier batch on axis {axis} as well or instead; "
+                    "say which with Categorical(axis=...)."
+                )
         if axis is None and fitting:
             preferred = f.dim() - 1 if f.dim() <= 3 else 1
             axis = preferred if preferred in fitting else fitting[0]
@@ -204,7 +212,7 @@ class Gaussian:
         """1 / noise^2."""
         return torch.as_tensor(self.noise, dtype=torch.float64).reshape(()).pow(-2)
 
-    def form(self, f: Tensor, y: Tensor) -> Form:
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have exactly the outputs' shape: nothing is broadcast."""
         if f.shape != y.shape:
             raise ValueError(

@@ -64,7 +64,7 @@ class Network:
     def slices(self, x: Inputs) -> Iterator[slice]:
         """Slices of the examples whose output gradients fit the budget; call inside `evaluation`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x)))
-        return self.budget.slices(count(x), (4 + 3 * outputs) * self.plan.cost(x), 1.0)
+        return self.budget.slices(count(x), (4 + 3 * outputs) * self.plan.cost(x), 0.6)
 
     def tapes(self, x: Inputs) -> Iterator[tuple[slice, Tape]]:
         """Forward passes over those slices."""

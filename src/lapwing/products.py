@@ -109,7 +109,7 @@ class Products:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         like = parameters[0]
         flat = v.reshape(-1, v.shape[-1]).to(device=like.device, dtype=like.dtype)
-        total = torch.zeros_like(flat)
+        total = torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
         seen = 0
         with evaluation(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
             for inputs, targets in self.data:

@@ -12,7 +12,7 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .batches import Inputs, tensors
-from .jacobians import Explicit, Matrix, Term
+from .jacobians import Explicit, Layout, Matrix, Term
 from .layers import HANDLERS
 from .layers.base import BatchAxis, Contribution, Lift, Part, Ref, Rule, Use, batch_axes, output_edge
 from .layers.elementwise import align, reduce_to
@@ -48,7 +48,7 @@ class Plan:
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     costs: dict[Any, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     batched: bool = True  # whether many cotangents can be pulled back at once
-    independent: bool = False  # whether an example's output was seen not to depend on the others
+    verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
 
     def cost(self, inputs: Inputs) -> int:
@@ -192,6 +192,7 @@ class Tape:
     generic: tuple[str, ...]
     plan: Plan
     budget: Budget
+    dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
     create_graph: bool = False
 
     def edges(self) -> list[Any]:
@@ -265,7 +266,7 @@ class Tape:
                 self.create_graph,
             )
             for name, value in rows.items():
-                made[Part(name, 0, value.shape[-1])] = Explicit(value, self.budget)
+                made[Part(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
                 self.plan.used[name] = {"generic"}
         return made
 
@@ -290,6 +291,9 @@ class Tape:
                 made[part] = other
         return made
 
+    def _wide(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
     def _size(self, name: str) -> int:
         return self.model.get_parameter(name).numel()
 
@@ -302,7 +306,7 @@ class Tape:
             axis = self._axis(use)
             with torch.set_grad_enabled(self.create_graph):
                 given = use.inputs if self.create_graph else tuple(each.detach() for each in use.inputs)
-                prepared = tuple(_at_least_single(each) for each in use.rule.prepare(use, given))
+                prepared = tuple(self._wide(each) for each in use.rule.prepare(use, given))
             if axis is None:
                 use.cache["inputs"] = tuple(each.expand(self.examples, *each.shape) for each in prepared)
             else:
@@ -318,7 +322,7 @@ class Tape:
             assert gradient is not None
             axis = self._axis(use)
             assert axis is not None
-            gradient = _at_least_single(gradient)
+            gradient = self._wide(gradient)
             return axis.split(gradient.reshape(gradient.shape[0], *use.shape), self.examples, 1)
         total: Tensor | None = None
         for lift, gradient in zip(use.lifts, pulled, strict=True):
@@ -326,7 +330,7 @@ class Tape:
                 continue
             axis = WHOLE if self.examples == 1 else self.plan.axes[lift.key]
             assert axis is not None
-            gradient = _at_least_single(gradient)
+            gradient = self._wide(gradient)
             gradient = axis.split(gradient.reshape(gradient.shape[0], *lift.shape), self.examples, 1)
             aligned = align(use.shape, len(lift.shape))
             if axis.fold == "none":
@@ -337,15 +341,33 @@ class Tape:
         return total
 
 
-def _at_least_single(tensor: Tensor) -> Tensor:
-    """Products of half-precision networks are taken in float32: their sums would lose all small terms."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+def cut(contributions: list[Contribution]) -> list[Contribution]:
+    """Overlapping ranges of rows, cut where any of them begins or ends: a packed weight used whole and in slices."""
+    parts = {contribution.part for contribution in contributions}
+    bounds = sorted({bound for part in parts for bound in (part.start, part.stop)})
+    if len(parts) == 1 or len(bounds) == 2:
+        return contributions
+    made = []
+    for part, value, layout in contributions:
+        _, rows, width = layout.matrix
+        inside = [bound for bound in bounds if part.start <= bound <= part.stop]
+        plain = isinstance(value, Term) and not value.flipped and layout == Layout.plain(1, rows, width)
+        if not isinstance(value, Term) or not plain or any((bound - part.start) % width for bound in inside):
+            return contributions
+        for start, stop in itertools.pairwise(inside):
+            chosen = slice((start - part.start) // width, (stop - part.start) // width)
+            own = replace(value, grad=value.grad[..., chosen])
+            made.append(
+                Contribution(Part(part.name, start, stop), own, Layout.plain(1, (stop - start) // width, width))
+            )
+    return made
 
 
 def merge(
     name: str, contributions: list[Contribution], size: int, budget: Budget, masked: Tensor | None
 ) -> dict[Part, Matrix | Explicit]:
     """Put the uses of one weight together: positions of all uses are summed; unlike kinds become explicit rows."""
+    contributions = cut(contributions)
     parts = sorted({contribution.part for contribution in contributions})
     apart = all(first.stop <= second.start for first, second in itertools.pairwise(parts))
     made: dict[Part, Matrix | Explicit] = {}

@@ -72,6 +72,9 @@ class Tracer:
         self.create_graph = graph
         wanted = set(names)
         self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
+        self.dtype = torch.float32
+        for parameter in self.parameters.values():
+            self.dtype = torch.promote_types(self.dtype, parameter.dtype)
         self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
 
     @property
@@ -136,7 +139,9 @@ class Tracer:
 
     def _tape(self, uses: list[Use], output: Tensor, inputs: Inputs, examples: int) -> Tape:
         generic = tuple(name for name in self.names if name in self.plan.generic)
-        return Tape(self.model, inputs, examples, output, uses, generic, self.plan, self.budget, self.create_graph)
+        return Tape(
+            self.model, inputs, examples, output, uses, generic, self.plan, self.budget, self.dtype, self.create_graph
+        )
 
     def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]], shuffles: bool) -> None:
         """Find where the examples are in each use that is new: what moves along when the examples are rolled.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from ..batches import Inputs, call, map_tensors, take
+from ..batches import Inputs, call, map_tensors, restore_buffers, take
 from ..memory import Budget
 
 if TYPE_CHECKING:
@@ -33,36 +33,44 @@ def generic_rows(
             f"{', '.join(names)} can only be reached by the generic rule, which cannot look into scripted or traced "
             f"modules ({scripted[0] or 'the network itself'!r}); expected the plain module."
         )
-    if not plan.independent:
-        check_independence(model, inputs, output)
-        plan.independent = True
     if plan.vectorised and not create_graph:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                return _vectorised(model, inputs, names, cotangents, budget)
+                rows = _vectorised(model, inputs, names, cotangents, budget)
+            if plan.verified or agrees(model, rows, output, cotangents):
+                plan.verified = True
+                return rows
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError):
-            # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
-            plan.vectorised = False
-    return _one_by_one(model, inputs, names, cotangents, create_graph)
-
-
-def check_independence(model: nn.Module, inputs: Inputs, output: Tensor) -> None:
-    """Refuse a network whose output for one example depends on the others: none then has a likelihood of its own."""
-    example = len(output) // 2
-    with torch.no_grad():
-        alone = call(model, take(inputs, slice(example, example + 1)))[0]
-    together = output.detach()[example]
-    if not bool(torch.isfinite(together).all()):
-        return  # said elsewhere, with the examples that it concerns
-    if not torch.allclose(alone, together, rtol=1e-2, atol=1e-2 * float(together.abs().max().clamp(min=1e-6))):
+            pass
+        # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
+        plan.vectorised = False
+    rows = _one_by_one(model, inputs, names, cotangents, create_graph)
+    if not plan.verified and not agrees(model, rows, output, cotangents):
         raise ValueError(
-            "The network's output for an example depends on the other examples of its batch (by "
-            f"{float((alone - together).abs().max()):.3g} here), as with batch statistics in evaluation mode; "
-            "expected examples to be independent."
+            f"{', '.join(names)}: the gradients of single examples do not add up to the batch's. The network's output "
+            "for one example depends on the other examples of its batch, as with batch statistics in evaluation mode, "
+            "or is not deterministic; expected independent examples."
         )
+    plan.verified = True
+    return rows
+
+
+def agrees(model: nn.Module, rows: dict[str, Tensor], output: Tensor, cotangents: Tensor) -> bool:
+    """Whether the examples' rows add up to the gradient of the whole batch, by a pass of its own."""
+    if not bool(torch.isfinite(output.detach()).all()):
+        return True  # said elsewhere, with the examples that it concerns
+    parameters = [model.get_parameter(name) for name in rows]
+    gradients = torch.autograd.grad(output, parameters, cotangents[0], retain_graph=True, allow_unused=True)
+    for value, gradient in zip(rows.values(), gradients, strict=True):
+        total = value[0].detach().sum(0)
+        whole = torch.zeros_like(total) if gradient is None else gradient.detach().to_dense().flatten().to(total.dtype)
+        bound = 0.1 if output.dtype in (torch.float16, torch.bfloat16) else 1e-2
+        if bool((total - whole).norm() > bound * torch.maximum(total.norm(), whole.norm())):
+            return False
+    return True
 
 
 def _network(model: nn.Module) -> Any:
@@ -100,35 +108,21 @@ def _vectorised(
 def _one_by_one(
     model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, create_graph: bool
 ) -> dict[str, Tensor]:
-    run = _network(model)
-    made: dict[str, list[Tensor]] = {name: [] for name in names}
+    parameters = [model.get_parameter(name) for name in names]
+    made: list[list[Tensor]] = [[] for _ in names]
     for example in range(cotangents.shape[1]):
-        weights = {
-            name: model.get_parameter(name) if create_graph else model.get_parameter(name).detach().requires_grad_()
-            for name in names
-        }
-        output = run(weights, take(inputs, slice(example, example + 1)))
-        columns = []
+        output = call(model, take(inputs, slice(example, example + 1)))[0]
+        restore_buffers(model)
+        rows: list[list[Tensor]] = [[] for _ in names]
         for column in cotangents[:, example]:
-            gradients = (
-                torch.autograd.grad(
-                    output,
-                    list(weights.values()),
-                    column,
-                    retain_graph=True,
-                    create_graph=create_graph,
-                    allow_unused=True,
+            gradients: Any = [None] * len(names)
+            if output.requires_grad:
+                gradients = torch.autograd.grad(
+                    output, parameters, column, retain_graph=True, create_graph=create_graph, allow_unused=True
                 )
-                if output.requires_grad
-                else [None] * len(names)
-            )
-            columns.append(
-                [
-                    torch.zeros_like(weight) if gradient is None else gradient
-                    for gradient, weight in zip(gradients, weights.values(), strict=True)
-                ]
-            )
-        for position, name in enumerate(names):
-            made[name].append(torch.stack([column[position].flatten() for column in columns]))
+            for row, parameter, gradient in zip(rows, parameters, gradients, strict=True):
+                row.append((torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten())
+        for own, row in zip(made, rows, strict=True):
+            own.append(torch.stack(row))
     wide = torch.promote_types(cotangents.dtype, torch.float32)
-    return {name: torch.stack(rows, 1).to(wide) for name, rows in made.items()}
+    return {name: torch.stack(own, 1).to(wide) for name, own in zip(names, made, strict=True)}
