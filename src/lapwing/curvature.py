@@ -79,14 +79,14 @@ class GGN:
 
     def columns(self, view: View, start: int, stop: int) -> Tensor:
         """Each column has one position's root and zeros elsewhere: sharing one leaves cross terms."""
-        root = view.likelihood.root(view.f, view.y)  # (N, T, C, R)
-        examples, positions, outputs, width = root.shape
-        if positions == 1:
-            return root.permute(3, 0, 1, 2)[start:stop]
-        made = root.new_zeros(stop - start, examples, positions, outputs)
-        for place, column in enumerate(range(start, stop)):
-            position, which = divmod(column, width)
-            made[place, :, position] = root[:, position, :, which]
+        examples, positions, width = view.f.shape
+        made = view.f.new_zeros(stop - start, examples, positions, width)
+        for position in range(start // width, -(-stop // width)):
+            own = slice(max(start - position * width, 0), min(stop - position * width, width))
+            here = slice(position, position + 1)
+            root = view.likelihood.root(view.f[:, here], view.y[:, here], own)  # (N, 1, C, r)
+            first = position * width + own.start - start
+            made[first : first + root.shape[-1], :, position] = root[:, 0].permute(2, 0, 1)
         return made
 
 

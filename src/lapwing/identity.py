@@ -18,6 +18,10 @@ def _versions(model: nn.Module) -> tuple[tuple[int, int], ...]:
     return tuple((tensor.data_ptr(), tensor._version) for tensor in _tensors(model))
 
 
+def _kinds(model: nn.Module) -> tuple[tuple[torch.dtype, torch.device], ...]:
+    return tuple((tensor.dtype, tensor.device) for tensor in _tensors(model))
+
+
 def _sums(model: nn.Module) -> Tensor:
     """(tensors, 2): sum and sum of squares of each, in float64."""
     wide = [tensor.detach().double() for tensor in _tensors(model)]
@@ -35,16 +39,19 @@ class Identity:
 
     versions: tuple[tuple[int, int], ...]
     norm: float
+    kinds: tuple[tuple[torch.dtype, torch.device], ...]
     sums: Tensor
 
     @staticmethod
     def of(model: nn.Module) -> Identity:
         """Of a network as it is now."""
-        return Identity(_versions(model), _norm(model), _sums(model))
+        return Identity(_versions(model), _norm(model), _kinds(model), _sums(model))
 
     def still(self, model: nn.Module) -> bool:
         """Whether weights and buffers have the values they had."""
         if _versions(model) == self.versions and _norm(model) == self.norm:
             return True
+        if _kinds(model) != self.kinds:
+            return False
         now = _sums(model)
         return now.shape == self.sums.shape and torch.equal(now, self.sums)

@@ -177,7 +177,8 @@ class Laplace:
     def _network(self, memory: float | None) -> predictions.Network:
         if not self.identity.still(self.model):
             raise ValueError(
-                "The network's weights or buffers are no longer those it was fitted with; fit again, or restore them."
+                "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
+                "fit again, or restore them."
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device)
         form = self.totals.form

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .random import Hashed
 
+ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class Form:
@@ -83,8 +85,8 @@ class Likelihood(Protocol):
         """(N, T, C) and targets -> (N,): summed over labelled positions."""
         ...
 
-    def root(self, f: Tensor, y: Tensor) -> Tensor:
-        """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled."""
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled; or some columns."""
         ...
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
@@ -175,10 +177,11 @@ class Categorical:
         picked = f.gather(-1, torch.where(known, y, 0)[..., None])[..., 0]
         return ((f.logsumexp(-1) - picked) * known).sum(1)
 
-    def root(self, f: Tensor, y: Tensor) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
         """`diag(p) - p p^T = S S^T` with `S_cr = sqrt(p_r) (1[c = r] - p_c)`."""
         p = f.softmax(-1)
-        root = (torch.diag_embed(torch.ones_like(p)) - p[..., :, None]) * p.sqrt()[..., None, :]
+        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, columns]
+        root = (identity - p[..., :, None]) * p.sqrt()[..., None, columns]
         return root * self.labelled(y)[..., None, None]
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
@@ -244,9 +247,10 @@ class Gaussian:
         """`1/2 |f - y|^2`, (N,)."""
         return 0.5 * (f - y.to(f.dtype)).square().sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
         """The identity."""
-        return torch.diag_embed(torch.ones_like(f))
+        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, columns]
+        return identity.expand(*f.shape, identity.shape[1])
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
         """`f` plus standard normal noise."""

@@ -28,13 +28,6 @@ from .layers.generic import generic_rows
 from .memory import Budget
 
 WHOLE = BatchAxis(0, "whole")
-# Calls that can change the order of examples by what is in them: networks that make one are looked at in every batch.
-REORDERING = {
-    getattr(owner, name)
-    for owner in (torch, torch.Tensor)
-    for name in ("sort", "argsort", "topk", "index_select", "gather", "take_along_dim", "flip", "roll", "msort")
-    if hasattr(owner, name)
-}
 
 
 @dataclass
@@ -71,7 +64,6 @@ class Recording(TorchFunctionMode):
     def __init__(self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False) -> None:
         super().__init__()
         self.watch = watch
-        self.shuffles = False  # whether something was called that could change the order of examples
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs and outputs of each use, where they are watched
         self.names = names
         self.plan = plan
@@ -86,8 +78,6 @@ class Recording(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Hand recognised calls to their layer's handler."""
-        if func in REORDERING:
-            self.shuffles = True
         handler = HANDLERS.get(func)
         # Without gradients nothing can be recorded: such a region is no function of the weights.
         if handler is None or not torch.is_grad_enabled():

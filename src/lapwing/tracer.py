@@ -20,6 +20,7 @@ from .memory import Budget
 from .tape import Plan, Recording, Tape, signature
 
 PROBED = 3  # examples in the pass that learns about a network
+HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
 def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set[str], set[Any]]:
@@ -37,6 +38,29 @@ def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set
             found.add(names[id(variable)])
         stack.extend(following for following, _ in node.next_functions if following is not None)
     return found, seen
+
+
+def reorders(node: Any, examples: int) -> bool:
+    """Whether a step of the forward pass may change the order of examples.
+
+    A network that reorders its examples has to put its outputs back in order: that step is seen from the output.
+    """
+    kind = node.name()
+    if kind.startswith(("Flip", "Roll")):
+        dims = getattr(node, "_saved_dims", ())
+        return not dims or 0 in [dim if dim < 1 << 32 else dim - (1 << 64) for dim in dims]
+    if kind.startswith(("IndexSelect", "Gather", "Sort", "Topk", "Scatter", "IndexAdd", "IndexCopy")):
+        return bool(getattr(node, "_saved_dim", 0) == 0)
+    if not kind.startswith(("IndexBackward", "IndexPut")):
+        return False
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    for axis, index in enumerate(getattr(node, "_saved_indices", ())):
+        if index is None or (sizes is not None and sizes[axis] % examples):
+            continue
+        every = torch.arange(index.numel(), device=index.device)
+        if index.dtype == torch.bool or not torch.equal(index.flatten(), every):
+            return True
+    return False
 
 
 def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
@@ -88,7 +112,14 @@ class Tracer:
         With more than one, the pass also learns where the examples are, so that larger batches need not ask.
         """
         if signature(inputs) not in self.plan.costs:
-            tape = self.trace(take(inputs, slice(0, PROBED)))
+            some = take(inputs, slice(0, PROBED))
+            try:
+                tape = self.trace(some)
+            except (RuntimeError, IndexError) as error:
+                raise ValueError(
+                    f"The network fails on the first {count(some)} of {count(inputs)} examples ({error}); expected it "
+                    "to take any number of them, with everything that belongs to an example in tensors."
+                ) from error
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
             bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
@@ -105,6 +136,11 @@ class Tracer:
             with recording, kernels:
                 output = call(self.model, inputs)
             restore_buffers(self.model)
+            if output.dim() == 0 or output.shape[0] != examples:
+                raise ValueError(
+                    f"The network returned shape {tuple(output.shape)} for {examples} examples; expected a leading "
+                    f"axis of {examples}. A squeeze() without an axis drops it for single examples."
+                )
             tape = self._finish(recording, output, inputs, examples)
             if tape is not None:
                 return tape
@@ -124,7 +160,7 @@ class Tracer:
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
         repeat = False
         if examples > 1:
-            self._locate(tape, recording.seen, recording.shuffles)
+            self._locate(tape, recording.seen, any(reorders(node, examples) for node in nodes))
             opened = {id(use) for use in recording.open.values()}
             for use in uses:
                 if plan.axes[use.key] is not None:
@@ -213,18 +249,26 @@ class Tracer:
                 self.plan.generic.update(use.names)
 
     def _verify(self, tape: Tape) -> None:
-        """Look again, in this very batch: a network that reorders its examples may do so in some batches only."""
+        """Look again, in this very batch: a network that reorders its examples may do so in some batches only.
+
+        Gradients of a random half of the examples must not reach the rows of the other half.
+        """
         uses = [use for use in tape.uses if not use.lifts and self._known(use.key, use.shape, tape.examples)]
-        uses = [use for use in uses if self.plan.axes[use.key] is not None]
-        if not uses:
-            return
-        for example in {0, tape.examples - 1}:
-            for use, gradient in zip(
-                uses, self._gradients_of_one(tape, [use.edge for use in uses], example), strict=True
-            ):
+        uses = [use for use in uses if self.plan.axes[use.key] is not None and not set(use.names) & self.plan.generic]
+        generator = torch.Generator("cpu").manual_seed(tape.examples)
+        for _ in range(HALVES if uses else 0):
+            half = torch.rand(tape.examples, generator=generator, device="cpu") < 0.5
+            half[0] = not half[-1]  # never all or none
+            chosen = half.to(tape.output.device)
+            cotangent = torch.ones_like(tape.output) * chosen.reshape(-1, *[1] * (tape.output.dim() - 1))
+            edges = [use.edge for use in uses]
+            gradients = torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
+            for use, gradient in zip(uses, gradients, strict=True):
                 place = self.plan.axes[use.key]
-                rows = None if gradient is None else gradient.reshape(use.shape) != 0
-                if place is not None and not _reached(place, rows, tape.examples) <= {example}:
+                if gradient is None or place is None:
+                    continue
+                other = place.split(gradient.reshape(use.shape), tape.examples)[~chosen]
+                if bool((other != 0).any()):
                     self.plan.generic.update(use.names)
 
     def _known(self, key: str, shape: tuple[int, ...], examples: int) -> bool:
