@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -234,9 +235,9 @@ def fit(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
             "use structure='diag' or 'full' with masks and subnetworks."
         )
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"The network's weight {name!r} holds NaN or Inf; expected a trained network.")
+    if not math.isfinite(Identity.of(model).norm):
+        bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
+        raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
     like = torch.ones((), device="cpu")  # a prior that does not fit is refused before any work is done
     start.delta(space, like), start.centre(space, like)
     seed = DEFAULT_SEED

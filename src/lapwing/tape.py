@@ -175,6 +175,7 @@ class Tape:
     """A finished recording: the outputs, and everything needed to pull gradients back to the weights."""
 
     model: nn.Module
+    parameters: dict[str, nn.Parameter]
     inputs: Inputs
     examples: int
     output: Tensor  # (B, ...)
@@ -285,7 +286,7 @@ class Tape:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def _size(self, name: str) -> int:
-        return self.model.get_parameter(name).numel()
+        return self.parameters[name].numel()
 
     def _axis(self, use: Use) -> BatchAxis | None:
         return WHOLE if self.examples == 1 else self.plan.axes[use.key]

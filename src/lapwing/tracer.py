@@ -7,7 +7,7 @@ use the recording does not see, or whose rows are no example's, take the generic
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -40,19 +40,27 @@ def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set
     return found, seen
 
 
+@cache
+def _may_reorder(kind: str) -> bool:
+    return kind.startswith(
+        ("Flip", "Roll", "IndexSelect", "Gather", "Sort", "Topk", "Scatter", "IndexAdd", "IndexCopy", "IndexBackward")
+        + ("IndexPut",)
+    )
+
+
 def reorders(node: Any, examples: int) -> bool:
     """Whether a step of the forward pass may change the order of examples.
 
     A network that reorders its examples has to put its outputs back in order: that step is seen from the output.
     """
     kind = node.name()
+    if not _may_reorder(kind):
+        return False
     if kind.startswith(("Flip", "Roll")):
         dims = getattr(node, "_saved_dims", ())
         return not dims or 0 in [dim if dim < 1 << 32 else dim - (1 << 64) for dim in dims]
     if kind.startswith(("IndexSelect", "Gather", "Sort", "Topk", "Scatter", "IndexAdd", "IndexCopy")):
         return bool(getattr(node, "_saved_dim", 0) == 0)
-    if not kind.startswith(("IndexBackward", "IndexPut")):
-        return False
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     for axis, index in enumerate(getattr(node, "_saved_indices", ())):
         if index is None or (sizes is not None and sizes[axis] % examples):
@@ -63,24 +71,26 @@ def reorders(node: Any, examples: int) -> bool:
     return False
 
 
-def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
-    """Whether the rows at a place follow the examples when these are rolled by one."""
-    if before.shape != after.shape or not place.fits(before.shape, examples):
-        return False
+def _comparable(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
+    """Whether two tensors of a use have the same shape, with the examples at a place."""
+    return before.shape == after.shape and place.fits(before.shape, examples)
+
+
+def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> Tensor:
+    """() boolean: whether the rows at a place follow the examples when these are rolled by one."""
     expected, found = place.split(before, examples).roll(1, 0), place.split(after, examples)
-    if not found.is_floating_point():
-        return torch.equal(expected, found)
+    if not found.is_floating_point() or not found.numel():
+        return (expected == found).all()
     bound = 1e-2 if found.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    scale = found.detach().abs().max().clamp(min=torch.finfo(found.dtype).tiny) if found.numel() else 0.0
-    return bool(((expected - found).abs() <= bound * scale).all())
+    return ((expected - found).abs() <= bound * found.abs().max()).all()
 
 
-def _reached(place: BatchAxis, rows: Tensor | None, examples: int) -> set[int]:
-    """Examples in whose rows, at a place, gradients are not zero."""
-    if rows is None:
-        return set()
-    hit = place.split(rows, examples).reshape(examples, -1).any(1)
-    return set(hit.nonzero()[:, 0].tolist())
+def _reached(place: BatchAxis, gradient: Tensor | None, shape: tuple[int, ...], examples: int, like: Tensor) -> Tensor:
+    """(B,) booleans: examples in whose rows a gradient is not zero; none where it says nothing."""
+    if gradient is None:
+        return torch.zeros(examples, dtype=torch.bool, device=like.device)
+    rows = place.split(gradient.reshape(shape), examples).reshape(examples, -1)
+    return (rows != 0).any(1) & torch.isfinite(rows).all()
 
 
 class Tracer:
@@ -176,7 +186,17 @@ class Tracer:
     def _tape(self, uses: list[Use], output: Tensor, inputs: Inputs, examples: int) -> Tape:
         generic = tuple(name for name in self.names if name in self.plan.generic)
         return Tape(
-            self.model, inputs, examples, output, uses, generic, self.plan, self.budget, self.dtype, self.create_graph
+            self.model,
+            self.parameters,
+            inputs,
+            examples,
+            output,
+            uses,
+            generic,
+            self.plan,
+            self.budget,
+            self.dtype,
+            self.create_graph,
         )
 
     def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]], shuffles: bool) -> None:
@@ -196,25 +216,39 @@ class Tracer:
             return
         seen = seen or self._watch(tape.inputs)
         rolled = self._watch(map_tensors(lambda tensor: tensor.roll(1, 0), tape.inputs))
-        middle = tape.examples // 2
-        gradients = self._gradients_of_one(tape, [place[4] for place in unknown], middle)
+        gradients = self._gradients_of_one(tape, [place[4] for place in unknown], tape.examples // 2)
+        asked: list[tuple[Use, str, list[BatchAxis]]] = []
+        moves: list[Tensor] = []
+        reaches: list[Tensor] = []
         for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
-            moving = [
+            before, after = seen.get(key, ()), rolled.get(key, ())
+            candidates = [
                 place
                 for place in batch_axes(shape, axes, tape.examples)
-                if all(map(partial(_moves, place, tape.examples), seen.get(key, ()), rolled.get(key, ())))
+                if len(before) == len(after) and all(map(partial(_comparable, place, tape.examples), before, after))
             ]
-            told = gradient is not None and bool(torch.isfinite(gradient).all())
-            reached_rows = gradient.reshape(shape) != 0 if gradient is not None and told else None
-            own = [place for place in moving if _reached(place, reached_rows, tape.examples) <= {middle}]
-            if not own and any(len(_reached(place, reached_rows, tape.examples)) > 1 for place in moving):
-                raise ValueError(
-                    f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
-                    "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
-                )
-            if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
-                self.plan.generic.update(use.names)
-            self.plan.axes[key] = own[0] if own else None
+            asked.append((use, key, candidates))
+            for place in candidates:
+                moves.append(torch.stack([*map(partial(_moves, place, tape.examples), before, after)]).all())
+                reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
+        # One answer for all: every question by itself would wait for the device.
+        moved = iter(torch.stack(moves).tolist() if moves else [])
+        reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
+        for use, key, candidates in asked:
+            moving = [(place, hits) for place in candidates for hits in [next(reached_examples)] if next(moved)]
+            self._settle(use, key, moving, tape.examples // 2)
+
+    def _settle(self, use: Use, key: str, moving: list[tuple[BatchAxis, list[bool]]], middle: int) -> None:
+        """Take the place that moves with the examples and that only its own example's gradient reaches."""
+        own = [place for place, hits in moving if not any(hits[:middle]) and not any(hits[middle + 1 :])]
+        if not own and any(sum(hits) > 1 for _, hits in moving):
+            raise ValueError(
+                f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
+                "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
+            )
+        if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
+            self.plan.generic.update(use.names)
+        self.plan.axes[key] = own[0] if own else None
 
     def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
         """Inputs and outputs of every use in a forward pass, by key."""

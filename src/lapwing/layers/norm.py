@@ -50,10 +50,10 @@ class NormRule:
 def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
     """A handler for a normalising function of `torch.nn.functional`."""
     rule = NormRule(name, per_channel)
-    signature = inspect.signature(function)
+    names = tuple(inspect.signature(function).parameters)
 
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = signature.bind(*args, **kwargs).arguments
+        values = dict(zip(names, args, strict=False)) | kwargs
         refs = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
         found = {role: ref for role, ref in refs.items() if ref is not None}
         if name == "batch norm" and values.get("training", False):
@@ -68,7 +68,7 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
         applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
         output = function(**applied)
         given = values["input"]
-        bare = {**values, "weight": None, **({"bias": None} if "bias" in signature.parameters else {})}
+        bare = {**values, "weight": None, **({"bias": None} if "bias" in names else {})}
 
         def normalised(given: Tensor) -> Tensor:
             made: Tensor = function(**{**bare, "input": given})
