@@ -194,13 +194,11 @@ class Matrix:
             rows = total.flatten(2).transpose(0, 1)
             return (rows * each.flatten(1)[:, None]) @ rows.transpose(-1, -2)
         if (term := self._single()) is not None:
-            grad, inner = self._outer(term, weight, left, right)
-            rows = grad.flatten(2).transpose(0, 1)
-            return (rows * inner.flatten(1)[:, None]) @ rows.transpose(-1, -2)
+            return weighted_gram(*self._outer(term, weight, left, right))
         made = []
         root = weight.sqrt().unsqueeze(1)
-        for examples in self._chunks():
-            rows = (self.product(examples, left, right) * root).transpose(1, 2).flatten(2)
+        for examples in self._chunks(1):
+            rows = scaled(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
             made.append(rows @ rows.transpose(-1, -2))
         return torch.cat(made)
 
@@ -218,6 +216,14 @@ class Matrix:
             product = self.product(examples, left, right)
             made.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
         return torch.cat(made)
+
+    def inner(self, weight: Tensor, right: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Where there is one position: the gradients (K, B, G, T, O) themselves, and their weights (B, G, O)."""
+        term = self._single()
+        if term is None or term.flipped or term.acts.index is not None:
+            return None
+        act = term.acts(slice(0, self.examples), right).to(term.grad.dtype)[:, :, 0]
+        return term.grad, torch.einsum("bgi,goi->bgo", act.square(), weight)
 
     def _outer(self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         """One position: gradients (K, B, G, O) and `sum_i act_i^2 weight_oi` (B, G, O) in the bases."""
@@ -251,6 +257,19 @@ class Matrix:
         groups, rows, columns = self.layout.matrix
         terms = tuple(replace(term, acts=term.acts.with_ones()) for term in self.terms)
         return replace(self, terms=terms, layout=Layout.plain(groups, rows, columns + 1))
+
+
+def weighted_gram(grad: Tensor, inner: Tensor) -> Tensor:
+    """(K, B, G, O) gradients and (B, G, O) weights -> (B, K, K)."""
+    rows = grad.flatten(2).transpose(0, 1)
+    return (rows * inner.flatten(1)[:, None]) @ rows.transpose(-1, -2)
+
+
+def scaled(product: Tensor, root: Tensor) -> Tensor:
+    """`product * root`, in place where no gradient is asked for: these are the largest tensors there are."""
+    if product.requires_grad or root.requires_grad:
+        return product * root
+    return product.mul_(root)
 
 
 def merge_tokens(term: Term, basis: Tensor | None) -> tuple[Tensor, Tensor]:

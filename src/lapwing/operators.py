@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .core import Precision
-from .jacobians import Explicit, Jacobian, Layout, Matrix, Stacked, join, part_ways
+from .jacobians import Explicit, Jacobian, Layout, Matrix, Stacked, join, part_ways, weighted_gram
 from .layers.base import Part
 
 
@@ -262,6 +262,24 @@ def rows_of(found: Mapping[Part, Matrix | Explicit], part: Part) -> Explicit | N
     return None if total is None or budget is None else Explicit(total, budget)
 
 
+def share(
+    operator: Precision, jacobian: Jacobian, shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]]
+) -> bool:
+    """Put blocks with the same gradients and row basis together, a weight and its bias: one product serves both."""
+    if not isinstance(operator, Rotated) or not isinstance(jacobian, Matrix) or jacobian.layout.matrix[0] != 1:
+        return False
+    if jacobian.layout != operator.layout:
+        return False
+    found = jacobian.inner(1 / operator.values, operator.right)
+    if found is None:
+        return False
+    grad, inner = found
+    key = id(grad), id(operator.left)
+    earlier = shared.get(key)
+    shared[key] = (grad, operator, inner if earlier is None else earlier[2] + inner)
+    return True
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Operators side by side on a vector of D weights."""
@@ -303,11 +321,17 @@ class Blocks:
     def quad(self, found: Mapping[Part, Matrix | Explicit], variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
         total: Tensor | None = None
+        shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]] = {}
         for block in self.blocks:
             jacobian = block.jacobian(found)
-            if jacobian is not None:
-                made = block.operator.quad(jacobian, variance_only)
-                total = made if total is None else total + made
+            if jacobian is None or (not variance_only and share(block.operator, jacobian, shared)):
+                continue
+            made = block.operator.quad(jacobian, variance_only)
+            total = made if total is None else total + made
+        for grad, operator, inner in shared.values():
+            rotated = grad if operator.left is None else grad @ operator.left
+            made = weighted_gram(rotated[:, :, :, 0], inner)
+            total = made if total is None else total + made
         if total is None:
             raise ValueError("None of the selected weights was used by these inputs.")
         return total

@@ -44,6 +44,10 @@ class Plan:
     verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
 
+    def knows(self, inputs: Inputs) -> bool:
+        """Whether examples of these shapes were looked at."""
+        return signature(inputs) in self.costs
+
     def cost(self, inputs: Inputs) -> int:
         """Bytes of one example's layer outputs; known once `Tracer.cost` was asked."""
         return self.costs[signature(inputs)][0]

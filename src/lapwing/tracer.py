@@ -121,7 +121,7 @@ class Tracer:
 
         With more than one, the pass also learns where the examples are, so that larger batches need not ask.
         """
-        if signature(inputs) not in self.plan.costs:
+        if not self.plan.knows(inputs):
             some = take(inputs, slice(0, PROBED))
             try:
                 tape = self.trace(some)
