@@ -68,7 +68,7 @@ class Recording(TorchFunctionMode):
     def __init__(self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False) -> None:
         super().__init__()
         self.watch = watch
-        self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs and outputs of each use, where they are watched
+        self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
         self.names = names
         self.plan = plan
         self.examples = examples
@@ -141,7 +141,7 @@ class Recording(TorchFunctionMode):
         )
         self.uses.append(use)
         if self.watch:
-            self.seen[key] = tuple(each.detach().clone() for each in (*inputs, output))
+            self.seen[key] = tuple(each.detach().clone() for each in inputs or (output,))
         if self._without_examples(key, use.shape, axes):
             self.open[id(output)] = use
             self.held.append(output)

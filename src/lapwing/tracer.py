@@ -1,25 +1,26 @@
 """Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept in its plan.
 
-Where the examples are in a layer's tensors is found by rolling them: the rows that move along are theirs. Weights whose
-use the recording does not see, or whose rows are no example's, take the generic rule.
+Where the examples are in a layer's tensors is found by a batch that has each of them twice: equal examples have equal
+rows. Weights whose use the recording does not see, or whose rows are no example's, take the generic rule.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .batches import Inputs, call, count, map_tensors, restore_buffers, take
+from .batches import Inputs, call, count, map_tensors, restore_buffers
 from .layers.base import BatchAxis, Use, batch_axes
 from .memory import Budget
 from .tape import Plan, Recording, Tape, signature
 
-PROBED = 3  # examples in the pass that learns about a network
+# By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
+ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
 HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
@@ -71,18 +72,23 @@ def reorders(node: Any, examples: int) -> bool:
     return False
 
 
-def _comparable(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> bool:
-    """Whether two tensors of a use have the same shape, with the examples at a place."""
-    return before.shape == after.shape and place.fits(before.shape, examples)
+def doubled(inputs: Inputs) -> Inputs:
+    """The first examples twice, in another order the second time: equal rows then tell where the examples are."""
+    first, second = ORDERS[min(count(inputs), 3)]
+    return map_tensors(lambda tensor: tensor[[*first, *second]], inputs)
 
 
-def _moves(place: BatchAxis, examples: int, before: Tensor, after: Tensor) -> Tensor:
-    """() boolean: whether the rows at a place follow the examples when these are rolled by one."""
-    expected, found = place.split(before, examples).roll(1, 0), place.split(after, examples)
-    if not found.is_floating_point() or not found.numel():
-        return (expected == found).all()
-    bound = 1e-2 if found.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    return ((expected - found).abs() <= bound * found.abs().max()).all()
+def _repeats(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
+    """(2,) booleans: whether rows of equal examples in a `doubled` batch are equal at a place, and others differ."""
+    rows = place.split(tensor, examples)
+    first, second = ORDERS[examples // 2]
+    other = [len(first) + second.index(example) for example in first]
+    left, right = rows[: len(first)], rows[other]
+    differ = (rows[:1] != rows[1:2]).any()
+    if not rows.is_floating_point() or not rows.numel():
+        return torch.stack([(left == right).all(), differ])
+    bound = 1e-2 if rows.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    return torch.stack([((left - right).abs() <= bound * rows.abs().max()).all(), differ])
 
 
 def _reached(place: BatchAxis, gradient: Tensor | None, shape: tuple[int, ...], examples: int, like: Tensor) -> Tensor:
@@ -122,13 +128,13 @@ class Tracer:
         With more than one, the pass also learns where the examples are, so that larger batches need not ask.
         """
         if not self.plan.knows(inputs):
-            some = take(inputs, slice(0, PROBED))
+            some = doubled(inputs)
             try:
-                tape = self.trace(some)
+                tape = self.trace(some, watch=True)
             except (RuntimeError, IndexError) as error:
                 raise ValueError(
-                    f"The network fails on the first {count(some)} of {count(inputs)} examples ({error}); expected it "
-                    "to take any number of them, with everything that belongs to an example in tensors."
+                    f"The network took {count(inputs)} examples but fails on {count(some)} of them ({error}); expected "
+                    "it to take any number, with everything that belongs to an example in tensors."
                 ) from error
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
@@ -136,11 +142,14 @@ class Tracer:
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
         return self.plan.cost(inputs)
 
-    def trace(self, inputs: Inputs) -> Tape:
-        """Forward a batch; again where the first pass taught something about the network."""
+    def trace(self, inputs: Inputs, watch: bool = False) -> Tape:
+        """Forward a batch; again where the first pass taught something about the network.
+
+        A `doubled` batch may be watched: what is seen of it then tells where the examples are.
+        """
         examples = count(inputs)
         for _ in range(8):
-            recording = Recording(self._by_id, self.plan, examples, watch=examples <= PROBED)
+            recording = Recording(self._by_id, self.plan, examples, watch)
             # Fused attention has no second derivative; its plain form does.
             kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
             with recording, kernels:
@@ -200,7 +209,7 @@ class Tracer:
         )
 
     def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]], shuffles: bool) -> None:
-        """Find where the examples are in each use that is new: what moves along when the examples are rolled.
+        """Find where the examples are in each use that is new: where equal examples have equal rows.
 
         Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
         """
@@ -214,34 +223,36 @@ class Tracer:
         unknown = [place for place in places if not self._known(place[1], place[2], tape.examples)]
         if not unknown:
             return
-        seen = seen or self._watch(tape.inputs)
-        rolled = self._watch(map_tensors(lambda tensor: tensor.roll(1, 0), tape.inputs))
+        looked_at = tape.inputs if seen else doubled(tape.inputs)
+        seen = seen or self._watch(looked_at)
+        number = count(looked_at)
         gradients = self._gradients_of_one(tape, [place[4] for place in unknown], tape.examples // 2)
         asked: list[tuple[Use, str, list[BatchAxis]]] = []
         moves: list[Tensor] = []
         reaches: list[Tensor] = []
         for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
-            before, after = seen.get(key, ()), rolled.get(key, ())
+            tensors = seen.get(key, ())
             candidates = [
                 place
                 for place in batch_axes(shape, axes, tape.examples)
-                if len(before) == len(after) and all(map(partial(_comparable, place, tape.examples), before, after))
+                if tensors and all(place.fits(each.shape, number) for each in tensors)
             ]
             asked.append((use, key, candidates))
             for place in candidates:
-                moves.append(torch.stack([*map(partial(_moves, place, tape.examples), before, after)]).all())
+                moves.append(torch.stack([_repeats(place, number, each) for each in tensors]).all(0))
                 reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
         # One answer for all: every question by itself would wait for the device.
         moved = iter(torch.stack(moves).tolist() if moves else [])
         reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
         for use, key, candidates in asked:
-            moving = [(place, hits) for place in candidates for hits in [next(reached_examples)] if next(moved)]
-            self._settle(use, key, moving, tape.examples // 2)
+            found = [(place, *next(moved), next(reached_examples)) for place in candidates]
+            fitting = [(place, differ, hits) for place, equal, differ, hits in found if equal]
+            self._settle(use, key, fitting, tape.examples // 2)
 
-    def _settle(self, use: Use, key: str, moving: list[tuple[BatchAxis, list[bool]]], middle: int) -> None:
-        """Take the place that moves with the examples and that only its own example's gradient reaches."""
-        own = [place for place, hits in moving if not any(hits[:middle]) and not any(hits[middle + 1 :])]
-        if not own and any(sum(hits) > 1 for _, hits in moving):
+    def _settle(self, use: Use, key: str, fitting: list[tuple[BatchAxis, bool, list[bool]]], middle: int) -> None:
+        """Take the place that follows the examples and that only its own example's gradient reaches."""
+        own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
+        if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
             raise ValueError(
                 f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
                 "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
