@@ -290,3 +290,20 @@ def test_threads_share_a_network() -> None:
         thread.join()
     assert len(values) == 4 and all(torch.equal(value, values[0]) for value in values)
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("where", ["whole", "inside"])
+def test_compiled_networks(where: str) -> None:
+    """A compiled network, or one with a compiled part, has the curvature of the plain one, under its own names."""
+    model = built(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))).to(DEVICE)
+    x, y = normal(5, 4), classes(3, 5)
+    exact = dense.ggn(copy.deepcopy(model).cpu(), x, y, "classification", names_of(model))
+    if where == "whole":
+        compiled: Any = torch.compile(model)
+    else:
+        compiled = nn.Sequential(torch.compile(model[0]), model[1], model[2])
+    la = lw.fit(compiled, moved((x, y)), "classification", structure="full")
+    assert relative(curvature_of(la), exact) < 1e-8
+    assert la.functional(moved(x)).cov.shape == (5, 3, 3)
+    if where == "whole":
+        assert la.space.names == ("0.weight", "0.bias", "2.weight", "2.bias")

@@ -351,14 +351,14 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
         try:
             _HELD[id(model)] = held
             for module, _ in modes:
-                module.training = False
+                module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
             if chosen is not None:
                 for parameter in parameters:
                     parameter.requires_grad_(id(parameter) in chosen)
             yield
         finally:
             for module, mode in modes:
-                module.training = mode
+                module.__dict__["training"] = mode
             for parameter, flag in zip(parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
             restore_buffers(model)

@@ -222,8 +222,10 @@ class Matrix:
         term = self._single()
         if term is None or term.flipped or term.acts.index is not None:
             return None
+        if term.acts.constant:  # a bias: its input is one, and a basis of length one does not turn it
+            return term.grad, weight.sum(-1).expand(self.examples, -1, -1)
         act = term.acts(slice(0, self.examples), right).to(term.grad.dtype)[:, :, 0]
-        return term.grad, torch.einsum("bgi,goi->bgo", act.square(), weight)
+        return term.grad, (act.square().transpose(0, 1) @ weight.mT).transpose(0, 1)
 
     def _outer(self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         """One position: gradients (K, B, G, O) and `sum_i act_i^2 weight_oi` (B, G, O) in the bases."""

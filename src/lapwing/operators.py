@@ -41,6 +41,11 @@ class Rotated:
     right: Tensor | None = None  # (G, I, I)
     dual: Dual | None = None
 
+    @cached_property
+    def inverse(self) -> Tensor:
+        """(G, O, I): the eigenvalues of P^-1."""
+        return 1 / self.values
+
     def _spectral(self, v: Tensor, weight: Tensor, forth: bool = True, back: bool = True, dual: bool = False) -> Tensor:
         """Rotate into the basis, weigh, rotate out."""
         left, right = (self.dual.left, self.dual.right) if dual and self.dual is not None else (self.left, self.right)
@@ -60,7 +65,7 @@ class Rotated:
 
     def solve(self, v: Tensor) -> Tensor:
         """P^-1 v."""
-        return self._spectral(v, 1 / self.values)
+        return self._spectral(v, self.inverse)
 
     def root(self, eps: Tensor) -> Tensor:
         """R eps with R R^T = P^-1."""
@@ -84,8 +89,7 @@ class Rotated:
 
     def variance(self) -> Tensor:
         """(P,): the diagonal of P^-1."""
-        inverse = 1 / self.values
-        inverse = inverse if self.left is None else self.left.square() @ inverse
+        inverse = self.inverse if self.left is None else self.left.square() @ self.inverse
         inverse = inverse if self.right is None else inverse @ self.right.square().mT
         return self.layout.to_flat(inverse)
 
@@ -93,10 +97,9 @@ class Rotated:
         """(B, K, K), or (B, K) with `variance_only`: `J P^-1 J^T` per example."""
         if not isinstance(jacobian, Matrix) or jacobian.layout != self.layout:
             return quad_by_rows(self, jacobian, variance_only)
-        weight = 1 / self.values
         if variance_only:
-            return jacobian.variance(weight, self.left, self.right)
-        return jacobian.quad(weight, self.left, self.right)
+            return jacobian.variance(self.inverse, self.left, self.right)
+        return jacobian.quad(self.inverse, self.left, self.right)
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,7 @@ def share(
         return False
     if jacobian.layout != operator.layout:
         return False
-    found = jacobian.inner(1 / operator.values, operator.right)
+    found = jacobian.inner(operator.inverse, operator.right)
     if found is None:
         return False
     grad, inner = found
