@@ -97,6 +97,15 @@ def shared_attention() -> nn.Module:
     return Network(forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))
 
 
+def prototypes() -> nn.Module:
+    """Distances to prototypes: torch's vectorised derivative of them is wrong, and the bias has none at all."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return -torch.cdist(net.first(x.mean(1)), net.first(net.table.weight))
+
+    return Network(forward, first=nn.Linear(4, 5), table=nn.Embedding(3, 4))
+
+
 TRAPS: dict[str, Callable[[], nn.Module]] = {
     "attention read in the middle": lambda: attention_read_at(1),
     "attention read at the end": lambda: attention_read_at(-1),
@@ -108,6 +117,7 @@ TRAPS: dict[str, Callable[[], nn.Module]] = {
     "writes into its input": lambda: pair(writes_into_its_input),
     "sliced parameter list": SlicedList,
     "packed weight whole and sliced": shared_attention,
+    "prototypes": prototypes,
 }
 
 
