@@ -188,7 +188,7 @@ class Batch:
         total = self.kind.count(self.view.form)
         for start in range(0, total, self.step):
             columns = self.kind.columns(self.view, start, min(start + self.step, total))
-            yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype), self.masked)
+            yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype))
 
 
 class PlanChanged(Exception):

@@ -8,7 +8,7 @@ Shapes: K columns, B examples, G groups, T positions, O rows and I columns of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -106,7 +106,6 @@ class Matrix:
     terms: tuple[Term, ...]
     layout: Layout
     budget: Budget
-    masked: Tensor | None = field(default=None)  # (B,): examples with ignored labels
 
     @property
     def columns(self) -> int:

@@ -29,7 +29,7 @@ from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
 from .selection import Weights, select
-from .space import Space
+from .space import Space, trainable
 from .structures.block import DenseSums, Full
 from .tape import Plan
 
@@ -225,9 +225,7 @@ def fit(
             raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
         usual = Prior.scalar(1.0) if start.kind == "diagonal" and start.precision.numel() > 1 else start
         diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory)
-        if diagonal.space.names != trainable_names(model):
-            return spread_variance(diagonal, model)
-        return diagonal.precision.variance()
+        return spread_variance(diagonal, model)
 
     space = select(model, weights, batches.first, limit, variance)
     if space.mask is not None and not getattr(shape, "masks", False):
@@ -307,25 +305,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-def trainable_names(model: nn.Module) -> tuple[str, ...]:
-    """Names of parameters with `requires_grad`."""
-    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-
-
 def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
     """Variances over all trainable weights: unused ones are never chosen."""
-    found = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes(diagonal.space)), strict=True))
+    sizes = [shape.numel() for shape in diagonal.space.shapes]
+    found = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes), strict=True))
     return torch.cat(
         [
             found[name] if name in found else diagonal.mode.new_full((model.get_parameter(name).numel(),), -1.0)
-            for name in trainable_names(model)
+            for name in trainable(model)
         ]
     )
-
-
-def sizes(space: Space) -> list[int]:
-    """Elements of each named tensor."""
-    return [shape.numel() for shape in space.shapes]
 
 
 def measure_hessian(source: Source, structure: Structure) -> Any:

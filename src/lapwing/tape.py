@@ -235,7 +235,7 @@ class Tape:
         found = {use.key: [next(gradients) is not None for _ in self._edges_of(use)] for use in self.uses}
         return {key for key, hits in found.items() if any(hits)}
 
-    def pull(self, cotangents: Tensor, masked: Tensor | None = None) -> dict[Part, Matrix | Explicit]:
+    def pull(self, cotangents: Tensor) -> dict[Part, Matrix | Explicit]:
         """(K, B, ...) cotangents -> the Jacobian rows `cotangent^T df/dweight`, per range of each weight."""
         found: dict[str, list[Contribution]] = {}
         gradients = iter(self.gradients(cotangents))
@@ -248,7 +248,7 @@ class Tape:
                 self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
         made: dict[Part, Matrix | Explicit] = {}
         for name, contributions in found.items():
-            made.update(merge(name, contributions, self._size(name), self.budget, masked))
+            made.update(merge(name, contributions, self._size(name), self.budget))
         if self.generic:
             rows = generic_rows(
                 self.model,
@@ -358,9 +358,7 @@ def cut(contributions: list[Contribution]) -> list[Contribution]:
     return made
 
 
-def merge(
-    name: str, contributions: list[Contribution], size: int, budget: Budget, masked: Tensor | None
-) -> dict[Part, Matrix | Explicit]:
+def merge(name: str, contributions: list[Contribution], size: int, budget: Budget) -> dict[Part, Matrix | Explicit]:
     """Put the uses of one weight together: positions of all uses are summed; unlike kinds become explicit rows."""
     contributions = cut(contributions)
     parts = sorted({contribution.part for contribution in contributions})
@@ -372,7 +370,7 @@ def merge(
         for part in parts:
             own = [contribution for contribution in contributions if contribution.part == part]
             terms = tuple(contribution.value for contribution in own if isinstance(contribution.value, Term))
-            made[part] = Matrix(terms, own[0].layout, budget, masked)
+            made[part] = Matrix(terms, own[0].layout, budget)
         return made
     total: Tensor | None = None
     for part, value, layout in contributions:
