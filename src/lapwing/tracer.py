@@ -75,16 +75,20 @@ def reorders(node: Any, examples: int) -> bool:
 def doubled(inputs: Inputs) -> Inputs:
     """The first examples twice, in another order the second time: equal rows then tell where the examples are."""
     first, second = ORDERS[min(count(inputs), 3)]
-    return map_tensors(lambda tensor: tensor[[*first, *second]], inputs)
+    return map_tensors(lambda tensor: torch.cat([tensor[each : each + 1] for each in (*first, *second)]), inputs)
 
 
-def _repeats(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
-    """(2,) booleans: whether rows of equal examples in a `doubled` batch are equal at a place, and others differ."""
-    rows = place.split(tensor, examples)
+def _equals(examples: int, device: torch.device) -> Tensor:
+    """(examples / 2,): where the first examples of a `doubled` batch stand again."""
     first, second = ORDERS[examples // 2]
-    other = [len(first) + second.index(example) for example in first]
-    left, right = rows[: len(first)], rows[other]
-    differ = (rows[:1] != rows[1:2]).any()
+    return torch.tensor([len(first) + second.index(example) for example in first], device=device)
+
+
+def _repeats(place: BatchAxis, examples: int, tensor: Tensor, again: Tensor) -> Tensor:
+    """(2,) booleans: whether rows of equal examples in a `doubled` batch are equal at a place, and others differ."""
+    rows = place.split(tensor, examples).reshape(examples, -1)
+    left, right = rows[: examples // 2], rows.index_select(0, again)
+    differ = (rows[0] != rows[1]).any()
     if not rows.is_floating_point() or not rows.numel():
         return torch.stack([(left == right).all(), differ])
     bound = 1e-2 if rows.dtype in (torch.float16, torch.bfloat16) else 1e-4
@@ -226,6 +230,7 @@ class Tracer:
         looked_at = tape.inputs if seen else doubled(tape.inputs)
         seen = seen or self._watch(looked_at)
         number = count(looked_at)
+        again = _equals(number, tape.output.device)
         gradients = self._gradients_of_one(tape, [place[4] for place in unknown], tape.examples // 2)
         asked: list[tuple[Use, str, list[BatchAxis]]] = []
         moves: list[Tensor] = []
@@ -239,7 +244,7 @@ class Tracer:
             ]
             asked.append((use, key, candidates))
             for place in candidates:
-                moves.append(torch.stack([_repeats(place, number, each) for each in tensors]).all(0))
+                moves.append(torch.stack([_repeats(place, number, each, again) for each in tensors]).all(0))
                 reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
         # One answer for all: every question by itself would wait for the device.
         moved = iter(torch.stack(moves).tolist() if moves else [])
