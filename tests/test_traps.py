@@ -57,6 +57,10 @@ def sorted_inside(net: Any, x: Tensor) -> Tensor:
     return net.head(net.first(x[order].mean(1)).tanh())[order.argsort()]
 
 
+def sorted_before_softmax(net: Any, x: Tensor) -> Tensor:
+    return sorted_inside(net, x).softmax(-1)
+
+
 def flipped_inside(net: Any, x: Tensor) -> Tensor:
     return net.head(net.first(x.flip(0).mean(1)).tanh()).flip(0)
 
@@ -112,6 +116,7 @@ TRAPS: dict[str, Callable[[], nn.Module]] = {
     "time-major rows": lambda: pair(time_major),
     "gated examples": lambda: pair(gated),
     "sorted inside": lambda: pair(sorted_inside),
+    "sorted inside, behind a softmax": lambda: pair(sorted_before_softmax),
     "flipped inside": lambda: pair(flipped_inside),
     "windows before examples": lambda: pair(folded_windows),
     "writes into its input": lambda: pair(writes_into_its_input),
@@ -273,6 +278,9 @@ def test_weights_changed_after_the_fit_are_noticed() -> None:
     for change, undo in (
         (lambda: model[0].weight.data.mul_(2.0), lambda: model[0].weight.data.div_(2.0)),
         (lambda: model[1].running_mean.add_(1.0), lambda: model[1].running_mean.sub_(1.0)),
+        # The same norm: a sign, and an order.
+        (lambda: model[0].weight.detach().neg_(), lambda: model[0].weight.detach().neg_()),
+        (lambda: model[2].weight.detach().copy_(model[2].weight.detach().flip(0)), lambda: None),
     ):
         before = [tensor.clone() for tensor in model.state_dict().values()]
         change()

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset
 
@@ -83,6 +84,15 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
             "Wrap it in a module that returns the tensor the likelihood is defined on."
         )
     return found
+
+
+def under(model: nn.Module, weights: dict[str, Tensor]) -> Callable[..., Any]:
+    """The network with other weights in place of its own, to be given to `call`."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return functional_call(model, weights, args, kwargs)
+
+    return forward
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Any]:

@@ -160,7 +160,7 @@ class Laplace:
     def predict(self, x: Inputs, *, memory: float | None = None) -> predictions.Prediction:
         """Class probabilities (probit), or mean and variance with its epistemic and aleatoric parts."""
         made = self.functional(x, variance_only=True, memory=memory)
-        return predictions.predict(self.likelihood, self._network(None).form(made.mean), made)
+        return predictions.predict(self.likelihood, self._axis, made)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
@@ -182,8 +182,12 @@ class Laplace:
                 "fit again, or restore them."
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device)
-        form = self.totals.form
-        return predictions.Network(self.model, self.space, self.plan, limit, None if form is None else form.axis)
+        return predictions.Network(self.model, self.space, self.plan, limit, self._axis)
+
+    @property
+    def _axis(self) -> int | None:
+        """Where the classes or outputs are in one example's output."""
+        return None if self.totals.form is None else self.totals.form.axis
 
     def __repr__(self) -> str:
         """One line: what was fitted to how much."""
@@ -233,7 +237,8 @@ def fit(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
             "use structure='diag' or 'full' with masks and subnetworks."
         )
-    if not math.isfinite(Identity.of(model).norm):
+    identity = Identity.of(model)
+    if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
         raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
     like = torch.ones((), device="cpu")  # a prior that does not fit is refused before any work is done
@@ -273,7 +278,7 @@ def fit(
         reason,
         {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked},
         timings,
-        Identity.of(model),
+        identity,
     )
 
 

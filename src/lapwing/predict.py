@@ -245,10 +245,9 @@ class Prediction:
         return self.epistemic if self.aleatoric is None else self.epistemic + self.aleatoric
 
 
-def predict(likelihood: Likelihood, form: Form, made: Functional) -> Prediction:
+def predict(likelihood: Likelihood, axis: int | None, made: Functional) -> Prediction:
     """Probit-scaled class probabilities, or the mean and its variance."""
     if isinstance(likelihood, Gaussian):
         return Prediction(made.mean, made.cov, aleatoric=torch.full_like(made.cov, float(1 / likelihood.scale)))
     scaled = made.mean / torch.sqrt(1 + math.pi / 8 * made.cov)
-    axis = -1 if form.axis is None else form.axis + 1
-    return Prediction(made.mean, made.cov, probs=scaled.softmax(axis))
+    return Prediction(made.mean, made.cov, probs=scaled.softmax(-1 if axis is None else axis + 1))

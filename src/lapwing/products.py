@@ -8,23 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
+from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .batches import Batches, Inputs, call, evaluation
+from .batches import Batches, Inputs, call, evaluation, under
 from .curvature import Auto, Hessian, Kind, View
 from .likelihoods import Likelihood
 from .space import Space
-
-
-def _network(model: nn.Module, inputs: Inputs) -> Callable[[dict[str, Tensor]], Tensor]:
-    def run(weights: dict[str, Tensor]) -> Tensor:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(model, weights, args, kwargs)
-
-        return call(forward, inputs)
-
-    return run
 
 
 def unflatten(vectors: Tensor, space: Space) -> dict[str, Tensor]:
@@ -48,7 +38,10 @@ def flatten(tensors: dict[str, Tensor], space: Space) -> Tensor:
 
 def jacobian_vectors(model: nn.Module, inputs: Inputs, space: Space, vectors: Tensor) -> Tensor:
     """(S, D) -> (S, B, ...): `J v`, by forward mode where the network has it, else by two backward passes."""
-    run = _network(model, inputs)
+
+    def run(weights: dict[str, Tensor]) -> Tensor:
+        return call(under(model, weights), inputs)
+
     weights = {name: model.get_parameter(name).detach() for name in space.names}
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
         # Forward mode's own decompositions still use what torch has deprecated.

@@ -127,9 +127,9 @@ class Tracer:
         return list(self.parameters.values())
 
     def cost(self, inputs: Inputs) -> int:
-        """Bytes of one example's layer outputs, from a forward pass of three examples the first time.
+        """Bytes of one example's layer outputs, from a pass over a `doubled` batch the first time.
 
-        With more than one, the pass also learns where the examples are, so that larger batches need not ask.
+        That pass also learns where the examples are, so that larger batches need not ask.
         """
         if not self.plan.knows(inputs):
             some = doubled(inputs)
@@ -231,9 +231,10 @@ class Tracer:
         seen = seen or self._watch(looked_at)
         number = count(looked_at)
         again = _equals(number, tape.output.device)
-        gradients = self._gradients_of_one(tape, [place[4] for place in unknown], tape.examples // 2)
+        middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
+        gradients = self._gradients_of(tape, [place[4] for place in unknown], middle)
         asked: list[tuple[Use, str, list[BatchAxis]]] = []
-        moves: list[Tensor] = []
+        repeats: list[Tensor] = []
         reaches: list[Tensor] = []
         for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
             tensors = seen.get(key, ())
@@ -244,13 +245,13 @@ class Tracer:
             ]
             asked.append((use, key, candidates))
             for place in candidates:
-                moves.append(torch.stack([_repeats(place, number, each, again) for each in tensors]).all(0))
+                repeats.append(torch.stack([_repeats(place, number, each, again) for each in tensors]).all(0))
                 reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
         # One answer for all: every question by itself would wait for the device.
-        moved = iter(torch.stack(moves).tolist() if moves else [])
+        repeated = iter(torch.stack(repeats).tolist() if repeats else [])
         reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
         for use, key, candidates in asked:
-            found = [(place, *next(moved), next(reached_examples)) for place in candidates]
+            found = [(place, *next(repeated), next(reached_examples)) for place in candidates]
             fitting = [(place, differ, hits) for place, equal, differ, hits in found if equal]
             self._settle(use, key, fitting, tape.examples // 2)
 
@@ -267,7 +268,7 @@ class Tracer:
         self.plan.axes[key] = own[0] if own else None
 
     def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
-        """Inputs and outputs of every use in a forward pass, by key."""
+        """What a forward pass shows of every use, by key."""
         recording = Recording(self._by_id, self.plan, count(inputs), watch=True)
         with recording:
             call(self.model, inputs)
@@ -275,12 +276,14 @@ class Tracer:
         return recording.seen
 
     @staticmethod
-    def _gradients_of_one(tape: Tape, edges: list[Any], example: int) -> tuple[Tensor | None, ...]:
-        """Gradients of one example's output alone, at the given edges."""
+    def _gradients_of(tape: Tape, edges: list[Any], chosen: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of some examples' outputs alone (B,), at the given edges.
+
+        Outputs are weighted at random: their plain sum has no gradient behind a softmax.
+        """
         generator = torch.Generator("cpu").manual_seed(0)
         weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64, device="cpu") + 0.5
-        cotangent = torch.zeros_like(tape.output)
-        cotangent[example] = weight.to(tape.output)
+        cotangent = weight.to(tape.output) * chosen.reshape(-1, *[1] * (tape.output.dim() - 1))
         return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
 
     def _distrust(self, tape: Tape) -> None:
@@ -310,10 +313,7 @@ class Tracer:
             half = torch.rand(tape.examples, generator=generator, device="cpu") < 0.5
             half[0] = not half[-1]  # never all or none
             chosen = half.to(tape.output.device)
-            cotangent = torch.ones_like(tape.output) * chosen.reshape(-1, *[1] * (tape.output.dim() - 1))
-            edges = [use.edge for use in uses]
-            gradients = torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
-            for use, gradient in zip(uses, gradients, strict=True):
+            for use, gradient in zip(uses, self._gradients_of(tape, [use.edge for use in uses], chosen), strict=True):
                 place = self.plan.axes[use.key]
                 if gradient is None or place is None:
                     continue

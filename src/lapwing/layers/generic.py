@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 
-from ..batches import Inputs, call, map_tensors, restore_buffers, take
+from ..batches import Inputs, call, map_tensors, restore_buffers, take, under
 from ..memory import Budget
 
 if TYPE_CHECKING:
@@ -76,27 +76,15 @@ def agrees(model: nn.Module, rows: dict[str, Tensor], output: Tensor, cotangents
     return bool((torch.stack(differences) <= bound * size + 1e-5 * size.max()).all())
 
 
-def _network(model: nn.Module) -> Any:
-    def run(weights: dict[str, Tensor], example: Inputs) -> Tensor:
-        """One example, with an axis of length one in front, under other weights."""
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(model, weights, args, kwargs)
-
-        return call(forward, example)[0]
-
-    return run
-
-
 def _vectorised(
     model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget
 ) -> dict[str, Tensor]:
-    run = _network(model)
     weights = {name: model.get_parameter(name).detach() for name in names}
 
     def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
         pull: Any
-        _, pull = vjp(lambda given: run(given, map_tensors(lambda tensor: tensor[None], example)), weights)  # type: ignore[misc]  # three values only with has_aux
+        single = map_tensors(lambda tensor: tensor[None], example)
+        _, pull = vjp(lambda given: call(under(model, given), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
         rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
         return rows
 
