@@ -51,7 +51,7 @@ class Settings:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes to predict at."""
-        return (16, 64) if self.quick else (16, 32, 64, 128, 256, 512)
+        return (16, 64) if self.quick else (16, 32, 64, 128, 256, 512, 1024, 2048)
 
     @property
     def peer_sizes(self) -> tuple[int, ...]:

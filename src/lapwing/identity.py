@@ -8,14 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+CHUNK = 1 << 22  # numbers at a time: the sums are made in float64
+
 
 def _sums(tensors: list[Tensor]) -> Tensor:
-    """(tensors, 2): each one's sum, and the sum weighted by place: signs and order count too."""
+    """(chunks, 2): sums of all values, and sums weighted by place: signs and order count too."""
     made = []
-    for tensor in tensors:
-        flat = tensor.detach().double().flatten()
-        made.append(torch.stack([flat.sum(), flat @ torch.arange(len(flat), dtype=flat.dtype, device=flat.device)]))
-    return torch.stack(made).cpu()
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+        flat = torch.cat([each.detach().flatten() for each in tensors if (each.dtype, each.device) == kind])
+        for piece in flat.split(CHUNK):
+            wide = piece.double()
+            place = torch.arange(1, len(wide) + 1, dtype=wide.dtype, device=wide.device)
+            made.append(torch.stack([wide.sum(), wide @ place]).cpu())
+    return torch.stack(made)
 
 
 @dataclass(frozen=True)

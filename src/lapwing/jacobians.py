@@ -45,6 +45,11 @@ class Layout:
         return Layout((groups, rows, columns), (0, 1, 2), (groups, rows, columns))
 
 
+def turned(rows: Tensor, basis: Tensor) -> Tensor:
+    """(..., G, T, n) rows in a basis (G, n, n): one large product where there is one group, not one per example."""
+    return rows @ (basis[0] if basis.shape[0] == 1 else basis)
+
+
 @dataclass(frozen=True)
 class Acts:
     """Layer inputs (B, G, T, width), made for a slice of the examples at a time since patches are large."""
@@ -67,7 +72,7 @@ class Acts:
         act = self.make(examples)
         if self.ones:
             act = torch.cat([act, act.new_ones(*act.shape[:-1], 1)], -1)
-        return act if basis is None else act @ basis
+        return act if basis is None else turned(act, basis)
 
     def with_ones(self) -> Acts:
         """The same inputs with a one appended."""
@@ -88,7 +93,7 @@ class Term:
         act_basis, grad_basis = (left, right) if self.flipped else (right, left)
         grad = self.grad[:, examples]
         if grad_basis is not None:
-            grad = grad @ grad_basis
+            grad = turned(grad, grad_basis)
         act = self.acts(examples, act_basis).to(grad.dtype)
         columns, count, groups, positions, rows = grad.shape
         # One product with the columns beside the rows: broadcasting over columns would copy the inputs K times.
@@ -173,7 +178,7 @@ class Matrix:
             return made.index_add(0, term.acts.index.flatten(), squares).unsqueeze(0)
         if (term := self._single()) is not None:
             act_basis, grad_basis = (left, right) if term.flipped else (right, left)
-            grad = term.grad if grad_basis is None else term.grad @ grad_basis
+            grad = term.grad if grad_basis is None else turned(term.grad, grad_basis)
             act = term.acts(everything, act_basis).to(grad.dtype)
             squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
             return squares.transpose(-1, -2) if term.flipped else squares
@@ -229,7 +234,7 @@ class Matrix:
     def _outer(self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         """One position: gradients (K, B, G, O) and `sum_i act_i^2 weight_oi` (B, G, O) in the bases."""
         act_basis, grad_basis = (left, right) if term.flipped else (right, left)
-        grad = (term.grad if grad_basis is None else term.grad @ grad_basis)[:, :, :, 0]
+        grad = (term.grad if grad_basis is None else turned(term.grad, grad_basis))[:, :, :, 0]
         act = term.acts(slice(0, self.examples), act_basis).to(grad.dtype)[:, :, 0]
         subscripts = "bgi,gio->bgo" if term.flipped else "bgi,goi->bgo"
         return grad, torch.einsum(subscripts, act.square(), weight)
@@ -277,7 +282,7 @@ def merge_tokens(term: Term, basis: Tensor | None) -> tuple[Tensor, Tensor]:
     """Gradients (K, B, T, E) summed over equal tokens of an example, and (B, T) marking each token's first place."""
     grad = term.grad[:, :, 0]
     if basis is not None:
-        grad = grad @ basis[0]
+        grad = turned(grad, basis)
     index = term.acts.index
     assert index is not None
     same = index[:, :, None] == index[:, None, :]

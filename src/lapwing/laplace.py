@@ -107,7 +107,7 @@ class Laplace:
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """The same curvature under another prior: a new value."""
         chosen = as_prior(prior, self.prior)
-        chosen.delta(self.space, self.mode), chosen.centre(self.space, self.mode)  # refused here, not when asked
+        chosen.count(self.space)  # refused here, not when asked
         return replace(self, prior=chosen)
 
     @plainly
@@ -241,8 +241,7 @@ def fit(
     if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
         raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
-    like = torch.ones((), device="cpu")  # a prior that does not fit is refused before any work is done
-    start.delta(space, like), start.centre(space, like)
+    start.count(space)  # a prior that does not fit is refused before any work is done
     seed = DEFAULT_SEED
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))

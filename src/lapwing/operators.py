@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .core import Precision
-from .jacobians import Explicit, Jacobian, Layout, Matrix, Stacked, join, part_ways, weighted_gram
+from .jacobians import Explicit, Jacobian, Layout, Matrix, Stacked, join, part_ways, turned, weighted_gram
 from .layers.base import Part
 
 
@@ -332,7 +332,7 @@ class Blocks:
             made = block.operator.quad(jacobian, variance_only)
             total = made if total is None else total + made
         for grad, operator, inner in shared.values():
-            rotated = grad if operator.left is None else grad @ operator.left
+            rotated = grad if operator.left is None else turned(grad, operator.left)
             made = weighted_gram(rotated[:, :, :, 0], inner)
             total = made if total is None else total + made
         if total is None:

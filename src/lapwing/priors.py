@@ -74,17 +74,28 @@ class Prior:
                 return number
         raise ValueError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
 
-    def delta(self, space: Space, like: Tensor) -> Tensor:
-        """(D,): the precision of each weight, differentiable in `precision`."""
-        group = self.group(space)
-        groups = int(group.max()) + 1 if self.kind != "groups" else len(self.patterns)
-        precision = self.precision.to(device=like.device, dtype=like.dtype)
-        if precision.numel() not in (1, groups):
+    def count(self, space: Space) -> int:
+        """How many groups the selected weights fall into; refuses precisions and means that do not fit them."""
+        groups = {"scalar": 1, "layerwise": len(space.names), "diagonal": space.size}.get(self.kind, len(self.patterns))
+        if self.kind == "groups":
+            for name in space.names:
+                self._fitting(name)
+        if self.precision.numel() not in (1, groups):
             raise ValueError(
-                f"Prior.{self.kind}: {precision.numel()} precisions were given; expected 1 or {groups} "
+                f"Prior.{self.kind}: {self.precision.numel()} precisions were given; expected 1 or {groups} "
                 f"for the selected weights."
             )
-        return precision.expand(groups)[group.to(like.device)]
+        if isinstance(self.mean, Tensor) and self.mean.numel() not in (1, space.size):
+            raise ValueError(f"The prior's mean has {self.mean.numel()} numbers; expected 1 or {space.size}.")
+        return groups
+
+    def delta(self, space: Space, like: Tensor) -> Tensor:
+        """(D,): the precision of each weight, differentiable in `precision`."""
+        groups = self.count(space)
+        precision = self.precision.to(device=like.device, dtype=like.dtype)
+        if precision.numel() == 1:
+            return precision.expand(space.size)
+        return precision.expand(groups)[self.group(space).to(like.device)]
 
     def only(self, space: Space, kept: Space) -> Prior:
         """The prior of the weights that are left after unused ones were taken out."""
@@ -101,13 +112,12 @@ class Prior:
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
+        self.count(space)
         mean = (
             torch.as_tensor(self.mean, dtype=None if isinstance(self.mean, Tensor) else torch.float64)
             .to(device=like.device, dtype=like.dtype)
             .reshape(-1)
         )
-        if mean.numel() not in (1, space.size):
-            raise ValueError(f"The prior's mean has {mean.numel()} numbers; expected 1 or {space.size}.")
         return mean.expand(space.size)
 
     def with_precision(self, precision: Number) -> Prior:

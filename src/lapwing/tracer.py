@@ -6,6 +6,7 @@ rows. Weights whose use the recording does not see, or whose rows are no example
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -84,23 +85,34 @@ def _equals(examples: int, device: torch.device) -> Tensor:
     return torch.tensor([len(first) + second.index(example) for example in first], device=device)
 
 
-def _repeats(place: BatchAxis, examples: int, tensor: Tensor, again: Tensor) -> Tensor:
-    """(2,) booleans: whether rows of equal examples in a `doubled` batch are equal at a place, and others differ."""
-    rows = place.split(tensor, examples).reshape(examples, -1)
-    left, right = rows[: examples // 2], rows.index_select(0, again)
-    differ = (rows[0] != rows[1]).any()
-    if not rows.is_floating_point() or not rows.numel():
-        return torch.stack([(left == right).all(), differ])
-    bound = 1e-2 if rows.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    return torch.stack([((left - right).abs() <= bound * rows.abs().max()).all(), differ])
+def _rows(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
+    """(B, numbers): what each example has of a tensor, if its examples are at this place."""
+    rows = place.split(tensor, examples).reshape(examples, -1) if tensor.numel() else tensor.new_zeros(examples, 1)
+    return rows if rows.is_floating_point() else rows.double()  # token numbers
+
+
+def _repeats(asked: list[tuple[BatchAxis, Tensor]], examples: int, again: Tensor) -> Tensor:
+    """(questions, 2): whether rows of equal examples in a `doubled` batch are equal at a place, and others differ.
+
+    All questions in a few calls: a network has hundreds.
+    """
+    rows = [_rows(place, examples, tensor) for place, tensor in asked]
+    first = [each[: examples // 2] for each in rows]
+    gaps = torch._foreach_norm(torch._foreach_sub(first, [each.index_select(0, again) for each in rows]), math.inf)
+    others = torch._foreach_norm(torch._foreach_sub([each[0] for each in rows], [each[1] for each in rows]), math.inf)
+    sizes = torch._foreach_norm(rows, math.inf)
+    bounds = [1e-2 if each.dtype in (torch.float16, torch.bfloat16) else 1e-4 for each in rows]
+    gap, other, size = (torch.stack([each.double() for each in values]) for values in (gaps, others, sizes))
+    return torch.stack([gap <= torch.tensor(bounds, dtype=size.dtype, device="cpu").to(size) * size, other != 0], 1)
 
 
 def _reached(place: BatchAxis, gradient: Tensor | None, shape: tuple[int, ...], examples: int, like: Tensor) -> Tensor:
-    """(B,) booleans: examples in whose rows a gradient is not zero; none where it says nothing."""
+    """(B,): the largest gradient in each example's rows; zeros where there is none, and so nothing is said."""
     if gradient is None:
-        return torch.zeros(examples, dtype=torch.bool, device=like.device)
-    rows = place.split(gradient.reshape(shape), examples).reshape(examples, -1)
-    return (rows != 0).any(1) & torch.isfinite(rows).all()
+        return torch.zeros(examples, dtype=torch.float64, device=like.device)
+    rows = _rows(place, examples, gradient.reshape(shape))
+    sizes: Tensor = torch.linalg.vector_norm(rows, math.inf, 1)
+    return sizes.double()
 
 
 class Tracer:
@@ -233,8 +245,8 @@ class Tracer:
         again = _equals(number, tape.output.device)
         middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
         gradients = self._gradients_of(tape, [place[4] for place in unknown], middle)
-        asked: list[tuple[Use, str, list[BatchAxis]]] = []
-        repeats: list[Tensor] = []
+        asked: list[tuple[Use, str, list[BatchAxis], int]] = []
+        questions: list[tuple[BatchAxis, Tensor]] = []
         reaches: list[Tensor] = []
         for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
             tensors = seen.get(key, ())
@@ -243,16 +255,21 @@ class Tracer:
                 for place in batch_axes(shape, axes, tape.examples)
                 if tensors and all(place.fits(each.shape, number) for each in tensors)
             ]
-            asked.append((use, key, candidates))
+            asked.append((use, key, candidates, len(tensors)))
             for place in candidates:
-                repeats.append(torch.stack([_repeats(place, number, each, again) for each in tensors]).all(0))
+                questions += [(place, each) for each in tensors]
                 reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
         # One answer for all: every question by itself would wait for the device.
-        repeated = iter(torch.stack(repeats).tolist() if repeats else [])
+        repeated = iter(_repeats(questions, number, again).tolist() if questions else [])
         reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
-        for use, key, candidates in asked:
-            found = [(place, *next(repeated), next(reached_examples)) for place in candidates]
-            fitting = [(place, differ, hits) for place, equal, differ, hits in found if equal]
+        for use, key, candidates, held in asked:
+            fitting = []
+            for place in candidates:
+                equal, differ = map(all, zip(*(next(repeated) for _ in range(held)), strict=True))
+                sizes = next(reached_examples)
+                hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
+                if equal:
+                    fitting.append((place, differ, hits))
             self._settle(use, key, fitting, tape.examples // 2)
 
     def _settle(self, use: Use, key: str, fitting: list[tuple[BatchAxis, bool, list[bool]]], middle: int) -> None:

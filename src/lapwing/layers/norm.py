@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class NormRule:
         gradient = rows(grad, 2)
         layout = Layout.plain(1, size, 1)
         if "weight" in use.refs:
-            value = torch.einsum("kbtp,btp->kbp", gradient, rows(inputs[0], 1).to(gradient.dtype))
+            value = (gradient * rows(inputs[0], 1).to(gradient.dtype)).sum(2)
             yield Contribution(use.refs["weight"].part, value, layout)
         if "bias" in use.refs:
             yield Contribution(use.refs["bias"].part, gradient.sum(2), layout)

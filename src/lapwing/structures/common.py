@@ -19,6 +19,13 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def added(total: Tensor, value: Tensor) -> Tensor:
+    """A sum of our own with another value in it, in place where no gradient flows through either."""
+    if total.requires_grad or value.requires_grad:
+        return total + value
+    return total.add_(value)
+
+
 def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
     """Add to a sum, which begins with its first value."""
     value = value.to(sum_dtype(value.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..curvature import Source
 from ..jacobians import Explicit, Layout, Matrix, Term
 from ..layers.base import Part
-from .common import sum_dtype
+from .common import added, sum_dtype
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
 WORTH_SPLITTING = 3e10  # operations from which a symmetric product is done by halves: below, calls cost more
@@ -116,7 +116,7 @@ def add_other(sums: KronSums, part: Part, jacobian: Explicit) -> None:
     rows = jacobian.value.flatten(0, 1)
     rows = rows.to(sum_dtype(rows.dtype))
     made = rows.T @ rows if jacobian.size <= LARGEST_DENSE else rows.square().sum(0)
-    sums.others[part] = made if part not in sums.others else sums.others[part] + made
+    sums.others[part] = made if part not in sums.others else added(sums.others[part], made)
 
 
 def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -> Tensor | None:
@@ -145,7 +145,7 @@ def add_gradients(
             else:
                 products[key_of_product] = sum((outer_of(grad) for grad in grads[1:]), outer_of(grads[0]))
         factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
-        factors.gradients = factors.gradients + products[key_of_product]
+        factors.gradients = added(factors.gradients, products[key_of_product])
 
 
 def outer_of(grad: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         act = term.acts(chosen)
         if weight is not None:
             act = act * weight[chosen, None, :, None]
-        factors.inputs = factors.inputs + outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]))
+        factors.inputs = added(factors.inputs, outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1])))
 
 
 def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor | None]]) -> None:
@@ -226,7 +226,7 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
         made = outer(mean.transpose(0, 1))
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
-        factors.inputs = factors.inputs + made
+        factors.inputs = added(factors.inputs, made)
 
 
 def measure_corrections(sums: KronSums, source: Source) -> KronSums:
