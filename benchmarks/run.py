@@ -143,8 +143,10 @@ def measure_functional(
             points.append({"batch": size, **result.as_dict()})
             break
         points.append({"batch": size, "per_second": size / result["time"]["median"], **result})
-        if result["time"]["median"] > settings.patience:
-            break
+        best = max(point["per_second"] for point in points)
+        slow = result["time"]["median"] > 0.5 and points[-1]["per_second"] < best
+        if slow or result["time"]["median"] > settings.patience:
+            break  # larger batches no longer help
     tidy()
     worked = [point for point in points if "per_second" in point]
     if not worked:

@@ -27,7 +27,7 @@ from .tracer import Tracer
 
 Item = TypeVar("Item")
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
-MERGED_CPU, MERGED_CUDA = 64 << 20, 12 << 30  # and so many bytes of activations, or half of the budget
+MERGED_CPU, MERGED_CUDA = 64 << 20, 24 << 30  # and so many bytes of activations, or the budget
 AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
 
 
@@ -307,7 +307,7 @@ class Source:
         """Up to how many examples small batches are put together: beyond this size it saves no time."""
         cost = tracer.cost(inputs)
         cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
-        return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes / 2) / (7 * cost)))
+        return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (7 * cost)))
 
     def _check(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Checked]:
         """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
