@@ -7,7 +7,7 @@ positions of an example (one where there are none).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -214,6 +214,10 @@ class Gaussian:
     def scale(self) -> Tensor:
         """1 / noise^2."""
         return torch.as_tensor(self.noise, dtype=torch.float64).reshape(()).pow(-2)
+
+    def with_noise(self, noise: float | Tensor) -> Gaussian:
+        """The same likelihood with another standard deviation."""
+        return replace(self, noise=noise)
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have exactly the outputs' shape: nothing is broadcast."""
