@@ -147,15 +147,23 @@ def _jump(profile: Profile, allowed: Range, path: Path) -> None:
 
 
 def _search(profile: Profile, allowed: Range, point: Point, direction: Tensor, uphill: Tensor) -> Point | None:
-    """The first of ever shorter steps that keeps enough of the gain it promised."""
+    """The first of ever shorter steps that keeps enough of the gain it promised, or flattens the slope at the top."""
     z = vector(point.place)
     length = min(1.0, LONGEST / max(float(direction.abs().max()), 1e-300))
+    rounding = 1e-13 * (abs(point.value) + float(point.pull.sum()))
     for _ in range(40):
         there = allowed.clip(z + length * direction)
         found = profile.at(place_of(there))
-        if found.finite and found.value > point.value + SUFFICIENT * float(uphill @ (there - z)):
+        promised = float(uphill @ (there - z))
+        if found.finite and found.value > point.value + SUFFICIENT * promised:
             return found
+        if found.finite and promised < 1e3 * rounding and found.value >= point.value - rounding:
+            slope = torch.where(uphill != 0, gradient_of(profile, found), 0.0)
+            if float(slope.norm()) < 0.9 * float(uphill.norm()):
+                return found
         length /= 2
+        if promised < rounding:
+            return None
     return None
 
 

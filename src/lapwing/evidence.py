@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,7 +107,7 @@ def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
     return torch.zeros(groups, dtype=torch.float64, device="cpu").index_add_(0, prior.group(space), own)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """The log evidence in parts: data fit, and complexity with its own two parts."""
 
@@ -134,7 +135,7 @@ class Evidence:
         return float(self.effective_dimensions.sum())
 
     @cached_property
-    def groups(self) -> tuple[str, ...]:
+    def groups(self) -> Sequence[str]:
         """The names of the prior's groups."""
         return self.prior.names(self.space)
 

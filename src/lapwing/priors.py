@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
@@ -121,7 +123,7 @@ class Prior:
             )
         return groups
 
-    def names(self, space: Space) -> tuple[str, ...]:
+    def names(self, space: Space) -> Sequence[str]:
         """What each group is called."""
         if self.kind in ("scalar", "g_prior"):
             return ("all",)
@@ -129,12 +131,7 @@ class Prior:
             return space.names
         if self.kind == "groups":
             return self.patterns
-        made: list[str] = []
-        for name, shape in zip(space.names, space.shapes, strict=True):
-            made += [f"{name}[{place}]" for place in range(_rows(shape) if self.kind == "unitwise" else shape.numel())]
-        if self.kind == "diagonal" and space.mask is not None:
-            made = [made[place] for place in space.mask.nonzero()[:, 0].tolist()]
-        return tuple(made)
+        return Names(space, self.kind == "unitwise")
 
     def bound(self, curvature: Curvature, examples: int) -> Prior:
         """A g-prior with the ratios of a curvature; any other prior, or one already bound, is itself."""
@@ -189,6 +186,33 @@ class Prior:
     def with_precision(self, precision: Number) -> Prior:
         """The same groups and mean with other precisions, which may require gradients."""
         return replace(self, precision=_checked(precision, f"Prior.{self.kind}").reshape(-1))
+
+
+class Names(Sequence[str]):
+    """Names of units or single weights, such as `fc.weight[3]`, made when they are asked for: there can be millions."""
+
+    def __init__(self, space: Space, units: bool) -> None:
+        counts = [_rows(shape) if units else shape.numel() for shape in space.shapes]
+        self.names, self.ends = space.names, list(itertools.accumulate(counts))
+        self.own = None if units or space.mask is None else space.mask.nonzero()[:, 0].cpu()
+
+    def __len__(self) -> int:
+        """Groups."""
+        return self.ends[-1] if self.own is None else len(self.own)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        """One, or some."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        number = number if self.own is None else int(self.own[number])
+        tensor = bisect.bisect_right(self.ends, number)
+        start = self.ends[tensor - 1] if tensor else 0
+        return f"{self.names[tensor]}[{number - start}]"
 
 
 def _rows(shape: torch.Size) -> int:

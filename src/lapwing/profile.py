@@ -7,7 +7,8 @@ polynomial with no negative coefficients, so the logarithm of it is convex in th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,6 +134,8 @@ def profile(question: Question, prior: Prior) -> Profile:
         if values is None:
             ones = torch.ones((), dtype=torch.float64, device=mode.device)
             question.curvature.precision(prior.delta(space, mode), ones, numbers.to(mode.device))  # or refused here
+            # Climbing to the top takes differences of evidences, which float32 loses.
+            question = replace(question, curvature=doubled(question.curvature), mode=mode.double())
         else:
             values = rounded(values.detach().double())
             if groups > 1 and bool((numbers.diff() < 0).any()):
@@ -144,3 +147,16 @@ def rounded(values: Tensor) -> Tensor:
     """Eigenvalues without those that are negative by rounding alone."""
     slack = 1e-6 * float(values.abs().max())
     return torch.where((values < 0) & (values > -slack), torch.zeros_like(values), values)
+
+
+def doubled(value: Any) -> Any:
+    """The same with every floating point tensor inside it in float64."""
+    if isinstance(value, Tensor):
+        return value.detach().double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: doubled(each) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(doubled(each) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: doubled(getattr(value, each.name)) for each in fields(value)})
+    return value

@@ -21,21 +21,21 @@ class Step:
 
     value: float
     precision: Tensor  # (groups,)
-    noise: float
+    noise: float | None  # None where the likelihood has none
     temperature: float
     gamma: Tensor | None  # (groups,), where the evidence was asked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """Scores and settings of all steps, why it stopped, and what was found odd."""
 
     method: str
     objective: str  # "log evidence" (more is better) or "validation NLL" (less is)
-    groups: tuple[str, ...]
+    groups: Sequence[str]
     values: tuple[float, ...]
     precisions: Tensor  # (steps, groups)
-    noises: tuple[float, ...]
+    noises: tuple[float, ...]  # none where the likelihood has none
     temperatures: tuple[float, ...]
     effective_dimensions: Tensor | None  # (steps, groups)
     stopped: str
@@ -60,10 +60,10 @@ class Trace:
         return Trace(
             method,
             objective,
-            tuple(groups),
+            groups,
             tuple(step.value for step in steps),
             torch.stack([step.precision.expand(len(groups)) for step in kept]),
-            tuple(step.noise for step in steps),
+            tuple(step.noise for step in steps if step.noise is not None),
             tuple(step.temperature for step in steps),
             torch.stack(gammas) if gammas else None,
             stopped,
@@ -98,5 +98,8 @@ class Trace:
             found = self.precisions[self.best].tolist()
             words = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.groups, found, strict=True))
             lines.append(f"  precision: {words}")
-        lines.append(f"  noise {self.noises[self.best]:.4g}, temperature {self.temperatures[self.best]:.4g}")
+        if self.noises:
+            lines.append(f"  noise {self.noises[self.best]:.4g}")
+        if self.temperatures[self.best] != 1:
+            lines.append(f"  temperature {self.temperatures[self.best]:.4g}")
         return "\n".join([*lines, *(f"  warning: {text}" for text in self.warnings)])

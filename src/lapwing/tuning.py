@@ -26,7 +26,7 @@ METHODS = ("evidence", "fixed_point", "validation", "grid")
 LIMITS = (1e-10, 1e10)  # of precisions
 NOISES = 1e6  # how far the noise may be from the residuals' root mean square, either way
 TEMPERATURES = (1e-4, 1e4)
-STEPS = {"evidence": 200, "fixed_point": 2000, "validation": 60, "grid": 0}
+STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
 WITHOUT = 1e-9  # effective dimensions per weight below which a group has no curvature
 OFF = 1e-3  # effective dimensions below which a group is switched off
@@ -143,11 +143,16 @@ def by_evidence(la: Laplace, asked: Settings) -> Laplace:
     if not path.converged:
         told.append(f"Tuning did not converge: {path.stopped}.")
     steps = [
-        Step(point.value, point.place.precision.exp(), point.place.noise, la.temperature, point.gamma)
+        Step(point.value, point.place.precision.exp(), noise_of(la, point.place.noise), la.temperature, point.gamma)
         for point in path.points
     ]
     trace = Trace.of(asked.method, "log evidence", names, steps, path.stopped, path.converged, told)
     return settled(la, problem, last.place, asked, trace)
+
+
+def noise_of(la: Laplace, noise: float) -> float | None:
+    """None for a likelihood without."""
+    return noise if hasattr(la.likelihood, "with_noise") else None
 
 
 def complaints(
@@ -248,7 +253,7 @@ def by_validation(la: Laplace, asked: Settings) -> Laplace:
             made = coordinates.at(values[0], values[1] if own[1] else None, values[2] if own[2] else None)
             value = validation_nll(made, batches, **asked.predict)
             seen[key] = value if math.isfinite(value) else math.inf
-            steps.append(Step(seen[key], coordinates.precisions(values[0]), values[1], values[2], None))
+            steps.append(Step(seen[key], coordinates.precisions(values[0]), noise_of(la, values[1]), values[2], None))
         return seen[key]
 
     offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
@@ -294,6 +299,8 @@ def chosen(
 def axes(la: Laplace, asked: Settings, mean: float) -> dict[str, list[float]]:
     """The values of each axis of a grid; what has none stays as it is."""
     given = asked.grid
+    if given is None and not asked.prior:
+        raise ValueError("prior=False on a grid needs the values of what is left: grid={'noise': [...]}.")
     if given is None:
         given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
     named = dict(given) if isinstance(given, Mapping) else {"prior": given}
@@ -333,7 +340,7 @@ def by_grid(la: Laplace, asked: Settings) -> Laplace:
     scores = [score(*place) for place in places]
     sign = -1.0 if asked.data is None else 1.0
     steps = [
-        Step(sign * value, coordinates.precisions(place[0]), place[1], place[2], None)
+        Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
         for value, place in zip(scores, places, strict=True)
     ]
     finite = [number for number, value in enumerate(scores) if math.isfinite(value)]

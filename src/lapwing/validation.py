@@ -24,12 +24,13 @@ def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
     batches = data if isinstance(data, Batches) else Batches(data, la.mode.device)
     total, examples = 0.0, 0
-    for inputs, targets in batches:
-        made = la.predict(inputs, **predict)
-        log_prob = getattr(made, "log_prob", None)
-        value = _log_prob(la, made, targets) if log_prob is None else log_prob(targets)
-        total -= float(value.double().sum())
-        examples += count(inputs)
+    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+        for inputs, targets in batches:
+            made = la.predict(inputs, **predict)
+            log_prob = getattr(made, "log_prob", None)
+            value = _log_prob(la, made, targets) if log_prob is None else log_prob(targets)
+            total -= float(value.double().sum())
+            examples += count(inputs)
     if not examples:
         raise ValueError("data has no examples; expected validation data that can be passed over several times.")
     return total / examples
