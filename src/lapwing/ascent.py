@@ -168,13 +168,22 @@ def _search(profile: Profile, allowed: Range, point: Point, direction: Tensor, u
 
 
 def mackay(profile: Profile, allowed: Range, point: Point) -> Tensor:
-    """(groups + 1,): `p_g = gamma_g / |theta_g - mu_g|^2` and `noise^2 = 2 energy / (n - degree T gamma)`."""
+    """(groups + 1,): `p_g = gamma_g / |theta_g - mu_g|^2` and `noise^2 = SSE / (n - degree T gamma)`.
+
+    Where gamma leaves less than half of n the latter runs away; `(SSE + degree T gamma noise^2) / n` has the same fixed
+    point and does not.
+    """
     question = profile.question
     precision = (point.gamma.clamp(min=0) / profile.squares).log()
     precision = torch.where(torch.isnan(precision), point.place.precision, precision)
-    left = question.totals.scalars - question.degree * question.temperature * float(point.gamma.sum())
-    scale = -math.inf if left <= 0 else math.log(left) - math.log(max(2 * question.totals.energy, 1e-300))
-    z = torch.where(allowed.free, torch.cat([precision, precision.new_tensor([scale])]), vector(point.place))
+    number, errors = question.totals.scalars, 2 * question.totals.energy
+    taken = question.degree * question.temperature * float(point.gamma.sum())
+    if taken <= 0.5 * number:
+        variance = errors / max(number - taken, 1e-300)
+    else:
+        variance = (errors + taken * math.exp(-point.place.scale)) / number
+    scale = precision.new_tensor([-math.log(max(variance, 1e-300))])
+    z = torch.where(allowed.free, torch.cat([precision, scale]), vector(point.place))
     return allowed.clip(z)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .ascent import Path, Range, ascend, fixed_point
-from .priors import Number, Prior, as_prior
+from .priors import Number, Prior
 from .profile import Place, Profile, profile
 from .trace import Step, Trace, TuningWarning
 from .validation import minimise, repeated, scan, validation_nll
@@ -94,7 +94,7 @@ def settings(
     low, high = (float(limit) for limit in limits)
     if not 0 < low < high < math.inf:
         raise ValueError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
-    steps = STEPS[method] if steps is None else steps
+    steps = STEPS[method] * (prior + noise + temperature) if steps is None else steps
     tolerance = TOLERANCES[method] if tolerance is None else tolerance
     return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), dict(predict or {}))
 
@@ -102,7 +102,7 @@ def settings(
 def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
     """Dispatch, from the prior it has or from another start."""
     if start is not None:
-        chosen = start if isinstance(start, Prior) else la.prior.with_precision(as_prior(start).precision)
+        chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
     made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
     return made[asked.method](la, asked)
