@@ -62,7 +62,7 @@ def test_unitwise_priors(name: str, structure: str, kind: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("name", ["mlp", "mlp_regression"])
+@pytest.mark.parametrize("name", ["mlp", "mlp_regression", "conv2d_groups", "conv_transpose2d", "embedding_padding"])
 def test_gradients_of_units_that_happen_to_agree(name: str, structure: str) -> None:
     """At equal precisions every unit has its own gradient, not one of them all."""
     case = table(name)
