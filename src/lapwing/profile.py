@@ -59,6 +59,12 @@ class Profile:
     lengths: Tensor  # (groups,): how many eigenvalues each group has
 
     @property
+    def flat(self) -> Tensor:
+        """(groups,) booleans: groups without curvature, about which the data say nothing at any precision."""
+        found = summed(self.question.curvature.diag(), self.prior, self.question.space) / self.sizes.clamp(min=1)
+        return found <= 1e-14 * found.max()
+
+    @property
     def exact(self) -> bool:
         """Whether the spread, and so the second derivative, is exact."""
         return self.eigenvalues is not None
