@@ -21,7 +21,7 @@ from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
-from .evidence import Evidence, Question, noise_scale
+from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
@@ -114,8 +114,9 @@ class Laplace:
 
     def with_noise(self, noise: float | Tensor) -> Laplace:
         """The same curvature under another noise: a new value."""
-        noise_scale(self.likelihood, noise)  # refused where there is none
-        return replace(self, likelihood=self.likelihood.with_noise(noise), trace=None)  # type: ignore[attr-defined]
+        if not hasattr(self.likelihood, "with_noise"):
+            raise ValueError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
+        return replace(self, likelihood=self.likelihood.with_noise(noise), trace=None)
 
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""
