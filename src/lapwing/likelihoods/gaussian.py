@@ -31,9 +31,12 @@ class Gaussian:
                 raise ValueError(f"Gaussian(noise={self.noise!r}): expected a number, one per output, or 'residuals'.")
         else:
             checked_noise(self.noise, "Gaussian")
+            if isinstance(self.noise, Tensor):  # a value: later changes by the caller stay outside
+                object.__setattr__(self, "noise", self.noise.clone())
 
     link_family = "gaussian"
     caveat = ""
+    domain = ""
 
     def _values(self) -> Tensor:
         """() or (C,), float64."""
@@ -69,7 +72,10 @@ class Gaussian:
         form = equal_form(f, y, "regression")
         given = 1 if isinstance(self.noise, str) else self._values().numel()
         if given not in (1, form.outputs):
-            raise ValueError(f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs.")
+            raise ValueError(
+                f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs; expected one "
+                "number, or one per output."
+            )
         return form
 
     def bound(self, form: Form) -> Likelihood:

@@ -20,6 +20,7 @@ class Poisson:
 
     link_family = "poisson"
     caveat = ""
+    domain = "rates `exp(f)` overflow: the outputs are logarithms of rates"
 
     @property
     def scale(self) -> Tensor:
