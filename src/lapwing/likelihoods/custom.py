@@ -113,6 +113,11 @@ class Custom:
     def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
         """Of the Hessian; negative eigenvalues are dropped, with a warning."""
         hessian = self.hessian(f, y)
+        if not bool(torch.isfinite(hessian.detach()).all()):
+            raise ValueError(
+                "The Hessian of a custom likelihood's energy holds NaN or Inf; check that inputs and outputs are "
+                "finite and that the energy function is twice differentiable at them."
+            )
         values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
         if bool((values.detach() < -NEGATIVE * values.detach().abs().max()).any()):
             warnings.warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributions import Poisson as PoissonDistribution
 from ..random import Hashed
 from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, unit_scale
 
-HALVINGS = 40  # of the interval in which a drawn count lies: enough for rates up to 1e9
+HALVINGS = 60  # of the interval in which a drawn count lies, at most
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Poisson:
         rate = f.detach().double().exp()
         uniform = draws.uniform(f.shape[-1])
         low, high = torch.full_like(rate, -1), (rate + 12 * (rate + 1).sqrt() + 40).ceil()
-        for _ in range(HALVINGS):
+        widest = float((high - low).max())
+        for _ in range(HALVINGS if not widest < 2.0**HALVINGS else math.ceil(math.log2(widest))):
             middle = ((low + high) / 2).floor()
             enough = torch.special.gammaincc(middle.clamp(min=0) + 1, rate) >= uniform
             enough &= middle >= 0
