@@ -473,6 +473,7 @@ CASES = [
     heteroscedastic("raw tokens", "tokens", 2, "raw"),
     heteroscedastic("raw tokens, flat", "tokens", 1, "raw", flat=True),
     heteroscedastic("raw image", "image", 2, "raw"),
+    heteroscedastic("raw image, flat", "image", 1, "raw", flat=True),
     headed(heteroscedastic("natural", "row", 2, "natural")),
     headed(heteroscedastic("natural image", "image", 1, "natural")),
     headed(heteroscedastic("mean and variance", "row", 2, "mean_variance")),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import lapwing as lw
 import reference
 import reference_dense as dense
+from conftest import DEVICE
 from fitting import built, fitted, normal, weights_of
 from lapwing.laplace import DEFAULT_SEED
 from lapwing.likelihoods import Form
@@ -122,6 +123,30 @@ def test_curvature_evidence_and_covariance(name: str, structure: str) -> None:
         assert relative(made.cov.reshape(joint.shape), joint) < EXACT, kind
         assert relative(made.mean, case.f) < 1e-12
     assert la.N == EXAMPLES and la.totals.form == form_of(case)
+
+
+@EVERY
+def test_products_with_every_curvature(name: str) -> None:
+    """At scale one, without a matrix."""
+    case = BY_NAME[name]
+    v = normal(2, len(weights_of(case.model)), seed=7)
+    for kind in kinds_of(case, "full"):
+        curvature = lw.MonteCarlo(DRAWS) if kind == "fisher" else kind
+        data = moved(case.x), moved(case.y)
+        made = lw.products(copy.deepcopy(case.model).to(DEVICE), data, case.likelihood, curvature=curvature)
+        degree = 2 if kind == "empirical" else 1
+        exact = case.hessian if kind == "hessian" else case.full(columns(name, kind))
+        assert relative(made.mv(moved(v)) * float(case.likelihood.scale) ** degree, v @ exact) < EXACT, kind
+
+
+def test_data_whose_labels_are_all_ignored() -> None:
+    """Nothing is learnt, and nothing fails."""
+    case = BY_NAME["categorical tokens, ignored"]
+    none = torch.full_like(case.y, -100)
+    for structure in STRUCTURES.values():
+        la = fitted(case.model, case.x, none, case.likelihood, structure, prior=2.0)
+        assert float((curvature_of(la) - torch.eye(la.D)).abs().max()) == 0
+        assert relative(la.log_evidence(), -weights_of(case.model).square().sum()) < 1e-12
 
 
 # Definitions, without a network

@@ -129,9 +129,10 @@ class Products:
         examples = torch.arange(seen, seen + len(output), device=output.device)
         view = View(likelihood, widened(form.flatten(output.detach())), y, form, examples, self.seed)
         columns = form.restore(kind.columns(view, 0, kind.count(form))).to(output.dtype)  # (K, N, ...)
+        columns = columns.reshape(*columns.shape[:2], -1)
         pushed = jacobian_vectors(self.model, inputs, self.space, v)
-        weights = torch.einsum("knc,snc->skn", columns.flatten(2), pushed.flatten(2))
-        cotangents = torch.einsum("skn,knc->snc", weights, columns.flatten(2)).reshape(pushed.shape)
+        weights = torch.einsum("knc,snc->skn", columns, pushed.reshape(*pushed.shape[:2], -1))
+        cotangents = torch.einsum("skn,knc->snc", weights, columns).reshape(pushed.shape)
         made = [
             self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
             for one in cotangents.to(output.dtype)

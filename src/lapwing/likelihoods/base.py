@@ -141,6 +141,11 @@ def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = Fal
     return gradient
 
 
+def filled(value: float, like: Tensor) -> Tensor:
+    """() in float64 on a tensor's device: written there, without a copy that would be waited for."""
+    return torch.full((), value, dtype=torch.float64, device=like.device)
+
+
 def widened(f: Tensor) -> Tensor:
     """Outputs in float32 at least: energies are sums, and their exponentials overflow, in lower precision."""
     return f.to(torch.promote_types(f.dtype, torch.float32))

@@ -161,7 +161,7 @@ class Categorical:
         if self.label_smoothing:
             total = shares.sum(-1, keepdim=True)
             shares = (1 - self.label_smoothing) * shares + self.label_smoothing / classes * total
-        return shares if self.weight is None else shares * self.weight.to(shares)
+        return shares if self.weight is None else shares * self.weight.to(shares, non_blocking=True)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """Cross entropy, (N,)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, every_position, score, unit_scale, usual_axis
+from .base import ALL, Form, Likelihood, every_position, filled, score, unit_scale, usual_axis
 
 NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
 
@@ -63,7 +63,7 @@ class Custom:
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
         """Only that they are finite can be told."""
-        return torch.isfinite(y).all() if y.is_floating_point() else torch.tensor(True, device=y.device)
+        return torch.isfinite(y).all()
 
     def complaint(self, y: Tensor, form: Form) -> str:
         """There is one thing that can be wrong."""
@@ -142,7 +142,7 @@ class Custom:
 
     def scalars(self, y: Tensor) -> Tensor:
         """Examples: what one target consists of is not known."""
-        return torch.tensor(y.shape[0], device=y.device)
+        return filled(y.shape[0], y)
 
     def rest(self, y: Tensor) -> Tensor:
         """Not known, so left out: the evidence holds up to a constant."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, checked_noise, diagonal_root, equal_form, every_position, score
+from .base import ALL, Form, Likelihood, checked_noise, diagonal_root, equal_form, every_position, filled, score
 
 RESIDUALS = "residuals"
 
@@ -32,7 +32,7 @@ class Gaussian:
         else:
             checked_noise(self.noise, "Gaussian")
             if isinstance(self.noise, Tensor):  # a value: later changes by the caller stay outside
-                object.__setattr__(self, "noise", self.noise.clone())
+                object.__setattr__(self, "noise", self.noise.cpu().clone())
 
     link_family = "gaussian"
     caveat = ""
@@ -53,7 +53,7 @@ class Gaussian:
     def _ratios(self, f: Tensor) -> Tensor | None:
         """(C,): standard deviations over their common factor; None where there is one for all."""
         values = self._values()
-        return None if values.numel() == 1 else (values / self.factor).to(f)
+        return None if values.numel() == 1 else (values / self.factor).to(f, non_blocking=True)
 
     @property
     def scale(self) -> Tensor:
@@ -126,7 +126,7 @@ class Gaussian:
 
     def scalars(self, y: Tensor) -> Tensor:
         """All numbers."""
-        return torch.tensor(y.numel(), device=y.device)
+        return filled(y.numel(), y)
 
     def rest(self, y: Tensor) -> Tensor:
         """The ratios' logarithms have mean zero, so nothing is left."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, every_position, score, unit_scale, usual_axis
+from .base import ALL, Form, Likelihood, every_position, filled, score, unit_scale, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
 PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
@@ -156,11 +156,11 @@ class HeteroscedasticGaussian:
 
     def scalars(self, y: Tensor) -> Tensor:
         """All numbers."""
-        return torch.tensor(y.numel(), device=y.device)
+        return filled(y.numel(), y)
 
     def rest(self, y: Tensor) -> Tensor:
         """`1/2 log 2 pi` per scalar target."""
-        return torch.tensor(0.5 * math.log(2 * math.pi) * y.numel(), dtype=torch.float64, device=y.device)
+        return filled(0.5 * math.log(2 * math.pi) * y.numel(), y)
 
     def log_z(self, scalars: float, scale: Tensor) -> Tensor:
         """There is no noise to depend on."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, unit_scale
+from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, filled, unit_scale
 
 HALVINGS = 60  # of the interval in which a drawn count lies, at most
 
@@ -86,7 +86,7 @@ class Poisson:
 
     def scalars(self, y: Tensor) -> Tensor:
         """All numbers."""
-        return torch.tensor(y.numel(), device=y.device)
+        return filled(y.numel(), y)
 
     def rest(self, y: Tensor) -> Tensor:
         """`log y!`."""
