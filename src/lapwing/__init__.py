@@ -2,6 +2,7 @@
 
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .files import load
 from .laplace import Laplace, fit, products
 from .likelihoods import Categorical, Gaussian
 from .predict import Functional, Prediction
@@ -31,5 +32,6 @@ __all__ = [
     "Prior",
     "Subnetwork",
     "fit",
+    "load",
     "products",
 ]

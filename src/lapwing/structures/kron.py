@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,7 +13,8 @@ from ..jacobians import Layout, join
 from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
-from .factors import LARGEST_SIDE, Key, KronSums, measure_corrections, measure_factors
+from .factors import LARGEST_SIDE, Bases, Factors, Key, KronSums, measure_corrections, measure_factors
+from .sums import check_sums, joined_sums
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class Kron:
     def measure(self, source: Source) -> KronSums:
         """One pass over the data."""
         return measure_factors(self.approx, self.bias, source)
+
+    def more(self, source: Source, earlier: KronSums) -> KronSums:
+        """Sums over earlier data and this."""
+        return joined_sums(earlier, self.measure(source), source.space)
+
+    def check(self, sums: KronSums, space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        check_sums(sums, space, corrected=False)
 
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
         """Eigenvectors and eigenvalues of every factor."""
@@ -58,13 +67,27 @@ class EKFAC:
 
     def measure(self, source: Source) -> KronSums:
         """Factors first, then the second moments in their eigenbases."""
+        return self._measure(source, {})
+
+    def more(self, source: Source, earlier: KronSums) -> KronSums:
+        """Sums over earlier data and this, in the eigenbases of the earlier."""
+        return joined_sums(earlier, self._measure(source, earlier.bases), source.space)
+
+    def check(self, sums: KronSums, space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        check_sums(sums, space, corrected=True)
+
+    def _measure(self, source: Source, bases: Bases) -> KronSums:
         if source.data.one_shot:
             raise ValueError(
                 "structure='ekfac' passes over the data twice, and a one-shot iterator was given; "
                 "expected a DataLoader, a list of batches or tensors."
             )
         sums = measure_factors(self.approx, self.bias, source)
-        sums.bases = {key: (left, right) for key, (left, right, _, _) in eigen(sums).items()}
+        new = {key: layout for key, layout in sums.layouts.items() if key not in bases}
+        found = eigen(replace(sums, layouts=new))
+        sums.bases = {key: bases[key] if key in bases else rows_first(*found[key][:2]) for key in sums.layouts}
+        sums.factors = {}  # they were there for the bases alone
         return measure_corrections(sums, source)
 
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
@@ -73,12 +96,17 @@ class EKFAC:
         return decompose(sums, space, f"eigenvalue-corrected Kronecker ({self.approx}{joint})")
 
 
+def rows_first(left: Tensor | None, right: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Bases in memory as files hold them: products differ in their last bits otherwise."""
+    return left if left is None else left.contiguous(), right if right is None else right.contiguous()
+
+
 def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
     """Eigenvectors and eigenvalues of the row side and the column side of every weight."""
     made = {}
     done: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}  # by module: a bias has the row side of its weight
     for key in sums.layouts:
-        rows, columns = sides(sums, key)
+        rows, columns = sides(sums.of(key))
         name = key[0].name
         module = name.rpartition(".")[0]
         known = done.get(module)
@@ -92,14 +120,12 @@ def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tenso
     return made
 
 
-def sides(sums: KronSums, key: Key) -> tuple[Tensor, Tensor]:
+def sides(own: dict[bool, Factors]) -> tuple[Tensor, Tensor]:
     """Row-side and column-side factors with `block = rows (x) columns`."""
     pairs = []
-    for flipped in (False, True):
-        factors = sums.factors.get((key, flipped))
-        if factors is not None:
-            inputs = factors.inputs / max(factors.count, 1.0)
-            pairs.append((inputs, factors.gradients) if flipped else (factors.gradients, inputs))
+    for flipped, factors in own.items():
+        inputs = factors.inputs / max(factors.count, 1.0)
+        pairs.append((inputs, factors.gradients) if flipped else (factors.gradients, inputs))
     if len(pairs) == 1:
         return pairs[0]
     # Used in both orientations: shapes are averaged by how much curvature each brings, strengths are added.
@@ -167,7 +193,7 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
             values, factors = sums.corrected[key], None
         else:
             left, right, row_values, column_values = found[key]
-            values, factors = row_values[:, :, None] * column_values[:, None, :], sides(sums, key)
+            values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
         blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key), factors)
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
     return KronCurvature(blocks, others, space, words)
@@ -182,7 +208,12 @@ class Spectrum:
     right: Tensor | None
     values: Tensor
     weight: Layout | None = None  # the weight's own layout, in a block that it shares with its bias
-    sides: tuple[Tensor, Tensor] | None = None  # the factors themselves, where their product is the block
+    factors: dict[bool, Factors] | None = None  # the sums themselves, where the product of factors is the block
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor] | None:
+        """The factors, made when a prior needs them: the sums are held anyway."""
+        return None if self.factors is None else sides(self.factors)
 
     def precision(self, delta: Tensor, scale: Tensor, key: Key) -> Rotated:
         """`scale H + diag(delta)` for delta (G, O, I)."""
@@ -196,7 +227,7 @@ class Spectrum:
                 "per column, which a Kronecker block cannot hold exactly; use a scalar or layerwise prior, or "
                 "structure='diag', 'block' or 'full'."
             )
-        if self.sides is None:
+        if self.factors is None:
             raise ValueError(
                 f"The prior has different precisions inside {key[0].name!r}, which an eigenvalue-corrected block "
                 "cannot hold exactly; use structure='kron', or a scalar or layerwise prior."
@@ -205,12 +236,13 @@ class Spectrum:
 
     def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, name: str) -> Rotated:
         """`D^1/2 (scale D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
-        assert self.sides is not None
+        found = self.sides
+        assert found is not None
         (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = (
             whitened(side, basis, own, name)
             for side, basis, own in (
-                (self.sides[0], self.left, rows[:, :, 0]),
-                (self.sides[1], self.right, columns[:, 0, :]),
+                (found[0], self.left, rows[:, :, 0]),
+                (found[1], self.right, columns[:, 0, :]),
             )
         )
         values = scale * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
