@@ -171,7 +171,7 @@ class Decoder:
         kinds = typing.get_type_hints(hint)
         names = {field.name for field in dataclasses.fields(expected)}
         if not isinstance(fields, dict) or set(fields) != names:
-            given = sorted(map(str, fields)) if isinstance(fields, dict) else short(fields)
+            given = sorted(map(str, fields)) if isinstance(fields, dict) else fields
             raise ValueError(f"{path} has the fields {short(given)}; expected {sorted(names)}")
         try:
             return expected(**{name: self.decode(each, kinds[name], f"{path}/{name}") for name, each in fields.items()})

@@ -146,8 +146,11 @@ def write(target: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> No
     """All or nothing: whatever happens, an earlier file stays until the new one is whole and on the disk."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
+        with open(temporary, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # as any new file here has it: safetensors' own is narrower
         save_file(distinct(tensors), temporary, texts)
         with open(temporary, "rb+") as file:
+            os.chmod(temporary, mode & 0o777)
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
@@ -402,6 +405,8 @@ def check_values(
         raise ValueError(f"it counts {totals.examples} examples and {totals.scalars} scalars")
     if totals.form.axis is not None and not 0 <= totals.form.axis < len(totals.form.shape):
         raise ValueError(f"its outputs have axis {totals.form.axis} of {len(totals.form.shape)}")
+    if not values.get("temperature", 1.0) > 0:
+        raise ValueError(f"its temperature is {values['temperature']}")
     plan: Plan = values["plan"]
     folds = {axis.fold for axis in plan.axes.values() if axis is not None}
     if not folds <= {"none", "major", "minor", "whole"} or any(cost < 1 for cost, _ in plan.costs.values()):

@@ -22,7 +22,7 @@ def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
         dict(earlier.corrected),
         earlier.bases | later.bases,
     )
-    refuse_other_use(earlier, later, made, space)
+    refuse_other_use(earlier, later, space)
     for key, new in later.factors.items():
         old = earlier.factors.get(key)
         made.factors[key] = new if old is None else total(old, new)
@@ -38,15 +38,16 @@ def total(old: Factors, new: Factors) -> Factors:
     return Factors(added(new.inputs, old.inputs), added(new.gradients, old.gradients), old.count + new.count)
 
 
-def refuse_other_use(earlier: KronSums, later: KronSums, made: KronSums, space: Space) -> None:
+def refuse_other_use(earlier: KronSums, later: KronSums, space: Space) -> None:
     """Blocks must be the same ones: a network may apply a weight in other ways to other data."""
     changed = {key[0].name for key, layout in later.layouts.items() if earlier.layouts.get(key, layout) != layout}
     for key, new in later.factors.items():
         old = earlier.factors.get(key)
         if old is not None and (old.inputs.shape, old.gradients.shape) != (new.inputs.shape, new.gradients.shape):
             changed.add(key[0][0].name)
+    blocks = earlier.layouts | later.layouts
     try:
-        check_parts([*(part for key in made.layouts for part in key), *made.others], space)
+        check_parts([*(part for key in blocks for part in key), *(earlier.others | later.others)], space)
     except ValueError as error:
         changed.add(str(error))
     if changed:
