@@ -277,6 +277,15 @@ def test_a_network_that_treats_later_data_otherwise(structure: str) -> None:
             la.update(second)
 
 
+def test_an_update_keeps_the_class_axis() -> None:
+    """Where later outputs have as many positions as classes, the earlier ones tell which axis is which."""
+    model = built(nn.Conv1d(2, 3, 1)).to(DEVICE)
+    batches = [(moved(normal(4, 2, t)), moved(classes(3, 4, t))) for t in (5, 3)]
+    whole = lw.fit(model, batches, "classification", structure="full", curvature="ggn")
+    made = lw.fit(model, batches[0], "classification", structure="full", curvature="ggn").update(batches[1])
+    assert_close(made, whole, batches[0][0])
+
+
 def test_an_update_keeps_prior_and_noise() -> None:
     """Those of the posterior that is updated, not those of the fit."""
     case = table("mlp_regression")
