@@ -22,7 +22,7 @@ from conftest import DEVICE
 from fitting import built, classes, fitted, normal, seeded
 from lapwing import files
 from networks import tied_linears, unused_layer
-from saving import STRUCTURES, answers, assert_same, content_of
+from saving import STRUCTURES, answers, assert_same, content_of, equal
 from tables import NAMES, moved, table
 
 SEVERAL = ["mlp", "mlp_regression", "conv2d_groups", "batch_norm1d", "token_classifier", "tied_gpt", "unused_layer"]
@@ -137,7 +137,7 @@ def test_many_outputs(tmp_path: Path) -> None:
     la = fitted(built(nn.Linear(2, 260)), normal(5, 2), normal(5, 260), "regression")
     loaded = again(la, tmp_path)
     for one, other in zip(la.functional(moved(normal(1, 2))), loaded.functional(moved(normal(1, 2))), strict=True):
-        assert torch.equal(one, other)
+        assert equal(one, other)
 
 
 def test_what_is_in_a_file(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_saving_and_loading_change_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     for one, other in zip(before, answers(la, moved(normal(4, 3))), strict=True):
-        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+        assert equal(one, other) if isinstance(one, Tensor) else one == other
     first, second = (content_of(tmp_path / f"{name}.safetensors") for name in "ab")
     assert first[0] == second[0]  # a checksum of all tensors among them
 

@@ -57,7 +57,7 @@ class Identity:
             return False
         # Devices add in another order: a chunk of n numbers x sums to within n eps |x|, the other sum n times that.
         size = min(CHUNK, sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()]))
-        bound = 1e-14 * size**0.5 * max(self.norm, 1.0) * torch.tensor([1.0, size], dtype=torch.float64, device="cpu")
+        bound = 1e-13 * size**0.5 * max(self.norm, 1.0) * torch.tensor([1.0, size], dtype=torch.float64, device="cpu")
         bound = bound + 1e-12 * self.sums.abs()  # whole numbers in buffers, which the norm leaves out
         return math.isclose(now.norm, self.norm, rel_tol=1e-3) and bool(((now.sums - self.sums).abs() <= bound).all())
 
