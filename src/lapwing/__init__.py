@@ -3,6 +3,7 @@
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
+from .files import load
 from .laplace import Laplace, fit, products
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predict import Functional, Prediction
@@ -41,6 +42,7 @@ __all__ = [
     "Trace",
     "TuningWarning",
     "fit",
+    "load",
     "products",
     "validation_nll",
 ]

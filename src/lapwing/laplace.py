@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -89,6 +90,9 @@ class Laplace:
     rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
     timings: dict[str, float]
     identity: Identity
+    sums: Any  # the structure's, over all weights that were asked for: what files hold and later data are added to
+    asked: Space  # the weights that were asked for, unused ones included
+    seed: int  # of drawn labels
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
     trace: Trace | None = None  # how `tune` came here
 
@@ -225,6 +229,28 @@ class Laplace:
             rows.append(Row(name, tuple(parameter.shape), rule, words))
         return Coverage(tuple(rows), self.reason)
 
+    @plainly
+    def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
+        """The posterior after more data, as if fitted to all of it: a new value (EKFAC keeps its eigenvectors)."""
+        from .continuing import updated  # which needs this file
+
+        return updated(self, data, self._network(memory), Progress(progress))
+
+    @plainly
+    def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
+        """The same posterior on another device, where its network (or `model`, a copy of it) must be: a new value."""
+        from .continuing import moved  # which needs this file
+
+        return moved(self, torch.device(device), self.model if model is None else unwrapped(model))
+
+    @plainly
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything but the network to a safetensors file, which `load` reads; whole or not at all."""
+        from .files import save  # which needs this file
+
+        self._network(None)  # refuses a network that has changed
+        save(self, path)
+
     def _network(self, memory: float | None) -> predictions.Network:
         if not self.identity.still(self.model):
             raise ValueError(
@@ -299,15 +325,15 @@ def fit(
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan()
-    asked = space.names
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
     with evaluation(model, [model.get_parameter(name) for name in space.names]):
-        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape)
+        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape.measure)
         wait(device)
     measured = time.perf_counter()
-    start, space = start.only(space, space.only(plan.used)), space.only(plan.used)
-    made = shape.curvature(sums, space)
+    asked, space = space, space.only(plan.used)
+    start = start.only(asked, space)
+    made = decompose(shape, source.kind, sums, space)
     assert source.totals is not None
     start = start.bound(made, source.totals.examples)
     wait(device)
@@ -332,9 +358,12 @@ def fit(
         plan,
         limit,
         reason,
-        {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked},
+        {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked.names},
         timings,
         identity,
+        sums,
+        asked,
+        seed,
     )
 
 
@@ -362,11 +391,18 @@ def with_residuals(family: Gaussian, model: nn.Module, batches: Batches) -> Gaus
     return Gaussian(noise if noise.numel() > 1 else float(noise))
 
 
-def measure(source: Source, structure: Structure) -> Any:
+def decompose(structure: Structure, kind: Kind | Hessian | Auto, sums: Any, space: Space) -> Curvature:
+    """The curvature of sums; a Hessian's negative eigenvalues are clipped here, for its sums must add up."""
+    if isinstance(kind, Hessian) and kind.clip:
+        sums = sums.clipped()
+    return structure.curvature(sums, space)
+
+
+def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
     """One measurement of the data; begun again where a batch taught something about the network that came too late."""
     for _ in range(8):
         try:
-            return structure.measure(source)
+            return measurement(source)
         except PlanChanged as change:
             if source.data.one_shot:
                 raise ValueError(
@@ -412,16 +448,12 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     if source.data.one_shot:
         raise ValueError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
     assert isinstance(source.kind, Hessian)
-    hessian = source.kind
     probe = replace(source, kind=curvatures.Empirical())
     for batch in probe:  # totals, and which weights are used
         for _ in batch.columns():
             pass
     source.totals = probe.totals
     matrix = hessian_matrix(source.model, source.space, source.data, source.likelihood)
-    if hessian.clip:
-        values, vectors = torch.linalg.eigh(matrix)
-        matrix = (vectors * values.clamp(min=0)) @ vectors.T
     return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 
 
