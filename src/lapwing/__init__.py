@@ -4,7 +4,8 @@ from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .laplace import Laplace, fit, products
 from .likelihoods import Categorical, Gaussian
-from .predict import Functional, Prediction
+from .predict import Functional
+from .prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron

@@ -101,6 +101,15 @@ class Likelihood(Protocol):
         """The rest of -log p(y | f), summed over labelled scalars."""
         ...
 
+    @property
+    def link_family(self) -> str:
+        """How outputs become labels: categorical, bernoulli, gaussian, heteroscedastic, poisson, or other."""
+        ...
+
+    def distribution(self, f: Tensor) -> torch.distributions.Distribution | None:
+        """Of y given outputs (..., T, C), noise included; None where the likelihood does not say."""
+        ...
+
 
 @dataclass(frozen=True)
 class Categorical:
@@ -198,6 +207,15 @@ class Categorical:
         """Probabilities sum to one."""
         return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
+    @property
+    def link_family(self) -> str:
+        """A softmax."""
+        return "categorical"
+
+    def distribution(self, f: Tensor) -> torch.distributions.Distribution:
+        """(..., T) labels."""
+        return torch.distributions.Categorical(logits=f)
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -263,6 +281,15 @@ class Gaussian:
     def log_z(self, scalars: float, scale: Tensor) -> Tensor:
         """`1/2 log(2 pi / scale)` per scalar target."""
         return 0.5 * scalars * (math.log(2 * math.pi) - scale.log())
+
+    @property
+    def link_family(self) -> str:
+        """The identity."""
+        return "gaussian"
+
+    def distribution(self, f: Tensor) -> torch.distributions.Distribution:
+        """(..., T, C) numbers."""
+        return torch.distributions.Normal(f, self.scale.to(f).rsqrt().expand(f.shape))
 
 
 def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
