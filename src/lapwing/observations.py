@@ -35,7 +35,10 @@ class Numbers(Prediction):
 
     def _restore(self, flat: Tensor) -> Tensor:
         """(..., N, T, K) -> (..., N, ...)."""
-        return target_form(self.belief.form, flat.shape[-1]).restore(flat)
+        form = self.belief.form
+        if form.whole and flat.shape[-1] != form.outputs:  # targets that are not shaped like the outputs
+            return flat[..., 0, :]
+        return target_form(form, flat.shape[-1]).restore(flat)
 
     @property
     def mean(self) -> Tensor:
@@ -123,127 +126,68 @@ class Regression(Numbers):
         return self._restore(made + self.noise.sqrt() * normals(tuple(made.shape), made, generator))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Mixture(Numbers):
-    """The likelihood's own distribution of y, averaged over the outputs."""
+@dataclass(frozen=True)
+class Given:
+    """The distribution of y at S outputs of m places, its values in rows of K."""
 
-    elementwise: bool  # whether every output has its own target, independent of the other outputs
-    exact: Moments | None = None  # where they have a closed form
+    distribution: distributions.Distribution  # (S, m, ...)
+    prior_weight: Tensor  # (S, 1, 1), log
+
+    def _flat(self, values: Tensor) -> Tensor:
+        return values.reshape(*self.distribution.batch_shape[:2], -1)
+
+    def _value(self, rows: Tensor) -> Tensor:
+        shape = self.distribution.batch_shape[2:] + self.distribution.event_shape
+        return rows.reshape(len(rows), *shape)
 
     @cached_property
-    def _moments(self) -> Moments:
-        if self.exact is not None:
-            return self.exact
+    def valid(self) -> Tensor:
+        """(S, m, 1): a head that returns a variance has none where it is not positive; such outputs are left out."""
+        given = self.distribution
+        if not isinstance(given, distributions.Normal):
+            return torch.ones((), dtype=torch.bool, device=self.prior_weight.device)
+        return self._flat(torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)
 
-        def moments(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            given = self._given(f)
-            weights = weight.exp()
-            mean = (weights * given.mean).sum(0)
-            between = (weights * (given.mean - mean).square()).sum(0)
-            return torch.stack([mean, between, (weights * given.variance).sum(0)], -1)
+    @cached_property
+    def log_weight(self) -> Tensor:
+        """(S, m, 1), or (S, 1, 1) where all outputs are valid; the weights sum to one."""
+        if bool(self.valid.all()):
+            return self.prior_weight
+        return self.prior_weight.masked_fill(~self.valid, -torch.inf).log_softmax(0)
 
-        return Moments(*self.belief.gathered(moments, self.elementwise).unbind(-1))
-
-    def _given(self, f: Tensor) -> distributions.Distribution:
-        made: distributions.Distribution | None = self.likelihood.distribution(f)
-        assert made is not None  # or this class would not have been chosen
-        return made
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
-        flat, known = self._targets(y)
-        rows = flat.flatten(0, 1)
-
-        def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
-            # Overflowing rates have no density at any count.
-            each = self._given(f).log_prob(rows[chosen].to(f.dtype))
-            each = torch.nan_to_num(each, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-            if self.elementwise:
-                return (each + weight).logsumexp(0).sum(-1)
-            return (each.sum(-1) + weight[..., 0]).logsumexp(0)
-
-        return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(N, ...) twice: the central interval of a new observation, by quantiles of the mixture."""
-        tail = (1 - checked_level(level)) / 2
-
-        def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            given, weights = self._given(f.detach().double()), weight.double().exp()
-            return torch.stack([quantile(given, weights, tail), quantile(given, weights, 1 - tail)], -1)
-
-        lower, upper = self.belief.gathered(bounds, self.elementwise).to(self.belief.mean.dtype).unbind(-1)
-        return self._restore(lower), self._restore(upper)
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, N, ...) observations; with joint outputs, of one function at all inputs each."""
-        return self._restore(drawn(self._given(self.belief.random(checked_count(n), generator)), generator))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Outputs(Prediction):
-    """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more."""
+    def average(self, values: Tensor) -> Tensor:
+        """(S, m, K) -> (m, K)."""
+        return (self.log_weight.exp() * torch.where(self.valid, values, 0.0)).sum(0)
 
     @property
     def mean(self) -> Tensor:
-        """(N, ...): of the outputs."""
-        return self.output_mean
+        """(S, m, K)."""
+        return self._flat(self.distribution.mean)
 
     @property
-    def epistemic(self) -> Tensor:
-        """(N, ...): the variance of the outputs."""
-        return self.output_variance
+    def variance(self) -> Tensor:
+        """(S, m, K)."""
+        return self._flat(self.distribution.variance)
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(
-            f"{what} needs the distribution of y given the outputs, which {type(self.likelihood).__name__} does not "
-            "give; use mean, epistemic and covariance, which are those of the outputs."
-        )
+    def log_prob(self, rows: Tensor, elementwise: bool) -> Tensor:
+        """(m, ...) targets -> (m,)."""
+        each = self._flat(self.distribution.log_prob(self._value(rows)))
+        # Overflowing rates have no density at any count.
+        each = torch.nan_to_num(each, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        each = each.masked_fill(~self.valid, -torch.inf)
+        if elementwise:
+            return (each + self.log_weight).logsumexp(0).sum(-1)
+        return (each.sum(-1, keepdim=True) + self.log_weight).logsumexp(0)[:, 0]
 
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Refused."""
-        self._refuse("log_prob")
+    def below(self, rows: Tensor) -> Tensor:
+        """(m, K): P(y <= rows)."""
+        given = self.distribution
+        if isinstance(given, distributions.Poisson):  # which torch gives no distribution function
+            found = torch.special.gammaincc((self._value(rows) + 1).expand(given.rate.shape), given.rate)
+            return self.average(self._flat(torch.where(torch.isfinite(given.rate), found, 0.0)))
+        return self.average(self._flat(given.cdf(self._value(rows))))
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Refused."""
-        self._refuse("interval")
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Refused."""
-        self._refuse("sample")
-
-    def _lines(self) -> list[str]:
-        return [
-            f"mean of the outputs {shown(self.belief.mean)}",
-            f"their variance {float(self.belief.variance.mean()):.3g} on average",
-        ]
-
-
-def quantile(given: distributions.Distribution, weights: Tensor, level: float) -> Tensor:
-    """(m, K): where the mixture's distribution function reaches `level`, by halving; (S, m, K) in the mixture."""
-    counts = isinstance(given, distributions.Poisson)
-    spread = given.variance.sqrt()
-    low = torch.full_like(spread[0], -1.0) if counts else (given.mean - 10 * spread).amin(0)
-    high = (given.mean + 10 * spread).amax(0) + (10.0 if counts else 0.0)
-    if counts:
-        high = high.clamp(max=1e12).ceil()
-    for _ in range(HALVINGS):
-        middle = ((low + high) / 2).floor() if counts else (low + high) / 2
-        reached = (weights * below(given, middle)).sum(0) >= level
-        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
-    return high
-
-
-def below(given: distributions.Distribution, value: Tensor) -> Tensor:
-    """P(y <= value)."""
-    if isinstance(given, distributions.Poisson):  # which torch gives no distribution function
-        found: Tensor = torch.special.gammaincc((value + 1).expand(given.rate.shape), given.rate)
-        return torch.where(torch.isfinite(given.rate), found, 0.0)
-    made: Tensor = given.cdf(value)
-    return made
-
-
-def drawn(given: distributions.Distribution, generator: torch.Generator | None) -> Tensor:
+    def drawn(given: distributions.Distribution, generator: torch.Generator | None) -> Tensor:
     """A draw of every element, from any generator."""
     if isinstance(given, distributions.Normal):
         return given.loc + given.scale * normals(tuple(given.loc.shape), given.loc, generator)

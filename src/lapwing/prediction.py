@@ -120,7 +120,8 @@ class Prediction(ABC):
     def __repr__(self) -> str:
         """A few lines: how many inputs, the first values, the mean uncertainty."""
         examples = "1 input" if len(self) == 1 else f"{len(self):,} inputs"
-        head = f"{type(self).__name__} for {examples} ({self.link})"
+        way = self.link if isinstance(self.belief, Normal) else f"{self.belief.number} draws of the weights"
+        head = f"{type(self).__name__} for {examples} ({way})"
         return "\n  ".join([head, *self._lines()])
 
 
@@ -289,7 +290,9 @@ class Binary(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """(N,): summed over labels, each by its own probability."""
         flat, known = self._targets(y)
-        flat = torch.where(known, flat.reshape(self.belief.mean.shape), 0).to(self.belief.mean.dtype)
+        missing = getattr(self.likelihood, "ignore_index", None)  # each label by itself
+        known = known if missing is None else known & (flat != missing)
+        flat = torch.where(known, flat, 0).to(self.belief.mean.dtype)
         zero, one = self._log_probs
         each = torch.where(flat > 0, flat * one, 0.0) + torch.where(flat < 1, (1 - flat) * zero, 0.0)
         return torch.where(known, each, 0.0).sum((1, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,9 +94,10 @@ def made_of(belief: Belief, likelihood: Likelihood, question: Question) -> Predi
         return Classes(belief, likelihood, link)
     if family == "bernoulli":
         return Binary(belief, likelihood, link)
+    if family == "other":
+        return _other(belief, likelihood, link)
     given = likelihood.distribution(belief.mean)
-    if given is None:
-        return Outputs(belief, likelihood, link)
+    assert given is not None
     if isinstance(belief, Normal):
         if family == "gaussian" and link == "exact":
             return Regression(belief, likelihood, link, belief, given.variance)
@@ -110,6 +111,22 @@ def made_of(belief: Belief, likelihood: Likelihood, question: Question) -> Predi
             rate, variance = links.lognormal(belief.mean, belief.variance)
             return Mixture(belief, likelihood, link, True, Moments(rate, variance, rate))
     return Mixture(belief, likelihood, link, family == "poisson")
+
+
+def _other(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """Of a likelihood that takes all outputs of an example together."""
+    if likelihood.distribution(belief.mean[:1, :1]) is None:
+        return Outputs(belief, likelihood, link)
+    form = replace(belief.form, whole=True)
+    if isinstance(belief, Samples):
+        values = belief.values
+        return Mixture(replace(belief, form=form, values=values.flatten(2).unsqueeze(2)), likelihood, link, False)
+    if belief.form.positions > 1:
+        raise ValueError(
+            f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and their "
+            "covariance is not kept; use method='sampled'."
+        )
+    return Mixture(replace(belief, form=form), likelihood, link, False)
 
 
 def seed_of(generator: torch.Generator | None) -> int:
