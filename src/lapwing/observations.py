@@ -187,7 +187,122 @@ class Given:
             return self.average(self._flat(torch.where(torch.isfinite(given.rate), found, 0.0)))
         return self.average(self._flat(given.cdf(self._value(rows))))
 
-    def drawn(given: distributions.Distribution, generator: torch.Generator | None) -> Tensor:
+    def quantile(self, level: float) -> Tensor:
+        """(m, K): where the distribution function of the mixture reaches `level`, by halving a bracket."""
+        counts = isinstance(self.distribution, distributions.Poisson)
+        mean, reach = self.mean, 10 * self.variance.sqrt()
+        low = (mean - reach).masked_fill(~self.valid, torch.inf).amin(0)
+        high = (mean + reach).masked_fill(~self.valid, -torch.inf).amax(0)
+        if counts:
+            low, high = torch.full_like(low, -1.0), (high + 10).clamp(max=1e12).ceil()
+        for _ in range(HALVINGS):
+            middle = ((low + high) / 2).floor() if counts else (low + high) / 2
+            reached = self.below(middle) >= level
+            low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+        return high
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mixture(Numbers):
+    """The likelihood's own distribution of y, averaged over the outputs."""
+
+    elementwise: bool  # whether every output has its own target, independent of the other outputs
+    exact: Moments | None = None  # where they have a closed form
+
+    def _given(self, f: Tensor, weight: Tensor) -> Given:
+        made = self.likelihood.distribution(f.unsqueeze(-2))
+        assert made is not None  # or this class would not have been chosen
+        return Given(made, weight)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        if self.exact is not None:
+            return self.exact
+
+        def moments(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+            given = self._given(f, weight)
+            mean = given.average(given.mean)
+            between = given.average((given.mean - mean).square())
+            return torch.stack([mean, between, given.average(given.variance)], -1)
+
+        return Moments(*self.belief.gathered(moments, self.elementwise).unbind(-1))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
+        flat, known = self._targets(y)
+        rows = flat.flatten(0, 1)
+        rows = rows.to(self.belief.mean.dtype) if rows.is_floating_point() else rows
+
+        def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
+            return self._given(f, weight).log_prob(rows[chosen], self.elementwise)
+
+        return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """(N, ...) twice: the central interval of a new observation, by quantiles of the mixture."""
+        tail = (1 - checked_level(level)) / 2
+
+        def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+            given = self._given(f.detach().double(), weight.double())
+            return torch.stack([given.quantile(tail), given.quantile(1 - tail)], -1)
+
+        lower, upper = self.belief.gathered(bounds, self.elementwise).to(self.belief.mean.dtype).unbind(-1)
+        return self._restore(lower), self._restore(upper)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """(n, N, ...) observations; with joint outputs, of one function at all inputs each."""
+        f = self.belief.random(checked_count(n), generator)
+        given = self.likelihood.distribution(f)
+        if isinstance(given, distributions.Normal):  # where the head has no valid variance, the mean's stands in
+            valid = (torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)
+            given = self.likelihood.distribution(
+                torch.where(valid.reshape(*f.shape[:3], -1)[..., :1], f, self.belief.mean)
+            )
+        assert given is not None
+        made = drawn(given, generator)
+        return self._restore(made.reshape(*f.shape[:3], -1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Outputs(Prediction):
+    """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more."""
+
+    @property
+    def mean(self) -> Tensor:
+        """(N, ...): of the outputs."""
+        return self.output_mean
+
+    @property
+    def epistemic(self) -> Tensor:
+        """(N, ...): the variance of the outputs."""
+        return self.output_variance
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(
+            f"{what} needs the distribution of y given the outputs, which {type(self.likelihood).__name__} does not "
+            "give; use mean, epistemic and covariance, which are those of the outputs."
+        )
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Refused."""
+        self._refuse("log_prob")
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Refused."""
+        self._refuse("interval")
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Refused."""
+        self._refuse("sample")
+
+    def _lines(self) -> list[str]:
+        return [
+            f"mean of the outputs {shown(self.belief.mean)}",
+            f"their variance {float(self.belief.variance.mean()):.3g} on average",
+        ]
+
+
+def drawn(given: distributions.Distribution, generator: torch.Generator | None) -> Tensor:
     """A draw of every element, from any generator."""
     if isinstance(given, distributions.Normal):
         return given.loc + given.scale * normals(tuple(given.loc.shape), given.loc, generator)

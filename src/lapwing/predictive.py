@@ -115,16 +115,18 @@ def made_of(belief: Belief, likelihood: Likelihood, question: Question) -> Predi
 
 def _other(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
     """Of a likelihood that takes all outputs of an example together."""
-    if likelihood.distribution(belief.mean[:1, :1]) is None:
+    first = belief.form.restore(belief.mean[:1])
+    if likelihood.distribution(first.reshape(1, 1, -1)) is None:
         return Outputs(belief, likelihood, link)
     form = replace(belief.form, whole=True)
     if isinstance(belief, Samples):
-        values = belief.values
-        return Mixture(replace(belief, form=form, values=values.flatten(2).unsqueeze(2)), likelihood, link, False)
+        values = belief.form.restore(belief.values)
+        whole = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
+        return Mixture(whole, likelihood, link, False)
     if belief.form.positions > 1:
         raise ValueError(
-            f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and their "
-            "covariance is not kept; use method='sampled'."
+            f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
+            "their covariance is not kept; use method='sampled'."
         )
     return Mixture(replace(belief, form=form), likelihood, link, False)
 
