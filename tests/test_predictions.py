@@ -11,7 +11,7 @@ from scipy import integrate
 from torch import Tensor, distributions
 
 import lapwing as lw
-from fitting import classes, normal, seeded
+from fitting import classes, covered, normal, seeded
 from lapwing import links, predictive
 from lapwing.beliefs import Normal, Samples
 from lapwing.likelihoods import Form
@@ -125,14 +125,6 @@ def test_regression_in_closed_form() -> None:
         lower, upper = pred.interval(level)
         tail = torch.tensor((1 - level) / 2, dtype=torch.float64)
         assert relative(lower, marginal.icdf(tail)) < EXACT and relative(upper, marginal.icdf(1 - tail)) < EXACT
-
-
-def covered(values: Tensor, expected: Tensor, deviations: float = 5.0) -> bool:
-    """Whether a sample covariance (S, F) agrees with the exact one within its Monte Carlo error."""
-    found = torch.cov(values.T.cpu())
-    # Var(s_ij) = (s_ii s_jj + s_ij^2) / S for Gaussian values.
-    error = ((expected.diagonal()[:, None] * expected.diagonal() + expected.square()) / len(values)).sqrt()
-    return bool(((found - expected).abs() < deviations * error).all())
 
 
 def test_regression_samples() -> None:

@@ -155,9 +155,9 @@ class Classes(Prediction):
 
         def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
             each = f.log_softmax(-1)
-            total = (each + weight).logsumexp(0)
-            expected = (weight[..., 0].exp() * -(each.exp() * each).sum(-1)).sum(0)
-            return torch.stack([-(total.exp() * total).sum(-1), expected], -1)
+            p = each.exp()
+            expected = (weight[..., 0].exp() * -(p * each).sum(-1)).sum(0)
+            return torch.stack([entropy((weight.exp() * p).sum(0)), expected], -1)
 
         return self.belief.gathered(entropies).movedim(-1, 0)
 
@@ -253,9 +253,9 @@ class Binary(Prediction):
 
         def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
             each = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1))
-            total = (each + weight[..., None]).logsumexp(0)
-            expected = (weight.exp() * -(each.exp() * each).sum(-1)).sum(0)
-            return torch.stack([-(total.exp() * total).sum(-1), expected], -1)
+            p = each.exp()
+            expected = (weight.exp() * -(p * each).sum(-1)).sum(0)
+            return torch.stack([entropy((weight[..., None].exp() * p).sum(0)), expected], -1)
 
         return self.belief.gathered(entropies, elementwise=True).movedim(-1, 0)
 
@@ -318,6 +318,11 @@ class Binary(Prediction):
             f"probability of one {shown(self._log_probs[1].exp()[:SHOWN])}",
             f"that of the likelier label {float(sure):.3f} on average",
         ]
+
+
+def entropy(p: Tensor) -> Tensor:
+    """(..., C) -> (...), in nats; with a derivative also where a probability underflows."""
+    return -(p * p.clamp(min=torch.finfo(p.dtype).tiny).log()).sum(-1)
 
 
 def jointly(belief: Belief) -> bool:
