@@ -2,6 +2,7 @@
 
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .evidence import Evidence
 from .laplace import Laplace, fit, products
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predict import Functional
@@ -9,6 +10,8 @@ from .prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
+from .trace import Trace, TuningWarning
+from .validation import validation_nll
 
 __version__ = "0.1.0"
 
@@ -23,6 +26,7 @@ __all__ = [
     "Custom",
     "Diag",
     "Empirical",
+    "Evidence",
     "Full",
     "Functional",
     "Gaussian",
@@ -35,6 +39,9 @@ __all__ = [
     "Prediction",
     "Prior",
     "Subnetwork",
+    "Trace",
+    "TuningWarning",
     "fit",
     "products",
+    "validation_nll",
 ]
