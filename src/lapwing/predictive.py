@@ -170,11 +170,13 @@ def linearised(
 
 def _estimated(la: Laplace, network: engine.Network, x: Inputs, question: Question, seed: int) -> Normal:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
-    made = engine.sampled_factor(network, la.precision, x, SEED)
-    form = network.form(made.mean)
-    mean = form.flatten(made.mean).to(made.cov.dtype)
+    form = Form(network.axis, network.plan.shape(x))
     if form.outputs <= engine.SAMPLES:
-        return Normal(form, network.budget, mean, made.cov @ made.cov.mT, question.samples, seed)
+        made = engine.sampled_functional(network, la.precision, x, SEED, False)
+        mean = form.flatten(made.mean).to(made.cov.dtype)
+        return Normal(form, network.budget, mean, made.cov.reshape(*mean.shape, -1), question.samples, seed)
+    made = engine.sampled_factor(network, la.precision, x, SEED)
+    mean = form.flatten(made.mean).to(made.cov.dtype)
     return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
 
 
