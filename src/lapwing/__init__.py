@@ -6,7 +6,8 @@ from .evidence import Evidence
 from .files import load
 from .laplace import Laplace, fit, products
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
-from .predict import Functional, Prediction
+from .predict import Functional
+from .prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import curvature as curvatures
-from . import likelihoods, structures, tuning
+from . import likelihoods, predictive, structures, tuning
 from . import predict as predictions
 from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
 from .core import Curvature, Structure
@@ -27,6 +27,7 @@ from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
 from .operators import Blocks
+from .prediction import Prediction
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
@@ -186,23 +187,30 @@ class Laplace:
 
     @plainly
     def functional(
-        self, x: Inputs, *, joint: bool = False, variance_only: bool = False, memory: float | None = None
+        self,
+        x: Inputs,
+        *,
+        joint: bool = False,
+        variance_only: bool = False,
+        memory: float | None = None,
+        create_graph: bool = False,
     ) -> predictions.Functional:
         """Mean and covariance of the outputs at x, noise excluded.
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
         Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64).
+        `create_graph`: both can be differentiated in x, which has to require gradients; also under `no_grad`.
         """
         if joint and variance_only:
             raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
-            return predictions.functional(network, self.precision, x, joint, variance_only)
+            return predictions.functional(network, self.precision, x, joint, variance_only, create_graph)
         except predictions.TooManyOutputs as many:
-            if joint:
+            if joint or create_graph:
                 raise ValueError(
-                    f"joint=True with {many} outputs per example; expected at most {predictions.EXACT_OUTPUTS}. "
-                    "Use functional_samples, which is jointly right at any size."
+                    f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
+                    f"{predictions.EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
                 ) from None
             return predictions.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
 
@@ -211,10 +219,28 @@ class Laplace:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
         return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
 
-    def predict(self, x: Inputs, *, memory: float | None = None) -> predictions.Prediction:
-        """Class probabilities (probit), or mean and variance with its epistemic and aleatoric parts."""
-        made = self.functional(x, variance_only=True, memory=memory)
-        return predictions.predict(self.likelihood, self._axis, made)
+    @plainly
+    def predict(
+        self,
+        x: Inputs,
+        *,
+        method: str = "linearised",
+        link: str | None = None,
+        samples: int | None = None,
+        joint: bool = False,
+        memory: float | None = None,
+        generator: torch.Generator | None = None,
+        create_graph: bool = False,
+    ) -> Prediction:
+        """What is known of the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
+
+        `method`: outputs of the linearised network, or of the network itself at `samples` draws of the weights.
+        `link`: how outputs become labels ("probit", "bridge", "bridge_normalised", "mc", "natural", "mean"); each
+        likelihood has its own default. `joint`: outputs are correlated between inputs. `create_graph`: the answer can
+        be differentiated in x.
+        """
+        question = predictive.Question.of(self.likelihood, method, link, samples, joint, create_graph)
+        return predictive.predict(self, x, question, memory, generator)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
