@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .core import Curvature
 from .curvature import Totals
 from .likelihoods import Gaussian, Likelihood
+from .likelihoods.base import checked_noise
 from .priors import Prior
 from .space import Space
 
@@ -17,11 +17,13 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     if noise is None:
         return likelihood.scale
     if not isinstance(likelihood, Gaussian):
-        raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise.")
-    value = torch.as_tensor(noise, dtype=torch.float64).reshape(())
-    if not bool(torch.isfinite(value)) or not bool(value > 0):
-        raise ValueError(f"noise={noise!r}: expected a positive standard deviation.")
-    return value.pow(-2)
+        raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
+    value = checked_noise(noise, "log_evidence")
+    if value.numel() != 1:
+        raise ValueError(
+            f"log_evidence: noise has {value.numel()} numbers; expected one, the common factor of all outputs."
+        )
+    return value.reshape(()).pow(-2)
 
 
 def log_evidence(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from . import curvature as curvatures
 from . import evidence, likelihoods, structures
 from . import predict as predictions
-from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
+from .batches import LOCK, Batches, Inputs, device_of, evaluation
+from .complaints import checked_generator, made_by, nearest, spelled
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
+from .diagnosis import output_of, remarks
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
@@ -34,6 +36,14 @@ from .structures.block import DenseSums, Full
 from .tape import Plan
 
 DEFAULT_SEED = 0x1A9
+LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
+    nn.CrossEntropyLoss: "classification",
+    nn.NLLLoss: "classification",
+    nn.BCEWithLogitsLoss: "binary",
+    nn.MSELoss: "regression",
+    nn.GaussianNLLLoss: "heteroscedastic",
+    nn.PoissonNLLLoss: "count",
+}
 
 
 Answer = TypeVar("Answer")
@@ -52,22 +62,29 @@ def plainly(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
         ):
-            return function(*args, **kwargs)
+            return checked(*args, **kwargs)
 
+    checked = spelled(function)
     return inner
 
 
-def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str) -> Any:
-    """A value, or the one that a name stands for."""
+def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, method: str) -> Any:
+    """A value, or the one that a name stands for; all of them have some method."""
     if not isinstance(value, str):
-        return value() if isinstance(value, type) else value
+        made = value() if isinstance(value, type) else value
+        if not hasattr(made, method):
+            hint = f" Did you mean {LOSSES[type(made)]!r}?" if type(made) in LOSSES else ""
+            raise TypeError(
+                f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "
+                f"lapwing's own kinds.{hint}"
+            )
+        return made
     if value not in names:
-        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"{what}={value!r} is not known; {hint}Known: {', '.join(names)}.")
+        raise ValueError(f"{what}={value!r} is not known; {nearest(value, names)}Known: {', '.join(names)}.")
     return names[value]()
 
 
+@made_by("lapwing.fit(model, data, likelihood)")
 @dataclass(frozen=True, eq=False)
 class Laplace:
     """A Gaussian posterior over the weights; asking it anything changes nothing."""
@@ -108,6 +125,7 @@ class Laplace:
         """The same curvature under another prior: a new value."""
         chosen = as_prior(prior, self.prior)
         chosen.count(self.space)  # refused here, not when asked
+        chosen.known(name for name, _ in self.model.named_parameters())
         return replace(self, prior=chosen)
 
     @plainly
@@ -126,6 +144,7 @@ class Laplace:
     def _deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
+        checked_generator(generator)
         device = self.mode.device if generator is None else generator.device
         eps = torch.randn(n, self.D, generator=generator, dtype=self.mode.dtype, device=device)
         return self.precision.root(eps.to(self.mode.device)).detach()
@@ -213,12 +232,10 @@ def fit(
 ) -> Laplace:
     """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights."""
     model = unwrapped(model)
-    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood")
-    shape: Structure = named(structure, structures.NAMES, "structure")
-    kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature")
-    for given, method, what in ((family, "energy", "likelihood"), (shape, "measure", "structure")):
-        if not hasattr(given, method):
-            raise TypeError(f"{what} is a {type(given).__name__}; expected a name or a value of lapwing's own kinds.")
+    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+    shape: Structure = named(structure, structures.NAMES, "structure", "measure")
+    kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
+    checked_generator(generator)
     start = as_prior(prior)
     device = device_of(model)
     limit = budget(memory, device)
@@ -243,6 +260,7 @@ def fit(
     if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
         raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
+    start.known(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
     seed = DEFAULT_SEED
     if generator is not None:
@@ -251,12 +269,14 @@ def fit(
     asked = space.names
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
-    with evaluation(model, [model.get_parameter(name) for name in space.names]):
+    selected = [model.get_parameter(name) for name in space.names]
+    with evaluation(model, selected), closing(source.progress), remarks(source):
         sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape)
         wait(device)
     measured = time.perf_counter()
     start, space = start.only(space, space.only(plan.used)), space.only(plan.used)
-    made = shape.curvature(sums, space)
+    with remarks(source):
+        made = shape.curvature(sums, space)
     wait(device)
     timings = {"measure": measured - began, "decompose": time.perf_counter() - measured}
     chosen = source.kind
@@ -293,7 +313,7 @@ def with_residuals(family: Gaussian, model: nn.Module, batches: Batches) -> Gaus
     plain = Gaussian()
     with evaluation(model), torch.no_grad():
         for inputs, targets in batches:
-            output = call(model, inputs)
+            output = output_of(model, inputs)
             form = plain.form(output, targets)
             squares = (form.flatten(output).double() - plain.targets(targets, form).double()).square()
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
@@ -372,6 +392,7 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 
 
+@spelled
 def products(
     model: nn.Module,
     data: Any,
@@ -394,7 +415,7 @@ def products(
         model,
         select(model, weights, batches.first, limit, variance),
         batches,
-        named(likelihood, likelihoods.NAMES, "likelihood"),
-        named(curvature, curvatures.NAMES, "curvature"),
+        named(likelihood, likelihoods.NAMES, "likelihood", "energy"),
+        named(curvature, curvatures.NAMES, "curvature", "name"),
         DEFAULT_SEED,
     )

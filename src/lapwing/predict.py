@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Inputs, call, count, evaluation, map_tensors, take
+from .complaints import refuse_inputs
+from .diagnosis import refuse_axes, refuse_broken
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .likelihoods import Form, Gaussian, Likelihood
@@ -53,9 +56,24 @@ class Network:
             moved = tensor.to(device)
             return moved.clone() if moved.is_inference() else moved
 
+        refuse_inputs(x)
+        refuse_axes(x, list(self.plan.costs))
         if not count(x):
             raise ValueError("x has no examples; expected at least one.")
         return map_tensors(move, x)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
+        kept = self.plan.copy()
+        try:
+            with evaluation(self.model, self.selected):
+                yield
+        except TooManyOutputs:
+            raise
+        except BaseException:
+            self.plan.restore(kept)
+            raise
 
     def form(self, output: Tensor) -> Form:
         """Where the outputs are in this network's output."""
@@ -94,11 +112,11 @@ def identity_cotangents(output: Tensor) -> Tensor:
 def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool) -> Functional:
     """Mean and covariance of the outputs under the linearised network."""
     x = network.prepare(x)
-    with evaluation(network.model, network.selected):
+    with network.asked():
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
         if joint:
-            return _joint(network, precision, x)
+            return finite(_joint(network, precision, x), x)
         means, covariances = [], []
         for _, tape in network.tapes(x):
             form = network.form(tape.output)
@@ -106,17 +124,12 @@ def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, vari
             made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
             means.append(tape.output.detach())
             covariances.append(_arrange(made.detach(), form, variance_only))
-    return finite(Functional(torch.cat(means), torch.cat(covariances)))
+        return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
 
 
-def finite(made: Functional) -> Functional:
-    """The same, unless inputs, weights or outputs hold NaN or Inf."""
-    bad = ~torch.isfinite(made.mean).flatten(1).all(1) if made.mean.dim() > 1 else ~torch.isfinite(made.mean)
-    if bool(bad.any()):
-        raise ValueError(
-            f"The network's output is not finite for {int(bad.sum())} of {len(bad)} inputs, first for number "
-            f"{int(bad.nonzero()[0, 0])}; check the inputs for NaN or Inf."
-        )
+def finite(made: Functional, x: Inputs) -> Functional:
+    """The same, unless inputs, outputs or their covariance hold NaN or Inf."""
+    refuse_broken([made.mean, made.cov], x)
     return made
 
 
@@ -167,15 +180,21 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
     x = network.prepare(x)
     made = []
-    with evaluation(network.model, network.selected):
+    with network.asked():
         if network.outputs(x) > EXACT_OUTPUTS:
-            return _pushed(network, x, deviations)
+            return _finite_samples(_pushed(network, x, deviations), x)
         for _, tape in network.tapes(x):
             mean = tape.output.detach()
             shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)
             shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
             made.append(mean + shift.detach().to(mean.dtype))
-    return torch.cat(made, 1)
+        return _finite_samples(torch.cat(made, 1), x)
+
+
+def _finite_samples(made: Tensor, x: Inputs) -> Tensor:
+    """The same (S, B, ...), unless they hold NaN or Inf."""
+    refuse_broken([made.transpose(0, 1)], x)
+    return made
 
 
 def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
@@ -209,7 +228,7 @@ def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int
     x = network.prepare(x)
     device = network.selected[0].device
     generator = torch.Generator(device).manual_seed(seed)
-    with evaluation(network.model, network.selected):
+    with network.asked():
         parts = list(network.slices(x))
         with torch.no_grad():
             mean = torch.cat([call(network.model, take(x, chosen)) for chosen in parts])

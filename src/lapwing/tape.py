@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,23 @@ class Plan:
     verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
 
+    def copy(self) -> Plan:
+        """As it is now."""
+        return replace(
+            self,
+            axes=self.axes.copy(),
+            rows=self.rows.copy(),
+            generic=self.generic.copy(),
+            copied=self.copied.copy(),
+            used={name: rules.copy() for name, rules in self.used.items()},
+            costs=self.costs.copy(),
+        )
+
+    def restore(self, kept: Plan) -> None:
+        """Forget what was learnt since."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(kept, each.name))
+
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""
         return signature(inputs) in self.costs
@@ -57,9 +74,14 @@ class Plan:
         return self.costs[signature(inputs)][1]
 
 
-def signature(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
-    """Shapes of one example."""
-    return tuple(tuple(tensor.shape[1:]) for tensor in tensors(inputs))
+def signature(inputs: Inputs) -> tuple[tuple[Any, torch.dtype, tuple[int, ...]], ...]:
+    """Keyword or position, dtype and shape of one example's tensors."""
+    entries: Any = [("", inputs)]
+    if isinstance(inputs, Mapping | list | tuple):
+        entries = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+    return tuple(
+        (where, tensor.dtype, tuple(tensor.shape[1:])) for where, value in entries for tensor in tensors(value)
+    )
 
 
 class Recording(TorchFunctionMode):
