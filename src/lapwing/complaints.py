@@ -27,7 +27,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 def is_array(value: Any) -> bool:
     """Whether something holds numbers as numpy does: arrays, data frames, columns."""
-    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+    return hasattr(value, "__array__") and not isinstance(value, Tensor) and bool(getattr(value, "shape", ()))
 
 
 def only_numbers(value: Any) -> bool:

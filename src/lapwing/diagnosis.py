@@ -173,6 +173,8 @@ def wrong_target(likelihood: Likelihood, y: Tensor, form: Form) -> InExample:
 
 def refuse_broken(values: Sequence[Tensor], inputs: Inputs) -> None:
     """Outputs (N, ...), and then their variances, that are not finite for some inputs."""
+    if bool(torch.stack([torch.isfinite(value).all() for value in values]).all()):
+        return
     for value, what in zip(values, ("output", "variance"), strict=False):
         bad = broken_rows(value)
         if not bool(bad.any()):
@@ -208,9 +210,9 @@ class Watch:
 
     def note(self, inputs: Inputs, output: Tensor, energy: Tensor) -> None:
         """Look at some examples."""
-        self.codes.append(
-            broken_rows(energy) * ENERGY + broken_rows(output.detach()) * OUTPUT + broken_rows(inputs) * INPUT
-        )
+        flags = ((energy, ENERGY), (output.detach(), OUTPUT), (inputs, INPUT))
+        codes = [broken_rows(value).byte() * code for value, code in flags]
+        self.codes.append(codes[0] | codes[1] | codes[2])
 
     def place(self, example: int) -> str:
         """In words: an example by its batch."""
@@ -242,8 +244,7 @@ class Watch:
         else:
             why = f"inputs and outputs are finite, but too large for {dtype}. Rescale the targets, or use float64."
         raise ValueError(
-            f"The likelihood is not finite for {len(bad)} of {len(codes)} examples, first at {self.place(first)}: "
-            f"{why}"
+            f"The likelihood is not finite for {len(bad)} of {len(codes)} examples, first at {self.place(first)}: {why}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .core import Curvature
@@ -26,6 +27,18 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     return value.reshape(()).pow(-2)
 
 
+def strength(scale: Tensor, degree: int, like: Tensor) -> Tensor:
+    """(): what the curvature is multiplied with, `scale^degree`, if the weights' dtype can hold it."""
+    made = scale.pow(degree)
+    narrow = made.detach().to(like.dtype)
+    if not bool(torch.isfinite(narrow)) or not bool(narrow > 0):
+        raise ValueError(
+            f"The noise {float(scale.detach()) ** -0.5:.3g} multiplies the curvature by {float(made.detach()):.3g}, "
+            f"outside the range of {like.dtype}; use another noise, rescale the targets, or use a network in float64."
+        )
+    return made.to(like.device)
+
+
 def log_evidence(
     curvature: Curvature,
     degree: int,
@@ -42,9 +55,10 @@ def log_evidence(
             "A gradient in one prior precision per weight was asked for, which Kronecker blocks do not have; "
             "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
         )
-    scale = noise_scale(likelihood, noise).to(mode.device)
+    own = noise_scale(likelihood, noise)
+    scale = own.to(mode.device)
     delta = prior.delta(space, mode)
     fit = -(scale * totals.energy + likelihood.log_z(totals.scalars, scale) + totals.rest)
     distance = (delta * (mode - prior.centre(space, mode)).square()).sum()
-    volume = delta.log().sum() - curvature.precision(delta, scale.pow(degree)).logdet()
+    volume = delta.log().sum() - curvature.precision(delta, strength(own, degree, mode)).logdet()
     return fit + 0.5 * (volume - distance)

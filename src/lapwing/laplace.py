@@ -30,6 +30,7 @@ from .operators import Blocks
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
+from .random import drawing
 from .selection import Weights, select
 from .space import Space, trainable
 from .structures.block import DenseSums, Full
@@ -118,8 +119,8 @@ class Laplace:
     @cached_property
     def precision(self) -> Blocks:
         """The posterior precision at this prior and noise."""
-        scale = self.likelihood.scale.to(self.mode.device)
-        return self.curvature.precision(self.prior.delta(self.space, self.mode), scale.pow(self.kind.degree))
+        scale = evidence.strength(self.likelihood.scale, self.kind.degree, self.mode)
+        return self.curvature.precision(self.prior.delta(self.space, self.mode), scale)
 
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """The same curvature under another prior: a new value."""
@@ -139,12 +140,13 @@ class Laplace:
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, D): weights drawn from the posterior."""
-        return self.mode + self._deviations(n, generator)
+        checked_generator(generator)
+        with drawing(generator, self.mode.device):
+            return self.mode + self._deviations(n, generator)
 
     def _deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
-        checked_generator(generator)
         device = self.mode.device if generator is None else generator.device
         eps = torch.randn(n, self.D, generator=generator, dtype=self.mode.dtype, device=device)
         return self.precision.root(eps.to(self.mode.device)).detach()
@@ -174,7 +176,9 @@ class Laplace:
     @plainly
     def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
-        return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
+        checked_generator(generator)
+        with drawing(generator, self.mode.device):
+            return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
 
     def predict(self, x: Inputs, *, memory: float | None = None) -> predictions.Prediction:
         """Class probabilities (probit), or mean and variance with its epistemic and aleatoric parts."""
