@@ -257,10 +257,10 @@ QUESTIONS = [
     ),
     Row("the class itself", lambda w: lw.Laplace.predict(w.x), T, ("missing 1 required positional argument",)),
     Row("unknown row", lambda w: w.la.coverage()["0.weigt"], KeyError, ("'0.weigt' is no parameter",)),
-    Row("a short vector", lambda w: w.products().mv(torch.ones(3)), V, ("shape (3,)", "expected (..., 53)")),
-    Row("a number as vector", lambda w: w.products().mv(torch.tensor(1.0)), V, ("shape ()", "expected (..., 53)")),
-    Row("a list as vector", lambda w: w.products().mv([1.0] * 53), T, ("v is a list", "expected a tensor (..., 53)")),
+    Row("a short vector", lambda w: w.products().mv(torch.ones(3)), V, ("shape (3,)", "expected (..., 48)")),
+    Row("a number as vector", lambda w: w.products().mv(torch.tensor(1.0)), V, ("shape ()", "expected (..., 48)")),
+    Row("a list as vector", lambda w: w.products().mv([1.0] * 48), T, ("v is a list", "expected a tensor (..., 48)")),
     Row(
-        "a vector with NaN", lambda w: w.products().mv(torch.full((53,), NAN)), V, ("v holds", "NaN", "expected finite")
+        "a vector with NaN", lambda w: w.products().mv(torch.full((48,), NAN)), V, ("v holds", "NaN", "expected finite")
     ),
 ]

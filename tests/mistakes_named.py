@@ -80,15 +80,15 @@ NAMES = [
     Row("no adapters", lambda w: w.fit(weights="lora"), V, ("weights='lora'", "no parameter's name contains 'lora_'")),
     Row(
         "a mask of numbers",
-        lambda w: w.fit(weights=torch.ones(53)),
+        lambda w: w.fit(weights=torch.ones(48)),
         V,
-        ("dtype torch.float32", "expected (53,) booleans"),
+        ("dtype torch.float32", "expected (48,) booleans"),
     ),
     Row(
         "a subnetwork too large",
         lambda w: w.fit(weights=lw.Subnetwork.random(99), structure="diag"),
         V,
-        ("size 99", "from 1 to 53"),
+        ("size 99", "from 1 to 48"),
     ),
     Row(
         "a subnetwork by name", lambda w: lw.Subnetwork("varience", 3), V, ("by='varience'", "did you mean 'variance'?")
@@ -147,7 +147,7 @@ PRIORS = [
         "too few for layers",
         lambda w: w.fit(prior=lw.Prior.layerwise([1.0, 2.0])),
         V,
-        ("2 precisions were given", "expected 1 or 6"),
+        ("2 precisions were given", "expected 1 or 5"),
     ),
     Row(
         "too many for this prior",
@@ -187,7 +187,7 @@ PRIORS = [
         "length of a mean",
         lambda w: w.fit(prior=lw.Prior.scalar(1.0, mean=torch.ones(4))),
         V,
-        ("mean has 4 numbers", "expected 1 or 53"),
+        ("mean has 4 numbers", "expected 1 or 48"),
     ),
     Row(
         "beyond float32",
