@@ -21,9 +21,10 @@ STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 
 
 def network() -> nn.Module:
-    """(B, 4) to (B, 3) in float32, in training mode, with gradients and a hook."""
+    """(B, 4) to (B, 3) in float32, in training mode, with gradients, a hook and a frozen weight."""
     model = apart(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)))
     model = model.to(DEVICE).train()
+    model[1].bias.requires_grad_(False)
     model[0].weight.grad = torch.ones_like(model[0].weight)
     model[3].register_forward_hook(lambda *_: None)
     return model
@@ -303,6 +304,12 @@ TARGETS = [
         lambda w: w.fit(halves(w, y=w.spoilt("r", 7)), "regression"),
         V,
         ("targets hold NaN or Inf", "expected finite", *PLACE),
+    ),
+    Row(
+        "NaN target, first of a batch",
+        lambda w: w.fit(halves(w, y=w.spoilt("r", 5)), "regression"),
+        V,
+        ("example 5", "batch 1 (examples 5 to 9"),
     ),
     Row("Inf target", lambda w: w.fit(halves(w, y=w.spoilt("r", 7, INF)), "regression"), V, ("NaN or Inf", *PLACE)),
     Row(
