@@ -14,7 +14,7 @@ import lapwing as lw
 from conftest import DEVICE
 from fitting import classes, normal
 from tables import moved
-from test_purity import changed, repeated, same, snapshot
+from test_purity import changed, same, snapshot
 
 NAN, INF = float("nan"), float("inf")
 STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
@@ -28,6 +28,11 @@ def network() -> nn.Module:
     model[0].weight.grad = torch.ones_like(model[0].weight)
     model[3].register_forward_hook(lambda *_: None)
     return model
+
+
+def alike(left: Tensor, right: Tensor) -> bool:
+    """The same answer twice: to the bit, but for sums on a GPU, which may be taken in another order."""
+    return torch.allclose(left, right, rtol=1e-4, atol=1e-6) if DEVICE.startswith("cuda") else same(left, right)
 
 
 @dataclass
@@ -95,7 +100,7 @@ class World:
         for model, before in self.watched:
             assert changed(model, before) == []
         assert same(self.kept, [self.x, self.y, self.r])
-        assert all(repeated(new, old) for new, old in zip(self.answers(), self.before, strict=True))
+        assert all(alike(new, old) for new, old in zip(self.answers(), self.before, strict=True))
         assert changed(self.model, self.watched[0][1]) == []
 
 

@@ -20,7 +20,7 @@ import mistakes_asked
 import mistakes_named
 from conftest import DEVICE
 from fitting import Broken
-from mistakes import STRUCTURES, Row, World, halves, network
+from mistakes import STRUCTURES, Row, World, alike, halves, network
 from test_purity import changed, snapshot
 
 PARTS: tuple[list[Row], ...] = (
@@ -137,7 +137,7 @@ def test_interruption(where: str, structure: str, bars: list[int]) -> None:
         assert changed(model, own.watched[1][1]) == []
     assert bars[0] >= 2
     model.where[0] = ""
-    assert torch.equal(la.functional(own.x).cov, expected)
+    assert alike(la.functional(own.x).cov, expected)
     again = lw.fit(model, halves(own), "classification", structure=structure, progress=True)
     assert bars[1] == 0 and torch.allclose(again.functional(own.x).cov, expected, rtol=1e-5)
     own.untouched()
@@ -178,7 +178,7 @@ def test_logits_are_found() -> None:
 
     for wrap in (lambda f: {"loss": f.sum(), "logits": f}, Returned, lambda f: (f,), lambda f: [f]):
         model = nn.Sequential(own.model, Wrapped(wrap))
-        assert torch.equal(lw.fit(model, (own.x, own.y), "classification").functional(own.x).cov, expected)
+        assert alike(lw.fit(model, (own.x, own.y), "classification").functional(own.x).cov, expected)
 
 
 class Wrapped(nn.Module):
@@ -201,7 +201,7 @@ def test_inputs_that_are_not_finite_but_harmless() -> None:
     x[5, 0] = -float("inf")
     expected = lw.fit(own.model, (x.nan_to_num(0.0, 0.0, 0.0), own.y), "classification")
     la = lw.fit(filled, (x, own.y), "classification")
-    assert torch.equal(la.functional(x).cov, expected.functional(x.nan_to_num(0.0, 0.0, 0.0)).cov)
+    assert alike(la.functional(x).cov, expected.functional(x.nan_to_num(0.0, 0.0, 0.0)).cov)
 
 
 def test_shapes_and_dtypes_never_seen_are_no_mistake() -> None:
@@ -211,7 +211,7 @@ def test_shapes_and_dtypes_never_seen_are_no_mistake() -> None:
     x = torch.arange(12, device=DEVICE).reshape(4, 3) % 7
     la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 3), "classification")
     assert la.predict(x.repeat(1, 2)).probs.shape == (4, 3)
-    assert torch.equal(la.functional(x.int()).cov, la.functional(x).cov)
+    assert alike(la.functional(x.int()).cov, la.functional(x).cov)
 
 
 class Convolution(nn.Module):
@@ -253,7 +253,7 @@ def test_a_question_that_fails_teaches_nothing(how: str) -> None:
         assert la.plan == known
     model.stop[0] = False
     assert changed(model, before) == []
-    assert torch.equal(la.functional(wide).cov, fresh.functional(wide).cov)
+    assert alike(la.functional(wide).cov, fresh.functional(wide).cov)
 
 
 def test_no_assertion_speaks_to_users_and_nothing_exits() -> None:
