@@ -167,8 +167,8 @@ class Dense:
             )
         values = torch.linalg.eigvalsh(wide)
         raise ValueError(
-            f"The posterior precision is not positive definite: its smallest eigenvalue is {float(values[0]):.3g}, its "
-            f"largest {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
+            f"The posterior precision is not positive definite: its smallest eigenvalue is {float(values[0]):.3g}. "
+            f"Its largest is {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
             "`curvature='ggn'` or `Hessian(clip=True)`."
         )
 
