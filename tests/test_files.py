@@ -449,7 +449,7 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "fields of the wrong kind": (put("prior", "fields", value=3), "prior has the fields 3"),
     "an option": (put("structure", "fields", "approx", value="other"), "structure/approx is 'other'"),
     "a power": (put("kind", "fields", "degree", value=7), "its curvature is"),
-    "a kind of prior": (put("prior", "fields", "kind", value="evil"), "its prior is 'evil'"),
+    "a kind of prior": (put("prior", "fields", "kind", value="evil"), "kind='evil'"),
     "a text as a number": (put("totals", "fields", "examples", value="9"), "totals/examples is '9'"),
     "a boolean as a number": (put("totals", "fields", "examples", value=True), "totals/examples is True"),
     "no examples": (put("totals", "fields", "examples", value=0), "it counts 0 examples"),

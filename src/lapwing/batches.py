@@ -16,6 +16,8 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset
 
+from .complaints import is_array, only_numbers, refuse_arrays, refuse_data
+
 Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
 
 
@@ -45,8 +47,11 @@ def count(inputs: Inputs) -> int:
     """N: the length of the leading axis, which all tensors must share."""
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors(inputs)}
     if not sizes:
+        refuse_arrays(inputs, "The input")
+        hint = " Convert lists of numbers by torch.tensor." if only_numbers(inputs) else ""
         raise TypeError(
-            f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors."
+            f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors, with a "
+            f"leading axis of examples.{hint}"
         )
     if len(sizes) > 1 or None in sizes:
         shapes = [tuple(tensor.shape) for tensor in tensors(inputs)]
@@ -61,26 +66,32 @@ def take(inputs: Inputs, examples: slice) -> Inputs:
     return map_tensors(lambda tensor: tensor[examples], inputs)
 
 
-def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
-    """Call a network: mappings become keywords, tuples and lists positions; its logits are found in what it returns.
+def run(network: Callable[..., Any], inputs: Inputs) -> Any:
+    """Call a network: mappings become keywords, tuples and lists positions.
 
     It gets a copy of the inputs: some networks write into theirs, and these are the user's data.
     """
     inputs = map_tensors(torch.clone, inputs)
     if isinstance(inputs, Mapping):
-        result = network(**inputs)
-    elif isinstance(inputs, list | tuple):
-        result = network(*inputs)
-    else:
-        result = network(inputs)
+        return network(**inputs)
+    if isinstance(inputs, list | tuple):
+        return network(*inputs)
+    return network(inputs)
+
+
+def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
+    """Call a network, and find its logits in what it returns."""
+    result = run(network, inputs)
     if isinstance(result, Tensor):
         return result
     found = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
     if found is None and isinstance(result, list | tuple) and len(result) == 1:
         found = result[0]
     if not isinstance(found, Tensor):
+        what = f" with keys {[*result]}" if isinstance(result, Mapping) else ""
+        what = f" of {len(result)}" if isinstance(result, list | tuple) else what
         raise TypeError(
-            f"The network returned {type(result).__name__}; expected a tensor, or something with `logits`. "
+            f"The network returned {type(result).__name__}{what}; expected a tensor, or something with `logits`. "
             "Wrap it in a module that returns the tensor the likelihood is defined on."
         )
     return found
@@ -118,9 +129,14 @@ class Batches:
         self.data = data
         self.device = device
         self.batch_size = batch_size
+        self.examples: int | None = None  # of a whole pass
         self.pair = (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
         )
+        if self.pair:
+            refuse_arrays(data[0], "The input")
+        elif not isinstance(data, Tensor):
+            refuse_data(data)
         if not self.pair and not isinstance(data, Iterable):
             raise TypeError(
                 f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors "
@@ -162,17 +178,35 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Batches, moved to the device."""
+        seen = 0
         for batch in self._raw():
             inputs, targets = split_batch(batch)
             number = count(inputs)
+            refuse_arrays(inputs, "The input")
             if not isinstance(targets, Tensor):
-                raise TypeError(f"Targets are a {type(targets).__name__}; expected a tensor.")
-            if targets.dim() == 0 or targets.shape[0] != number:
-                raise ValueError(
-                    f"A batch has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ."
+                how = "torch.from_numpy" if is_array(targets) else "torch.tensor"
+                raise TypeError(
+                    f"Targets are a {type(targets).__name__}; expected a tensor with one entry per example, by {how}."
                 )
+            self._same_length(number, targets, "A batch")
             if number:
                 yield map_tensors(self._move, inputs), self._move(targets)
+            seen += number
+        if self.examples is not None and self.examples != seen:
+            raise ValueError(
+                f"The data had {self.examples} examples in the first pass and {seen} in the second; expected the same "
+                "data every time (a sampler or drop_last with shuffling changes it)."
+            )
+        self.examples = seen
+
+    @staticmethod
+    def _same_length(number: int, targets: Tensor, what: str) -> None:
+        if targets.dim() == 0 or targets.shape[0] != number:
+            raise ValueError(
+                f"{what} has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ. "
+                "Expected one target per example, and both with a leading axis of examples; a single example goes in "
+                "as (x[None], y[None]), a list of examples by a DataLoader."
+            )
 
     def _raw(self) -> Iterator[Any]:
         if not self.pair:
@@ -180,8 +214,7 @@ class Batches:
             return
         inputs, targets = self.data
         total = count(inputs)
-        if targets.dim() == 0 or targets.shape[0] != total:
-            raise ValueError(f"data has {total} inputs and targets of shape {tuple(targets.shape)}.")
+        self._same_length(total, targets, "data")
         for start in range(0, total, self.batch_size):
             examples = slice(start, start + self.batch_size)
             yield take(inputs, examples), targets[examples]
@@ -242,12 +275,17 @@ def device_of(model: nn.Module) -> torch.device:
         raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
-        raise ValueError("The network has no parameters.")
+        raise ValueError("The network has no parameters; expected one with trainable weights.")
     if len(devices) > 1:
-        raise ValueError(f"The network's weights are on {sorted(map(str, devices))}; expected one device.")
+        raise ValueError(
+            f"The network's weights are on {sorted(map(str, devices))}; expected one device: move it by model.to(...)."
+        )
     device = devices.pop()
     if device.type == "meta":
-        raise ValueError("The network's weights are on the meta device: they have no values.")
+        raise ValueError(
+            "The network's weights are on the meta device: they have no values. Give them some by model.to_empty and "
+            "load_state_dict."
+        )
     return device
 
 

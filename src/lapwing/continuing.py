@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from .batches import Batches, device_of, evaluation
 from .curvature import Hessian, Source, Totals
+from .diagnosis import remarks
 from .identity import Identity
 from .laplace import decompose, measure, measure_hessian, wait
 from .memory import budget
@@ -38,7 +40,8 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
     )
     source.first, source.form = la.N, la.totals.form
     began = time.perf_counter()
-    with evaluation(la.model, [la.model.get_parameter(name) for name in la.asked.names]):
+    selected = [la.model.get_parameter(name) for name in la.asked.names]
+    with evaluation(la.model, selected), closing(progress), remarks(source):
         if isinstance(la.kind, Hessian):
             sums = measure_hessian(source, la.structure).after(la.sums)
         else:
@@ -50,7 +53,8 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
         used[name] = used.get(name, set()) | rules
     space = la.asked.only(used)
     mode = space.vector(la.model).to(la.mode.dtype) if space.names != la.space.names else la.mode
-    curvature = decompose(la.structure, la.kind, sums, space)
+    with remarks(source):
+        curvature = decompose(la.structure, la.kind, sums, space)
     wait(device)
     assert source.totals is not None
     totals = together(la.totals, source.totals)
@@ -73,15 +77,7 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
 
 def copied(plan: Plan) -> Plan:
     """What is known of a network, for a measurement that may learn more: which weights it uses is asked anew."""
-    return replace(
-        plan,
-        axes=dict(plan.axes),
-        rows=dict(plan.rows),
-        generic=set(plan.generic),
-        copied=set(plan.copied),
-        used={},
-        costs=dict(plan.costs),
-    )
+    return replace(plan.copy(), used={})
 
 
 def together(first: Totals, second: Totals) -> Totals:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Batches, Inputs, count, merged, take, tensors
+from .diagnosis import InExample, Watch, wrong_target
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .likelihoods import Custom, Form, Likelihood, score, warn_of_probabilities, widened
@@ -226,7 +227,7 @@ class Checked:
         """Whether some labels are ignored; raises where some are wrong."""
         valid, labelled = self.answer.read()
         if not valid:
-            raise ValueError(self.likelihood.complaint(self.y, self.form))
+            raise wrong_target(self.likelihood, self.y, self.form)
         return not labelled
 
 
@@ -261,6 +262,7 @@ class Source:
     measured: set[str] | None = None  # weights that had the generic rule in the last batch that was measured
     looked: bool = False  # whether the first batch's outputs were looked at
     first: int = 0  # the number of the first example: curvature added later draws other labels
+    remark: str = ""  # on inputs that were not finite, although likelihoods were
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""
@@ -268,40 +270,36 @@ class Source:
         totals, energies, seen = Totals(), [], self.first
         scalars: list[Tensor] = []
         rests: list[Tensor] = []
-        starts: list[int] = []
-        batches = self.progress.track(self.data, len(self.data), "curvature")
-        joined = merged(batches, lambda given: self._examples(tracer, given))
+        watch = Watch()
+        batches = watch.counted(self.progress.track(self.data, len(self.data), "curvature"))
+        joined = merged(batches, lambda given: self._examples(tracer, given, watch))
         for inputs, checked in ahead(self._check(*batch) for batch in joined):
             number = count(inputs)
             cost = self.plan.cost(inputs)
             step = self.budget.count(7 * cost, number)
-            ignored = checked.ignored()
+            try:
+                ignored = checked.ignored()
+            except InExample as error:
+                raise watch.located(error, seen - self.first) from None
             totals.form = checked.form if totals.form is None else totals.form
             for start in range(0, number, step):
                 chosen = slice(start, min(start + step, number))
                 batch = self._batch(tracer, take(inputs, chosen), checked, chosen, ignored, seen)
                 batch = self._with_step(batch, cost)
-                energies.append(checked.likelihood.energy(batch.view.f.detach(), batch.view.y).double().sum())
+                energy = checked.likelihood.energy(batch.view.f.detach(), batch.view.y)
+                watch.note(batch.tape.inputs, batch.view.f, energy)
+                energies.append(energy.double().sum())
                 scalars.append(self.likelihood.scalars(batch.view.y))
                 rests.append(self.likelihood.rest(batch.view.y))
-                starts.append(seen - self.first)
                 seen += batch.examples
                 yield batch
         if not energies:
             raise ValueError(
                 "The data has no examples: the loader is empty, or was a one-shot iterator already used up."
             )
-        every = torch.stack(energies).cpu()
-        if not bool(torch.isfinite(every).all()):
-            first = int((~torch.isfinite(every)).nonzero()[0, 0])
-            last = ([*starts, seen - self.first])[first + 1] - 1
-            raise ValueError(
-                f"The likelihood is not finite somewhere in examples {starts[first]} to {last}: "
-                "the inputs, the weights or the network's outputs hold NaN or Inf"
-                + (f", or {self.likelihood.domain}." if self.likelihood.domain else ".")
-            )
+        self.remark = watch.finish(batch.view.f.dtype, self.likelihood.domain)
         totals.examples = seen - self.first
-        totals.energy = float(every.sum())
+        totals.energy = float(torch.stack(energies).sum())
         totals.scalars = float(torch.stack(scalars).sum())
         totals.rest = float(torch.stack(rests).sum())
         if self.totals is not None and self.totals.examples != totals.examples:
@@ -311,9 +309,12 @@ class Source:
             )
         self.totals = totals
 
-    def _examples(self, tracer: Tracer, inputs: Inputs) -> int:
+    def _examples(self, tracer: Tracer, inputs: Inputs, watch: Watch) -> int:
         """Up to how many examples small batches are put together: beyond this size it saves no time."""
-        cost = tracer.cost(inputs)
+        try:
+            cost = tracer.cost(inputs)
+        except InExample as error:
+            raise watch.located(error) from None
         cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
         return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (7 * cost)))
 

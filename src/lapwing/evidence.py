@@ -12,6 +12,7 @@ from torch import Tensor
 from .core import Curvature
 from .curvature import Totals
 from .likelihoods import Likelihood
+from .likelihoods.base import checked_noise
 from .priors import Prior
 from .space import Space
 
@@ -21,17 +22,26 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     if noise is None:
         return likelihood.scale
     if not hasattr(likelihood, "with_noise"):
-        raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise.")
-    value = torch.as_tensor(noise, dtype=torch.float64)
+        raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
+    value = checked_noise(noise, "log_evidence")
     if value.numel() != 1:
         raise ValueError(
             f"noise has {value.numel()} numbers; expected one: the standard deviation, or the common factor of those "
             "of all outputs, whose ratios are fixed at the fit."
         )
-    value = value.reshape(())
-    if not bool(torch.isfinite(value)) or not bool(value > 0):
-        raise ValueError(f"noise={noise!r}: expected a positive standard deviation.")
-    return value.pow(-2)
+    return value.reshape(()).pow(-2)
+
+
+def strength(scale: Tensor, degree: int, temperature: float, like: Tensor) -> Tensor:
+    """(): what multiplies H, `scale^degree / T`, if the weights' dtype can hold it."""
+    made = scale.pow(degree) / temperature
+    narrow = made.detach().to(like.dtype)
+    if not bool(torch.isfinite(narrow)) or not bool(narrow > 0):
+        raise ValueError(
+            f"The noise {float(scale.detach()) ** -0.5:.3g} multiplies the curvature by {float(made.detach()):.3g}, "
+            f"outside the range of {like.dtype}; use another noise, rescale the targets, or use a network in float64."
+        )
+    return made.to(like.device)
 
 
 def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: torch.device) -> Tensor | None:
@@ -60,7 +70,7 @@ class Question:
 
     def strength(self, scale: Tensor) -> Tensor:
         """() what multiplies H: the scale to its degree, less with temperature, of degree 1 always."""
-        return scale.pow(self.degree) / self.temperature
+        return strength(scale, self.degree, self.temperature, self.mode)
 
     def parts(self, prior: Prior, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`log p(D | theta)`, `|theta - mu|^2_delta` and `log |P| - log |delta|`, differentiable in both."""

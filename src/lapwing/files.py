@@ -196,7 +196,7 @@ def load(
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist.")
     limit = budget(memory, device)
-    given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood")
+    given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", "energy")
     texts, tensors = read(source)
     try:
         content = parsed(texts["lapwing"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from . import curvature as curvatures
 from . import likelihoods, predictive, structures, tuning
 from . import predict as predictions
-from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
+from .batches import LOCK, Batches, Inputs, device_of, evaluation
+from .complaints import checked_generator, made_by, nearest, spelled
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
+from .diagnosis import output_of, remarks
 from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
@@ -31,6 +33,7 @@ from .prediction import Prediction
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
+from .random import drawing
 from .selection import Weights, select
 from .space import Space, trainable
 from .structures.block import DenseSums, Full
@@ -38,6 +41,14 @@ from .tape import Plan
 from .trace import Trace
 
 DEFAULT_SEED = 0x1A9
+LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
+    nn.CrossEntropyLoss: "classification",
+    nn.NLLLoss: "classification",
+    nn.BCEWithLogitsLoss: "binary",
+    nn.MSELoss: "regression",
+    nn.GaussianNLLLoss: "heteroscedastic",
+    nn.PoissonNLLLoss: "count",
+}
 
 
 Answer = TypeVar("Answer")
@@ -56,22 +67,29 @@ def plainly(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
         ):
-            return function(*args, **kwargs)
+            return checked(*args, **kwargs)
 
+    checked = spelled(function)
     return inner
 
 
-def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str) -> Any:
-    """A value, or the one that a name stands for."""
+def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, method: str) -> Any:
+    """A value, or the one that a name stands for; all of them have some method."""
     if not isinstance(value, str):
-        return value() if isinstance(value, type) else value
+        made = value() if isinstance(value, type) else value
+        if not hasattr(made, method):
+            hint = f" Did you mean {LOSSES[type(made)]!r}?" if type(made) in LOSSES else ""
+            raise TypeError(
+                f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "
+                f"lapwing's own kinds.{hint}"
+            )
+        return made
     if value not in names:
-        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"{what}={value!r} is not known; {hint}Known: {', '.join(names)}.")
+        raise ValueError(f"{what}={value!r} is not known; {nearest(value, names)}Known: {', '.join(names)}.")
     return names[value]()
 
 
+@made_by("lapwing.fit(model, data, likelihood)")
 @dataclass(frozen=True, eq=False)
 class Laplace:
     """A Gaussian posterior over the weights; asking it anything changes nothing."""
@@ -110,12 +128,12 @@ class Laplace:
     @cached_property
     def precision(self) -> Blocks:
         """The posterior precision at this prior and noise."""
-        scale = self._question.strength(self.likelihood.scale.to(self.mode.device))
+        scale = self._question.strength(self.likelihood.scale)
         return self.curvature.precision(self.prior.delta(self.space, self.mode), scale)
 
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """The same curvature under another prior: a new value."""
-        return replace(self, prior=self._prior(prior), trace=None)
+        return replace(self, prior=self._prior(as_prior(prior, self.prior)), trace=None)
 
     def with_noise(self, noise: float | Tensor) -> Laplace:
         """The same curvature under another noise: a new value."""
@@ -131,6 +149,7 @@ class Laplace:
         """A prior for these weights: refused here, not when asked."""
         chosen = self.prior if prior is None else as_prior(prior, self.prior)
         chosen.count(self.space)
+        chosen.known(name for name, _ in self.model.named_parameters())
         return chosen.bound(self.curvature, self.N)
 
     @property
@@ -176,7 +195,9 @@ class Laplace:
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, D): weights drawn from the posterior."""
-        return self.mode + self._deviations(n, generator)
+        checked_generator(generator)
+        with drawing(generator, self.mode.device):
+            return self.mode + self._deviations(n, generator)
 
     def _deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -217,7 +238,9 @@ class Laplace:
     @plainly
     def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
-        return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
+        checked_generator(generator)
+        with drawing(generator, self.mode.device):
+            return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
 
     @plainly
     def predict(
@@ -315,12 +338,10 @@ def fit(
 ) -> Laplace:
     """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights."""
     model = unwrapped(model)
-    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood")
-    shape: Structure = named(structure, structures.NAMES, "structure")
-    kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature")
-    for given, method, what in ((family, "energy", "likelihood"), (shape, "measure", "structure")):
-        if not hasattr(given, method):
-            raise TypeError(f"{what} is a {type(given).__name__}; expected a name or a value of lapwing's own kinds.")
+    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+    shape: Structure = named(structure, structures.NAMES, "structure", "measure")
+    kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
+    checked_generator(generator)
     start = as_prior(prior)
     device = device_of(model)
     limit = budget(memory, device)
@@ -346,6 +367,7 @@ def fit(
     if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
         raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
+    start.known(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
     seed = DEFAULT_SEED
     if generator is not None:
@@ -353,13 +375,15 @@ def fit(
     plan = Plan()
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
-    with evaluation(model, [model.get_parameter(name) for name in space.names]):
+    selected = [model.get_parameter(name) for name in space.names]
+    with evaluation(model, selected), closing(source.progress), remarks(source):
         sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape.measure)
         wait(device)
     measured = time.perf_counter()
     asked, space = space, space.only(plan.used)
     start = start.only(asked, space)
-    made = decompose(shape, source.kind, sums, space)
+    with remarks(source):
+        made = decompose(shape, source.kind, sums, space)
     assert source.totals is not None
     start = start.bound(made, source.totals.examples)
     wait(device)
@@ -401,7 +425,7 @@ def with_residuals(family: Gaussian, model: nn.Module, batches: Batches) -> Gaus
     plain = Gaussian()
     with evaluation(model), torch.no_grad():
         for inputs, targets in batches:
-            output = call(model, inputs)
+            output = output_of(model, inputs)
             form = plain.form(output, targets)
             squares = (form.flatten(output).double() - plain.targets(targets, form).double()).square()
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
@@ -483,6 +507,7 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 
 
+@spelled
 def products(
     model: nn.Module,
     data: Any,
@@ -505,7 +530,7 @@ def products(
         model,
         select(model, weights, batches.first, limit, variance),
         batches,
-        named(likelihood, likelihoods.NAMES, "likelihood"),
-        named(curvature, curvatures.NAMES, "curvature"),
+        named(likelihood, likelihoods.NAMES, "likelihood", "energy"),
+        named(curvature, curvatures.NAMES, "curvature", "name"),
         DEFAULT_SEED,
     )

@@ -35,7 +35,7 @@ class Budget:
 def budget(memory: int | float | None, device: torch.device) -> Budget:
     """The budget that `memory=` asks for, or a share of what is free on the device."""
     if memory is not None:
-        if isinstance(memory, bool) or not isinstance(memory, int | float) or not memory > 0:
+        if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
             raise ValueError(f"memory={memory!r} was given; expected a positive number of bytes, such as 2e9.")
         return Budget(int(memory))
     if device.type == "cuda":

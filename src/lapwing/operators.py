@@ -159,10 +159,17 @@ class Dense:
             factor, failed = torch.linalg.cholesky_ex(matrix)
             if not bool(failed):
                 return factor.to(self.matrix.dtype)
-        smallest = float(torch.linalg.eigvalsh(self.matrix.detach().double())[0])
+        wide = self.matrix.detach().double()
+        if not bool(torch.isfinite(wide).all()):
+            raise ValueError(
+                "The posterior precision holds NaN or Inf: the prior's or the noise's is too large for "
+                f"{self.matrix.dtype}. Use a smaller prior precision, a larger noise, or a network in float64."
+            )
+        values = torch.linalg.eigvalsh(wide)
         raise ValueError(
-            f"The posterior precision is not positive definite: its smallest eigenvalue is {smallest:.3g}. "
-            "Use a larger prior precision, `curvature='ggn'`, or `Hessian(clip=True)`."
+            f"The posterior precision is not positive definite: its smallest eigenvalue is {float(values[0]):.3g}. "
+            f"Its largest is {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
+            "`curvature='ggn'` or `Hessian(clip=True)`."
         )
 
     def mv(self, v: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Inputs, call, count, evaluation, map_tensors, take, tensors
+from .complaints import refuse_inputs
+from .diagnosis import refuse_axes, refuse_broken
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .likelihoods import Form
@@ -53,9 +56,24 @@ class Network:
             moved = tensor.to(device)
             return moved.clone() if moved.is_inference() else moved
 
+        refuse_inputs(x)
+        refuse_axes(x, list(self.plan.costs))
         if not count(x):
             raise ValueError("x has no examples; expected at least one.")
         return map_tensors(move, x)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
+        kept = self.plan.copy()
+        try:
+            with evaluation(self.model, self.selected):
+                yield
+        except TooManyOutputs:
+            raise
+        except BaseException:
+            self.plan.restore(kept)
+            raise
 
     def form(self, output: Tensor) -> Form:
         """Where the outputs are in this network's output."""
@@ -100,11 +118,11 @@ def functional(
     if create_graph:
         require_gradients(x)
     kept = alone if create_graph else torch.detach
-    with evaluation(network.model, network.selected):
+    with network.asked():
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
         if joint:
-            return finite(_joint(network, precision, x, create_graph))
+            return finite(_joint(network, precision, x, create_graph), x)
         means, covariances = [], []
         for _, tape in network.tapes(x, create_graph):
             form = network.form(tape.output)
@@ -112,7 +130,7 @@ def functional(
             made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
             means.append(kept(tape.output))
             covariances.append(_arrange(kept(made), form, variance_only))
-        return finite(Functional(torch.cat(means), torch.cat(covariances)))
+        return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
 
 
 def alone(tensor: Tensor) -> Tensor:
@@ -129,14 +147,9 @@ def require_gradients(x: Inputs) -> None:
         )
 
 
-def finite(made: Functional) -> Functional:
-    """The same, unless inputs, weights or outputs hold NaN or Inf."""
-    bad = ~torch.isfinite(made.mean).flatten(1).all(1) if made.mean.dim() > 1 else ~torch.isfinite(made.mean)
-    if bool(bad.any()):
-        raise ValueError(
-            f"The network's output is not finite for {int(bad.sum())} of {len(bad)} inputs, first for number "
-            f"{int(bad.nonzero()[0, 0])}; check the inputs for NaN or Inf."
-        )
+def finite(made: Functional, x: Inputs) -> Functional:
+    """The same, unless inputs, outputs or their covariance hold NaN or Inf."""
+    refuse_broken([made.mean, made.cov], x)
     return made
 
 
@@ -188,15 +201,21 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
     x = network.prepare(x)
     made = []
-    with evaluation(network.model, network.selected):
+    with network.asked():
         if network.outputs(x) > EXACT_OUTPUTS:
-            return _pushed(network, x, deviations)
+            return _finite_samples(_pushed(network, x, deviations), x)
         for _, tape in network.tapes(x):
             mean = tape.output.detach()
             shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)
             shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
             made.append(mean + shift.detach().to(mean.dtype))
-    return torch.cat(made, 1)
+        return _finite_samples(torch.cat(made, 1), x)
+
+
+def _finite_samples(made: Tensor, x: Inputs) -> Tensor:
+    """The same (S, B, ...), unless they hold NaN or Inf."""
+    refuse_broken([made.transpose(0, 1)], x)
+    return made
 
 
 def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
@@ -251,7 +270,7 @@ def sampled_factor(network: Network, precision: Blocks, x: Inputs, seed: int) ->
 
 def _outputs(network: Network, x: Inputs) -> Tensor:
     """(B, ...): the network's outputs, without a graph."""
-    with evaluation(network.model, network.selected):
+    with network.asked():
         parts = list(network.slices(x))
         with torch.no_grad():
             return torch.cat([call(network.model, take(x, chosen)) for chosen in parts])

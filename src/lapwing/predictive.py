@@ -15,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import links
 from . import predict as engine
-from .batches import Inputs, call, count, evaluation, restore_buffers, take, under
+from .batches import Inputs, call, count, restore_buffers, take, under
 from .beliefs import Belief, Normal, Samples
+from .diagnosis import refuse_broken
 from .likelihoods import Form, Likelihood
 from .observations import Mixture, Moments, Outputs, Regression
 from .prediction import Binary, Classes, Prediction, target_form
@@ -190,7 +191,7 @@ def sampled(
         engine.require_gradients(x)
     if generator is None:
         generator = torch.Generator(la.mode.device).manual_seed(SEED)
-    with evaluation(la.model, network.selected), torch.set_grad_enabled(question.create_graph):
+    with network.asked(), torch.set_grad_enabled(question.create_graph):
         with torch.enable_grad():
             network.outputs(x)  # so that its cost is known
         cost = network.plan.cost(x)
@@ -201,7 +202,7 @@ def sampled(
             parts = network.budget.slices(count(x), 2.0 * cost * len(some), 0.4)
             rows.append(torch.cat([_at(network, take(x, chosen), deviations) for chosen in parts], 1))
         values = torch.cat(rows)
-    engine.finite(engine.Functional(values.detach().transpose(0, 1), values))
+        refuse_broken([values.detach().transpose(0, 1)], x)
     form = Form(network.axis, tuple(values.shape[2:]))
     flat = form.flatten(values)
     return Samples(form, network.budget, flat.to(torch.promote_types(flat.dtype, torch.float32)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, overload
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 from torch import Tensor
 
+from .complaints import nearest
 from .space import Space
 
 if TYPE_CHECKING:
@@ -21,10 +22,18 @@ Number = int | float | Tensor
 FLOOR = 1e-4  # a g-prior's least precision, as a share of the mean over the tensor
 
 
+def _tensor(value: object, what: str) -> Tensor:
+    """Numbers as a tensor in floating point."""
+    try:
+        made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+        return made if made.is_floating_point() else made.double()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{what} is a {type(value).__name__}, {value!r}; expected numbers.") from None
+
+
 def _checked(value: Number | list[float], what: str) -> Tensor:
     # A Python number is exact in float64 alone: 0.7 in float32 is off by 2e-8.
-    made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
-    made = made if made.is_floating_point() else made.double()
+    made = _tensor(value, f"{what}: prior precision")
     if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
         raise ValueError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
     return made
@@ -39,6 +48,13 @@ class Prior:
     patterns: tuple[str, ...] = ()
     mean: Number = 0.0
     base: Tensor | None = None  # (D,): fixed ratios, which the precisions multiply
+
+    def __post_init__(self) -> None:
+        known = [name for name, each in vars(Prior).items() if isinstance(each, staticmethod)]
+        if self.kind not in known:
+            raise ValueError(f"Prior(kind={self.kind!r}) is not known; {nearest(self.kind, known)}See Prior.scalar.")
+        if not bool(torch.isfinite(_tensor(self.mean, "The prior's mean").detach()).all()):
+            raise ValueError(f"The prior's mean {self.mean!r} was given; expected finite numbers.")
 
     @staticmethod
     def scalar(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
@@ -74,8 +90,12 @@ class Prior:
     @staticmethod
     def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
         """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
-        values = torch.tensor([float(value) for value in precisions.values()], dtype=torch.float64, device="cpu")
-        return Prior("groups", _checked(values, "Prior.groups"), tuple(precisions), mean)
+        if not isinstance(precisions, Mapping) or not precisions:
+            raise TypeError(
+                f"Prior.groups: {precisions!r} was given; expected a mapping from patterns of parameter names to "
+                "precisions, such as {'head': 1.0, '*': 10.0}."
+            )
+        return Prior("groups", _checked([*precisions.values()], "Prior.groups"), tuple(precisions), mean)
 
     def group(self, space: Space) -> Tensor:
         """(D,): the number of each weight's group."""
@@ -97,6 +117,16 @@ class Prior:
                 return number
         raise ValueError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
 
+    def known(self, names: Iterable[str]) -> None:
+        """Refuse a pattern that fits none of a network's parameters: most likely it is misspelt."""
+        every = list(names)
+        for pattern in self.patterns:
+            if not any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in every):
+                raise ValueError(
+                    f"Prior.groups: {pattern!r} fits no parameter of the network; {nearest(pattern, every)}"
+                    f"Its parameters are {', '.join(every[:4])}{', ...' if len(every) > 4 else ''}."
+                )
+
     def count(self, space: Space) -> int:
         """How many groups the selected weights fall into; refuses precisions and means that do not fit them."""
         groups = {
@@ -111,8 +141,8 @@ class Prior:
                 self._fitting(name)
         if self.precision.numel() not in (1, groups):
             raise ValueError(
-                f"Prior.{self.kind}: {self.precision.numel()} precisions were given; expected 1 or {groups} "
-                f"for the selected weights."
+                f"Prior.{self.kind}: {self.precision.numel()} precisions were given; expected "
+                f"{'1' if groups == 1 else f'1 or {groups}'} for the selected weights."
             )
         if isinstance(self.mean, Tensor) and self.mean.numel() not in (1, space.size):
             raise ValueError(f"The prior's mean has {self.mean.numel()} numbers; expected 1 or {space.size}.")
@@ -142,7 +172,14 @@ class Prior:
     def delta(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the precision of each weight, differentiable in `precision`."""
         groups = self.count(space)
-        precision = self.precision.to(device=like.device, dtype=like.dtype)
+        narrow = self.precision.to(like.dtype)
+        if not bool(torch.isfinite(narrow.detach()).all()) or not bool((narrow.detach() > 0).all()):
+            raise ValueError(
+                f"Prior.{self.kind}: precisions from {float(self.precision.min()):.3g} to "
+                f"{float(self.precision.max()):.3g} are outside the range of {like.dtype}; use others, or a network in "
+                "float64."
+            )
+        precision = narrow.to(like.device)
         if self.kind == "g_prior":
             if self.base is None:
                 raise ValueError("Prior.g_prior takes its ratios from a curvature; use la.with_prior, or prior.bound.")

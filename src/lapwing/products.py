@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batches import Batches, Inputs, call, evaluation, under
 from .curvature import Auto, Hessian, Kind, View
+from .diagnosis import InExample, Watch, output_of, wrong_target
 from .likelihoods import Likelihood, widened
 from .space import Space
 
@@ -97,30 +98,37 @@ class Products:
 
     def mv(self, v: Tensor) -> Tensor:
         """(..., D) -> (..., D): the curvature of the energy (scale 1) times v."""
-        if v.shape[-1] != self.space.size:
+        if not isinstance(v, Tensor):
+            raise TypeError(f"v is a {type(v).__name__}; expected a tensor (..., {self.space.size}).")
+        if not v.dim() or v.shape[-1] != self.space.size:
             raise ValueError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.space.size}).")
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         like = parameters[0]
         flat = v.reshape(-1, v.shape[-1]).to(device=like.device, dtype=like.dtype)
         total = torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
-        seen = 0
+        if not bool(torch.isfinite(flat).all()):
+            raise ValueError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
+        seen, watch = 0, Watch()
         with evaluation(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
-            for inputs, targets in self.data:
-                made, number = self._batch(inputs, targets, flat, seen)
+            for inputs, targets in watch.counted(self.data):
+                try:
+                    made, number = self._batch(inputs, targets, flat, seen)
+                except InExample as error:
+                    raise watch.located(error) from None
                 total += made
                 seen += number
         if not seen:
-            raise ValueError("The data has no examples.")
+            raise ValueError("The data has no examples: the loader is empty.")
         return total.reshape(v.shape)
 
     def _batch(self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int) -> tuple[Tensor, int]:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
-        output = call(self.model, inputs)
+        output = output_of(self.model, inputs)
         form = self.likelihood.form(output, targets)
         likelihood = self.likelihood.bound(form)
         y = likelihood.targets(targets, form)
         if not bool(likelihood.valid(y, form)):
-            raise ValueError(likelihood.complaint(y, form))
+            raise wrong_target(likelihood, y, form)
         if isinstance(self.kind, Hessian):
             energy = likelihood.energy(widened(form.flatten(output)), y).sum()
             gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -14,6 +14,7 @@ class Progress:
     """Off by default: a library does not print unasked."""
 
     show: bool = False
+    bars: list[Any] = field(default_factory=list, compare=False)
 
     def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         """Pass items on, with a bar."""
@@ -22,4 +23,10 @@ class Progress:
             return
         from rich.progress import track  # only when shown: it costs import time
 
-        yield from track(items, description=what, total=total or None, transient=True)
+        self.bars.append(track(items, description=what, total=total or None, transient=True))
+        yield from self.bars[-1]
+
+    def close(self) -> None:
+        """Take bars down that an exception left standing."""
+        while self.bars:
+            self.bars.pop().close()

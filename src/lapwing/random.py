@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,21 @@ def _mix(value: Tensor) -> Tensor:
 def _shift(value: Tensor, bits: int) -> Tensor:
     """A logical shift to the right: torch's keeps the sign."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@contextmanager
+def drawing(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """Draws from a generator, or from the device's own, that are given back where what they were for fails."""
+    if generator is None and device.type == "cuda":
+        number = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[number]
+    generator = torch.default_generator if generator is None else generator
+    state = generator.get_state()
+    try:
+        yield
+    except BaseException:
+        generator.set_state(state)
+        raise
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Inputs, evaluation
+from .complaints import nearest
 from .memory import Budget
 from .space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
 from .tracer import Tracer
@@ -24,6 +25,11 @@ class Subnetwork:
     by: str
     size: int
     generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        known = ("variance", "magnitude", "random")
+        if self.by not in known:
+            raise ValueError(f"Subnetwork(by={self.by!r}) is not known; {nearest(self.by, known)}Known: {known}.")
 
     @staticmethod
     def largest_variance(size: int) -> Subnetwork:
@@ -75,6 +81,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
     names = trainable(model)
     tracer = Tracer(model, names, budget)
     with evaluation(model, tracer.selected):
+        tracer.cost(inputs)  # says what is wrong with the inputs, where something is
         tape = tracer.trace(inputs)
         reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
         found = [use for use in tape.uses if use.rule.matrix and "weight" in use.refs and use.key in reached]

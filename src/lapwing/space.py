@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from .layers.base import Part
 
+NAMES = ("all", "last_layer", "lora")  # that `weights=` takes for a choice of weights
+
 
 @dataclass(frozen=True)
 class Space:
@@ -97,7 +99,7 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     for pattern in patterns:
         hits = {name for name in every if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
-            near = difflib.get_close_matches(pattern, every, n=3, cutoff=0.3)
+            near = difflib.get_close_matches(pattern, [*NAMES, *every], n=3, cutoff=0.3)
             raise ValueError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
         found |= hits
     return tuple(name for name in every if name in found)

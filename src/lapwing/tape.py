@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from .layers.generic import generic_rows
 from .memory import Budget
 
 WHOLE = BatchAxis(0, "whole")
-Signature = tuple[tuple[int, ...], ...]  # shapes of one example
+Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # names, dtypes and shapes of one example's tensors
 
 
 @dataclass
@@ -47,6 +47,23 @@ class Plan:
     verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
 
+    def copy(self) -> Plan:
+        """As it is now."""
+        return replace(
+            self,
+            axes=self.axes.copy(),
+            rows=self.rows.copy(),
+            generic=self.generic.copy(),
+            copied=self.copied.copy(),
+            used={name: rules.copy() for name, rules in self.used.items()},
+            costs=self.costs.copy(),
+        )
+
+    def restore(self, kept: Plan) -> None:
+        """Forget what was learnt since."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(kept, each.name))
+
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""
         return signature(inputs) in self.costs
@@ -61,8 +78,13 @@ class Plan:
 
 
 def signature(inputs: Inputs) -> Signature:
-    """Shapes of one example."""
-    return tuple(tuple(tensor.shape[1:]) for tensor in tensors(inputs))
+    """Keyword or position, dtype and shape of one example's tensors."""
+    entries: Any = [("", inputs)]
+    if isinstance(inputs, Mapping | list | tuple):
+        entries = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+    return tuple(
+        (str(where), str(each.dtype), tuple(each.shape[1:])) for where, value in entries for each in tensors(value)
+    )
 
 
 class Recording(TorchFunctionMode):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batches import Inputs, call, count, map_tensors, restore_buffers
+from .diagnosis import FAILURES, explained, refuse_nan
 from .layers.base import BatchAxis, Use, batch_axes
 from .memory import Budget
 from .tape import Plan, Recording, Tape, signature
@@ -147,11 +148,15 @@ class Tracer:
             some = doubled(inputs)
             try:
                 tape = self.trace(some, watch=True)
-            except (RuntimeError, IndexError) as error:
-                raise ValueError(
-                    f"The network took {count(inputs)} examples but fails on {count(some)} of them ({error}); expected "
-                    "it to take any number, with everything that belongs to an example in tensors."
-                ) from error
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                reason = explained(self.model, inputs, count(some), error, list(self.plan.costs))
+                if reason is None:
+                    raise
+                raise reason from error
+            # Said at once: nothing can be learnt from numbers that are not equal to themselves.
+            refuse_nan(tape.output, some)
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
             bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()

@@ -62,6 +62,8 @@ def agrees(model: nn.Module, rows: dict[str, Tensor], output: Tensor, cotangents
     """Whether the examples' rows add up to the gradient of the whole batch, by a pass of its own."""
     if not bool(torch.isfinite(output.detach()).all()):
         return True  # said elsewhere, with the examples that it concerns
+    if not all(bool(torch.isfinite(value[0].detach()).all()) for value in rows.values()):
+        return True  # likewise, with the weights
     parameters = [model.get_parameter(name) for name in rows]
     gradients = torch.autograd.grad(output, parameters, cotangents[0], retain_graph=True, allow_unused=True)
     bound = 0.1 if output.dtype in (torch.float16, torch.bfloat16) else 1e-2

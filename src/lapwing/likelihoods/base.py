@@ -186,7 +186,12 @@ def diagonal_root(values: Tensor, columns: slice) -> Tensor:
 
 def checked_noise(value: object, what: str) -> Tensor:
     """A positive finite standard deviation, or several, in float64."""
-    made = torch.as_tensor(value, dtype=torch.float64)
+    try:
+        made = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"{what}: noise is a {type(value).__name__}; expected a positive standard deviation, or one per output."
+        ) from None
     if made.dim() > 1 or made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
         raise ValueError(
             f"{what}: noise={value!r} was given; expected a positive standard deviation, or one per output."

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import Source
+from ..diagnosis import NotFiniteCurvature
 from ..jacobians import Explicit, Matrix, Stacked
 from ..layers.base import Part
 from ..operators import Block as OperatorBlock
@@ -124,6 +125,7 @@ class DenseSums:
 
     def kept(self, space: Space) -> dict[Group, Tensor]:
         """Without the rows and columns of weights that were never used."""
+        self._finite()
         made = {}
         for group, matrix in self.matrices.items():
             parts = tuple(part for part in group if part.name in space.names)
@@ -137,6 +139,18 @@ class DenseSums:
             if parts:
                 made[parts] = matrix
         return made
+
+    def _finite(self) -> None:
+        """Name the weights whose rows hold NaN or Inf."""
+        for group, matrix in self.matrices.items():
+            if bool(torch.isfinite(torch.linalg.vector_norm(matrix.detach(), torch.inf))):
+                continue
+            sizes = torch.tensor([part.stop - part.start for part in group], device="cpu")
+            owners = torch.arange(len(group), device="cpu").repeat_interleave(sizes)
+            owners = owners if self.mask is None else owners[self.mask.cpu()]
+            diagonal = ~torch.isfinite(matrix.detach().diagonal().cpu())
+            rows = diagonal if bool(diagonal.any()) else ~torch.isfinite(matrix.detach()).all(1).cpu()
+            raise NotFiniteCurvature([group[place].name for place in owners[rows].unique().tolist()])
 
 
 def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = None) -> DenseSums:

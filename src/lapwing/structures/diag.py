@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import Source
+from ..diagnosis import finite_curvature
 from ..layers.base import Part
 from ..operators import Block, Blocks, Diagonal
 from ..space import Space
@@ -46,6 +47,7 @@ class Diag:
 
     def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
         """One vector over all weights."""
+        finite_curvature((part.name, value) for part, value in sums.items())
         return DiagCurvature(whole(sums, space), space)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import Source
+from ..diagnosis import finite_curvature
 from ..jacobians import Layout, join, part_ways
 from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
@@ -163,10 +164,9 @@ def spread(side: Tensor) -> Tensor:
 
 def decompose_side(side: Tensor, name: str) -> tuple[Tensor | None, Tensor]:
     """Eigenvectors (G, n, n), or None for a diagonal side, and eigenvalues (G, n), none negative."""
+    finite_curvature([(name, side)])
     if side.dim() == 2:
         return None, side.clamp(min=0)
-    if not bool(torch.isfinite(side).all()):
-        raise ValueError(f"The curvature of {name!r} holds NaN or Inf; check the network's outputs and gradients.")
     if side.shape[-1] == 1:
         return torch.ones_like(side), side[..., 0].clamp(min=0)
     try:
@@ -185,6 +185,8 @@ def decompose_side(side: Tensor, name: str) -> tuple[Tensor | None, Tensor]:
 def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
     """All blocks, ready for any prior."""
     blocks: dict[Key, Spectrum] = {}
+    finite_curvature((part.name, value) for part, value in sums.others.items())
+    finite_curvature((key[0].name, value) for key, value in sums.corrected.items())
     found = {} if sums.bases else eigen(sums)
     for key, layout in sums.layouts.items():
         if key[0].name not in space.names:
