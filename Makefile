@@ -32,7 +32,7 @@ endif
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cuda lint format docs demo bench hooks carry clean
+.PHONY: help install test test-cuda lint format docs api demo bench hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -59,6 +59,9 @@ format: $(TOOLS) ## rewrite the code as lint wants it
 
 docs: $(TOOLS) ## run the code in README.md and docs/
 	@OMP_NUM_THREADS=2 $(RUN) -m pytest -q tests/test_docs.py $(ARGS)
+
+api: $(TOOLS) ## write docs/api.md from the docstrings
+	@$(RUN) tools/api.py
 
 demo: $(PACKAGE) ## a tour: fit and predict on a small network
 	@$(RUN) examples/demo.py $(ARGS)

@@ -6,6 +6,7 @@ A block that opens with ```` ```python no-run ```` is left out.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import textwrap
 import types
@@ -45,3 +46,9 @@ def test_code_blocks_are_found() -> None:
         "text\n```python\na = 1\n```\n- item\n  ```python\n  b = 2\n  ```\n```python no-run\nc\n```\n```bash\nd\n```\n"
     )
     assert code_blocks(page) == [(2, "a = 1\n"), (6, "b = 2\n")]
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """docs/api.md says what the docstrings say."""
+    made = subprocess.run([sys.executable, ROOT / "tools" / "api.py", "--check"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr

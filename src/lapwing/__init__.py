@@ -3,7 +3,7 @@
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .laplace import Laplace, fit, products
-from .likelihoods import Categorical, Gaussian
+from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predict import Functional, Prediction
 from .priors import Prior
 from .selection import Subnetwork
@@ -15,18 +15,22 @@ __all__ = [
     "EKFAC",
     "GGN",
     "Auto",
+    "Bernoulli",
     "Block",
     "Categorical",
     "Coverage",
+    "Custom",
     "Diag",
     "Empirical",
     "Full",
     "Functional",
     "Gaussian",
     "Hessian",
+    "HeteroscedasticGaussian",
     "Kron",
     "Laplace",
     "MonteCarlo",
+    "Poisson",
     "Prediction",
     "Prior",
     "Subnetwork",

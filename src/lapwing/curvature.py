@@ -111,8 +111,7 @@ class MonteCarlo:
         made = []
         for sample in range(start, stop):
             draws = Hashed(view.seed, view.examples, view.form.positions, sample)
-            drawn = view.likelihood.sample(view.f.detach(), view.y, draws)
-            made.append(score(view.likelihood, view.f, drawn, view.create_graph))
+            made.append(view.likelihood.drawn_score(view.f, view.y, draws, view.create_graph))
         return torch.stack(made) / math.sqrt(self.samples)
 
 
@@ -165,6 +164,7 @@ class Totals:
     examples: int = 0
     scalars: float = 0.0
     energy: float = 0.0
+    rest: float = 0.0  # of -log p, depending on the targets alone
     form: Form | None = None
 
 
@@ -218,12 +218,13 @@ class Checked:
     form: Form
     y: Tensor
     answer: Answer
+    likelihood: Likelihood  # knowing the outputs' shape
 
-    def ignored(self, likelihood: Likelihood) -> bool:
+    def ignored(self) -> bool:
         """Whether some labels are ignored; raises where some are wrong."""
         valid, labelled = self.answer.read()
         if not valid:
-            raise ValueError(likelihood.complaint(self.y, self.form))
+            raise ValueError(self.likelihood.complaint(self.y, self.form))
         return not labelled
 
 
@@ -263,6 +264,7 @@ class Source:
         tracer = Tracer(self.model, self.space.names, self.budget, self.plan, self.create_graph)
         totals, energies, seen = Totals(), [], self.first
         scalars: list[Tensor] = []
+        rests: list[Tensor] = []
         starts: list[int] = []
         batches = self.progress.track(self.data, len(self.data), "curvature")
         joined = merged(batches, lambda given: self._examples(tracer, given))
@@ -270,14 +272,15 @@ class Source:
             number = count(inputs)
             cost = self.plan.cost(inputs)
             step = self.budget.count(7 * cost, number)
-            ignored = checked.ignored(self.likelihood)
+            ignored = checked.ignored()
             totals.form = checked.form if totals.form is None else totals.form
             for start in range(0, number, step):
                 chosen = slice(start, min(start + step, number))
                 batch = self._batch(tracer, take(inputs, chosen), checked, chosen, ignored, seen)
                 batch = self._with_step(batch, cost)
-                energies.append(self.likelihood.energy(batch.view.f.detach(), batch.view.y).double().sum())
+                energies.append(checked.likelihood.energy(batch.view.f.detach(), batch.view.y).double().sum())
                 scalars.append(self.likelihood.scalars(batch.view.y))
+                rests.append(self.likelihood.rest(batch.view.y))
                 starts.append(seen - self.first)
                 seen += batch.examples
                 yield batch
@@ -296,6 +299,7 @@ class Source:
         totals.examples = seen - self.first
         totals.energy = float(every.sum())
         totals.scalars = float(torch.stack(scalars).sum())
+        totals.rest = float(torch.stack(rests).sum())
         if self.totals is not None and self.totals.examples != totals.examples:
             raise ValueError(
                 f"The data had {self.totals.examples} examples in the first pass and {totals.examples} in the second; "
@@ -316,7 +320,7 @@ class Source:
         self.form = form
         y = self.likelihood.targets(targets, form)
         flags = torch.stack([self.likelihood.valid(y, form), self.likelihood.labelled(y).all()])
-        return inputs, Checked(form, y, Answer(flags))
+        return inputs, Checked(form, y, Answer(flags), self.likelihood.bound(form))
 
     def _batch(
         self, tracer: Tracer, inputs: Inputs, checked: Checked, chosen: slice, ignored: bool, seen: int
@@ -341,7 +345,7 @@ class Source:
         output = tape.output if self.create_graph else tape.output.detach()
         y = checked.y[chosen]
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
-        view = View(self.likelihood, form.flatten(output), y, form, numbers, self.seed, self.create_graph)
+        view = View(checked.likelihood, form.flatten(output), y, form, numbers, self.seed, self.create_graph)
         masked = ~self.likelihood.labelled(y).all(1) if ignored else None
         return Batch(tape, view, kind, masked, 1)
 

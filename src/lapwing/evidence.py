@@ -42,7 +42,7 @@ def log_evidence(
         )
     scale = noise_scale(likelihood, noise).to(mode.device)
     delta = prior.delta(space, mode)
-    fit = -(scale * totals.energy + likelihood.log_z(totals.scalars, scale))
+    fit = -(scale * totals.energy + likelihood.log_z(totals.scalars, scale) + totals.rest)
     distance = (delta * (mode - prior.centre(space, mode)).square()).sum()
     volume = delta.log().sum() - curvature.precision(delta, scale.pow(degree)).logdet()
     return fit + 0.5 * (volume - distance)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from . import curvature as curvatures
 from . import evidence, likelihoods, structures
 from . import predict as predictions
-from .batches import LOCK, Batches, Inputs, device_of, evaluation
+from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
 from .identity import Identity
-from .likelihoods import Likelihood
+from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
 from .operators import Blocks
 from .priors import Number, Prior, as_prior
@@ -231,6 +231,8 @@ def fit(
         diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory)
         return spread_variance(diagonal, model)
 
+    if isinstance(family, Gaussian) and isinstance(family.noise, str):
+        family = with_residuals(family, model, batches)
     space = select(model, weights, batches.first, limit, variance)
     if space.mask is not None and not getattr(shape, "masks", False):
         raise ValueError(
@@ -259,6 +261,8 @@ def fit(
     timings = {"measure": measured - began, "decompose": time.perf_counter() - measured}
     chosen = source.kind
     assert not isinstance(chosen, Auto) and source.totals is not None
+    assert source.totals.form is not None
+    family = family.bound(source.totals.form)
     reason = source.reason or f"{chosen.name}, as asked"
     mode = space.vector(model)
     mode = mode.to(torch.promote_types(mode.dtype, torch.float32))
@@ -279,6 +283,30 @@ def fit(
         timings,
         identity,
     )
+
+
+def with_residuals(family: Gaussian, model: nn.Module, batches: Batches) -> Gaussian:
+    """The noise of every output as the root mean square of the network's residuals there."""
+    if batches.one_shot:
+        raise ValueError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
+    total, number = None, 0
+    plain = Gaussian()
+    with evaluation(model), torch.no_grad():
+        for inputs, targets in batches:
+            output = call(model, inputs)
+            form = plain.form(output, targets)
+            squares = (form.flatten(output).double() - plain.targets(targets, form).double()).square()
+            total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
+            number += squares.shape[0] * squares.shape[1]
+    if total is None:
+        raise ValueError("The data has no examples: the loader is empty.")
+    noise = (total / number).sqrt().cpu()
+    if not bool(torch.isfinite(noise).all()) or not bool((noise > 0).all()):
+        raise ValueError(
+            f"Gaussian(noise='residuals'): the residuals' standard deviations are {noise.tolist()}; expected positive "
+            "finite ones. Give a noise instead."
+        )
+    return Gaussian(noise if noise.numel() > 1 else float(noise))
 
 
 def measure(source: Source, structure: Structure) -> Any:

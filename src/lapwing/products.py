@@ -117,16 +117,17 @@ class Products:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         output = call(self.model, inputs)
         form = self.likelihood.form(output, targets)
-        y = self.likelihood.targets(targets, form)
-        if not bool(self.likelihood.valid(y, form)):
-            raise ValueError(self.likelihood.complaint(y, form))
+        likelihood = self.likelihood.bound(form)
+        y = likelihood.targets(targets, form)
+        if not bool(likelihood.valid(y, form)):
+            raise ValueError(likelihood.complaint(y, form))
         if isinstance(self.kind, Hessian):
-            energy = self.likelihood.energy(form.flatten(output), y).sum()
+            energy = likelihood.energy(form.flatten(output), y).sum()
             gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
             return torch.stack([self._pull(gradients, unflatten(one, self.space)) for one in v]), len(output)
         kind = self.kind.choose(form)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
-        view = View(self.likelihood, form.flatten(output.detach()), y, form, examples, self.seed)
+        view = View(likelihood, form.flatten(output.detach()), y, form, examples, self.seed)
         columns = form.restore(kind.columns(view, 0, kind.count(form)))  # (K, N, ...)
         pushed = jacobian_vectors(self.model, inputs, self.space, v)
         weights = torch.einsum("knc,snc->skn", columns.flatten(2), pushed.flatten(2))

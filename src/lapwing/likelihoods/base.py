@@ -1,0 +1,179 @@
+"""What a likelihood is: `-log p(y | f) = scale * energy(f, y) + log_z(y)`; curvature is taken of the energy.
+
+Outputs and targets are brought into one form first: outputs (N, T, C), targets (N, T) or (N, T, ...), with T the
+positions of an example (one where there are none).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from ..random import Hashed
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where the classes or outputs are in a network's output (N, ...)."""
+
+    axis: int | None  # None: the network returns (N,), one output without an axis
+    shape: tuple[int, ...]  # of one example's output
+    whole: bool = False  # all numbers of an example are one position: nothing is known about what is in them
+
+    def flatten(self, f: Tensor) -> Tensor:
+        """(..., *shape) with any leading axes -> (..., T, C)."""
+        lead = f.dim() - len(self.shape)
+        if self.axis is None or self.whole:
+            return f.reshape(*f.shape[:lead], 1, self.outputs)
+        moved = f.movedim(lead + self.axis, -1)
+        return moved.reshape(*moved.shape[:lead], -1, moved.shape[-1])
+
+    def restore(self, flat: Tensor) -> Tensor:
+        """(..., T, C) -> (..., *shape)."""
+        lead = flat.shape[:-2]
+        if self.axis is None or self.whole:
+            return flat.reshape(*lead, *self.shape)
+        positions = self.shape[: self.axis] + self.shape[self.axis + 1 :]
+        return flat.reshape(*lead, *positions, flat.shape[-1]).movedim(-1, len(lead) + self.axis)
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return math.prod(self.shape) // self.outputs
+
+    @property
+    def outputs(self) -> int:
+        """C."""
+        if self.whole:
+            return math.prod(self.shape)
+        return 1 if self.axis is None else self.shape[self.axis]
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """What inference needs to know of a likelihood."""
+
+    @property
+    def scale(self) -> Tensor:
+        """1 / noise variance; 1 where there is no noise."""
+        ...
+
+    @property
+    def link_family(self) -> str:
+        """Which closed forms its predictions have: 'categorical', 'gaussian', ... or 'other'."""
+        ...
+
+    @property
+    def caveat(self) -> str:
+        """Why the evidence is not a marginal likelihood, where it is not."""
+        ...
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Where the outputs are, the same as in an earlier batch's `like`; raises where targets do not fit."""
+        ...
+
+    def bound(self, form: Form) -> Likelihood:
+        """The same likelihood, knowing the shape of the outputs."""
+        ...
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, ...) -> (N, T) or (N, T, ...), with the right dtype."""
+        ...
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """() boolean: whether all targets have a likelihood; asked without waiting for a GPU's answer."""
+        ...
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """What is wrong with targets that are not valid."""
+        ...
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """(N, T) booleans: which positions count."""
+        ...
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """(N, T, C) and targets -> (N,): summed over labelled positions."""
+        ...
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled; or some columns."""
+        ...
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """(N, T, C): a gradient at a label drawn at scale 1, with `root root^T` as its mean outer product."""
+        ...
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """How many labelled scalars there are in targets."""
+        ...
+
+    def rest(self, y: Tensor) -> Tensor:
+        """(): the part of -log p(y | f) that depends on the targets alone, summed."""
+        ...
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """The rest of -log p(y | f) that depends on the scale, summed over labelled scalars."""
+        ...
+
+    def distribution(self, f: Tensor) -> Distribution | None:
+        """Of a target given outputs (..., T, C), at the likelihood's own noise; None where it is not known."""
+        ...
+
+
+def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
+    """(N, T, C): the gradient of the energy in the outputs."""
+    with torch.enable_grad():
+        variable = f if create_graph and f.requires_grad else f.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(likelihood.energy(variable, y).sum(), variable, create_graph=create_graph)
+    return gradient
+
+
+def unit_scale() -> Tensor:
+    """The scale of a likelihood without noise."""
+    return torch.ones((), dtype=torch.float64, device="cpu")
+
+
+def usual_axis(dims: int) -> int | None:
+    """Where the outputs are in one example of a (N, ...) output: last of 2-D and 3-D, first from 4-D on."""
+    if dims == 1:
+        return None
+    return dims - 2 if dims <= 3 else 0
+
+
+def equal_form(f: Tensor, y: Tensor, what: str) -> Form:
+    """The form of outputs whose targets have exactly their shape: nothing is broadcast."""
+    if f.shape != y.shape:
+        raise ValueError(
+            f"{what}: outputs {tuple(f.shape)} and targets {tuple(y.shape)} differ; expected equal shapes "
+            "(nothing is broadcast)."
+        )
+    return Form(usual_axis(f.dim()), tuple(f.shape[1:]))
+
+
+def every_position(y: Tensor) -> Tensor:
+    """(N, T) booleans, all true."""
+    return torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+
+
+def diagonal_root(values: Tensor, columns: slice) -> Tensor:
+    """(..., C) -> (..., C, R): some columns of diagonal matrices."""
+    identity = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)[:, columns]
+    return values[..., None] * identity
+
+
+def checked_noise(value: object, what: str) -> Tensor:
+    """A positive finite standard deviation, or several, in float64."""
+    made = torch.as_tensor(value, dtype=torch.float64)
+    if made.dim() > 1 or made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
+        raise ValueError(
+            f"{what}: noise={value!r} was given; expected a positive standard deviation, or one per output."
+        )
+    return made

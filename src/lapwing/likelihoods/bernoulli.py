@@ -1,0 +1,104 @@
+"""Yes or no: binary classification with one logit, and several labels that do not exclude each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli as BernoulliDistribution
+
+from ..random import Hashed
+from .base import ALL, Form, Likelihood, diagonal_root, equal_form, unit_scale
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """One logit per yes-or-no label; targets have the outputs' shape and are 0 or 1, or probabilities.
+
+    Labels equal to `ignore_index` (-100 or -1, say) are missing, each by itself.
+    """
+
+    ignore_index: int | None = None
+
+    link_family = "bernoulli"
+    caveat = ""
+
+    @property
+    def scale(self) -> Tensor:
+        """There is no noise."""
+        return unit_scale()
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Targets have exactly the outputs' shape."""
+        return equal_form(f, y, "binary")
+
+    def bound(self, form: Form) -> Likelihood:
+        """Nothing to know."""
+        return self
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, T, C) in floating point."""
+        if y.is_complex():
+            raise TypeError(f"binary: targets have dtype {y.dtype}; expected 0 and 1, or probabilities.")
+        return form.flatten(y if y.is_floating_point() else y.float())
+
+    def _known(self, y: Tensor) -> Tensor:
+        """(N, T, C) booleans."""
+        return torch.ones_like(y, dtype=torch.bool) if self.ignore_index is None else y != self.ignore_index
+
+    def _wrong(self, y: Tensor) -> Tensor:
+        return self._known(y) & ~((y >= 0) & (y <= 1))
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """All targets are probabilities."""
+        return ~self._wrong(y).any()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """The first that is not."""
+        missing = "" if self.ignore_index is None else f" ({self.ignore_index} is missing)"
+        return (
+            f"binary: target {y[self._wrong(y)][0].item():g} was given; expected 0 or 1, or a probability{missing}. "
+            "Missing labels need Bernoulli(ignore_index=...)."
+        )
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """(N, T): where any label is known."""
+        return self._known(y).any(-1)
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """Binary cross entropy, (N,)."""
+        known = self._known(y)
+        wanted = torch.where(known, y, 0).to(f.dtype)
+        return ((torch.nn.functional.softplus(f) - wanted * f) * known).sum((1, 2))
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """`sqrt(p (1 - p))` on the diagonal."""
+        # As a product of two sigmoids: 1 - p would round to zero for sure answers.
+        spread = (f.sigmoid() * (-f).sigmoid()).sqrt() * self._known(y)
+        return diagonal_root(spread, columns)
+
+    def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
+        """(N, T, C)."""
+        return (draws.uniform(f.shape[-1]) < f.detach().double().sigmoid()).to(f.dtype)
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """`p - drawn`."""
+        with torch.set_grad_enabled(create_graph):
+            return (f.sigmoid() - self.sample(f, y, draws)) * self._known(y)
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """Known labels."""
+        return self._known(y).sum()
+
+    def rest(self, y: Tensor) -> Tensor:
+        """Probabilities sum to one."""
+        return torch.zeros((), dtype=torch.float64, device=y.device)
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """Probabilities sum to one."""
+        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+
+    def distribution(self, f: Tensor) -> BernoulliDistribution:
+        """Of 0 and 1, (..., T, C)."""
+        return BernoulliDistribution(logits=f, validate_args=False)

@@ -1,0 +1,211 @@
+"""Classes: cross entropy with ignored labels, class weights, label smoothing and soft targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical as CategoricalDistribution
+
+from ..random import Hashed
+from .base import ALL, Form, Likelihood, unit_scale, usual_axis
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Classes with a softmax; labels equal to `ignore_index` have no likelihood.
+
+    Targets are class numbers, or probabilities with the outputs' own shape. `weight` (C,) and `label_smoothing` are
+    those of `torch.nn.CrossEntropyLoss` with `reduction="sum"`.
+    """
+
+    ignore_index: int = -100
+    axis: int | None = None
+    weight: Tensor | None = None
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.weight is not None:
+            weight = torch.as_tensor(self.weight)
+            if weight.dim() != 1 or not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
+                raise ValueError(
+                    f"Categorical(weight=...): {self.weight!r} was given; expected one finite number per class, none "
+                    "negative."
+                )
+            object.__setattr__(self, "weight", weight)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"Categorical(label_smoothing={self.label_smoothing!r}): expected a number from 0 to 1.")
+
+    link_family = "categorical"
+
+    @property
+    def scale(self) -> Tensor:
+        """There is no noise."""
+        return unit_scale()
+
+    @property
+    def caveat(self) -> str:
+        """Weighted or smoothed losses are no likelihood of the labels."""
+        names = [name for name, on in self._options() if on]
+        return f"with {' and '.join(names)} the loss is no likelihood of the labels" if names else ""
+
+    def _options(self) -> tuple[tuple[str, bool], ...]:
+        return ("class weights", self.weight is not None), ("label smoothing", self.label_smoothing > 0)
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """The class axis is the one whose removal leaves the target's shape."""
+        if f.dim() < 2:
+            raise ValueError(
+                f"classification: the network's output has shape {tuple(f.shape)}; expected logits (N, C) or "
+                "(N, T, C). A network with one logit is binary."
+            )
+        shape = tuple(f.shape)
+        if self.axis is None and (shape[1:] == (1,) or (f.dim() == y.dim() + 1 and shape[-1] == 1)):
+            raise ValueError(
+                f"classification: the network has one output, {shape}, whose softmax is always 1; expected one output "
+                "per class. A network with one logit needs a binary likelihood."
+            )
+        form = self._soft_form(shape, y) if y.is_floating_point() else self._hard_form(shape, y, like)
+        if self.weight is not None and self.weight.numel() != form.outputs:
+            raise ValueError(
+                f"Categorical(weight=...) has {self.weight.numel()} numbers, and the network {form.outputs} classes; "
+                "expected one weight per class."
+            )
+        return form
+
+    def _hard_form(self, shape: tuple[int, ...], y: Tensor, like: Form | None) -> Form:
+        fitting = [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
+        axis = self.axis % len(shape) if self.axis is not None else None
+        if axis is None and like is not None and like.axis is not None and fitting:
+            axis = like.axis + 1
+            if axis not in fitting:
+                raise ValueError(
+                    f"classification: outputs {shape} and labels {tuple(y.shape)} have their classes on axis "
+                    f"{fitting[0]}, those of an earlier batch on axis {axis} as well or instead; "
+                    "say which with Categorical(axis=...)."
+                )
+        if axis is None and fitting:
+            preferred = len(shape) - 1 if len(shape) <= 3 else 1
+            axis = preferred if preferred in fitting else fitting[0]
+        if axis is None or axis not in fitting:
+            raise ValueError(
+                f"classification: outputs {shape} and labels {tuple(y.shape)} do not fit; expected labels shaped like "
+                "the outputs without their class axis."
+            )
+        return Form(axis - 1, shape[1:])
+
+    def _soft_form(self, shape: tuple[int, ...], y: Tensor) -> Form:
+        if tuple(y.shape) != shape:
+            raise TypeError(
+                f"classification: labels have dtype {y.dtype} and shape {tuple(y.shape)}; expected integers (class "
+                f"numbers), or class probabilities with the outputs' shape {shape}."
+            )
+        axis = usual_axis(len(shape)) if self.axis is None else self.axis % len(shape) - 1
+        return Form(axis, shape[1:])
+
+    def bound(self, form: Form) -> Likelihood:
+        """Nothing to know."""
+        return self
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, T) class numbers, or (N, T, C) probabilities."""
+        if y.is_floating_point():
+            return form.flatten(y)
+        if y.is_complex() or y.dtype == torch.bool:
+            raise TypeError(f"classification: labels have dtype {y.dtype}; expected integers (class numbers).")
+        return y.reshape(y.shape[0], -1).long()
+
+    def _wrong(self, y: Tensor, form: Form) -> Tensor:
+        if y.is_floating_point():
+            good = torch.isfinite(y).all(-1) & (y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < 1e-2)
+            return ~good
+        return (y != self.ignore_index) & ((y < 0) | (y >= form.outputs))
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """No label is out of range."""
+        return ~self._wrong(y, form).any()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """The first label that is out of range."""
+        first = y[self._wrong(y, form)][0]
+        if y.is_floating_point():
+            return f"classification: targets {first.tolist()} were given; expected probabilities that sum to one."
+        return (
+            f"classification: label {int(first)} is outside 0..{form.outputs - 1} "
+            f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored)."
+        )
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """(N, T)."""
+        if y.is_floating_point():
+            return torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+        return y != self.ignore_index
+
+    @property
+    def _plain(self) -> bool:
+        """Whether hard labels count fully and equally."""
+        return self.weight is None and not self.label_smoothing
+
+    def _shares(self, y: Tensor, f: Tensor) -> Tensor:
+        """(N, T, C): how much of `-log p_c` each class brings to the energy."""
+        classes = f.shape[-1]
+        if y.is_floating_point():
+            shares = y.to(f.dtype)
+        else:
+            known = self.labelled(y)
+            shares = torch.nn.functional.one_hot(torch.where(known, y, 0), classes).to(f.dtype) * known[..., None]
+        if self.label_smoothing:
+            total = shares.sum(-1, keepdim=True)
+            shares = (1 - self.label_smoothing) * shares + self.label_smoothing / classes * total
+        return shares if self.weight is None else shares * self.weight.to(shares)
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy, (N,)."""
+        if not self._plain or y.is_floating_point():
+            return (self._shares(y, f) * (f.logsumexp(-1, keepdim=True) - f)).sum((1, 2))
+        known = self.labelled(y)
+        picked = f.gather(-1, torch.where(known, y, 0)[..., None])[..., 0]
+        return ((f.logsumexp(-1) - picked) * known).sum(1)
+
+    def _strength(self, y: Tensor, f: Tensor) -> Tensor:
+        """(N, T): the root of what a position's curvature is multiplied with."""
+        if self._plain:
+            return self.labelled(y).to(f.dtype)
+        return self._shares(y, f).sum(-1).sqrt()
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """`diag(p) - p p^T = S S^T` with `S_cr = sqrt(p_r) (1[c = r] - p_c)`."""
+        p = f.softmax(-1)
+        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, columns]
+        root = (identity - p[..., :, None]) * p.sqrt()[..., None, columns]
+        return root * self._strength(y, f)[..., None, None]
+
+    def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
+        """(N, T): by inverting the distribution function at one uniform number per position."""
+        below = f.detach().double().softmax(-1).cumsum(-1)
+        drawn = (below < draws.uniform(1)).sum(-1).clamp(max=f.shape[-1] - 1)
+        return torch.where(self.labelled(y), drawn, self.ignore_index)
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """`p - e_drawn`, as strong as the observed label's curvature is."""
+        drawn = self.sample(f, y, draws)
+        drawn = torch.nn.functional.one_hot(torch.where(self.labelled(y), drawn, 0), f.shape[-1])
+        with torch.set_grad_enabled(create_graph):
+            return (f.softmax(-1) - drawn.to(f.dtype)) * self._strength(y, f)[..., None]
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """Labelled positions."""
+        return self.labelled(y).sum()
+
+    def rest(self, y: Tensor) -> Tensor:
+        """Probabilities sum to one."""
+        return torch.zeros((), dtype=torch.float64, device=y.device)
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """Probabilities sum to one."""
+        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+
+    def distribution(self, f: Tensor) -> CategoricalDistribution:
+        """Of a class number, (..., T)."""
+        return CategoricalDistribution(logits=f, validate_args=False)

@@ -1,0 +1,144 @@
+"""Any loss: a likelihood from its energy function alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from ..random import Hashed
+from .base import ALL, Form, Likelihood, every_position, score, unit_scale, usual_axis
+
+NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
+
+
+@dataclass(frozen=True)
+class Custom:
+    """`-log p(y | f)` up to a constant, as a function of the network's own outputs and targets.
+
+    - `energy(f, y) -> (N,)`: one number per example, differentiable twice in f (N, ...);
+    - `sample(f, uniform) -> y`: labels drawn from the network, by uniform numbers (N, F), F the outputs per example;
+      without it there is no Monte Carlo Fisher;
+    - `predictive(f)`: the distribution of a target given outputs (..., *shape); without it predictions are of the
+      outputs alone.
+    """
+
+    energy_function: Callable[[Tensor, Tensor], Tensor]
+    sample: Callable[[Tensor, Tensor], Tensor] | None = None
+    predictive: Callable[[Tensor], Distribution] | None = None
+    shape: tuple[int, ...] | None = None  # of one example's outputs: known once data were seen
+
+    link_family = "other"
+    caveat = "the energy is known up to a constant"
+
+    def __post_init__(self) -> None:
+        if not callable(self.energy_function):
+            raise TypeError(
+                f"Custom({type(self.energy_function).__name__}): expected a function of outputs and targets that "
+                "returns one number per example."
+            )
+
+    @property
+    def scale(self) -> Tensor:
+        """Whatever it is, it is inside the energy."""
+        return unit_scale()
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """All numbers of an example together: an unknown loss may tie any of them."""
+        return Form(usual_axis(f.dim()), tuple(f.shape[1:]), whole=True)
+
+    def bound(self, form: Form) -> Likelihood:
+        """With the shape in which the energy takes its outputs."""
+        return replace(self, shape=form.shape)
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, 1, ...): the one position."""
+        return y.unsqueeze(1)
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """Only that they are finite can be told."""
+        return torch.isfinite(y).all() if y.is_floating_point() else torch.tensor(True, device=y.device)
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """There is one thing that can be wrong."""
+        return "custom likelihood: targets hold NaN or Inf; expected finite numbers."
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """All examples count."""
+        return every_position(y)
+
+    def _own(self, f: Tensor) -> Tensor:
+        """(N, 1, F) -> (N, *shape)."""
+        return f.reshape(f.shape[0], *(f.shape[2:] if self.shape is None else self.shape))
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """(N,)."""
+        made: Any = self.energy_function(self._own(f), y[:, 0])
+        if not isinstance(made, Tensor) or made.shape != (f.shape[0],):
+            what = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise ValueError(
+                f"The energy of a custom likelihood returned {what} for {f.shape[0]} examples; expected shape "
+                f"({f.shape[0]},): one number per example, neither summed nor averaged over them."
+            )
+        return made
+
+    def hessian(self, f: Tensor, y: Tensor) -> Tensor:
+        """(N, 1, F, F): of the energy in the outputs, a row at a time for all examples."""
+        with torch.enable_grad():
+            variable = f if f.requires_grad else f.detach().requires_grad_()
+            energy = self.energy(variable, y).sum()
+            (gradient,) = torch.autograd.grad(energy, variable, create_graph=True)
+            if not gradient.requires_grad:
+                return f.new_zeros(*f.shape, f.shape[-1])  # linear in the outputs
+            rows = [
+                torch.autograd.grad(gradient[..., place].sum(), variable, retain_graph=True, create_graph=True)[0]
+                for place in range(f.shape[-1])
+            ]
+        made = torch.stack(rows, -2)
+        return made if f.requires_grad else made.detach()
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """Of the Hessian; negative eigenvalues are dropped, with a warning."""
+        hessian = self.hessian(f, y)
+        values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
+        if bool((values.detach() < -NEGATIVE * values.detach().abs().max()).any()):
+            warnings.warn(
+                "The energy of the custom likelihood is not convex in the outputs: negative eigenvalues of its Hessian "
+                f"(down to {float(values.detach().min()):.3g}) are set to zero.",
+                stacklevel=2,
+            )
+        root: Tensor = vectors * values.clamp(min=0).sqrt()[..., None, :]
+        return root[..., columns]
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """The gradient at a drawn target."""
+        if self.sample is None:
+            raise ValueError(
+                "curvature='fisher' draws labels from the network, and this custom likelihood has no `sample`; give "
+                "one with Custom(energy, sample=...), or use curvature='ggn' or 'empirical'."
+            )
+        drawn = self.sample(self._own(f.detach()), draws.uniform(f.shape[-1])[:, 0].to(f.dtype))
+        return score(self, f, drawn.unsqueeze(1), create_graph)
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """Examples: what one target consists of is not known."""
+        return torch.tensor(y.shape[0], device=y.device)
+
+    def rest(self, y: Tensor) -> Tensor:
+        """Not known, so left out: the evidence holds up to a constant."""
+        return torch.zeros((), dtype=torch.float64, device=y.device)
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """Not known either."""
+        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+
+    def distribution(self, f: Tensor) -> Distribution | None:
+        """Of a target, where it was given."""
+        if self.predictive is None:
+            return None
+        return self.predictive(f.reshape(*f.shape[:-2], *(f.shape[-1:] if self.shape is None else self.shape)))

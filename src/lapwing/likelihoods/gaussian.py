@@ -1,0 +1,135 @@
+"""Regression with one standard deviation, or one per output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from ..random import Hashed
+from .base import ALL, Form, Likelihood, checked_noise, diagonal_root, equal_form, every_position, score
+
+RESIDUALS = "residuals"
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Regression with standard deviation `noise`: one number, one per output (C,), or "residuals".
+
+    With one per output their ratios stay as they are, and tuning learns the common factor, which is their geometric
+    mean. "residuals" takes one per output from the network's residuals when it is fitted.
+    """
+
+    noise: float | Tensor | str = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.noise, str):
+            if self.noise != RESIDUALS:
+                raise ValueError(f"Gaussian(noise={self.noise!r}): expected a number, one per output, or 'residuals'.")
+        else:
+            checked_noise(self.noise, "Gaussian")
+
+    link_family = "gaussian"
+    caveat = ""
+
+    def _values(self) -> Tensor:
+        """() or (C,), float64."""
+        if isinstance(self.noise, str):
+            raise ValueError("Gaussian(noise='residuals') has no value before it is fitted.")
+        return checked_noise(self.noise, "Gaussian")
+
+    @property
+    def factor(self) -> Tensor:
+        """(): the common factor of all standard deviations."""
+        values = self._values()
+        return values.reshape(()) if values.numel() == 1 else values.log().mean().exp()
+
+    def _ratios(self, f: Tensor) -> Tensor | None:
+        """(C,): standard deviations over their common factor; None where there is one for all."""
+        values = self._values()
+        return None if values.numel() == 1 else (values / self.factor).to(f)
+
+    @property
+    def scale(self) -> Tensor:
+        """1 / factor^2."""
+        return self.factor.pow(-2)
+
+    def with_noise(self, noise: float | Tensor) -> Gaussian:
+        """Another noise; one number is the common factor where each output has its own."""
+        value, own = checked_noise(noise, "with_noise"), self._values()
+        if value.numel() == 1 and own.numel() > 1:
+            value = value.reshape(()).to(own) * own / self.factor
+        return replace(self, noise=value if value.numel() > 1 else float(value))
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Targets have exactly the outputs' shape: nothing is broadcast."""
+        form = equal_form(f, y, "regression")
+        given = 1 if isinstance(self.noise, str) else self._values().numel()
+        if given not in (1, form.outputs):
+            raise ValueError(f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs.")
+        return form
+
+    def bound(self, form: Form) -> Likelihood:
+        """Nothing to know."""
+        return self
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, T, C)."""
+        if not y.is_floating_point():
+            raise TypeError(f"regression: targets have dtype {y.dtype}; expected floating point numbers.")
+        return form.flatten(y)
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """All targets are finite."""
+        return torch.isfinite(y).all()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """There is one thing that can be wrong."""
+        return "regression: targets hold NaN or Inf; expected finite numbers."
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """All positions count."""
+        return every_position(y)
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """`1/2 |(f - y) / ratio|^2`, (N,)."""
+        ratios = self._ratios(f)
+        residual = f - y.to(f.dtype)
+        return 0.5 * (residual if ratios is None else residual / ratios).square().sum((1, 2))
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """The identity, over the ratios."""
+        ratios = self._ratios(f)
+        if ratios is not None:
+            return diagonal_root((1 / ratios).expand(f.shape), columns)
+        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, columns]
+        return identity.expand(*f.shape, identity.shape[1])
+
+    def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
+        """`f` plus normal noise with the ratios as its standard deviations."""
+        ratios = self._ratios(f)
+        noise = draws.normal(f.shape[-1]).to(f.dtype)
+        return f.detach() + (noise if ratios is None else noise * ratios)
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """The gradient at a drawn target."""
+        return score(self, f, self.sample(f, y, draws), create_graph)
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """All numbers."""
+        return torch.tensor(y.numel(), device=y.device)
+
+    def rest(self, y: Tensor) -> Tensor:
+        """The ratios' logarithms have mean zero, so nothing is left."""
+        return torch.zeros((), dtype=torch.float64, device=y.device)
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """`1/2 log(2 pi / scale)` per scalar target."""
+        return 0.5 * scalars * (math.log(2 * math.pi) - scale.log())
+
+    def distribution(self, f: Tensor) -> Normal:
+        """(..., T, C)."""
+        return Normal(f, self._values().to(f).expand(f.shape), validate_args=False)

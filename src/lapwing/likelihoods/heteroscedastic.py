@@ -1,0 +1,161 @@
+"""Regression whose noise depends on the input: the network returns two numbers per target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from ..random import Hashed
+from .base import ALL, Form, Likelihood, every_position, score, unit_scale, usual_axis
+
+Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
+PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
+FLOOR = 1e-8  # keeps the precision of the raw head away from zero
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian:
+    """A Gaussian with its own variance at every input; outputs (..., 2K): K first parameters, then K second.
+
+    - `raw`: `eta1 = o1`, `eta2 = -(softplus(o2) + 1e-8) / 2`: any outputs are good, and the curvature is of the
+      natural parameters, in which the energy is convex;
+    - `natural`: eta itself, with `eta2 < 0`;
+    - `mean_variance`: mean and variance; `mean_log_variance`: mean and log variance.
+    """
+
+    parameters: Parameters = "raw"
+
+    link_family = "heteroscedastic"
+    caveat = ""
+
+    def __post_init__(self) -> None:
+        if self.parameters not in PARAMETERS:
+            raise ValueError(f"HeteroscedasticGaussian(parameters={self.parameters!r}): expected one of {PARAMETERS}.")
+
+    @property
+    def scale(self) -> Tensor:
+        """The noise is an output."""
+        return unit_scale()
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Twice as many outputs as targets along the output axis, which a single target need not have."""
+        axis = usual_axis(f.dim())
+        shape = tuple(f.shape)
+        expected: list[tuple[int, ...]] = []
+        if axis is not None and shape[axis + 1] % 2 == 0:
+            half = shape[axis + 1] // 2
+            expected.append(shape[: axis + 1] + (half,) + shape[axis + 2 :])
+            if half == 1:
+                expected.append(shape[: axis + 1] + shape[axis + 2 :])
+        if axis is None or tuple(y.shape) not in expected:
+            wanted = " or ".join(map(str, expected)) or "an even number of outputs"
+            raise ValueError(
+                f"heteroscedastic: outputs {shape} and targets {tuple(y.shape)} do not fit; expected targets of shape "
+                f"{wanted}: the network returns two numbers per target, all first ones and then all second ones."
+            )
+        return Form(axis, shape[1:])
+
+    def bound(self, form: Form) -> Likelihood:
+        """Nothing to know."""
+        return self
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, T, K)."""
+        if not y.is_floating_point():
+            raise TypeError(f"heteroscedastic: targets have dtype {y.dtype}; expected floating point numbers.")
+        axis, dims = form.axis, len(form.shape)
+        assert axis is not None
+        if y.dim() == dims:  # one target without an axis
+            y = y.unsqueeze(axis + 1)
+        own = Form(axis, tuple(y.shape[1:]))
+        return own.flatten(y)
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """All targets are finite."""
+        return torch.isfinite(y).all()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """There is one thing that can be wrong."""
+        return "heteroscedastic: targets hold NaN or Inf; expected finite numbers."
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """All positions count."""
+        return every_position(y)
+
+    def natural(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., 2K) -> eta1 and eta2, (..., K) each."""
+        first, second = f.chunk(2, -1)
+        if self.parameters == "raw":
+            return first, -0.5 * (torch.nn.functional.softplus(second) + FLOOR)
+        if self.parameters == "natural":
+            return first, second
+        variance = second if self.parameters == "mean_variance" else second.exp()
+        return first / variance, -0.5 / variance
+
+    def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., 2K) -> mean and variance, (..., K) each."""
+        first, second = f.chunk(2, -1)
+        if self.parameters == "mean_variance":
+            return first, second
+        if self.parameters == "mean_log_variance":
+            return first, second.exp()
+        first, second = self.natural(f)
+        variance = -0.5 / second
+        return first * variance, variance
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """`1/2 ((y - mean)^2 / variance + log variance)`, (N,); not finite where a variance is not positive."""
+        mean, variance = self.moments(f)
+        return 0.5 * ((y.to(f.dtype) - mean).square() / variance + variance.log()).sum((1, 2))
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """`(d eta / d f)^T` times the root of the Hessian of the log-partition function, target by target."""
+        mean, variance = self.moments(f)
+        deviation = variance.sqrt()
+        zero = torch.zeros_like(mean)
+        if self.parameters in ("raw", "natural"):
+            # The covariance of (y, y^2) is L L^T with L = [[s, 0], [2 m s, sqrt(2) s^2]].
+            slope = torch.ones_like(mean)
+            if self.parameters == "raw":
+                slope = -0.5 * f.chunk(2, -1)[1].sigmoid()
+            corner, last = 2 * mean * deviation * slope, math.sqrt(2) * variance * slope
+            first = deviation
+        else:
+            first, corner = 1 / deviation, zero
+            last = 1 / (math.sqrt(2) * variance)
+            if self.parameters == "mean_log_variance":
+                last = torch.full_like(mean, 1 / math.sqrt(2))
+        blocks = [[first, zero], [corner, last]]
+        lines = [torch.cat([torch.diag_embed(block) for block in line], -1) for line in blocks]
+        return torch.cat(lines, -2)[..., columns]
+
+    def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
+        """(N, T, K)."""
+        mean, variance = self.moments(f.detach())
+        return mean + variance.sqrt() * draws.normal(mean.shape[-1]).to(f.dtype)
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """The gradient at a drawn target."""
+        return score(self, f, self.sample(f, y, draws), create_graph)
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """All numbers."""
+        return torch.tensor(y.numel(), device=y.device)
+
+    def rest(self, y: Tensor) -> Tensor:
+        """`1/2 log 2 pi` per scalar target."""
+        return torch.tensor(0.5 * math.log(2 * math.pi) * y.numel(), dtype=torch.float64, device=y.device)
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """There is no noise to depend on."""
+        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+
+    def distribution(self, f: Tensor) -> Normal:
+        """(..., T, K)."""
+        mean, variance = self.moments(f)
+        return Normal(mean, variance.sqrt(), validate_args=False)

@@ -1,0 +1,98 @@
+"""Counts: the network's output is the logarithm of their rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Poisson as PoissonDistribution
+
+from ..random import Hashed
+from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, unit_scale
+
+HALVINGS = 40  # of the interval in which a drawn count lies: enough for rates up to 1e9
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Counts with rate `exp(f)`; targets are whole numbers with the outputs' shape."""
+
+    link_family = "poisson"
+    caveat = ""
+
+    @property
+    def scale(self) -> Tensor:
+        """There is no noise."""
+        return unit_scale()
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Targets have exactly the outputs' shape."""
+        return equal_form(f, y, "count")
+
+    def bound(self, form: Form) -> Likelihood:
+        """Nothing to know."""
+        return self
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, T, C) in floating point."""
+        if y.is_complex() or y.dtype == torch.bool:
+            raise TypeError(f"count: targets have dtype {y.dtype}; expected whole numbers.")
+        return form.flatten(y if y.is_floating_point() else y.double())
+
+    @staticmethod
+    def _wrong(y: Tensor) -> Tensor:
+        return ~((y >= 0) & (y == y.floor()) & torch.isfinite(y))
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """All targets are counts."""
+        return ~self._wrong(y).any()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """The first that is none."""
+        return f"count: target {y[self._wrong(y)][0].item():g} was given; expected whole numbers from 0 on."
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """All positions count."""
+        return every_position(y)
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """`exp(f) - y f`, (N,)."""
+        return (f.exp() - y.to(f.dtype) * f).sum((1, 2))
+
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """`exp(f / 2)` on the diagonal."""
+        return diagonal_root((f / 2).exp(), columns)
+
+    def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
+        """(N, T, C): by bisection of the distribution function, `P(Y <= k) = Q(k + 1, rate)`."""
+        rate = f.detach().double().exp()
+        uniform = draws.uniform(f.shape[-1])
+        low, high = torch.full_like(rate, -1), (rate + 12 * (rate + 1).sqrt() + 40).ceil()
+        for _ in range(HALVINGS):
+            middle = ((low + high) / 2).floor()
+            enough = torch.special.gammaincc(middle.clamp(min=0) + 1, rate) >= uniform
+            enough &= middle >= 0
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        return high.to(f.dtype)
+
+    def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
+        """`exp(f) - drawn`."""
+        with torch.set_grad_enabled(create_graph):
+            return f.exp() - self.sample(f, y, draws)
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """All numbers."""
+        return torch.tensor(y.numel(), device=y.device)
+
+    def rest(self, y: Tensor) -> Tensor:
+        """`log y!`."""
+        return torch.lgamma(y.double() + 1).sum()
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """There is no noise to depend on."""
+        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+
+    def distribution(self, f: Tensor) -> PoissonDistribution:
+        """(..., T, C)."""
+        return PoissonDistribution(f.exp(), validate_args=False)
