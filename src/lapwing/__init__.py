@@ -2,12 +2,15 @@
 
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .evidence import Evidence
 from .laplace import Laplace, fit, products
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predict import Functional, Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
+from .trace import Trace, TuningWarning
+from .validation import validation_nll
 
 __version__ = "0.1.0"
 
@@ -22,6 +25,7 @@ __all__ = [
     "Custom",
     "Diag",
     "Empirical",
+    "Evidence",
     "Full",
     "Functional",
     "Gaussian",
@@ -34,6 +38,9 @@ __all__ = [
     "Prediction",
     "Prior",
     "Subnetwork",
+    "Trace",
+    "TuningWarning",
     "fit",
     "products",
+    "validation_nll",
 ]

@@ -54,8 +54,23 @@ class Curvature(Protocol):
         """Whether every weight can have a prior precision of its own."""
         ...
 
-    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
-        """`scale H + diag(delta)`; delta (D,), scale () already raised to its degree."""
+    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """`scale H + diag(delta)`; delta (D,), scale () already raised to its degree.
+
+        `numbers` (D,) says which weights share a precision, where gradients in precisions that happen to agree are
+        wanted.
+        """
+        ...
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,): diag(H), at least a share `floor` of its mean over the tensor."""
+        ...
+
+    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
+        """(D,): `l` with `log |scale H + diag(p[numbers] base)| = sum log(scale l + p[numbers]) + sum log base`.
+
+        In the order of `numbers`; None where the prior has several precisions in one block, and so no such form.
+        """
         ...
 
     def approximation(self, name: str) -> str:

@@ -1,13 +1,17 @@
-"""The log marginal likelihood of the Laplace approximation, with all constants."""
+"""The log marginal likelihood of the Laplace approximation, with all constants, and its parts."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from .core import Curvature
 from .curvature import Totals
-from .likelihoods import Gaussian, Likelihood
+from .likelihoods import Likelihood
 from .priors import Prior
 from .space import Space
 
@@ -16,7 +20,7 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     """The likelihood's scale, or that of another noise (which may require gradients)."""
     if noise is None:
         return likelihood.scale
-    if not isinstance(likelihood, Gaussian):
+    if not hasattr(likelihood, "with_noise"):
         raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise.")
     value = torch.as_tensor(noise, dtype=torch.float64).reshape(())
     if not bool(torch.isfinite(value)) or not bool(value > 0):
@@ -24,25 +28,137 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     return value.pow(-2)
 
 
-def log_evidence(
-    curvature: Curvature,
-    degree: int,
-    mode: Tensor,
-    space: Space,
-    prior: Prior,
-    likelihood: Likelihood,
-    totals: Totals,
-    noise: float | Tensor | None = None,
-) -> Tensor:
-    """`log p(D | theta) - 1/2 |theta - mu|^2_delta + 1/2 log |delta| - 1/2 log |P|`, differentiable in both."""
-    if prior.kind == "diagonal" and prior.precision.requires_grad and not curvature.elementwise:
+def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: torch.device) -> Tensor | None:
+    """(D,): which weights share a precision, where several inside a block do and gradients in them are wanted."""
+    if curvature.elementwise or not prior.precision.requires_grad or prior.precision.numel() == 1:
+        return None
+    if prior.kind == "diagonal":
         raise ValueError(
             "A gradient in one prior precision per weight was asked for, which Kronecker blocks do not have; "
             "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
         )
-    scale = noise_scale(likelihood, noise).to(mode.device)
-    delta = prior.delta(space, mode)
-    fit = -(scale * totals.energy + likelihood.log_z(totals.scalars, scale) + totals.rest)
-    distance = (delta * (mode - prior.centre(space, mode)).square()).sum()
-    volume = delta.log().sum() - curvature.precision(delta, scale.pow(degree)).logdet()
-    return fit + 0.5 * (volume - distance)
+    return prior.group(space).to(device)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that the evidence depends on; asked at a prior and a noise."""
+
+    curvature: Curvature
+    degree: int
+    mode: Tensor
+    space: Space
+    likelihood: Likelihood
+    totals: Totals
+    temperature: float = 1.0
+
+    def strength(self, scale: Tensor) -> Tensor:
+        """() what multiplies H: the scale to its degree, less with temperature, of degree 1 always."""
+        return scale.pow(self.degree) / self.temperature
+
+    def parts(self, prior: Prior, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`log p(D | theta)`, `|theta - mu|^2_delta` and `log |P| - log |delta|`, differentiable in both."""
+        mode, curvature = self.mode, self.curvature
+        scale = noise_scale(self.likelihood, noise).to(mode.device)
+        delta = prior.delta(self.space, mode)
+        totals = self.totals
+        fit = -(scale * totals.energy + self.likelihood.log_z(totals.scalars, scale) + totals.rest) / self.temperature
+        distance = (delta * (mode - prior.centre(self.space, mode)).square()).sum()
+        numbers = shared_numbers(curvature, prior, self.space, mode.device)
+        volume = curvature.precision(delta, self.strength(scale), numbers).logdet() - delta.log().sum()
+        return fit, distance, volume
+
+    def log_evidence(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
+        """`log p(D | theta) - 1/2 |theta - mu|^2_delta + 1/2 log |delta| - 1/2 log |P|`."""
+        fit, distance, volume = self.parts(prior, noise)
+        return fit - 0.5 * (volume + distance)
+
+    def evidence(self, prior: Prior, noise: float | Tensor | None = None) -> Evidence:
+        """Its parts as numbers, with the effective dimensions."""
+        with torch.no_grad():
+            fit, distance, volume = (float(part) for part in self.parts(prior, noise))
+            gamma = self.effective_dimensions(prior, noise)
+        return Evidence(fit, distance, volume, gamma, self.note(), prior, self.space)
+
+    def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
+        """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
+        scale = noise_scale(self.likelihood, noise).to(self.mode.device)
+        delta = prior.delta(self.space, self.mode).detach()
+        variance = self.curvature.precision(delta, self.strength(scale).detach()).variance().detach()
+        return summed(1 - delta.double() * variance.double(), prior, self.space)
+
+    def note(self) -> str:
+        """Why the evidence is no marginal likelihood, or nothing."""
+        reasons = []
+        if self.temperature != 1:
+            reasons.append(
+                f"at temperature {self.temperature:g} the likelihood is raised to 1/{self.temperature:g} and does not "
+                "sum to one"
+            )
+        caveat: str = getattr(self.likelihood, "caveat", "")
+        return "; ".join([*reasons, caveat] if caveat else reasons)
+
+
+def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
+    """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
+    groups = prior.count(space)
+    if groups == 1:
+        return values.double().sum()[None].cpu()
+    own = values.double().cpu()
+    return torch.zeros(groups, dtype=torch.float64, device="cpu").index_add_(0, prior.group(space), own)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The log evidence in parts: data fit, and complexity with its own two parts."""
+
+    log_likelihood: float
+    distance: float  # |theta - mu|^2 in the prior's precisions
+    log_volume: float  # log |P| - log |delta|
+    effective_dimensions: Tensor  # (groups,)
+    note: str
+    prior: Prior
+    space: Space
+
+    @property
+    def complexity(self) -> float:
+        """`-1/2 (distance + log_volume)`: what the evidence pays for the weights."""
+        return -0.5 * (self.distance + self.log_volume)
+
+    @property
+    def total(self) -> float:
+        """The log evidence."""
+        return self.log_likelihood + self.complexity
+
+    @property
+    def gamma(self) -> float:
+        """Effective dimensions of all groups: how many weights the data determine."""
+        return float(self.effective_dimensions.sum())
+
+    @cached_property
+    def groups(self) -> Sequence[str]:
+        """The names of the prior's groups."""
+        return self.prior.names(self.space)
+
+    @property
+    def is_marginal_likelihood(self) -> bool:
+        """Whether models can be compared by it; `note` says why not."""
+        return not self.note
+
+    def __repr__(self) -> str:
+        """A few lines: the parts, and the groups."""
+        lines = [
+            f"log evidence          {self.total:>14.4f}",
+            f"  log likelihood      {self.log_likelihood:>14.4f}",
+            f"  complexity          {self.complexity:>14.4f}   -1/2 (distance {self.distance:.4f} + "
+            f"log volume {self.log_volume:.4f})",
+            f"effective dimensions  {self.gamma:>14.4f}   of {self.space.size:,} weights",
+        ]
+        if 1 < len(self.effective_dimensions) <= 40:
+            width = max(len(name) for name in self.groups)
+            sizes = self.prior.group(self.space).bincount(minlength=len(self.groups)).tolist()
+            lines += [
+                f"  {name:<{width}}  {gamma:>12.4f}   of {size:,}"
+                for name, gamma, size in zip(self.groups, self.effective_dimensions.tolist(), sizes, strict=True)
+            ]
+        return "\n".join([*lines, f"no marginal likelihood: {self.note}"] if self.note else lines)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from . import curvature as curvatures
-from . import evidence, likelihoods, structures
+from . import likelihoods, structures, tuning
 from . import predict as predictions
 from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
+from .evidence import Evidence, Question, noise_scale
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
@@ -32,6 +33,7 @@ from .selection import Weights, select
 from .space import Space, trainable
 from .structures.block import DenseSums, Full
 from .tape import Plan
+from .trace import Trace
 
 DEFAULT_SEED = 0x1A9
 
@@ -87,6 +89,8 @@ class Laplace:
     rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
     timings: dict[str, float]
     identity: Identity
+    temperature: float = 1.0  # above one: log-likelihood and curvature count less
+    trace: Trace | None = None  # how `tune` came here
 
     @property
     def D(self) -> int:
@@ -101,22 +105,67 @@ class Laplace:
     @cached_property
     def precision(self) -> Blocks:
         """The posterior precision at this prior and noise."""
-        scale = self.likelihood.scale.to(self.mode.device)
-        return self.curvature.precision(self.prior.delta(self.space, self.mode), scale.pow(self.kind.degree))
+        scale = self._question.strength(self.likelihood.scale.to(self.mode.device))
+        return self.curvature.precision(self.prior.delta(self.space, self.mode), scale)
 
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """The same curvature under another prior: a new value."""
-        chosen = as_prior(prior, self.prior)
-        chosen.count(self.space)  # refused here, not when asked
-        return replace(self, prior=chosen)
+        return replace(self, prior=self._prior(prior), trace=None)
+
+    def with_noise(self, noise: float | Tensor) -> Laplace:
+        """The same curvature under another noise: a new value."""
+        noise_scale(self.likelihood, noise)  # refused where there is none
+        return replace(self, likelihood=self.likelihood.with_noise(noise), trace=None)  # type: ignore[attr-defined]
+
+    def with_temperature(self, temperature: float) -> Laplace:
+        """Log-likelihood and curvature divided by it, not the prior: a new value."""
+        return replace(self, temperature=tuning.checked_temperature(temperature), trace=None)
+
+    def _prior(self, prior: Prior | Number | None) -> Prior:
+        """A prior for these weights: refused here, not when asked."""
+        chosen = self.prior if prior is None else as_prior(prior, self.prior)
+        chosen.count(self.space)
+        return chosen.bound(self.curvature, self.N)
+
+    @property
+    def _question(self) -> Question:
+        """What the evidence depends on besides prior and noise."""
+        return Question(
+            self.curvature, self.kind.degree, self.mode, self.space, self.likelihood, self.totals, self.temperature
+        )
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
         """The log marginal likelihood, here or at another prior and noise; tensors may require gradients."""
-        chosen = self.prior if prior is None else as_prior(prior, self.prior)
-        return evidence.log_evidence(
-            self.curvature, self.kind.degree, self.mode, self.space, chosen, self.likelihood, self.totals, noise
-        )
+        return self._question.log_evidence(self._prior(prior), noise)
+
+    @plainly
+    def evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Evidence:
+        """The log evidence in parts, with the effective dimensions of each group of the prior."""
+        return self._question.evidence(self._prior(prior), noise)
+
+    @plainly
+    def tune(
+        self,
+        method: tuning.Method = "evidence",
+        *,
+        prior: bool = True,
+        noise: bool | None = None,
+        temperature: bool = False,
+        data: Any = None,
+        start: Prior | Number | None = None,
+        grid: tuning.Grid | None = None,
+        steps: int | None = None,
+        tolerance: float | None = None,
+        limits: tuple[float, float] = tuning.LIMITS,
+        predict: Mapping[str, Any] | None = None,
+    ) -> Laplace:
+        """Choose prior precisions, and the noise where there is one, without the training data: a new value.
+
+        By the `evidence` or MacKay's `fixed_point`, by the NLL on validation `data`, or on a `grid`; see `trace`.
+        """
+        asked = tuning.settings(self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict)
+        return tuning.tune(self, asked, start)
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -227,7 +276,8 @@ def fit(
     def variance() -> Tensor:
         if batches.one_shot:
             raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
-        usual = Prior.scalar(1.0) if start.kind == "diagonal" and start.precision.numel() > 1 else start
+        own = start.base is not None or (start.kind in ("diagonal", "unitwise") and start.precision.numel() > 1)
+        usual = Prior.scalar(1.0) if own else start
         diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory)
         return spread_variance(diagonal, model)
 
@@ -257,6 +307,8 @@ def fit(
     measured = time.perf_counter()
     start, space = start.only(space, space.only(plan.used)), space.only(plan.used)
     made = shape.curvature(sums, space)
+    assert source.totals is not None
+    start = start.bound(made, source.totals.examples)
     wait(device)
     timings = {"measure": measured - began, "decompose": time.perf_counter() - measured}
     chosen = source.kind

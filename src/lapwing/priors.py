@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
 
 from .space import Space
 
+if TYPE_CHECKING:
+    from .core import Curvature
+
 Number = int | float | Tensor
+FLOOR = 1e-4  # a g-prior's least precision, as a share of the mean over the tensor
 
 
 def _checked(value: Number | list[float], what: str) -> Tensor:
@@ -31,6 +38,7 @@ class Prior:
     precision: Tensor
     patterns: tuple[str, ...] = ()
     mean: Number = 0.0
+    base: Tensor | None = None  # (D,): fixed ratios, which the precisions multiply
 
     @staticmethod
     def scalar(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
@@ -51,6 +59,19 @@ class Prior:
         return Prior("diagonal", _checked(precision, "Prior.diagonal").reshape(-1), mean=mean)
 
     @staticmethod
+    def unitwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
+        """One precision per index along the first axis of each tensor: per output unit, and per element of a vector."""
+        return Prior("unitwise", _checked(precision, "Prior.unitwise").reshape(-1), mean=mean)
+
+    @staticmethod
+    def g_prior(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
+        """`delta_i = precision * diag(H)_i / N`, with H at scale 1: ratios fixed at the fit, one factor to tune."""
+        made = _checked(precision, "Prior.g_prior")
+        if made.numel() != 1:
+            raise ValueError(f"Prior.g_prior: {made.numel()} precisions were given; expected one factor.")
+        return Prior("g_prior", made.reshape(1), mean=mean)
+
+    @staticmethod
     def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
         """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
         values = torch.tensor([float(value) for value in precisions.values()], dtype=torch.float64, device="cpu")
@@ -59,10 +80,12 @@ class Prior:
     def group(self, space: Space) -> Tensor:
         """(D,): the number of each weight's group."""
         sizes = [shape.numel() for shape in space.shapes]
-        if self.kind == "scalar":
-            numbers = torch.zeros(space.total, dtype=torch.long, device="cpu")
-        elif self.kind == "diagonal":
+        if self.kind in ("scalar", "g_prior"):
+            return torch.zeros(1, dtype=torch.long, device="cpu").expand(space.size)
+        if self.kind == "diagonal":
             return torch.arange(space.size, device="cpu")
+        if self.kind == "unitwise":
+            numbers = _units(space)
         else:
             own = list(range(len(sizes))) if self.kind == "layerwise" else [self._fitting(name) for name in space.names]
             numbers = torch.tensor(own, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
@@ -76,7 +99,13 @@ class Prior:
 
     def count(self, space: Space) -> int:
         """How many groups the selected weights fall into; refuses precisions and means that do not fit them."""
-        groups = {"scalar": 1, "layerwise": len(space.names), "diagonal": space.size}.get(self.kind, len(self.patterns))
+        groups = {
+            "scalar": 1,
+            "g_prior": 1,
+            "layerwise": len(space.names),
+            "unitwise": sum(_rows(shape) for shape in space.shapes),
+            "diagonal": space.size,
+        }.get(self.kind, len(self.patterns))
         if self.kind == "groups":
             for name in space.names:
                 self._fitting(name)
@@ -87,12 +116,37 @@ class Prior:
             )
         if isinstance(self.mean, Tensor) and self.mean.numel() not in (1, space.size):
             raise ValueError(f"The prior's mean has {self.mean.numel()} numbers; expected 1 or {space.size}.")
+        if self.base is not None and self.base.numel() != space.size:
+            raise ValueError(
+                f"Prior.{self.kind} was bound to the curvature of {self.base.numel()} weights, and {space.size} are "
+                f"selected; give an unbound Prior.{self.kind}(...)."
+            )
         return groups
+
+    def names(self, space: Space) -> Sequence[str]:
+        """What each group is called."""
+        if self.kind in ("scalar", "g_prior"):
+            return ("all",)
+        if self.kind == "layerwise":
+            return space.names
+        if self.kind == "groups":
+            return self.patterns
+        return Names(space, self.kind == "unitwise")
+
+    def bound(self, curvature: Curvature, examples: int) -> Prior:
+        """A g-prior with the ratios of a curvature; any other prior, or one already bound, is itself."""
+        if self.kind != "g_prior" or self.base is not None:
+            return self
+        return replace(self, base=(curvature.diag(FLOOR) / examples).detach())
 
     def delta(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the precision of each weight, differentiable in `precision`."""
         groups = self.count(space)
         precision = self.precision.to(device=like.device, dtype=like.dtype)
+        if self.kind == "g_prior":
+            if self.base is None:
+                raise ValueError("Prior.g_prior takes its ratios from a curvature; use la.with_prior, or prior.bound.")
+            return precision * self.base.to(device=like.device, dtype=like.dtype)
         if precision.numel() == 1:
             return precision.expand(space.size)
         return precision.expand(groups)[self.group(space).to(like.device)]
@@ -103,12 +157,21 @@ class Prior:
             return self
         places = [torch.arange(piece.start, piece.stop, device="cpu") for piece in _selected_slices(space, kept.names)]
         left = torch.cat(places)
-        precision, mean = self.precision, self.mean
+        precision, mean, base = self.precision, self.mean, self.base
         if self.kind in ("layerwise", "diagonal") and precision.numel() > 1:
             precision = precision[self.group(space)[left].unique().to(precision.device)]
+        if self.kind == "unitwise" and precision.numel() > 1:
+            owners = [
+                name in kept.names
+                for name, shape in zip(space.names, space.shapes, strict=True)
+                for _ in range(_rows(shape))
+            ]
+            precision = precision[torch.tensor(owners, device=precision.device)]
+        if base is not None:
+            base = base[left.to(base.device)]
         if isinstance(mean, Tensor) and mean.numel() > 1:
             mean = mean.reshape(-1)[left.to(mean.device)]
-        return replace(self, precision=precision, mean=mean)
+        return replace(self, precision=precision, mean=mean, base=base)
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
@@ -123,6 +186,48 @@ class Prior:
     def with_precision(self, precision: Number) -> Prior:
         """The same groups and mean with other precisions, which may require gradients."""
         return replace(self, precision=_checked(precision, f"Prior.{self.kind}").reshape(-1))
+
+
+class Names(Sequence[str]):
+    """Names of units or single weights, such as `fc.weight[3]`, made when they are asked for: there can be millions."""
+
+    def __init__(self, space: Space, units: bool) -> None:
+        counts = [_rows(shape) if units else shape.numel() for shape in space.shapes]
+        self.names, self.ends = space.names, list(itertools.accumulate(counts))
+        self.own = None if units or space.mask is None else space.mask.nonzero()[:, 0].cpu()
+
+    def __len__(self) -> int:
+        """Groups."""
+        return self.ends[-1] if self.own is None else len(self.own)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        """One, or some."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        number = number if self.own is None else int(self.own[number])
+        tensor = bisect.bisect_right(self.ends, number)
+        start = self.ends[tensor - 1] if tensor else 0
+        return f"{self.names[tensor]}[{number - start}]"
+
+
+def _rows(shape: torch.Size) -> int:
+    """Indices along the first axis; a number without axes is one unit."""
+    return shape[0] if len(shape) else 1
+
+
+def _units(space: Space) -> Tensor:
+    """(total,): the number of each element's unit."""
+    pieces, start = [], 0
+    for shape in space.shapes:
+        rows = _rows(shape)
+        pieces.append(torch.arange(start, start + rows, device="cpu").repeat_interleave(shape.numel() // max(rows, 1)))
+        start += rows
+    return torch.cat(pieces)
 
 
 def _selected_slices(space: Space, names: tuple[str, ...]) -> list[slice]:

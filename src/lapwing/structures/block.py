@@ -14,7 +14,7 @@ from ..layers.base import Part
 from ..operators import Block as OperatorBlock
 from ..operators import Blocks, Dense, rows_of
 from ..space import Space
-from .common import sum_dtype
+from .common import filled, floored, one_number, sum_dtype
 
 Group = tuple[Part, ...]
 
@@ -118,17 +118,48 @@ class DenseCurvature:
 
     elementwise = True
 
-    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
+    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
         """`scale H + diag(delta)` per group."""
         space = self.space
         blocks = []
         for parts, matrix in self.matrices.items():
             mask = None if space.mask is None else space.mask.to(matrix.device)
-            slices = (slice(0, space.size),) if mask is not None else tuple(space.place(part) for part in parts)
+            slices = self._slices(parts)
             own = torch.cat([delta[piece] for piece in slices])
             operator = Dense(scale.to(matrix) * matrix + torch.diag(own))
             blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
         return Blocks(blocks, space.size)
+
+    def _slices(self, parts: Group) -> tuple[slice, ...]:
+        """Where a group's weights are in the vector of D."""
+        masked = self.space.mask is not None
+        return (slice(0, self.space.size),) if masked else tuple(self.space.place(part) for part in parts)
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,): the matrices' diagonals, each tensor with a floor of its own."""
+        pieces: list[tuple[int, Tensor]] = []
+        for parts, matrix in self.matrices.items():
+            places = self._slices(parts)
+            own = matrix.diagonal().split([place.stop - place.start for place in places])
+            pieces += [(place.start, floored(each, floor)) for place, each in zip(places, own, strict=True)]
+        return filled(torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])]), floor)
+
+    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
+        """Eigenvalues of every matrix, where all its weights share one precision."""
+        pieces: list[tuple[int, Tensor]] = []
+        for parts, matrix in self.matrices.items():
+            places = self._slices(parts)
+            if not one_number(
+                torch.cat([numbers[place] for place in places]) if len(places) > 1 else numbers[places[0]]
+            ):
+                return None
+            wide = matrix.detach().double()
+            if base is not None:
+                root = torch.cat([base[place] for place in places]).to(wide).rsqrt()
+                wide = root[:, None] * wide * root
+            own = torch.linalg.eigvalsh(wide).split([place.stop - place.start for place in places])
+            pieces += [(place.start, each) for place, each in zip(places, own, strict=True)]
+        return torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])])
 
     def approximation(self, name: str) -> str:
         """For the coverage table."""

@@ -41,3 +41,21 @@ def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:
             place = space.place(part)
             flat = torch.cat([flat[: place.start], flat[place] + value, flat[place.stop :]])
     return flat
+
+
+def floored(diagonal: Tensor, floor: float) -> Tensor:
+    """Numbers of one tensor, at least a share of their mean."""
+    return diagonal.clamp(min=0) if floor == 0 else diagonal.clamp(min=0).maximum(floor * diagonal.mean())
+
+
+def filled(diagonal: Tensor, floor: float) -> Tensor:
+    """(D,): what is still zero, since its whole tensor is, takes the share of the mean over all (one, if all are)."""
+    if floor == 0:
+        return diagonal
+    least = floor * diagonal.mean()
+    return torch.where(diagonal > 0, diagonal, torch.where(least > 0, least, torch.ones_like(least)))
+
+
+def one_number(numbers: Tensor) -> bool:
+    """Whether a range of weights shares one precision."""
+    return numbers.stride(0) == 0 or bool((numbers == numbers[0]).all())

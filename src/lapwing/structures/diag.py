@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..curvature import Source
 from ..layers.base import Part
 from ..operators import Block, Blocks, Diagonal
 from ..space import Space
-from .common import accumulate, whole
+from .common import accumulate, filled, floored, whole
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class DiagCurvature:
 
     elementwise = True
 
-    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
+    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
         """One diagonal operator per weight tensor."""
         space, start, blocks = self.space, 0, []
         for part in space.parts():
@@ -54,6 +55,21 @@ class DiagCurvature:
             operator = Diagonal(scale.to(diagonal) * diagonal + delta[own], mask)
             blocks.append(Block((part,), (own,), operator))
         return Blocks(blocks, space.size)
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,)."""
+        pieces = []
+        for part in self.space.parts():
+            place = self.space.place(part)
+            own = self.diagonal[place]
+            own = own if self.space.mask is None else own[self.space.mask[place].to(own.device)]
+            pieces.append(floored(own, floor))
+        return filled(torch.cat(pieces), floor)
+
+    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor:
+        """Independent weights have any prior."""
+        own = self.diag()
+        return own if base is None else own / base
 
     def approximation(self, name: str) -> str:
         """For the coverage table."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..curvature import Source
-from ..jacobians import Layout, join
+from ..jacobians import Layout, join, part_ways
 from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
+from .common import filled, floored, one_number
 from .factors import LARGEST_SIDE, Key, KronSums, measure_corrections, measure_factors
 
 
@@ -184,35 +185,69 @@ class Spectrum:
     weight: Layout | None = None  # the weight's own layout, in a block that it shares with its bias
     sides: tuple[Tensor, Tensor] | None = None  # the factors themselves, where their product is the block
 
-    def precision(self, delta: Tensor, scale: Tensor, key: Key) -> Rotated:
-        """`scale H + diag(delta)` for delta (G, O, I)."""
+    def precision(self, delta: Tensor, scale: Tensor, key: Key, numbers: Tensor | None = None) -> Rotated:
+        """`scale H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
         scale = scale.to(self.values)
-        if bool((delta.detach() == delta.detach()[:1, :1, :1]).all()):
+        same = delta.detach() if numbers is None else numbers
+        if bool((same == same[:1, :1, :1]).all()):
             return Rotated(scale * self.values + delta[:1, :1, :1], self.layout, self.left, self.right)
+        rows, columns = self._product(delta, key, numbers)
+        return self._scaled(rows, columns, scale, key)
+
+    def _product(self, delta: Tensor, key: Key, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(G, O, 1) and (G, 1, I) whose product is delta, whatever its numbers are; refused where there are none."""
+        if numbers is not None:
+            if bool((numbers == numbers[:, :, :1]).all()):
+                return delta[:, :, :1], torch.ones_like(delta[:, :1, :])
+            if bool((numbers == numbers[:, :1, :]).all()):
+                return torch.ones_like(delta[:, :, :1]), delta[:, :1, :]
         rows, columns = delta[:, :, :1], delta[:, :1, :] / delta[:, :1, :1]
-        if not torch.allclose(rows * columns, delta, rtol=1e-10 if delta.dtype == torch.float64 else 1e-5):
+        rtol = 1e-10 if delta.dtype == torch.float64 else 1e-5
+        if numbers is not None or not torch.allclose(rows * columns, delta, rtol=rtol, atol=0):
+            alternative = "" if len(key) == 1 else "Kron(bias='separate'), "
             raise ValueError(
                 f"The prior has different precisions inside {key[0].name!r} that are no product of one per row and one "
-                "per column, which a Kronecker block cannot hold exactly; use a scalar or layerwise prior, or "
-                "structure='diag', 'block' or 'full'."
+                f"per column, which a Kronecker block cannot hold exactly; use {alternative}a scalar or layerwise "
+                "prior, or structure='diag', 'block' or 'full'."
             )
+        return rows, columns
+
+    def eigenvalues(self, base: Tensor | None, key: Key) -> Tensor:
+        """(P,): of the block, or of `B^-1/2 block B^-1/2` with base (G, O, I)."""
+        if base is None:
+            return self.values.flatten()
+        if bool((base == base[:1, :1, :1]).all()):
+            return (self.values / base[:1, :1, :1]).flatten()
+        rows, columns = self._product(base, key, None)
+        (_, _, left, above), (_, _, right, beside) = self._whitened(rows, columns, key)
+        return ((left / above)[:, :, None] * (right / beside)[:, None, :]).flatten()
+
+    def diagonal(self, floor: float) -> Tensor:
+        """(G, O, I): with a floor on each side where the block is a product, so that it stays one."""
+        if self.sides is None:
+            made = self.values if self.left is None else self.left.square() @ self.values
+            return floored(made if self.right is None else made @ self.right.square().mT, floor)
+        rows, columns = (
+            floored(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in self.sides
+        )
+        return rows[:, :, None] * columns[:, None, :]
+
+    def _whitened(self, rows: Tensor, columns: Tensor, key: Key) -> tuple[Whitened, Whitened]:
+        """Both sides under their share of the prior."""
         if self.sides is None:
             raise ValueError(
                 f"The prior has different precisions inside {key[0].name!r}, which an eigenvalue-corrected block "
                 "cannot hold exactly; use structure='kron', or a scalar or layerwise prior."
             )
-        return self._scaled(rows, columns, scale, key[0].name)
-
-    def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, name: str) -> Rotated:
-        """`D^1/2 (scale D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
-        assert self.sides is not None
-        (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = (
-            whitened(side, basis, own, name)
-            for side, basis, own in (
-                (self.sides[0], self.left, rows[:, :, 0]),
-                (self.sides[1], self.right, columns[:, 0, :]),
-            )
+        return (
+            whitened(self.sides[0], self.left, rows[:, :, 0], key[0].name),
+            whitened(self.sides[1], self.right, columns[:, 0, :], key[0].name),
         )
+
+    def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, key: Key) -> Rotated:
+        """`D^1/2 (scale D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
+        sides = self._whitened(rows, columns, key)
+        (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = sides
         values = scale * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
         groups, height, width = self.layout.matrix
         volume = values.new_zeros(())
@@ -221,9 +256,10 @@ class Spectrum:
         return Rotated(values, self.layout, left, right, Dual(dual_left, dual_right, volume))
 
 
-def whitened(
-    side: Tensor, basis: Tensor | None, precision: Tensor, name: str
-) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+Whitened = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
+
+
+def whitened(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -> Whitened:
     """Basis, its inverse transpose, eigenvalues and remaining precision of a factor under its side of the prior.
 
     A diagonal side keeps its precisions beside the eigenvalues; another takes them into its basis as `D^-1/2`.
@@ -249,14 +285,13 @@ class KronCurvature:
 
     elementwise = False
 
-    def precision(self, delta: Tensor, scale: Tensor) -> Blocks:
+    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
         """`scale H + diag(delta)`: one precision per weight keeps the eigenbases."""
         made = []
         for key, spectrum in self.blocks.items():
             slices = tuple(self.space.place(part) for part in key)
-            pieces = [delta[piece] for piece in slices]
-            flat = pieces[0] if spectrum.weight is None else join(pieces[0], pieces[1], spectrum.weight)
-            operator = spectrum.precision(spectrum.layout.to_matrix(flat), scale, key)
+            own = None if numbers is None else self._matrix(numbers, key, spectrum)
+            operator = spectrum.precision(self._matrix(delta, key, spectrum), scale, key, own)
             made.append(Block(key, slices, operator, joint=spectrum.weight))
         for part, value in self.others.items():
             place = self.space.place(part)
@@ -267,6 +302,55 @@ class KronCurvature:
         for place, part in self._unseen():
             made.append(Block((part,), (place,), Diagonal(delta[place])))
         return Blocks(made, self.space.size)
+
+    def _matrix(self, flat: Tensor, key: Key, spectrum: Spectrum) -> Tensor:
+        """(D,) -> (G, O, I): the numbers of one block."""
+        pieces = [flat[self.space.place(part)] for part in key]
+        return spectrum.layout.to_matrix(
+            pieces[0] if spectrum.weight is None else join(pieces[0], pieces[1], spectrum.weight)
+        )
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,): of a Kronecker block rows times columns."""
+        made = self._some.new_zeros(self.space.size)
+        for key, spectrum in self.blocks.items():
+            flat = spectrum.layout.to_flat(spectrum.diagonal(floor))
+            own = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
+            for part, piece in zip(key, own, strict=True):
+                made[self.space.place(part)] = piece
+        for part, value in self.others.items():
+            made[self.space.place(part)] = floored(value.diagonal() if value.dim() == 2 else value, floor)
+        return filled(made, floor)
+
+    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
+        """The blocks' eigenvalues, where each has one precision."""
+        made = numbers.new_zeros(self.space.size, dtype=torch.float64, device=self._some.device)
+        for key, block in self.blocks.items():
+            places = [self.space.place(part) for part in key]
+            if not all(one_number(numbers[place]) for place in places):
+                return None
+            if len(places) > 1 and numbers[places[0]][0] != numbers[places[1]][0]:
+                return None
+            values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
+            pieces = values.double().split([place.stop - place.start for place in places])
+            for place, piece in zip(places, pieces, strict=True):
+                made[place] = piece
+        for part, value in self.others.items():
+            place = self.space.place(part)
+            own = None if base is None else base[place].to(device=made.device, dtype=torch.float64)
+            wide = value.detach().double()
+            if value.dim() == 1:
+                made[place] = wide if own is None else wide / own
+                continue
+            if not one_number(numbers[place]):
+                return None
+            made[place] = torch.linalg.eigvalsh(wide if own is None else wide / (own[:, None] * own).sqrt())
+        return made
+
+    @property
+    def _some(self) -> Tensor:
+        """Any tensor of the curvature: its dtype and device are those of all."""
+        return next(iter([*(each.values for each in self.blocks.values()), *self.others.values()]))
 
     def _unseen(self) -> list[tuple[slice, Part]]:
         """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""

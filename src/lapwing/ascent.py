@@ -1,0 +1,205 @@
+"""Climbing the evidence: Newton's method on log precisions and log scale, and MacKay's fixed point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .profile import Place, Point, Profile
+
+SUFFICIENT = 1e-4  # the share of a step's promised gain that it has to keep
+LONGEST = 6.0  # the longest step in a logarithm: a factor of 400
+HISTORY = 20
+
+
+@dataclass(frozen=True)
+class Range:
+    """What may be changed, and how far: logarithms of precisions and of the scale."""
+
+    free: Tensor  # (groups + 1,) booleans; the last is the scale
+    low: Tensor
+    high: Tensor
+
+    def clip(self, z: Tensor) -> Tensor:
+        """The nearest allowed numbers; what is not free stays as it is."""
+        return torch.where(self.free, z.minimum(self.high).maximum(self.low), z)
+
+    def open(self, z: Tensor, gradient: Tensor) -> Tensor:
+        """(groups + 1,) booleans: what can still move uphill."""
+        return self.free & ~((z <= self.low) & (gradient < 0)) & ~((z >= self.high) & (gradient > 0))
+
+
+@dataclass
+class Path:
+    """The points that were passed, and why it ended."""
+
+    points: list[Point] = field(default_factory=list)
+    stopped: str = ""
+    converged: bool = False
+
+    def end(self, converged: bool, why: str) -> Path:
+        """The last word."""
+        self.converged, self.stopped = converged, why
+        return self
+
+
+def vector(place: Place) -> Tensor:
+    """(groups + 1,)."""
+    return torch.cat([place.precision, torch.tensor([place.scale], dtype=torch.float64, device="cpu")])
+
+
+def place_of(z: Tensor) -> Place:
+    """The other way round."""
+    return Place(z[:-1], float(z[-1]))
+
+
+def gradient_of(profile: Profile, point: Point) -> Tensor:
+    """(groups + 1,): `1/2 (gamma_g - p_g |theta_g - mu_g|^2)`, and `n / 2T - scale energy / T - degree gamma / 2`."""
+    question = profile.question
+    scale = 0.5 * question.totals.scalars / question.temperature - point.surprise
+    scale -= 0.5 * question.degree * float(point.gamma.sum())
+    own = torch.tensor([scale], dtype=torch.float64, device="cpu")
+    return torch.cat([0.5 * (point.gamma - point.pull), own])
+
+
+def newton(profile: Profile, point: Point, given: Tensor, open_: Tensor) -> Tensor:
+    """Minus the inverse of the second derivative, times a vector: precisions meet in the scale alone.
+
+    `-d2 / dz_g^2 = (spread_g + pull_g) / 2`, with the scale `- degree spread_g / 2`, of the scale itself
+    `scale energy / T + degree^2 sum spread / 2`.
+    """
+    degree = profile.question.degree
+    spread = torch.where(open_[:-1], point.spread, 0.0)
+    own = 0.5 * (point.spread + point.pull) + 1e-12
+    first = torch.where(open_[:-1], given[:-1], 0.0)
+    if not bool(open_[-1]):
+        return torch.cat([first / own, torch.zeros_like(given[-1:])])
+    cross = -0.5 * degree * spread
+    corner = point.surprise + 0.5 * degree**2 * float(point.spread.sum()) + 1e-12
+    left = corner - float((cross.square() / own).sum())
+    last = (float(given[-1]) - float((cross * first / own).sum())) / max(left, 1e-12 * corner)
+    return torch.cat([(first - cross * last) / own, given.new_tensor([last])])
+
+
+def quasi_newton(pairs: list[tuple[Tensor, Tensor]], given: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+    """L-BFGS: the inverse second derivative by the last steps, on top of `base` as the first guess."""
+    q, kept = given, []
+    for step, change in reversed(pairs):
+        share = float(step @ q) / float(step @ change)
+        q = q - share * change
+        kept.append(share)
+    q = base(q)
+    for (step, change), share in zip(pairs, reversed(kept), strict=True):
+        q = q + (share - float(change @ q) / float(step @ change)) * step
+    return q
+
+
+def ascend(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Path:
+    """To the top: exact Newton steps where the spectrum is known, else L-BFGS, with a line search inside the limits."""
+    path = Path([profile.at(place_of(allowed.clip(vector(profile.start()))))])
+    _jump(profile, allowed, path)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(steps):
+        point = path.points[-1]
+        z, gradient = vector(point.place), gradient_of(profile, point)
+        open_ = allowed.open(z, gradient)
+        if not bool(open_.any()):
+            return path.end(True, "everything that may change is at an edge of its range")
+        uphill = torch.where(open_, gradient, 0.0)
+
+        def base(given: Tensor, point: Point = point, open_: Tensor = open_) -> Tensor:
+            return newton(profile, point, given, open_)
+
+        direction = base(uphill)
+        if pairs:
+            better = torch.where(open_, quasi_newton(pairs, uphill, base), 0.0)
+            direction = better if float(better @ uphill) > 0 else direction
+        if float(direction.abs().max()) <= tolerance and float(base(uphill).abs().max()) <= tolerance:
+            final = profile.at(place_of(allowed.clip(z + direction)))
+            if final.finite and final.value >= point.value:
+                path.points.append(final)
+            return path.end(True, f"the next step would change no logarithm by more than {tolerance:g}")
+        found = _search(profile, allowed, point, direction, uphill)
+        if found is None:
+            small = float(base(uphill).abs().max()) < math.sqrt(tolerance)
+            return path.end(small, "no step improves the evidence beyond rounding")
+        path.points.append(found)
+        if not profile.exact:
+            step = vector(found.place) - z
+            change = gradient - gradient_of(profile, found)
+            if float(step @ change) > 1e-12 * float(step.norm() * change.norm()):
+                pairs = [*pairs[-HISTORY + 1 :], (step, change)]
+    return path.end(False, f"{steps} steps were not enough")
+
+
+def _jump(profile: Profile, allowed: Range, path: Path) -> None:
+    """A few of MacKay's steps while they climb: from afar they are longer than Newton's."""
+    for _ in range(4):
+        point = path.points[-1]
+        after = profile.at(place_of(mackay(profile, allowed, point)))
+        if not point.finite or not after.finite or after.value <= point.value:
+            return
+        path.points.append(after)
+
+
+def _search(profile: Profile, allowed: Range, point: Point, direction: Tensor, uphill: Tensor) -> Point | None:
+    """The first of ever shorter steps that keeps enough of the gain it promised, or flattens the slope at the top."""
+    z = vector(point.place)
+    length = min(1.0, LONGEST / max(float(direction.abs().max()), 1e-300))
+    rounding = 1e-13 * (abs(point.value) + float(point.pull.sum()))
+    for _ in range(40):
+        there = allowed.clip(z + length * direction)
+        found = profile.at(place_of(there))
+        promised = float(uphill @ (there - z))
+        if found.finite and found.value > point.value + SUFFICIENT * promised:
+            return found
+        if found.finite and promised < 1e3 * rounding and found.value >= point.value - rounding:
+            slope = torch.where(uphill != 0, gradient_of(profile, found), 0.0)
+            if float(slope.norm()) < 0.9 * float(uphill.norm()):
+                return found
+        length /= 2
+        if promised < rounding:
+            return None
+    return None
+
+
+def mackay(profile: Profile, allowed: Range, point: Point) -> Tensor:
+    """(groups + 1,): `p_g = gamma_g / |theta_g - mu_g|^2` and `noise^2 = SSE / (n - degree T gamma)`.
+
+    Where gamma leaves less than half of n the latter runs away; `(SSE + degree T gamma noise^2) / n` has the same fixed
+    point and does not.
+    """
+    question = profile.question
+    precision = (point.gamma.clamp(min=0) / profile.squares).log()
+    precision = torch.where(torch.isnan(precision), point.place.precision, precision)
+    number, errors = question.totals.scalars, 2 * question.totals.energy
+    taken = question.degree * question.temperature * float(point.gamma.sum())
+    if taken <= 0.5 * number:
+        variance = errors / max(number - taken, 1e-300)
+    else:
+        variance = (errors + taken * math.exp(-point.place.scale)) / number
+    scale = precision.new_tensor([-math.log(max(variance, 1e-300))])
+    z = torch.where(allowed.free, torch.cat([precision, scale]), vector(point.place))
+    return allowed.clip(z)
+
+
+def fixed_point(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Path:
+    """MacKay's updates until what is left of them, at the rate they shrink, is below the tolerance."""
+    path = Path([profile.at(place_of(allowed.clip(vector(profile.start()))))])
+    before = math.inf
+    for _ in range(steps):
+        point = path.points[-1]
+        if not point.finite:
+            return path.end(False, "the updates left the range in which there is a posterior")
+        z = mackay(profile, allowed, point)
+        path.points.append(profile.at(place_of(z)))
+        moved = float((z - vector(point.place)).abs().max())
+        rate = min(moved / before, 0.9999) if before > 0 else 0.0
+        before = moved
+        if moved * rate / (1 - rate) <= tolerance and moved <= math.sqrt(tolerance):
+            return path.end(True, f"what is left of the updates changes no logarithm by more than {tolerance:g}")
+    return path.end(False, f"{steps} steps were not enough")

@@ -1,0 +1,163 @@
+"""The evidence as a function of log precisions and log scale alone: what tuning climbs.
+
+It is concave in both together for every curvature without negative eigenvalues: `|scale H + sum_g p_g D_g|` is a
+polynomial with no negative coefficients, so the logarithm of it is convex in the logarithms of its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .evidence import Question, summed
+from .priors import Prior
+
+
+@dataclass(frozen=True)
+class Place:
+    """Log precisions (groups,) and the log scale, on the CPU in float64."""
+
+    precision: Tensor
+    scale: float
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation."""
+        return math.exp(-0.5 * self.scale)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The evidence at a place, with what its derivatives are made of."""
+
+    place: Place
+    value: float
+    gamma: Tensor  # (groups,): effective dimensions
+    spread: Tensor  # (groups,): `sum r (1 - r)` over shares r = scale l / (scale l + p), or no less than it
+    pull: Tensor  # (groups,): p |theta - mu|^2
+    surprise: float  # scale * energy / temperature
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a posterior here."""
+        return math.isfinite(self.value) and bool(torch.isfinite(self.gamma).all())
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A question about the evidence, reduced to eigenvalues where the prior allows it."""
+
+    question: Question
+    prior: Prior  # with all its precisions
+    sizes: Tensor  # (groups,): weights
+    squares: Tensor  # (groups,): |theta - mu|^2, in the prior's fixed ratios
+    eigenvalues: Tensor | None  # (D,) in float64, sorted by group; None where there is no such form
+
+    @property
+    def exact(self) -> bool:
+        """Whether the spread, and so the second derivative, is exact."""
+        return self.eigenvalues is not None
+
+    def start(self) -> Place:
+        """The prior's own precisions and the likelihood's own scale."""
+        scale = math.log(float(self.question.likelihood.scale))
+        return Place(self.prior.precision.detach().cpu().double().log(), scale)
+
+    def at(self, place: Place) -> Point:
+        """Never touches the data."""
+        question = self.question
+        scale = torch.tensor(place.scale, dtype=torch.float64, device="cpu").exp()
+        strength = question.strength(scale)
+        spectral = self.eigenvalues is not None
+        gamma, spread, volume = (self._spectral if spectral else self._general)(place, strength)
+        energy = float(scale * question.totals.energy) / question.temperature
+        constant = float(question.likelihood.log_z(question.totals.scalars, scale)) + question.totals.rest
+        constant = constant / question.temperature
+        pull = place.precision.exp() * self.squares
+        value = -energy - constant - 0.5 * (float(pull.sum()) + volume)
+        return Point(place, value, gamma, spread, pull, energy)
+
+    def _spectral(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
+        """`r = scale l / (scale l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
+        values = self.eigenvalues
+        assert values is not None
+        factors = (strength.log() - place.precision).exp().to(values.device)
+        many = len(factors) > 1
+        ratio = values * (factors.repeat_interleave(self.sizes.to(values.device)) if many else factors)
+        volume = ratio.log1p().sum()
+        share = ratio / (1 + ratio)
+        pair = torch.stack([share, share * (1 - share)])
+        sums = pair.sum(1, keepdim=True) if not many else segments(pair, self.sizes)
+        gathered = torch.cat([sums.flatten(), volume[None]]).cpu()
+        gamma, spread = gathered[:-1].reshape(2, -1)
+        return gamma, spread, float(gathered[-1])
+
+    def _general(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
+        """By the posterior precision itself; spreads are those of shares that are equal within each group."""
+        question, mode = self.question, self.question.mode
+        delta = self.prior.with_precision(place.precision.exp()).delta(question.space, mode)
+        try:
+            precision = question.curvature.precision(delta, strength.to(mode.device))
+            volume = float(precision.logdet() - delta.log().sum())
+            shares = 1 - delta.double() * precision.variance().double()
+        except ValueError:  # not positive definite to rounding: no posterior here
+            nothing = torch.zeros_like(self.squares)
+            return nothing, nothing, math.inf
+        gamma = summed(shares, self.prior, question.space)
+        gamma = gamma.minimum(self.sizes.double()).clamp(min=0)
+        return gamma, gamma * (1 - gamma / self.sizes.clamp(min=1)), volume
+
+
+def segments(values: Tensor, sizes: Tensor) -> Tensor:
+    """(2, D) sorted by group -> (2, groups): sums, in an order that does not vary."""
+    if bool((sizes == 1).all()):
+        return values
+    lengths = sizes.to(values.device)
+    return torch.stack([torch.segment_reduce(line, "sum", lengths=lengths) for line in values])
+
+
+def profile(question: Question, prior: Prior) -> Profile:
+    """Prepare tuning: eigenvalues once where the prior has one precision per block, else the operators themselves."""
+    space, mode = question.space, question.mode
+    groups = prior.count(space)
+    prior = prior.with_precision(prior.precision.detach().cpu().double().expand(groups).clone())
+    numbers = prior.group(space)
+    sizes = numbers.bincount(minlength=groups) if groups > 1 else torch.tensor([space.size], device="cpu")
+    squares = (mode - prior.centre(space, mode)).detach().double().square()
+    if prior.base is not None:
+        squares = squares * prior.base.to(squares)
+    with torch.no_grad():
+        values = question.curvature.spectrum(numbers, None if prior.base is None else prior.base.to(mode))
+        if values is None:
+            ones = torch.ones((), dtype=torch.float64, device=mode.device)
+            question.curvature.precision(prior.delta(space, mode), ones, numbers.to(mode.device))  # or refused here
+            # Climbing to the top takes differences of evidences, which float32 loses.
+            question = replace(question, curvature=doubled(question.curvature), mode=mode.double())
+        else:
+            values = rounded(values.detach().double())
+            if groups > 1 and bool((numbers.diff() < 0).any()):
+                values = values[numbers.argsort(stable=True).to(values.device)]
+    return Profile(question, prior, sizes, summed(squares, prior, space), values)
+
+
+def rounded(values: Tensor) -> Tensor:
+    """Eigenvalues without those that are negative by rounding alone."""
+    slack = 1e-6 * float(values.abs().max())
+    return torch.where((values < 0) & (values > -slack), torch.zeros_like(values), values)
+
+
+def doubled(value: Any) -> Any:
+    """The same with every floating point tensor inside it in float64."""
+    if isinstance(value, Tensor):
+        return value.detach().double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: doubled(each) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(doubled(each) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: doubled(getattr(value, each.name)) for each in fields(value)})
+    return value

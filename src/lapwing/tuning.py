@@ -1,0 +1,357 @@
+"""Choosing prior precisions, noise and temperature: by the evidence, by validation data, or on a grid."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from .ascent import Path, Range, ascend, fixed_point
+from .priors import Number, Prior
+from .profile import Place, Profile, profile
+from .trace import Step, Trace, TuningWarning
+from .validation import minimise, repeated, scan, validation_nll
+
+if TYPE_CHECKING:
+    from .laplace import Laplace
+
+Method = Literal["evidence", "fixed_point", "validation", "grid"]
+METHODS = ("evidence", "fixed_point", "validation", "grid")
+LIMITS = (1e-10, 1e10)  # of precisions
+NOISES = 1e6  # how far the noise may be from the residuals' root mean square, either way
+TEMPERATURES = (1e-4, 1e4)
+STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
+TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
+WITHOUT = 1e-9  # effective dimensions per weight below which a group has no curvature
+OFF = 1e-3  # effective dimensions below which a group is switched off
+Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `tune` was asked for, checked."""
+
+    method: Method
+    prior: bool
+    noise: bool
+    temperature: bool
+    data: Any
+    grid: Grid | None
+    steps: int
+    tolerance: float
+    limits: tuple[float, float]
+    predict: Mapping[str, Any]
+
+
+def checked_temperature(temperature: float) -> float:
+    """A positive number."""
+    value = float(temperature)
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"temperature={temperature!r}: expected a positive number; 1 is Bayes' rule.")
+    return value
+
+
+def settings(
+    la: Laplace,
+    method: Method,
+    prior: bool,
+    noise: bool | None,
+    temperature: bool,
+    data: Any,
+    grid: Grid | None,
+    steps: int | None,
+    tolerance: float | None,
+    limits: tuple[float, float],
+    predict: Mapping[str, Any] | None,
+) -> Settings:
+    """Check what belongs together."""
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not known; expected one of {', '.join(METHODS)}.")
+    given = set(grid) if isinstance(grid, Mapping) else set()
+    has_noise = hasattr(la.likelihood, "with_noise")
+    if noise is None:
+        noise = has_noise and (method != "grid" or "noise" in given)
+    if noise and not has_noise:
+        raise ValueError(f"noise=True was given, but {type(la.likelihood).__name__} has no noise.")
+    temperature = temperature or "temperature" in given
+    if temperature and (method in ("evidence", "fixed_point") or data is None):
+        raise ValueError(
+            "The evidence cannot choose a temperature: it only grows as the likelihood counts less. "
+            "Use method='validation' with data=, or method='grid' with data=."
+        )
+    if data is not None and method in ("evidence", "fixed_point"):
+        raise ValueError(f"data= was given, but method={method!r} needs none; use method='validation' or 'grid'.")
+    if grid is not None and method != "grid":
+        raise ValueError(f"grid= was given, but method={method!r} has none; use method='grid'.")
+    if not (prior or noise or temperature):
+        raise ValueError("There is nothing to tune: prior=False, and neither noise nor temperature.")
+    low, high = (float(limit) for limit in limits)
+    if not 0 < low < high < math.inf:
+        raise ValueError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
+    steps = STEPS[method] * (prior + noise + temperature) if steps is None else steps
+    tolerance = TOLERANCES[method] if tolerance is None else tolerance
+    return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), dict(predict or {}))
+
+
+def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+    """Dispatch, from the prior it has or from another start."""
+    if start is not None:
+        chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
+        la = la.with_prior(chosen)
+    made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
+    return made[asked.method](la, asked)
+
+
+def noise_limits(la: Laplace) -> tuple[float, float]:
+    """From the residuals, so that units do not matter; the best noise is never below their root mean square."""
+    energy, scalars = la.totals.energy, max(la.totals.scalars, 1.0)
+    middle = math.sqrt(2 * energy / scalars) or float(la.likelihood.scale) ** -0.5
+    return middle / NOISES, middle * NOISES
+
+
+def by_evidence(la: Laplace, asked: Settings) -> Laplace:
+    """Newton's method or MacKay's updates on the evidence, in logarithms."""
+    problem = profile(la._question, la.prior)
+    begin = problem.start()
+    here = problem.at(begin)
+    groups = len(begin.precision)
+    empty = problem.sizes == 0
+    without = (here.gamma <= WITHOUT * problem.sizes) & ~empty & asked.prior
+    if not here.finite:
+        la.log_evidence()  # says what is wrong
+    low, high = (
+        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in asked.limits
+    )
+    if asked.noise:
+        quiet, loud = noise_limits(la)
+        low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
+    free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
+    climb = ascend if asked.method == "evidence" else fixed_point
+    if bool(free.any()):
+        path = climb(problem, Range(free, low, high), asked.steps, asked.tolerance)
+    else:
+        path = Path([here]).end(True, "nothing may change")
+    last = path.points[-1]
+    names = problem.prior.names(la.space)
+    told = complaints(names, last.place, last.gamma, free, without, asked)
+    if not path.converged:
+        told.append(f"Tuning did not converge: {path.stopped}.")
+    steps = [
+        Step(point.value, point.place.precision.exp(), noise_of(la, point.place.noise), la.temperature, point.gamma)
+        for point in path.points
+    ]
+    trace = Trace.of(asked.method, "log evidence", names, steps, path.stopped, path.converged, told)
+    return settled(la, problem, last.place, asked, trace)
+
+
+def noise_of(la: Laplace, noise: float) -> float | None:
+    """None for a likelihood without."""
+    return noise if hasattr(la.likelihood, "with_noise") else None
+
+
+def complaints(
+    names: Sequence[str], place: Place, gamma: Tensor, free: Tensor, without: Tensor, asked: Settings
+) -> list[str]:
+    """What a user should know about where it ended."""
+    told = []
+    low, high = (math.log(limit) for limit in asked.limits)
+    own, at = free[:-1], place.precision
+    off = own & (gamma < OFF)
+    if bool(without.any()):
+        told.append(
+            f"The data say nothing about {listed(names, without)}: no curvature; the precision was left as it is."
+        )
+    if bool(off.any()):
+        told.append(
+            f"{listed(names, off)} switched off: less than {OFF:g} effective dimensions, so the prior alone holds it."
+        )
+    for edge, word in ((own & ~off & (at >= high - 1e-9), "largest"), (own & ~off & (at <= low + 1e-9), "smallest")):
+        if bool(edge.any()):
+            told.append(
+                f"The precision of {listed(names, edge)} is at the {word} allowed, {asked.limits[word == 'largest']:g}."
+            )
+    return told
+
+
+def listed(names: Sequence[str], chosen: Tensor) -> str:
+    """Some names and how many more."""
+    places = chosen.nonzero()[:, 0].tolist()
+    words = ", ".join(repr(names[place]) for place in places[:3])
+    return words if len(places) <= 3 else f"{words} and {len(places) - 3} more groups"
+
+
+def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace: Trace) -> Laplace:
+    """The posterior at what was found, with the way there; warnings are given now."""
+    if asked.noise:
+        quiet, loud = noise_limits(la)
+        for limit, word in ((quiet, "smallest"), (loud, "largest")):
+            if abs(math.log(place.noise / limit)) < 1e-6:
+                trace = trace.warned(
+                    f"The noise is at the {word} allowed, {limit:.3g}: "
+                    + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
+                )
+    for text in trace.warnings:
+        warnings.warn(text, TuningWarning, stacklevel=6)
+    prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
+    likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]
+    return replace(la, prior=prior, likelihood=likelihood, trace=trace)
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Geometric mean of the precisions, noise and temperature as settings of one posterior."""
+
+    la: Laplace
+    prior: Prior  # with ratios whose geometric mean is one
+
+    @staticmethod
+    def of(la: Laplace) -> tuple[Coordinates, float]:
+        """And where it stands: the geometric mean of its precisions."""
+        precision = la.prior.precision.detach().cpu().double()
+        mean = float(precision.log().mean().exp())
+        return Coordinates(la, la.prior.with_precision(precision / mean)), mean
+
+    def precisions(self, mean: float) -> Tensor:
+        """(groups,), or one for all."""
+        return self.prior.precision * mean
+
+    def at(self, mean: float, noise: float | None, temperature: float | None) -> Laplace:
+        """The posterior there; what is None stays."""
+        made = self.la.with_prior(self.prior.with_precision(self.precisions(mean)))
+        made = made if noise is None else made.with_noise(noise)
+        return made if temperature is None else made.with_temperature(temperature)
+
+
+def by_validation(la: Laplace, asked: Settings) -> Laplace:
+    """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
+    batches = repeated(asked.data, la.mode.device)
+    coordinates, mean = Coordinates.of(la)
+    own = [asked.prior, asked.noise, asked.temperature]
+    noise = float(la.likelihood.scale) ** -0.5
+    ends = [asked.limits, noise_limits(la) if asked.noise else (noise, noise), TEMPERATURES]
+    begin = [math.log(value) for value in (mean, noise, la.temperature)]
+    places = [place for place, free in enumerate(own) if free]
+    steps: list[Step] = []
+    seen: dict[tuple[float, ...], float] = {}
+
+    def values_of(z: Sequence[float]) -> tuple[float, ...]:
+        whole = list(begin)
+        for place, value in zip(places, z, strict=True):
+            whole[place] = min(max(value, math.log(ends[place][0])), math.log(ends[place][1]))
+        return tuple(whole)
+
+    def score(z: Sequence[float]) -> float:
+        key = values_of(z)
+        if key not in seen:
+            values = [math.exp(value) for value in key]
+            made = coordinates.at(values[0], values[1] if own[1] else None, values[2] if own[2] else None)
+            value = validation_nll(made, batches, **asked.predict)
+            seen[key] = value if math.isfinite(value) else math.inf
+            steps.append(Step(seen[key], coordinates.precisions(values[0]), noise_of(la, values[1]), values[2], None))
+        return seen[key]
+
+    offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
+    first = scan(score, [begin[place] for place in places], {i: offsets[place] for i, place in enumerate(places)})
+    converged = minimise(score, first, 0.7, asked.tolerance, asked.steps)
+    found = min(seen, key=lambda key: seen[key])
+    words = ["The geometric mean of the precisions", "The noise", "The temperature"]
+    told = [
+        f"{words[place]} is at the {'largest' if top else 'smallest'} allowed, {ends[place][top]:.3g}."
+        for place in places
+        for top in (0, 1)
+        if abs(found[place] - math.log(ends[place][top])) < 1e-2
+    ]
+    stopped = (
+        f"the simplex is smaller than {asked.tolerance:g}" if converged else f"{asked.steps} steps were not enough"
+    )
+    if not converged:
+        told.append(f"Tuning did not converge: {stopped}.")
+    return chosen(la, coordinates, asked, [math.exp(value) for value in found], steps, stopped, converged, told)
+
+
+def chosen(
+    la: Laplace,
+    coordinates: Coordinates,
+    asked: Settings,
+    values: Sequence[float],
+    steps: Sequence[Step],
+    stopped: str,
+    converged: bool,
+    told: Sequence[str],
+) -> Laplace:
+    """The posterior at a mean precision, a noise and a temperature, with the trace of all that were tried."""
+    made = coordinates.at(values[0], values[1] if asked.noise else None, values[2] if asked.temperature else None)
+    made = made if asked.prior else replace(made, prior=la.prior)
+    objective = "log evidence" if asked.data is None else "validation NLL"
+    names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
+    trace = Trace.of(asked.method, objective, names, steps, stopped, converged, told)
+    for text in trace.warnings:
+        warnings.warn(text, TuningWarning, stacklevel=6)
+    return replace(made, trace=trace)
+
+
+def axes(la: Laplace, asked: Settings, mean: float) -> dict[str, list[float]]:
+    """The values of each axis of a grid; what has none stays as it is."""
+    given = asked.grid
+    if given is None and not asked.prior:
+        raise ValueError("prior=False on a grid needs the values of what is left: grid={'noise': [...]}.")
+    if given is None:
+        given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
+    named = dict(given) if isinstance(given, Mapping) else {"prior": given}
+    unknown = set(named) - {"prior", "noise", "temperature"}
+    if unknown:
+        raise ValueError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
+    if asked.noise and "noise" not in named:
+        raise ValueError("noise=True on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
+    made = {"prior": [mean], "noise": [float(la.likelihood.scale) ** -0.5], "temperature": [la.temperature]}
+    for name, values in named.items():
+        own = [float(value) for value in values]
+        if not own or not all(math.isfinite(value) and value > 0 for value in own):
+            raise ValueError(f"grid: the values for {name!r} are {own}; expected positive numbers.")
+        made[name] = own
+    return made
+
+
+def by_grid(la: Laplace, asked: Settings) -> Laplace:
+    """Every combination is scored, and the best of all is taken."""
+    coordinates, mean = Coordinates.of(la)
+    tried = axes(la, asked, mean)
+    score: Callable[[float, float, float], float]
+    if asked.data is None:
+        problem = profile(la._question, coordinates.prior)
+
+        def score(precision: float, noise: float, temperature: float) -> float:
+            place = Place(problem.prior.precision.log() + math.log(precision), -2 * math.log(noise))
+            return -problem.at(place).value
+    else:
+        batches = repeated(asked.data, la.mode.device)
+
+        def score(precision: float, noise: float, temperature: float) -> float:
+            own = coordinates.at(precision, noise if asked.noise else None, temperature if asked.temperature else None)
+            return validation_nll(own, batches, **asked.predict)
+
+    places = list(itertools.product(*tried.values()))
+    scores = [score(*place) for place in places]
+    sign = -1.0 if asked.data is None else 1.0
+    steps = [
+        Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
+        for value, place in zip(scores, places, strict=True)
+    ]
+    finite = [number for number, value in enumerate(scores) if math.isfinite(value)]
+    if not finite:
+        raise ValueError("No setting of the grid has a finite score.")
+    best = min(finite, key=lambda number: scores[number])
+    told = [
+        f"The best {name} is at the {'largest' if value == max(own) else 'smallest'} value of its grid, {value:.3g}."
+        for (name, own), value in zip(tried.items(), places[best], strict=True)
+        if len(own) > 1 and value in (min(own), max(own))
+    ]
+    if len(finite) < len(scores):
+        told.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")
+    return chosen(la, coordinates, asked, places[best], steps, "every setting was scored", True, told)

@@ -1,0 +1,111 @@
+"""Scores on data that was not trained on, and a search that needs scores alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .batches import Batches, count
+from .likelihoods import Gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .laplace import Laplace
+    from .predict import Prediction
+
+Score = Callable[[Sequence[float]], float]
+
+
+def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
+    """The mean negative log probability per example of the predictive, over all batches of `data`."""
+    batches = data if isinstance(data, Batches) else Batches(data, la.mode.device)
+    total, examples = 0.0, 0
+    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+        for inputs, targets in batches:
+            made = la.predict(inputs, **predict)
+            log_prob = getattr(made, "log_prob", None)
+            value = _log_prob(la, made, targets) if log_prob is None else log_prob(targets)
+            total -= float(value.double().sum())
+            examples += count(inputs)
+    if not examples:
+        raise ValueError("data has no examples; expected validation data that can be passed over several times.")
+    return total / examples
+
+
+def _log_prob(la: Laplace, made: Prediction, targets: Tensor) -> Tensor:
+    """(N,): by the probabilities, or by a Gaussian with the prediction's variance."""
+    form = la.likelihood.form(made.mean, targets)
+    y = la.likelihood.targets(targets, form)
+    if isinstance(la.likelihood, Gaussian):
+        variance = form.flatten(made.variance).double()
+        error = (form.flatten(made.mean).double() - y.double()).square()
+        return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum((1, 2))
+    assert made.probs is not None
+    return -la.likelihood.energy(form.flatten(made.probs).double().clamp(min=1e-300).log(), y)
+
+
+def repeated(data: Any, device: torch.device) -> Batches:
+    """Validation data, which is passed over once per score."""
+    if data is None:
+        raise ValueError(
+            "method='validation' scores predictions on data that was not trained on; give it as data=(x, y) or a "
+            "DataLoader, or use method='evidence', which needs none."
+        )
+    batches = Batches(data, device)
+    if batches.one_shot:
+        raise ValueError(
+            "data is a one-shot iterator, and every score passes over it; expected a DataLoader, a list of batches or "
+            "tensors."
+        )
+    return batches
+
+
+def scan(score: Score, start: Sequence[float], offsets: Mapping[int, Sequence[float]]) -> list[float]:
+    """A start for the search: the best of some values of each coordinate, one after the other."""
+    best = list(start)
+    value = score(best)
+    for place, tried in offsets.items():
+        middle = best[place]
+        for offset in tried:
+            there = [*best[:place], middle + offset, *best[place + 1 :]]
+            found = score(there)
+            if found < value:
+                best, value = there, found
+    return best
+
+
+def minimise(score: Score, start: Sequence[float], size: float, tolerance: float, steps: int) -> bool:
+    """Nelder and Mead's simplex, which needs no gradient; says whether it became as small as the tolerance."""
+    simplex = [list(start)]
+    simplex += [[v + size * (i == j) for j, v in enumerate(start)] for i in range(len(start))]
+    corners = [(score(corner), corner) for corner in simplex]
+
+    def towards(centre: list[float], worst: list[float], share: float) -> tuple[float, list[float]]:
+        there = [c + share * (w - c) for c, w in zip(centre, worst, strict=True)]
+        return score(there), there
+
+    for _ in range(steps):
+        corners.sort(key=lambda corner: corner[0])
+        best, worst = corners[0], corners[-1]
+        extent = max(abs(a - b) for _, other in corners[1:] for a, b in zip(best[1], other, strict=True))
+        if extent <= tolerance:
+            return True
+        centre = [sum(values) / (len(corners) - 1) for values in zip(*(c for _, c in corners[:-1]), strict=True)]
+        mirrored = towards(centre, worst[1], -1.0)
+        if mirrored[0] < best[0]:
+            further = towards(centre, worst[1], -2.0)
+            corners[-1] = min(further, mirrored, key=lambda corner: corner[0])
+        elif mirrored[0] < corners[-2][0]:
+            corners[-1] = mirrored
+        else:
+            nearer = towards(centre, worst[1], 0.5 if mirrored[0] >= worst[0] else -0.5)
+            if nearer[0] < min(worst[0], mirrored[0]):
+                corners[-1] = nearer
+            else:
+                shrunk = [[0.5 * (a + b) for a, b in zip(best[1], other, strict=True)] for _, other in corners[1:]]
+                corners = [best, *((score(corner), corner) for corner in shrunk)]
+    return False
