@@ -79,6 +79,13 @@ def measured(model: nn.Module, data: Any, likelihood: Any, structure: Any, **opt
         return structure.measure(source)
 
 
+def covered(values: Tensor, expected: Tensor, deviations: float = 5.0) -> bool:
+    """Whether a sample covariance of (S, F) Gaussian values agrees with the exact one within its Monte Carlo error."""
+    found = torch.cov(values.T.cpu())
+    error = ((expected.diagonal()[:, None] * expected.diagonal() + expected.square()) / len(values)).sqrt()
+    return bool(((found - expected).abs() < deviations * error).all())
+
+
 class Broken:
     """Batches that end with an exception after some of them were handed out."""
 

@@ -49,6 +49,7 @@ __all__ = [
     "IGNORED",
     "Block",
     "blocks",
+    "blocks_of",
     "columns",
     "dense",
     "ekfac",
@@ -263,6 +264,25 @@ def blocks(
     """
     observations = observe(model, x, names)
     roots = columns(likelihood, torch.cat([o.output for o in observations]), y, curvature, axis)
+    labels = y[0] if curvature == "fisher" else y
+    ignoring = [likelihood == "classification" and bool((labels[n] == IGNORED).any()) for n in range(len(roots))]
+    return blocks_of(model, observations, roots, ignoring, names, approx, bias, exact)
+
+
+def blocks_of(
+    model: nn.Module,
+    observations: list[Observation],
+    roots: Tensor,
+    ignoring: list[bool],
+    names: list[str],
+    approx: str = "expand",
+    bias: str = "separate",
+    exact: frozenset[str] = frozenset(),
+) -> tuple[list[Block], Tensor]:
+    """Return what `blocks` does for any likelihood: from columns (N, F, K) of its output curvature.
+
+    Positions without a gradient leave the factors of examples that are `ignoring` some of their labels.
+    """
     whole = torch.stack([root.T @ o.jacobian for root, o in zip(roots, observations, strict=True)])
     spans = ranges(model, names)
     owner = {entry: name for name, (start, end) in spans.items() for entry in range(start, end)}
@@ -272,12 +292,10 @@ def blocks(
     # places -> orientation -> for each example the inputs and gradients of its positions
     layers: dict[tuple[int, ...], dict[tuple, list[list[tuple[Tensor, Tensor]]]]] = {}
     for n, (observation, root) in enumerate(zip(observations, roots, strict=True)):
-        labels = y[0][n] if curvature == "fisher" else y[n]
-        ignoring = likelihood == "classification" and bool((labels == IGNORED).any())
         for c, (call, gradient) in enumerate(zip(observation.calls, observation.gradients, strict=True)):
             gradient = torch.einsum("fk,fto->kto", root, gradient)
             kept = torch.ones(gradient.shape[1], dtype=torch.bool) if call.carries is None else call.carries
-            if ignoring:
+            if ignoring[n]:
                 kept = kept & (gradient != 0).any(2).any(0)
             for part in joint_parts(call) if (n, c) in together else parts_of(call):
                 if owner[int(part.index[0, 0])] in usable:

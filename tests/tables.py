@@ -14,6 +14,7 @@ import reference
 import reference_dense as dense
 from cases import BY_NAME, CASES
 from conftest import DEVICE
+from lapwing.jacobians import join
 
 NAMES = [case.name for case in CASES]
 # Applied to a selection of tokens that depends on the data: no axis holds the examples, so the generic rule takes over.
@@ -110,3 +111,20 @@ def tolerance(name: str, usual: float) -> float:
 def relative(left: Tensor, right: Tensor) -> float:
     """The largest difference over the largest entry."""
     return float((left.cpu() - right).abs().max() / right.abs().max().clamp(min=1e-300))
+
+
+def own_bases(la: lw.Laplace, places: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Our eigenvectors for the weights at `places` (O, I): eigenvectors of equal eigenvalues are not unique."""
+    for key, spectrum in la.curvature.blocks.items():
+        flat = [index[la.space.place(part)] for part in key]
+        joined = flat[0] if len(flat) == 1 else join(flat[0], flat[1], spectrum.weight)
+        for group, own in enumerate(spectrum.layout.to_matrix(joined)):
+            sides = [
+                torch.eye(size, dtype=torch.float64) if basis is None else basis[group].cpu().contiguous()
+                for basis, size in ((spectrum.left, own.shape[0]), (spectrum.right, own.shape[1]))
+            ]
+            if own.shape == places.shape and torch.equal(own, places):
+                return sides[0], sides[1]
+            if own.T.shape == places.shape and torch.equal(own.T, places):
+                return sides[1], sides[0]
+    return None

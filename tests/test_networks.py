@@ -8,9 +8,8 @@ import torch
 import lapwing as lw
 import reference
 import reference_dense as dense
-from lapwing.jacobians import join
 from lapwing.random import Hashed
-from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
+from tables import NAMES, ROUTED, curvature_of, moved, own_bases, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 EXACT = 1e-8
@@ -73,23 +72,6 @@ def test_ekfac_is_the_dense_corrected_kronecker_product(name: str) -> None:
     assert bases or all(block.exact is not None for block in blocks)
     expected = reference.ekfac_of(blocks, whole, bases)[index][:, index]
     assert relative(curvature_of(la), expected) < tolerance(name, EXACT)
-
-
-def own_bases(la: lw.Laplace, places: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Our eigenvectors for the weights at `places` (O, I): eigenvectors of equal eigenvalues are not unique."""
-    for key, spectrum in la.curvature.blocks.items():
-        flat = [index[la.space.place(part)] for part in key]
-        joined = flat[0] if len(flat) == 1 else join(flat[0], flat[1], spectrum.weight)
-        for group, own in enumerate(spectrum.layout.to_matrix(joined)):
-            sides = [
-                torch.eye(size, dtype=torch.float64) if basis is None else basis[group].cpu().contiguous()
-                for basis, size in ((spectrum.left, own.shape[0]), (spectrum.right, own.shape[1]))
-            ]
-            if own.shape == places.shape and torch.equal(own, places):
-                return sides[0], sides[1]
-            if own.T.shape == places.shape and torch.equal(own.T, places):
-                return sides[1], sides[0]
-    return None
 
 
 @EVERY

@@ -17,6 +17,57 @@ from tables import curvature_of, moved, relative, table
 EXACT = 1e-8
 
 
+@pytest.mark.parametrize("scored", ["evidence", "validation"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_row_01_a_grid_takes_its_best(scored: str, order: int) -> None:
+    """The score of every value stands alone: the best of all is taken, wherever it is on the grid."""
+    model = built(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)))
+    x, y = normal(30, 3), classes(3, 30)
+    la = fitted(model, x, y, "classification")
+    grid = [10.0 ** (place / 2) for place in range(-8, 9)][::order]
+    new = normal(60, 3, seed=6)
+    labels = (0.6 * model(new).detach() - torch.rand(60, 3, dtype=torch.float64).log().neg().log()).argmax(-1)
+    data = (moved(new), moved(labels)) if scored == "validation" else None
+    tuned = la.tune("grid", grid=grid, data=data)
+    scores = [
+        float(la.log_evidence(prior=value)) if data is None else -lw.validation_nll(la.with_prior(value), data)
+        for value in grid
+    ]
+    best = scores.index(max(scores))
+    assert 0 < best < len(grid) - 1
+    assert float(tuned.prior.precision) == pytest.approx(grid[best])
+    assert tuned.trace is not None and tuned.trace.best == best
+
+
+@pytest.mark.parametrize("scored", ["evidence", "validation"])
+def test_row_02_a_grid_in_regression_scores_the_variance_too(scored: str) -> None:
+    """The mean is the same at every value; the score is not, and another than the first value is taken."""
+    model = built(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
+    x = normal(30, 3)
+    y = model(x).detach() + 0.3 * normal(30, 1, seed=4)
+    la = fitted(model, x, y, lw.Gaussian(0.25))
+    grid = [10.0 ** (place / 2) for place in range(-8, 13)]
+    new = normal(60, 3, seed=6)
+    data = (moved(new), moved(model(new).detach() + 0.3 * normal(60, 1, seed=7))) if scored == "validation" else None
+    tuned = la.tune("grid", grid=grid, data=data)
+    assert tuned.trace is not None
+    assert len(set(tuned.trace.values)) == len(grid)
+    assert 0 < tuned.trace.best < len(grid) - 1
+    assert float(tuned.prior.precision) == pytest.approx(grid[tuned.trace.best])
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full"])
+@pytest.mark.parametrize("curvature", ["ggn", "empirical"])
+def test_row_03_the_gradient_in_the_noise(structure: str, curvature: str) -> None:
+    """Through data fit and log-determinant: that of finite differences, for both degrees of the scale."""
+    case = table("mlp_regression")
+    la = case.fit(structure, curvature)
+    noise = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(la.log_evidence(noise=noise), noise)
+    above, below = (float(la.log_evidence(noise=0.4 + step)) for step in (1e-6, -1e-6))
+    assert float(slope) == pytest.approx((above - below) / 2e-6, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mlp", "conv2d_groups", "token_classifier", "tied_gpt"])
 @pytest.mark.parametrize("bias", ["separate", "joint"])
 def test_row_05_damping(name: str, bias: str) -> None:
@@ -264,5 +315,8 @@ def test_row_20_asking_for_the_evidence_sets_nothing(structure: str) -> None:
     model = case.case.make()[0].to(DEVICE)
     again = lw.fit(model, (x, moved(case.y)), lw.Gaussian(noise=0.4), structure=structure, curvature="ggn", prior=7.0)
     assert relative(other, again.log_evidence().cpu()) < 1e-10
+    tuned = la.tune()
+    assert tuned.prior.precision.item() != 0.5 and la.trace is None
+    assert torch.equal(la.log_evidence(), before[0])
     moved_on = la.with_prior(7.0)
     assert la.prior.precision.item() == 0.5 and moved_on.prior.precision.item() == 7.0

@@ -310,7 +310,7 @@ def test_a_trace_can_be_read_and_plotted() -> None:
     steps = len(trace)
     assert trace.precisions.shape == (steps, 4) == tuple(trace.effective_dimensions.shape)
     assert len(trace.noises) == len(trace.temperatures) == steps
-    assert trace.values[-1] == max(trace.values) == trace.values[trace.best]
+    assert trace.values[-1] == pytest.approx(trace.values[trace.best], rel=1e-12)
     assert trace.values[0] == pytest.approx(float(la.log_evidence()))
     assert "converged" in repr(trace) and "0.weight" in repr(trace) and "noise" in repr(trace)
     assert table("mlp").fit("diag").tune("grid", grid=[0.1, 0.2, 1.0, 300.0]).trace.noises == ()
@@ -351,14 +351,16 @@ def test_validation_by_hand() -> None:
     la = case.fit("full")
     x, y = moved(case.x), moved(case.y)
     probs = la.predict(x).probs
-    expected = -probs[torch.arange(len(y)), y].log().mean()
+    expected = -probs.cpu()[torch.arange(len(y)), case.y].log().mean()
     assert lw.validation_nll(la, (x, y)) == pytest.approx(float(expected))
     assert lw.validation_nll(la, [(x[:2], y[:2]), (x[2:], y[2:])]) == pytest.approx(float(expected))
     case = table("mlp_regression")
     la = case.fit("full").with_noise(0.6)
     x, y = moved(case.x), moved(case.y)
     made = la.predict(x)
-    normal_ = torch.distributions.Normal(made.mean, made.variance.sqrt())
+    # Outputs share weights, so their errors are correlated.
+    spread = made.covariance + 0.36 * torch.eye(2, dtype=torch.float64, device=made.mean.device)
+    normal_ = torch.distributions.MultivariateNormal(made.mean, spread)
     assert lw.validation_nll(la, (x, y)) == pytest.approx(float(-normal_.log_prob(y).sum() / len(y)))
 
 
@@ -487,13 +489,20 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
     assert 0 < float(tuned.likelihood.scale) ** -0.5 < 1e-5
 
     la = fitted(model, x, y, lw.Gaussian(0.7), structure)
-    usual = la.tune(method)
-    for start in (1e-9, 1e9):
-        if method == "evidence":
-            assert relative(la.tune(start=start).prior.precision, usual.prior.precision) < 1e-5
     warned(la, "The precision of 'all' is at the largest allowed", method, limits=(1e-4, 1e-3))
     warned(la, "The precision of 'all' is at the smallest allowed", method, limits=(1e4, 1e5))
     warned(la, "Tuning did not converge", method, steps=1)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+@pytest.mark.parametrize("start", [1e-9, 1e-3, 1e4, 1e9])
+def test_far_starts(structure: str, start: float) -> None:
+    """There is one top, and it is found from everywhere."""
+    model, x, y = regression_network()
+    la = fitted(model, x, y, lw.Gaussian(0.7), structure, prior=lw.Prior.layerwise(1.0))
+    usual, far = la.tune(), la.with_noise(0.7 * start**0.3).tune(start=start)
+    assert float((far.prior.precision / usual.prior.precision - 1).abs().max()) < 1e-5
+    assert abs(float(far.likelihood.scale / usual.likelihood.scale) - 1) < 1e-6
 
 
 def test_edges_of_grids_and_searches_are_warned_about() -> None:
@@ -506,15 +515,16 @@ def test_edges_of_grids_and_searches_are_warned_about() -> None:
     warned(la, "Tuning did not converge", "validation", data=data, steps=2)
 
 
-@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
-def test_float32(structure: str) -> None:
-    """A network in float32 is tuned to the same place."""
+@pytest.mark.parametrize(("structure", "prior"), [("kron", "layerwise"), ("kron", "unitwise"), ("full", "layerwise")])
+@quiet
+def test_float32(structure: str, prior: str) -> None:
+    """A network in float32 is tuned to the same place, and by small steps, not until rounding stops it."""
     model, x, y = regression_network()
-    prior = lw.Prior.layerwise(1.0)
-    wide = fitted(model, x, y, lw.Gaussian(0.7), structure, prior=prior).tune()
-    narrow = fitted(model.float(), x.float(), y.float(), lw.Gaussian(0.7), structure, prior=prior).tune()
-    assert relative(narrow.prior.precision, wide.prior.precision) < 1e-3
-    assert narrow.trace.converged
+    wide = fitted(model, x, y, lw.Gaussian(0.7), structure, prior=PRIORS[prior]).tune()
+    narrow = fitted(model.float(), x.float(), y.float(), lw.Gaussian(0.7), structure, prior=PRIORS[prior]).tune()
+    inside = wide.prior.precision < 1e3
+    assert relative(narrow.prior.precision[inside], wide.prior.precision[inside]) < 1e-3
+    assert narrow.trace.converged and "next step" in narrow.trace.stopped
 
 
 def test_masks_are_tuned_by_unit() -> None:

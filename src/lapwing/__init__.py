@@ -3,9 +3,11 @@
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
+from .files import load
 from .laplace import Laplace, fit, products
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
-from .predict import Functional, Prediction
+from .predict import Functional
+from .prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
@@ -41,6 +43,7 @@ __all__ = [
     "Trace",
     "TuningWarning",
     "fit",
+    "load",
     "products",
     "validation_nll",
 ]

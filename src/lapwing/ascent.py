@@ -120,7 +120,7 @@ def ascend(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Pa
             direction = better if float(better @ uphill) > 0 else direction
         if float(direction.abs().max()) <= tolerance and float(base(uphill).abs().max()) <= tolerance:
             final = profile.at(place_of(allowed.clip(z + direction)))
-            if final.finite and final.value >= point.value:
+            if final.finite and final.value >= point.value - rounding(point):
                 path.points.append(final)
             return path.end(True, f"the next step would change no logarithm by more than {tolerance:g}")
         found = _search(profile, allowed, point, direction, uphill)
@@ -150,21 +150,26 @@ def _search(profile: Profile, allowed: Range, point: Point, direction: Tensor, u
     """The first of ever shorter steps that keeps enough of the gain it promised, or flattens the slope at the top."""
     z = vector(point.place)
     length = min(1.0, LONGEST / max(float(direction.abs().max()), 1e-300))
-    rounding = 1e-13 * (abs(point.value) + float(point.pull.sum()))
+    slack = rounding(point)
     for _ in range(40):
         there = allowed.clip(z + length * direction)
         found = profile.at(place_of(there))
         promised = float(uphill @ (there - z))
         if found.finite and found.value > point.value + SUFFICIENT * promised:
             return found
-        if found.finite and promised < 1e3 * rounding and found.value >= point.value - rounding:
+        if found.finite and promised < 1e3 * slack and found.value >= point.value - slack:
             slope = torch.where(uphill != 0, gradient_of(profile, found), 0.0)
             if float(slope.norm()) < 0.9 * float(uphill.norm()):
                 return found
         length /= 2
-        if promised < rounding:
+        if promised < slack:
             return None
     return None
+
+
+def rounding(point: Point) -> float:
+    """How far two evaluations of the same evidence may be apart."""
+    return 1e-13 * (abs(point.value) + float(point.pull.sum()))
 
 
 def mackay(profile: Profile, allowed: Range, point: Point) -> Tensor:

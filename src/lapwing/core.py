@@ -85,6 +85,14 @@ class Structure(Protocol):
         """Sums over all data."""
         ...
 
+    def more(self, source: Source, earlier: Any) -> Any:
+        """Sums over earlier data and this, which leave the earlier ones as they are."""
+        ...
+
+    def check(self, sums: Any, space: Space) -> None:
+        """Refuse sums, from a file, that are not of these weights."""
+        ...
+
     def curvature(self, sums: Any, space: Space) -> Curvature:
         """Decompose."""
         ...

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .batches import Batches, Inputs, count, merged, take, tensors
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
-from .likelihoods import Form, Likelihood, score
+from .likelihoods import Custom, Form, Likelihood, score, warn_of_probabilities, widened
 from .memory import Budget
 from .progress import Progress
 from .random import Hashed
@@ -146,9 +146,11 @@ class Auto:
 
     name: str = "auto"
 
-    def choose(self, form: Form) -> tuple[Kind, str]:
+    def choose(self, form: Form, likelihood: Likelihood) -> tuple[Kind, str]:
         """The choice and its reason."""
         columns = GGN().count(form)
+        if columns > AUTO_LIMIT and isinstance(likelihood, Custom) and likelihood.sample is None:
+            return GGN(), f"exact GGN: {columns} columns per example, and the likelihood has no `sample` to draw labels"
         if columns <= AUTO_LIMIT:
             return GGN(), f"exact GGN: {columns} column{'s' if columns > 1 else ''} per example, at most {AUTO_LIMIT}"
         return MonteCarlo(1), f"Monte Carlo Fisher with 1 sample: exact would take {columns} columns per example"
@@ -257,6 +259,7 @@ class Source:
     form: Form | None = None  # of the batch before
     auto: bool = False  # whether the kind of curvature was chosen here
     measured: set[str] | None = None  # weights that had the generic rule in the last batch that was measured
+    looked: bool = False  # whether the first batch's outputs were looked at
     first: int = 0  # the number of the first example: curvature added later draws other labels
 
     def __iter__(self) -> Iterator[Batch]:
@@ -294,7 +297,8 @@ class Source:
             last = ([*starts, seen - self.first])[first + 1] - 1
             raise ValueError(
                 f"The likelihood is not finite somewhere in examples {starts[first]} to {last}: "
-                "the inputs, the weights or the network's outputs hold NaN or Inf."
+                "the inputs, the weights or the network's outputs hold NaN or Inf"
+                + (f", or {self.likelihood.domain}." if self.likelihood.domain else ".")
             )
         totals.examples = seen - self.first
         totals.energy = float(every.sum())
@@ -335,17 +339,22 @@ class Source:
         form = checked.form
         kind = self.kind
         if isinstance(kind, Auto):
-            kind, self.reason = kind.choose(form)
+            kind, self.reason = kind.choose(form, self.likelihood)
             self.kind, self.auto = kind, True
         elif self.auto and kind.name == "ggn" and GGN().count(form) > AUTO_LIMIT:
-            self.kind, self.reason = Auto().choose(form)
-            raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")
+            self.kind, self.reason = Auto().choose(form, self.likelihood)
+            if self.kind.name != "ggn":
+                raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")
         if isinstance(kind, Hessian):
             raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
         output = tape.output if self.create_graph else tape.output.detach()
         y = checked.y[chosen]
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
-        view = View(checked.likelihood, form.flatten(output), y, form, numbers, self.seed, self.create_graph)
+        if not self.looked:
+            self.looked = True  # once: the answer is waited for
+            warn_of_probabilities(self.likelihood, form.flatten(output.detach()), tape.output.grad_fn)
+        f = widened(form.flatten(output))
+        view = View(checked.likelihood, f, y, form, numbers, self.seed, self.create_graph)
         masked = ~self.likelihood.labelled(y).all(1) if ignored else None
         return Batch(tape, view, kind, masked, 1)
 

@@ -22,7 +22,13 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
         return likelihood.scale
     if not hasattr(likelihood, "with_noise"):
         raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise.")
-    value = torch.as_tensor(noise, dtype=torch.float64).reshape(())
+    value = torch.as_tensor(noise, dtype=torch.float64)
+    if value.numel() != 1:
+        raise ValueError(
+            f"noise has {value.numel()} numbers; expected one: the standard deviation, or the common factor of those "
+            "of all outputs, whose ratios are fixed at the fit."
+        )
+    value = value.reshape(())
     if not bool(torch.isfinite(value)) or not bool(value > 0):
         raise ValueError(f"noise={noise!r}: expected a positive standard deviation.")
     return value.pow(-2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +48,19 @@ class Identity:
             _sums(tensors) if sums else None,
         )
 
+    def moved(self, model: nn.Module) -> bool:
+        """Whether a network, on whatever device, has the values this one had, up to the rounding of sums."""
+        now = Identity.of(model)
+        if [dtype for dtype, _ in now.kinds] != [dtype for dtype, _ in self.kinds] or now.sums is None:
+            return False
+        if self.sums is None or now.sums.shape != self.sums.shape:
+            return False
+        # Devices add in another order: a chunk of n numbers x sums to within n eps |x|, the other sum n times that.
+        size = min(CHUNK, sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()]))
+        bound = 1e-13 * size**0.5 * max(self.norm, 1.0) * torch.tensor([1.0, size], dtype=torch.float64, device="cpu")
+        bound = bound + 1e-12 * self.sums.abs()  # whole numbers in buffers, which the norm leaves out
+        return math.isclose(now.norm, self.norm, rel_tol=1e-3) and bool(((now.sums - self.sums).abs() <= bound).all())
+
     def still(self, model: nn.Module) -> bool:
         """Whether weights and buffers have the values they had."""
         now = Identity.of(model, sums=False)
@@ -54,3 +70,27 @@ class Identity:
             return True
         again = Identity.of(model).sums
         return self.sums is not None and again is not None and torch.equal(again, self.sums)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer once, by its first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def digest(tensor: Tensor) -> str:
+    """A hash of a tensor's dtype, shape and bytes, the same on every device."""
+    made = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    made.update(octets(tensor))
+    return made.hexdigest()
+
+
+def octets(tensor: Tensor) -> Any:
+    """The bytes of a tensor's values, as something to hash or to write."""
+    value = tensor.detach()
+    value = (value if value.layout == torch.strided else value.to_dense()).resolve_conj().resolve_neg()
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def fingerprint(model: nn.Module) -> dict[str, str]:
+    """By name: what weights and buffers hold, bit for bit."""
+    return {name: digest(tensor) for name, tensor in named_tensors(model).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from . import curvature as curvatures
-from . import likelihoods, structures, tuning
+from . import likelihoods, predictive, structures, tuning
 from . import predict as predictions
 from .batches import LOCK, Batches, Inputs, call, device_of, evaluation
 from .core import Curvature, Structure
 from .coverage import Coverage, Row
 from .curvature import Auto, Hessian, Kind, PlanChanged, Source, Totals
-from .evidence import Evidence, Question, noise_scale
+from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
 from .operators import Blocks
+from .prediction import Prediction
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
@@ -89,6 +91,9 @@ class Laplace:
     rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
     timings: dict[str, float]
     identity: Identity
+    sums: Any  # the structure's, over all weights that were asked for: what files hold and later data are added to
+    asked: Space  # the weights that were asked for, unused ones included
+    seed: int  # of drawn labels
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
     trace: Trace | None = None  # how `tune` came here
 
@@ -114,8 +119,9 @@ class Laplace:
 
     def with_noise(self, noise: float | Tensor) -> Laplace:
         """The same curvature under another noise: a new value."""
-        noise_scale(self.likelihood, noise)  # refused where there is none
-        return replace(self, likelihood=self.likelihood.with_noise(noise), trace=None)  # type: ignore[attr-defined]
+        if not hasattr(self.likelihood, "with_noise"):
+            raise ValueError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
+        return replace(self, likelihood=self.likelihood.with_noise(noise), trace=None)
 
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""
@@ -181,23 +187,30 @@ class Laplace:
 
     @plainly
     def functional(
-        self, x: Inputs, *, joint: bool = False, variance_only: bool = False, memory: float | None = None
+        self,
+        x: Inputs,
+        *,
+        joint: bool = False,
+        variance_only: bool = False,
+        memory: float | None = None,
+        create_graph: bool = False,
     ) -> predictions.Functional:
         """Mean and covariance of the outputs at x, noise excluded.
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
         Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64).
+        `create_graph`: both can be differentiated in x, which has to require gradients; also under `no_grad`.
         """
         if joint and variance_only:
             raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
-            return predictions.functional(network, self.precision, x, joint, variance_only)
+            return predictions.functional(network, self.precision, x, joint, variance_only, create_graph)
         except predictions.TooManyOutputs as many:
-            if joint:
+            if joint or create_graph:
                 raise ValueError(
-                    f"joint=True with {many} outputs per example; expected at most {predictions.EXACT_OUTPUTS}. "
-                    "Use functional_samples, which is jointly right at any size."
+                    f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
+                    f"{predictions.EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
                 ) from None
             return predictions.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
 
@@ -206,10 +219,28 @@ class Laplace:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
         return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
 
-    def predict(self, x: Inputs, *, memory: float | None = None) -> predictions.Prediction:
-        """Class probabilities (probit), or mean and variance with its epistemic and aleatoric parts."""
-        made = self.functional(x, variance_only=True, memory=memory)
-        return predictions.predict(self.likelihood, self._axis, made)
+    @plainly
+    def predict(
+        self,
+        x: Inputs,
+        *,
+        method: str = "linearised",
+        link: str | None = None,
+        samples: int | None = None,
+        joint: bool = False,
+        memory: float | None = None,
+        generator: torch.Generator | None = None,
+        create_graph: bool = False,
+    ) -> Prediction:
+        """What is known of the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
+
+        `method`: outputs of the linearised network, or of the network itself at `samples` draws of the weights.
+        `link`: how outputs become labels ("probit", "bridge", "bridge_normalised", "mc", "natural", "mean"); each
+        likelihood has its own default. `joint`: outputs are correlated between inputs. `create_graph`: the answer can
+        be differentiated in x.
+        """
+        question = predictive.Question.of(self.likelihood, method, link, samples, joint, create_graph)
+        return predictive.predict(self, x, question, memory, generator)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
@@ -223,6 +254,28 @@ class Laplace:
                 rule, words = "not selected", "fixed"
             rows.append(Row(name, tuple(parameter.shape), rule, words))
         return Coverage(tuple(rows), self.reason)
+
+    @plainly
+    def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
+        """The posterior after more data, as if fitted to all of it: a new value (EKFAC keeps its eigenvectors)."""
+        from .continuing import updated  # which needs this file
+
+        return updated(self, data, self._network(memory), Progress(progress))
+
+    @plainly
+    def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
+        """The same posterior on another device, where its network (or `model`, a copy of it) must be: a new value."""
+        from .continuing import moved  # which needs this file
+
+        return moved(self, torch.device(device), self.model if model is None else unwrapped(model))
+
+    @plainly
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything but the network to a safetensors file, which `load` reads; whole or not at all."""
+        from .files import save  # which needs this file
+
+        self._network(None)  # refuses a network that has changed
+        save(self, path)
 
     def _network(self, memory: float | None) -> predictions.Network:
         if not self.identity.still(self.model):
@@ -298,15 +351,15 @@ def fit(
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan()
-    asked = space.names
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
     with evaluation(model, [model.get_parameter(name) for name in space.names]):
-        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape)
+        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape.measure)
         wait(device)
     measured = time.perf_counter()
-    start, space = start.only(space, space.only(plan.used)), space.only(plan.used)
-    made = shape.curvature(sums, space)
+    asked, space = space, space.only(plan.used)
+    start = start.only(asked, space)
+    made = decompose(shape, source.kind, sums, space)
     assert source.totals is not None
     start = start.bound(made, source.totals.examples)
     wait(device)
@@ -331,9 +384,12 @@ def fit(
         plan,
         limit,
         reason,
-        {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked},
+        {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked.names},
         timings,
         identity,
+        sums,
+        asked,
+        seed,
     )
 
 
@@ -361,11 +417,18 @@ def with_residuals(family: Gaussian, model: nn.Module, batches: Batches) -> Gaus
     return Gaussian(noise if noise.numel() > 1 else float(noise))
 
 
-def measure(source: Source, structure: Structure) -> Any:
+def decompose(structure: Structure, kind: Kind | Hessian | Auto, sums: Any, space: Space) -> Curvature:
+    """The curvature of sums; a Hessian's negative eigenvalues are clipped here, for its sums must add up."""
+    if isinstance(kind, Hessian) and kind.clip:
+        sums = sums.clipped()
+    return structure.curvature(sums, space)
+
+
+def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
     """One measurement of the data; begun again where a batch taught something about the network that came too late."""
     for _ in range(8):
         try:
-            return structure.measure(source)
+            return measurement(source)
         except PlanChanged as change:
             if source.data.one_shot:
                 raise ValueError(
@@ -411,16 +474,12 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     if source.data.one_shot:
         raise ValueError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
     assert isinstance(source.kind, Hessian)
-    hessian = source.kind
     probe = replace(source, kind=curvatures.Empirical())
     for batch in probe:  # totals, and which weights are used
         for _ in batch.columns():
             pass
     source.totals = probe.totals
     matrix = hessian_matrix(source.model, source.space, source.data, source.likelihood)
-    if hessian.clip:
-        values, vectors = torch.linalg.eigh(matrix)
-        matrix = (vectors * values.clamp(min=0)) @ vectors.T
     return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 
 

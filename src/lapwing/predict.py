@@ -1,4 +1,4 @@
-"""From weights to outputs and labels: functional covariances, samples, predictions."""
+"""From weights to outputs: functional covariances and samples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .batches import Inputs, call, count, evaluation, map_tensors, take
+from .batches import Inputs, call, count, evaluation, map_tensors, take, tensors
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
-from .likelihoods import Form, Gaussian, Likelihood
+from .likelihoods import Form
 from .memory import Budget
 from .operators import Blocks
 from .products import jacobian_vectors
@@ -66,9 +66,9 @@ class Network:
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x)))
         return self.budget.slices(count(x), (4 + 3 * outputs) * self.plan.cost(x), 0.6)
 
-    def tapes(self, x: Inputs) -> Iterator[tuple[slice, Tape]]:
+    def tapes(self, x: Inputs, create_graph: bool = False) -> Iterator[tuple[slice, Tape]]:
         """Forward passes over those slices."""
-        tracer = Tracer(self.model, self.space.names, self.budget, self.plan)
+        tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph)
         for chosen in self.slices(x):
             yield chosen, tracer.trace(take(x, chosen))
 
@@ -91,22 +91,42 @@ def identity_cotangents(output: Tensor) -> Tensor:
     return eye.reshape(number, 1, *output.shape[1:]).expand(number, *output.shape)
 
 
-def functional(network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool) -> Functional:
-    """Mean and covariance of the outputs under the linearised network."""
-    x = network.prepare(x)
+def functional(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool = False
+) -> Functional:
+    """Mean and covariance of the outputs under the linearised network; with their graph back to x on request."""
+    with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
+        x = network.prepare(x)
+    if create_graph:
+        require_gradients(x)
+    kept = alone if create_graph else torch.detach
     with evaluation(network.model, network.selected):
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
         if joint:
-            return _joint(network, precision, x)
+            return finite(_joint(network, precision, x, create_graph))
         means, covariances = [], []
-        for _, tape in network.tapes(x):
+        for _, tape in network.tapes(x, create_graph):
             form = network.form(tape.output)
             found = tape.pull(identity_cotangents(tape.output))
             made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
-            means.append(tape.output.detach())
-            covariances.append(_arrange(made.detach(), form, variance_only))
-    return finite(Functional(torch.cat(means), torch.cat(covariances)))
+            means.append(kept(tape.output))
+            covariances.append(_arrange(kept(made), form, variance_only))
+        return finite(Functional(torch.cat(means), torch.cat(covariances)))
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The tensor with its graph."""
+    return tensor
+
+
+def require_gradients(x: Inputs) -> None:
+    """Refuse inputs that no graph could lead back to."""
+    if not any(tensor.requires_grad for tensor in tensors(x)):
+        raise ValueError(
+            "create_graph=True, but no tensor of x requires gradients; call x.requires_grad_() first. A tensor made "
+            "under inference_mode cannot."
+        )
 
 
 def finite(made: Functional) -> Functional:
@@ -141,21 +161,22 @@ def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
     return blocks.reshape(examples, *positions, form.outputs, form.outputs)
 
 
-def _joint(network: Network, precision: Blocks, x: Inputs) -> Functional:
+def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = False) -> Functional:
     """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
     means, lines = [], []
     slices = list(network.slices(x))
-    tracer = Tracer(network.model, network.space.names, network.budget, network.plan)
+    tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph)
+    kept = alone if create_graph else torch.detach
 
     def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Matrix | Explicit]]:
         tape = tracer.trace(take(x, chosen))
-        return tape.output.detach(), tape.pull(identity_cotangents(tape.output))
+        return kept(tape.output), tape.pull(identity_cotangents(tape.output))
 
     for place, rows in enumerate(slices):
         mean, found = pulled(rows)
         means.append(mean)
-        line = [precision.cross(found, pulled(columns)[1]).detach() for columns in slices[:place]]
-        lines.append([*line, precision.cross(found, found).detach()])
+        line = [kept(precision.cross(found, pulled(columns)[1])) for columns in slices[:place]]
+        lines.append([*line, kept(precision.cross(found, found))])
     whole = [
         torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(slices))], 2)
         for i in range(len(slices))
@@ -207,20 +228,10 @@ def apply(found: Mapping[Part, Matrix | Explicit], space: Space, vectors: Tensor
 def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int, variance_only: bool) -> Functional:
     """The covariance from a fixed set of samples of the outputs: for networks with many."""
     x = network.prepare(x)
-    device = network.selected[0].device
-    generator = torch.Generator(device).manual_seed(seed)
-    with evaluation(network.model, network.selected):
-        parts = list(network.slices(x))
-        with torch.no_grad():
-            mean = torch.cat([call(network.model, take(x, chosen)) for chosen in parts])
+    mean = _outputs(network, x)
     form = network.form(mean)
-    dtype = torch.promote_types(mean.dtype, torch.float32)
     total: Tensor | None = None
-    step = network.budget.count(3 * precision.size * dtype.itemsize, SAMPLES)
-    for some in torch.arange(SAMPLES, device="cpu").split(step):
-        eps = torch.randn(len(some), precision.size, generator=generator, device=device, dtype=dtype)
-        samples = functional_samples(network, x, precision.root(eps).detach())
-        flat = form.flatten(samples - mean).to(dtype)  # (S, B, T, C)
+    for flat in _spreads(network, precision, x, mean, seed):
         made = flat.square().sum(0) if variance_only else torch.einsum("sbtc,sbtd->btcd", flat, flat)
         total = made if total is None else total + made
     assert total is not None
@@ -230,24 +241,30 @@ def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int
     return Functional(mean, (total / SAMPLES).reshape(mean.shape[0], *positions, *total.shape[-2:]))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What is predicted for inputs: class probabilities, or a mean with its variance in two parts."""
-
-    mean: Tensor  # of the outputs: logits in classification
-    epistemic: Tensor  # variance of the outputs from not knowing the weights
-    probs: Tensor | None = None
-    aleatoric: Tensor | None = None  # variance of the noise, in regression
-
-    @property
-    def variance(self) -> Tensor:
-        """Of a new observation: epistemic and aleatoric together (of the outputs alone in classification)."""
-        return self.epistemic if self.aleatoric is None else self.epistemic + self.aleatoric
+def sampled_factor(network: Network, precision: Blocks, x: Inputs, seed: int) -> Functional:
+    """The same covariance as a factor (B, T, C, S): `factor factor^T`, smaller where there are more outputs than S."""
+    x = network.prepare(x)
+    mean = _outputs(network, x)
+    spread = torch.cat(list(_spreads(network, precision, x, mean, seed)))
+    return Functional(mean, spread.movedim(0, -1) / math.sqrt(SAMPLES))
 
 
-def predict(likelihood: Likelihood, axis: int | None, made: Functional) -> Prediction:
-    """Probit-scaled class probabilities, or the mean and its variance."""
-    if isinstance(likelihood, Gaussian):
-        return Prediction(made.mean, made.cov, aleatoric=torch.full_like(made.cov, float(1 / likelihood.scale)))
-    scaled = made.mean / torch.sqrt(1 + math.pi / 8 * made.cov)
-    return Prediction(made.mean, made.cov, probs=scaled.softmax(-1 if axis is None else axis + 1))
+def _outputs(network: Network, x: Inputs) -> Tensor:
+    """(B, ...): the network's outputs, without a graph."""
+    with evaluation(network.model, network.selected):
+        parts = list(network.slices(x))
+        with torch.no_grad():
+            return torch.cat([call(network.model, take(x, chosen)) for chosen in parts])
+
+
+def _spreads(network: Network, precision: Blocks, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
+    """(s, B, T, C): deviations of the outputs from their mean, SAMPLES in all, in parts that fit the budget."""
+    device = network.selected[0].device
+    generator = torch.Generator(device).manual_seed(seed)
+    form = network.form(mean)
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    step = network.budget.count(3 * precision.size * dtype.itemsize, SAMPLES)
+    for some in torch.arange(SAMPLES, device="cpu").split(step):
+        eps = torch.randn(len(some), precision.size, generator=generator, device=device, dtype=dtype)
+        samples = functional_samples(network, x, precision.root(eps).detach())
+        yield form.flatten(samples - mean).to(dtype)

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batches import Batches, Inputs, call, evaluation, under
 from .curvature import Auto, Hessian, Kind, View
-from .likelihoods import Likelihood
+from .likelihoods import Likelihood, widened
 from .space import Space
 
 
@@ -122,16 +122,17 @@ class Products:
         if not bool(likelihood.valid(y, form)):
             raise ValueError(likelihood.complaint(y, form))
         if isinstance(self.kind, Hessian):
-            energy = likelihood.energy(form.flatten(output), y).sum()
+            energy = likelihood.energy(widened(form.flatten(output)), y).sum()
             gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
             return torch.stack([self._pull(gradients, unflatten(one, self.space)) for one in v]), len(output)
-        kind = self.kind.choose(form)[0] if isinstance(self.kind, Auto) else self.kind
+        kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
-        view = View(likelihood, form.flatten(output.detach()), y, form, examples, self.seed)
-        columns = form.restore(kind.columns(view, 0, kind.count(form)))  # (K, N, ...)
+        view = View(likelihood, widened(form.flatten(output.detach())), y, form, examples, self.seed)
+        columns = form.restore(kind.columns(view, 0, kind.count(form))).to(output.dtype)  # (K, N, ...)
+        columns = columns.reshape(*columns.shape[:2], -1)
         pushed = jacobian_vectors(self.model, inputs, self.space, v)
-        weights = torch.einsum("knc,snc->skn", columns.flatten(2), pushed.flatten(2))
-        cotangents = torch.einsum("skn,knc->snc", weights, columns.flatten(2)).reshape(pushed.shape)
+        weights = torch.einsum("knc,snc->skn", columns, pushed.reshape(*pushed.shape[:2], -1))
+        cotangents = torch.einsum("skn,knc->snc", weights, columns).reshape(pushed.shape)
         made = [
             self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
             for one in cotangents.to(output.dtype)

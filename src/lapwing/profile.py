@@ -55,7 +55,14 @@ class Profile:
     prior: Prior  # with all its precisions
     sizes: Tensor  # (groups,): weights
     squares: Tensor  # (groups,): |theta - mu|^2, in the prior's fixed ratios
-    eigenvalues: Tensor | None  # (D,) in float64, sorted by group; None where there is no such form
+    eigenvalues: Tensor | None  # in float64, sorted by group, without zeros; None where there is no such form
+    lengths: Tensor  # (groups,): how many eigenvalues each group has
+
+    @property
+    def flat(self) -> Tensor:
+        """(groups,) booleans: groups without curvature, about which the data say nothing at any precision."""
+        found = summed(self.question.curvature.diag(), self.prior, self.question.space) / self.sizes.clamp(min=1)
+        return found <= 1e-14 * found.max()
 
     @property
     def exact(self) -> bool:
@@ -87,12 +94,12 @@ class Profile:
         assert values is not None
         factors = (strength.log() - place.precision).exp().to(values.device)
         many = len(factors) > 1
-        ratio = values * (factors.repeat_interleave(self.sizes.to(values.device)) if many else factors)
+        ratio = values * (factors.repeat_interleave(self.lengths) if many else factors)
         volume = ratio.log1p().sum()
-        share = ratio / (1 + ratio)
-        pair = torch.stack([share, share * (1 - share)])
-        sums = pair.sum(1, keepdim=True) if not many else segments(pair, self.sizes)
-        gathered = torch.cat([sums.flatten(), volume[None]]).cpu()
+        share = ratio.div_(1 + ratio)
+        gamma = segments(share, self.lengths) if many else share.sum()[None]
+        squares = segments(share.square(), self.lengths) if many else share.dot(share)[None]
+        gathered = torch.cat([gamma, gamma - squares, volume[None]]).cpu()
         gamma, spread = gathered[:-1].reshape(2, -1)
         return gamma, spread, float(gathered[-1])
 
@@ -112,12 +119,9 @@ class Profile:
         return gamma, gamma * (1 - gamma / self.sizes.clamp(min=1)), volume
 
 
-def segments(values: Tensor, sizes: Tensor) -> Tensor:
-    """(2, D) sorted by group -> (2, groups): sums, in an order that does not vary."""
-    if bool((sizes == 1).all()):
-        return values
-    lengths = sizes.to(values.device)
-    return torch.stack([torch.segment_reduce(line, "sum", lengths=lengths) for line in values])
+def segments(values: Tensor, lengths: Tensor) -> Tensor:
+    """Numbers sorted by group -> (groups,): their sums, in an order that does not vary."""
+    return torch.segment_reduce(values, "sum", lengths=lengths)
 
 
 def profile(question: Question, prior: Prior) -> Profile:
@@ -132,6 +136,7 @@ def profile(question: Question, prior: Prior) -> Profile:
         squares = squares * prior.base.to(squares)
     with torch.no_grad():
         values = question.curvature.spectrum(numbers, None if prior.base is None else prior.base.to(mode))
+        lengths = sizes
         if values is None:
             ones = torch.ones((), dtype=torch.float64, device=mode.device)
             question.curvature.precision(prior.delta(space, mode), ones, numbers.to(mode.device))  # or refused here
@@ -139,9 +144,19 @@ def profile(question: Question, prior: Prior) -> Profile:
             question = replace(question, curvature=doubled(question.curvature), mode=mode.double())
         else:
             values = rounded(values.detach().double())
-            if groups > 1 and bool((numbers.diff() < 0).any()):
-                values = values[numbers.argsort(stable=True).to(values.device)]
-    return Profile(question, prior, sizes, summed(squares, prior, space), values)
+            lengths, values = sorted_by_group(values, numbers, groups)
+    return Profile(question, prior, sizes, summed(squares, prior, space), values, lengths)
+
+
+def sorted_by_group(values: Tensor, numbers: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """How many eigenvalues other than zero each group has, and these, one group after the other."""
+    kept = values != 0
+    if groups == 1:
+        values = values[kept]
+        return torch.tensor([len(values)], device=values.device), values
+    numbers = numbers.to(values.device)[kept]
+    order = numbers.argsort(stable=True)
+    return numbers.bincount(minlength=groups), values[kept][order]
 
 
 def rounded(values: Tensor) -> Tensor:

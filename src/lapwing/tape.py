@@ -28,6 +28,7 @@ from .layers.generic import generic_rows
 from .memory import Budget
 
 WHOLE = BatchAxis(0, "whole")
+Signature = tuple[tuple[int, ...], ...]  # shapes of one example
 
 
 @dataclass
@@ -35,11 +36,13 @@ class Plan:
     """What was learnt about a network: where examples are in each use, and which weights need the generic rule."""
 
     axes: dict[str, BatchAxis | None] = field(default_factory=dict)  # None: no examples in that output
-    rows: dict[Any, float] = field(default_factory=dict)  # rows per example along that axis, by the inputs' shapes
+    rows: dict[tuple[str, Signature], float] = field(
+        default_factory=dict
+    )  # rows per example along that axis, by the inputs' shapes
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
-    costs: dict[Any, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    costs: dict[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     batched: bool = True  # whether many cotangents can be pulled back at once
     verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
@@ -57,7 +60,7 @@ class Plan:
         return self.costs[signature(inputs)][1]
 
 
-def signature(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
+def signature(inputs: Inputs) -> Signature:
     """Shapes of one example."""
     return tuple(tuple(tensor.shape[1:]) for tensor in tensors(inputs))
 

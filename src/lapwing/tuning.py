@@ -28,7 +28,6 @@ NOISES = 1e6  # how far the noise may be from the residuals' root mean square, e
 TEMPERATURES = (1e-4, 1e4)
 STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
-WITHOUT = 1e-9  # effective dimensions per weight below which a group has no curvature
 OFF = 1e-3  # effective dimensions below which a group is switched off
 Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
 
@@ -122,7 +121,7 @@ def by_evidence(la: Laplace, asked: Settings) -> Laplace:
     here = problem.at(begin)
     groups = len(begin.precision)
     empty = problem.sizes == 0
-    without = (here.gamma <= WITHOUT * problem.sizes) & ~empty & asked.prior
+    without = problem.flat & ~empty & asked.prior
     if not here.finite:
         la.log_evidence()  # says what is wrong
     low, high = (

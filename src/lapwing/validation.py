@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .batches import Batches, count
-from .likelihoods import Gaussian
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .laplace import Laplace
-    from .predict import Prediction
 
 Score = Callable[[Sequence[float]], float]
 
@@ -26,26 +21,11 @@ def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
     total, examples = 0.0, 0
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
         for inputs, targets in batches:
-            made = la.predict(inputs, **predict)
-            log_prob = getattr(made, "log_prob", None)
-            value = _log_prob(la, made, targets) if log_prob is None else log_prob(targets)
-            total -= float(value.double().sum())
+            total -= float(la.predict(inputs, **predict).log_prob(targets).double().sum())
             examples += count(inputs)
     if not examples:
         raise ValueError("data has no examples; expected validation data that can be passed over several times.")
     return total / examples
-
-
-def _log_prob(la: Laplace, made: Prediction, targets: Tensor) -> Tensor:
-    """(N,): by the probabilities, or by a Gaussian with the prediction's variance."""
-    form = la.likelihood.form(made.mean, targets)
-    y = la.likelihood.targets(targets, form)
-    if isinstance(la.likelihood, Gaussian):
-        variance = form.flatten(made.variance).double()
-        error = (form.flatten(made.mean).double() - y.double()).square()
-        return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum((1, 2))
-    assert made.probs is not None
-    return -la.likelihood.energy(form.flatten(made.probs).double().clamp(min=1e-300).log(), y)
 
 
 def repeated(data: Any, device: torch.device) -> Batches:

@@ -71,6 +71,9 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
 
         def normalised(given: Tensor) -> Tensor:
             made: Tensor = function(**{**bare, "input": given})
+            if made.requires_grad:
+                # torch's backward of batch norm misreads a permuted gradient of a single example.
+                made.register_hook(Tensor.contiguous)
             return made
 
         trailing = len(values.get("normalized_shape", ()))

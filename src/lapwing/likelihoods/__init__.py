@@ -1,10 +1,11 @@
 """Likelihoods, one file each, and the names that `fit` takes for them."""
 
-from .base import ALL, Form, Likelihood, score
+from .base import ALL, Form, Likelihood, score, widened
 from .bernoulli import Bernoulli
 from .categorical import Categorical
 from .custom import Custom
 from .gaussian import RESIDUALS, Gaussian
+from .heads import warn_of_probabilities
 from .heteroscedastic import HeteroscedasticGaussian
 from .poisson import Poisson
 
@@ -29,4 +30,6 @@ __all__ = [
     "Likelihood",
     "Poisson",
     "score",
+    "warn_of_probabilities",
+    "widened",
 ]

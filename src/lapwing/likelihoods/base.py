@@ -75,6 +75,11 @@ class Likelihood(Protocol):
         """Why the evidence is not a marginal likelihood, where it is not."""
         ...
 
+    @property
+    def domain(self) -> str:
+        """What is wrong where finite outputs have no finite energy, for those likelihoods that can have such."""
+        ...
+
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Where the outputs are, the same as in an earlier batch's `like`; raises where targets do not fit."""
         ...
@@ -134,6 +139,16 @@ def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = Fal
         variable = f if create_graph and f.requires_grad else f.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(likelihood.energy(variable, y).sum(), variable, create_graph=create_graph)
     return gradient
+
+
+def filled(value: float, like: Tensor) -> Tensor:
+    """() in float64 on a tensor's device: written there, without a copy that would be waited for."""
+    return torch.full((), value, dtype=torch.float64, device=like.device)
+
+
+def widened(f: Tensor) -> Tensor:
+    """Outputs in float32 at least: energies are sums, and their exponentials overflow, in lower precision."""
+    return f.to(torch.promote_types(f.dtype, torch.float32))
 
 
 def unit_scale() -> Tensor:

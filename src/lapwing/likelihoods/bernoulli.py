@@ -23,6 +23,7 @@ class Bernoulli:
 
     link_family = "bernoulli"
     caveat = ""
+    domain = ""
 
     @property
     def scale(self) -> Tensor:
@@ -70,7 +71,9 @@ class Bernoulli:
         """Binary cross entropy, (N,)."""
         known = self._known(y)
         wanted = torch.where(known, y, 0).to(f.dtype)
-        return ((torch.nn.functional.softplus(f) - wanted * f) * known).sum((1, 2))
+        # Not `softplus(f) - y f`: for sure answers that is the difference of two large numbers.
+        yes, no = (torch.nn.functional.logsigmoid(each) for each in (f, -f))
+        return -((wanted * yes + (1 - wanted) * no) * known).sum((1, 2))
 
     def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
         """`sqrt(p (1 - p))` on the diagonal."""

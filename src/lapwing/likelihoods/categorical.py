@@ -33,11 +33,12 @@ class Categorical:
                     f"Categorical(weight=...): {self.weight!r} was given; expected one finite number per class, none "
                     "negative."
                 )
-            object.__setattr__(self, "weight", weight)
+            object.__setattr__(self, "weight", weight.clone())  # a value: later changes by the caller stay outside
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"Categorical(label_smoothing={self.label_smoothing!r}): expected a number from 0 to 1.")
 
     link_family = "categorical"
+    domain = ""
 
     @property
     def scale(self) -> Tensor:
@@ -102,6 +103,8 @@ class Categorical:
                 f"numbers), or class probabilities with the outputs' shape {shape}."
             )
         axis = usual_axis(len(shape)) if self.axis is None else self.axis % len(shape) - 1
+        if axis == -1:
+            raise ValueError(f"Categorical(axis={self.axis}): axis 0 of outputs {shape} holds the examples.")
         return Form(axis, shape[1:])
 
     def bound(self, form: Form) -> Likelihood:
@@ -158,7 +161,7 @@ class Categorical:
         if self.label_smoothing:
             total = shares.sum(-1, keepdim=True)
             shares = (1 - self.label_smoothing) * shares + self.label_smoothing / classes * total
-        return shares if self.weight is None else shares * self.weight.to(shares)
+        return shares if self.weight is None else shares * self.weight.to(shares, non_blocking=True)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """Cross entropy, (N,)."""
@@ -170,7 +173,7 @@ class Categorical:
 
     def _strength(self, y: Tensor, f: Tensor) -> Tensor:
         """(N, T): the root of what a position's curvature is multiplied with."""
-        if self._plain:
+        if self._plain and not y.is_floating_point():
             return self.labelled(y).to(f.dtype)
         return self._shares(y, f).sum(-1).sqrt()
 

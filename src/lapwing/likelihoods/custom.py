@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, every_position, score, unit_scale, usual_axis
+from .base import ALL, Form, Likelihood, every_position, filled, score, unit_scale, usual_axis
 
 NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
 
@@ -35,6 +35,7 @@ class Custom:
 
     link_family = "other"
     caveat = "the energy is known up to a constant"
+    domain = "the energy function is not finite at the outputs and targets it was given"
 
     def __post_init__(self) -> None:
         if not callable(self.energy_function):
@@ -62,7 +63,7 @@ class Custom:
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
         """Only that they are finite can be told."""
-        return torch.isfinite(y).all() if y.is_floating_point() else torch.tensor(True, device=y.device)
+        return torch.isfinite(y).all()
 
     def complaint(self, y: Tensor, form: Form) -> str:
         """There is one thing that can be wrong."""
@@ -85,6 +86,11 @@ class Custom:
                 f"The energy of a custom likelihood returned {what} for {f.shape[0]} examples; expected shape "
                 f"({f.shape[0]},): one number per example, neither summed nor averaged over them."
             )
+        if torch.is_grad_enabled() and f.requires_grad and not made.requires_grad:
+            raise ValueError(
+                "The energy of a custom likelihood does not depend on the outputs in a way that can be differentiated; "
+                "expected a function made of torch's differentiable operations."
+            )
         return made
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
@@ -96,7 +102,9 @@ class Custom:
             if not gradient.requires_grad:
                 return f.new_zeros(*f.shape, f.shape[-1])  # linear in the outputs
             rows = [
-                torch.autograd.grad(gradient[..., place].sum(), variable, retain_graph=True, create_graph=True)[0]
+                torch.autograd.grad(
+                    gradient[..., place].sum(), variable, retain_graph=True, create_graph=True, materialize_grads=True
+                )[0]
                 for place in range(f.shape[-1])
             ]
         made = torch.stack(rows, -2)
@@ -105,6 +113,11 @@ class Custom:
     def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
         """Of the Hessian; negative eigenvalues are dropped, with a warning."""
         hessian = self.hessian(f, y)
+        if not bool(torch.isfinite(hessian.detach()).all()):
+            raise ValueError(
+                "The Hessian of a custom likelihood's energy holds NaN or Inf; check that inputs and outputs are "
+                "finite and that the energy function is twice differentiable at them."
+            )
         values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
         if bool((values.detach() < -NEGATIVE * values.detach().abs().max()).any()):
             warnings.warn(
@@ -122,12 +135,14 @@ class Custom:
                 "curvature='fisher' draws labels from the network, and this custom likelihood has no `sample`; give "
                 "one with Custom(energy, sample=...), or use curvature='ggn' or 'empirical'."
             )
-        drawn = self.sample(self._own(f.detach()), draws.uniform(f.shape[-1])[:, 0].to(f.dtype))
+        uniform = draws.uniform(f.shape[-1])[:, 0].to(f.dtype)
+        small = torch.finfo(f.dtype).eps / 2
+        drawn = self.sample(self._own(f.detach()), uniform.clamp(small, 1 - small))  # neither 0 nor 1 by rounding
         return score(self, f, drawn.unsqueeze(1), create_graph)
 
     def scalars(self, y: Tensor) -> Tensor:
         """Examples: what one target consists of is not known."""
-        return torch.tensor(y.shape[0], device=y.device)
+        return filled(y.shape[0], y)
 
     def rest(self, y: Tensor) -> Tensor:
         """Not known, so left out: the evidence holds up to a constant."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, checked_noise, diagonal_root, equal_form, every_position, score
+from .base import ALL, Form, Likelihood, checked_noise, diagonal_root, equal_form, every_position, filled, score
 
 RESIDUALS = "residuals"
 
@@ -31,9 +31,12 @@ class Gaussian:
                 raise ValueError(f"Gaussian(noise={self.noise!r}): expected a number, one per output, or 'residuals'.")
         else:
             checked_noise(self.noise, "Gaussian")
+            if isinstance(self.noise, Tensor):  # a value: later changes by the caller stay outside
+                object.__setattr__(self, "noise", self.noise.cpu().clone())
 
     link_family = "gaussian"
     caveat = ""
+    domain = ""
 
     def _values(self) -> Tensor:
         """() or (C,), float64."""
@@ -50,7 +53,7 @@ class Gaussian:
     def _ratios(self, f: Tensor) -> Tensor | None:
         """(C,): standard deviations over their common factor; None where there is one for all."""
         values = self._values()
-        return None if values.numel() == 1 else (values / self.factor).to(f)
+        return None if values.numel() == 1 else (values / self.factor).to(f, non_blocking=True)
 
     @property
     def scale(self) -> Tensor:
@@ -69,7 +72,10 @@ class Gaussian:
         form = equal_form(f, y, "regression")
         given = 1 if isinstance(self.noise, str) else self._values().numel()
         if given not in (1, form.outputs):
-            raise ValueError(f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs.")
+            raise ValueError(
+                f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs; expected one "
+                "number, or one per output."
+            )
         return form
 
     def bound(self, form: Form) -> Likelihood:
@@ -120,7 +126,7 @@ class Gaussian:
 
     def scalars(self, y: Tensor) -> Tensor:
         """All numbers."""
-        return torch.tensor(y.numel(), device=y.device)
+        return filled(y.numel(), y)
 
     def rest(self, y: Tensor) -> Tensor:
         """The ratios' logarithms have mean zero, so nothing is left."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, every_position, score, unit_scale, usual_axis
+from .base import ALL, Form, Likelihood, every_position, filled, score, unit_scale, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
 PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
@@ -38,6 +38,17 @@ class HeteroscedasticGaussian:
             raise ValueError(f"HeteroscedasticGaussian(parameters={self.parameters!r}): expected one of {PARAMETERS}.")
 
     @property
+    def domain(self) -> str:
+        """Two of the heads have a sign."""
+        needs = {"natural": "eta2, must be below zero", "mean_variance": "the variances, must be above zero"}
+        if self.parameters not in needs:
+            return ""
+        return (
+            f"outputs are not what parameters={self.parameters!r} takes: their second half, {needs[self.parameters]} "
+            "(parameters='raw' takes any outputs)"
+        )
+
+    @property
     def scale(self) -> Tensor:
         """The noise is an output."""
         return unit_scale()
@@ -53,10 +64,10 @@ class HeteroscedasticGaussian:
             if half == 1:
                 expected.append(shape[: axis + 1] + shape[axis + 2 :])
         if axis is None or tuple(y.shape) not in expected:
-            wanted = " or ".join(map(str, expected)) or "an even number of outputs"
+            wanted = f"targets of shape {' or '.join(map(str, expected))}" if expected else "an even number of outputs"
             raise ValueError(
-                f"heteroscedastic: outputs {shape} and targets {tuple(y.shape)} do not fit; expected targets of shape "
-                f"{wanted}: the network returns two numbers per target, all first ones and then all second ones."
+                f"heteroscedastic: outputs {shape} and targets {tuple(y.shape)} do not fit; expected {wanted}: the "
+                "network returns two numbers per target, all first ones and then all second ones."
             )
         return Form(axis, shape[1:])
 
@@ -145,11 +156,11 @@ class HeteroscedasticGaussian:
 
     def scalars(self, y: Tensor) -> Tensor:
         """All numbers."""
-        return torch.tensor(y.numel(), device=y.device)
+        return filled(y.numel(), y)
 
     def rest(self, y: Tensor) -> Tensor:
         """`1/2 log 2 pi` per scalar target."""
-        return torch.tensor(0.5 * math.log(2 * math.pi) * y.numel(), dtype=torch.float64, device=y.device)
+        return filled(0.5 * math.log(2 * math.pi) * y.numel(), y)
 
     def log_z(self, scalars: float, scale: Tensor) -> Tensor:
         """There is no noise to depend on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
 from ..random import Hashed
-from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, unit_scale
+from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, filled, unit_scale
 
-HALVINGS = 40  # of the interval in which a drawn count lies: enough for rates up to 1e9
+HALVINGS = 60  # of the interval in which a drawn count lies, at most
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Poisson:
 
     link_family = "poisson"
     caveat = ""
+    domain = "rates `exp(f)` overflow: the outputs are logarithms of rates"
 
     @property
     def scale(self) -> Tensor:
@@ -69,7 +71,8 @@ class Poisson:
         rate = f.detach().double().exp()
         uniform = draws.uniform(f.shape[-1])
         low, high = torch.full_like(rate, -1), (rate + 12 * (rate + 1).sqrt() + 40).ceil()
-        for _ in range(HALVINGS):
+        widest = float((high - low).max())
+        for _ in range(HALVINGS if not widest < 2.0**HALVINGS else math.ceil(math.log2(widest))):
             middle = ((low + high) / 2).floor()
             enough = torch.special.gammaincc(middle.clamp(min=0) + 1, rate) >= uniform
             enough &= middle >= 0
@@ -83,7 +86,7 @@ class Poisson:
 
     def scalars(self, y: Tensor) -> Tensor:
         """All numbers."""
-        return torch.tensor(y.numel(), device=y.device)
+        return filled(y.numel(), y)
 
     def rest(self, y: Tensor) -> Tensor:
         """`log y!`."""

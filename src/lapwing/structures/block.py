@@ -14,7 +14,7 @@ from ..layers.base import Part
 from ..operators import Block as OperatorBlock
 from ..operators import Blocks, Dense, rows_of
 from ..space import Space
-from .common import filled, floored, one_number, sum_dtype
+from .common import added, check_shape, filled, floored, one_number, sum_dtype
 
 Group = tuple[Part, ...]
 
@@ -50,6 +50,14 @@ class Block:
         """(P, P) per module."""
         return measure_groups(source, self.groups(source.space))
 
+    def more(self, source: Source, earlier: DenseSums) -> DenseSums:
+        """Sums over earlier data and this."""
+        return self.measure(source).after(earlier)
+
+    def check(self, sums: DenseSums, space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        sums.check(self.groups(space), space)
+
     def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
         """The sums are the matrices."""
         return DenseCurvature(sums.kept(space), space, "dense block of its module")
@@ -65,6 +73,14 @@ class Full:
         """(D, D)."""
         return measure_groups(source, [tuple(source.space.parts())], source.space.mask)
 
+    def more(self, source: Source, earlier: DenseSums) -> DenseSums:
+        """Sums over earlier data and this."""
+        return self.measure(source).after(earlier)
+
+    def check(self, sums: DenseSums, space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        sums.check([tuple(space.parts())], space)
+
     def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
         """The sum is the matrix."""
         return DenseCurvature(sums.kept(space), space, "full matrix")
@@ -76,6 +92,35 @@ class DenseSums:
 
     matrices: dict[Group, Tensor]
     mask: Tensor | None = None
+
+    def after(self, earlier: DenseSums) -> DenseSums:
+        """The sums of earlier data and of this, which are added to in place."""
+        made = dict(earlier.matrices)
+        for group, matrix in self.matrices.items():
+            made[group] = added(matrix, made[group]) if group in made else matrix
+        return DenseSums(made, self.mask)
+
+    def clipped(self) -> DenseSums:
+        """Without negative eigenvalues."""
+        made = {}
+        for group, matrix in self.matrices.items():
+            values, vectors = torch.linalg.eigh(matrix)
+            made[group] = (vectors * values.clamp(min=0)) @ vectors.T
+        return DenseSums(made, self.mask)
+
+    def check(self, groups: list[Group], space: Space) -> None:
+        """Refuse matrices over other groups of weights or of other sizes."""
+        mask = space.mask
+        if (self.mask is None) != (mask is None) or (
+            self.mask is not None and mask is not None and not torch.equal(self.mask.cpu(), mask.cpu())
+        ):
+            raise ValueError("The curvature was measured over other elements of the weights")
+        for group, matrix in self.matrices.items():
+            names = ", ".join(part.name for part in group)
+            if group not in groups:
+                raise ValueError(f"{names!r} is no block of this network")
+            size = sum(part.stop - part.start for part in group) if mask is None else space.size
+            check_shape(matrix, f"The curvature of {names!r}", (size, size))
 
     def kept(self, space: Space) -> dict[Group, Tensor]:
         """Without the rows and columns of weights that were never used."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -30,6 +31,35 @@ def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
     """Add to a sum, which begins with its first value."""
     value = value.to(sum_dtype(value.dtype))
     sums[key] = value if key not in sums else sums[key] + value
+
+
+def outside(part: Part, space: Space) -> str:
+    """What is wrong with a range of a weight, if something is."""
+    own = space.slices().get(part.name)
+    if own is None:
+        return f"{part.name!r} is none of the selected weights"
+    if not 0 <= part.start < part.stop <= own.stop - own.start:
+        return f"{part.name!r} has no range {part.start}:{part.stop}"
+    return ""
+
+
+def check_shape(value: Tensor, what: str, *shapes: tuple[int, ...]) -> None:
+    """Refuse sums that are no numbers, or of another shape than their weights have."""
+    if value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{what} has dtype {value.dtype}; expected float32 or float64")
+    if tuple(value.shape) not in shapes:
+        raise ValueError(f"{what} has shape {tuple(value.shape)}; expected {' or '.join(map(str, shapes))}")
+
+
+def check_parts(parts: Iterable[Part], space: Space) -> None:
+    """Refuse ranges that are outside of the selected weights, or that overlap."""
+    ordered = sorted(parts)
+    wrong = next(filter(None, (outside(part, space) for part in ordered)), "")
+    if wrong:
+        raise ValueError(wrong)
+    for first, second in itertools.pairwise(ordered):
+        if first.name == second.name and second.start < first.stop:
+            raise ValueError(f"ranges {first[1:]} and {second[1:]} of {first.name!r} overlap")
 
 
 def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:

@@ -11,7 +11,7 @@ from ..curvature import Source
 from ..layers.base import Part
 from ..operators import Block, Blocks, Diagonal
 from ..space import Space
-from .common import accumulate, filled, floored, whole
+from .common import accumulate, check_parts, check_shape, filled, floored, whole
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,21 @@ class Diag:
                 for part, jacobian in found.items():
                     accumulate(sums, part, jacobian.layout.to_flat(jacobian.square_sum()))
         return sums
+
+    def more(self, source: Source, earlier: dict[Part, Tensor]) -> dict[Part, Tensor]:
+        """Sums over earlier data and this."""
+        made = dict(earlier)
+        for part, value in self.measure(source).items():
+            accumulate(made, part, value)
+        return made
+
+    def check(self, sums: dict[Part, Tensor], space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        for part, value in sums.items():
+            check_parts([part], space)
+            check_shape(value, f"The diagonal of {part.name!r}", (part.stop - part.start,))
+            if bool((value < 0).any()):
+                raise ValueError(f"The diagonal of {part.name!r} has negative numbers")
 
     def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
         """One vector over all weights."""

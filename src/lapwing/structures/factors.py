@@ -16,6 +16,7 @@ LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
 WORTH_SPLITTING = 3e10  # operations from which a symmetric product is done by halves: below, calls cost more
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
+Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
 
 
 @dataclass
@@ -39,7 +40,11 @@ class KronSums:
     factors: dict[tuple[Key, bool], Factors] = field(default_factory=dict)
     others: dict[Part, Tensor] = field(default_factory=dict)
     corrected: dict[Key, Tensor] = field(default_factory=dict)
-    bases: dict[Key, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
+    bases: Bases = field(default_factory=dict)
+
+    def of(self, key: Key) -> dict[bool, Factors]:
+        """The factors of one weight, by orientation."""
+        return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
 
 
 def outer(rows: Tensor) -> Tensor:

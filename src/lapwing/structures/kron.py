@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,7 +14,8 @@ from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
 from .common import filled, floored, one_number
-from .factors import LARGEST_SIDE, Key, KronSums, measure_corrections, measure_factors
+from .factors import LARGEST_SIDE, Bases, Factors, Key, KronSums, measure_corrections, measure_factors
+from .sums import check_sums, joined_sums
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class Kron:
     def measure(self, source: Source) -> KronSums:
         """One pass over the data."""
         return measure_factors(self.approx, self.bias, source)
+
+    def more(self, source: Source, earlier: KronSums) -> KronSums:
+        """Sums over earlier data and this."""
+        return joined_sums(earlier, self.measure(source), source.space)
+
+    def check(self, sums: KronSums, space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        check_sums(sums, space, corrected=False)
 
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
         """Eigenvectors and eigenvalues of every factor."""
@@ -59,13 +68,27 @@ class EKFAC:
 
     def measure(self, source: Source) -> KronSums:
         """Factors first, then the second moments in their eigenbases."""
+        return self._measure(source, {})
+
+    def more(self, source: Source, earlier: KronSums) -> KronSums:
+        """Sums over earlier data and this, in the eigenbases of the earlier."""
+        return joined_sums(earlier, self._measure(source, earlier.bases), source.space)
+
+    def check(self, sums: KronSums, space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        check_sums(sums, space, corrected=True)
+
+    def _measure(self, source: Source, bases: Bases) -> KronSums:
         if source.data.one_shot:
             raise ValueError(
                 "structure='ekfac' passes over the data twice, and a one-shot iterator was given; "
                 "expected a DataLoader, a list of batches or tensors."
             )
         sums = measure_factors(self.approx, self.bias, source)
-        sums.bases = {key: (left, right) for key, (left, right, _, _) in eigen(sums).items()}
+        new = {key: layout for key, layout in sums.layouts.items() if key not in bases}
+        found = eigen(replace(sums, layouts=new))
+        sums.bases = {key: bases[key] if key in bases else rows_first(*found[key][:2]) for key in sums.layouts}
+        sums.factors = {}  # they were there for the bases alone
         return measure_corrections(sums, source)
 
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
@@ -74,12 +97,17 @@ class EKFAC:
         return decompose(sums, space, f"eigenvalue-corrected Kronecker ({self.approx}{joint})")
 
 
+def rows_first(left: Tensor | None, right: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Bases in memory as files hold them: products differ in their last bits otherwise."""
+    return left if left is None else left.contiguous(), right if right is None else right.contiguous()
+
+
 def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
     """Eigenvectors and eigenvalues of the row side and the column side of every weight."""
     made = {}
     done: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}  # by module: a bias has the row side of its weight
     for key in sums.layouts:
-        rows, columns = sides(sums, key)
+        rows, columns = sides(sums.of(key))
         name = key[0].name
         module = name.rpartition(".")[0]
         known = done.get(module)
@@ -93,14 +121,12 @@ def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tenso
     return made
 
 
-def sides(sums: KronSums, key: Key) -> tuple[Tensor, Tensor]:
+def sides(own: dict[bool, Factors]) -> tuple[Tensor, Tensor]:
     """Row-side and column-side factors with `block = rows (x) columns`."""
     pairs = []
-    for flipped in (False, True):
-        factors = sums.factors.get((key, flipped))
-        if factors is not None:
-            inputs = factors.inputs / max(factors.count, 1.0)
-            pairs.append((inputs, factors.gradients) if flipped else (factors.gradients, inputs))
+    for flipped, factors in own.items():
+        inputs = factors.inputs / max(factors.count, 1.0)
+        pairs.append((inputs, factors.gradients) if flipped else (factors.gradients, inputs))
     if len(pairs) == 1:
         return pairs[0]
     # Used in both orientations: shapes are averaged by how much curvature each brings, strengths are added.
@@ -168,7 +194,7 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
             values, factors = sums.corrected[key], None
         else:
             left, right, row_values, column_values = found[key]
-            values, factors = row_values[:, :, None] * column_values[:, None, :], sides(sums, key)
+            values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
         blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key), factors)
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
     return KronCurvature(blocks, others, space, words)
@@ -183,7 +209,12 @@ class Spectrum:
     right: Tensor | None
     values: Tensor
     weight: Layout | None = None  # the weight's own layout, in a block that it shares with its bias
-    sides: tuple[Tensor, Tensor] | None = None  # the factors themselves, where their product is the block
+    factors: dict[bool, Factors] | None = None  # the sums themselves, where the product of factors is the block
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor] | None:
+        """The factors, made when a prior needs them: the sums are held anyway."""
+        return None if self.factors is None else sides(self.factors)
 
     def precision(self, delta: Tensor, scale: Tensor, key: Key, numbers: Tensor | None = None) -> Rotated:
         """`scale H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
@@ -224,24 +255,24 @@ class Spectrum:
 
     def diagonal(self, floor: float) -> Tensor:
         """(G, O, I): with a floor on each side where the block is a product, so that it stays one."""
-        if self.sides is None:
+        found = self.sides
+        if found is None:
             made = self.values if self.left is None else self.left.square() @ self.values
             return floored(made if self.right is None else made @ self.right.square().mT, floor)
-        rows, columns = (
-            floored(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in self.sides
-        )
+        rows, columns = (floored(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in found)
         return rows[:, :, None] * columns[:, None, :]
 
     def _whitened(self, rows: Tensor, columns: Tensor, key: Key) -> tuple[Whitened, Whitened]:
         """Both sides under their share of the prior."""
-        if self.sides is None:
+        found = self.sides
+        if found is None:
             raise ValueError(
                 f"The prior has different precisions inside {key[0].name!r}, which an eigenvalue-corrected block "
                 "cannot hold exactly; use structure='kron', or a scalar or layerwise prior."
             )
         return (
-            whitened(self.sides[0], self.left, rows[:, :, 0], key[0].name),
-            whitened(self.sides[1], self.right, columns[:, 0, :], key[0].name),
+            whitened(found[0], self.left, rows[:, :, 0], key[0].name),
+            whitened(found[1], self.right, columns[:, 0, :], key[0].name),
         )
 
     def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, key: Key) -> Rotated:

@@ -1,0 +1,177 @@
+"""A posterior carried on: with more data, or on another device. Always a new value."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .batches import Batches, device_of, evaluation
+from .curvature import Hessian, Source, Totals
+from .identity import Identity
+from .laplace import decompose, measure, measure_hessian, wait
+from .memory import budget
+from .priors import Prior
+from .progress import Progress
+from .space import Space
+from .structures import EKFAC
+from .tape import Plan
+
+if TYPE_CHECKING:
+    from .laplace import Laplace
+    from .predict import Network
+
+Value = TypeVar("Value")
+OLD_BASES = "later data measured along the eigenvectors of the first"
+
+
+def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Laplace:
+    """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
+    device = device_of(la.model)
+    plan = copied(la.plan)
+    source = Source(
+        la.model, la.asked, Batches(data, device), la.likelihood, la.kind, network.budget, plan, la.seed, progress
+    )
+    source.first, source.form = la.N, la.totals.form
+    began = time.perf_counter()
+    with evaluation(la.model, [la.model.get_parameter(name) for name in la.asked.names]):
+        if isinstance(la.kind, Hessian):
+            sums = measure_hessian(source, la.structure).after(la.sums)
+        else:
+            sums = measure(source, lambda source: la.structure.more(source, la.sums))
+        wait(device)
+    measured = time.perf_counter()
+    used = {name: set(la.rules[name].split(" + ")) for name in la.space.names}
+    for name, rules in plan.used.items():
+        used[name] = used.get(name, set()) | rules
+    space = la.asked.only(used)
+    mode = space.vector(la.model).to(la.mode.dtype) if space.names != la.space.names else la.mode
+    curvature = decompose(la.structure, la.kind, sums, space)
+    wait(device)
+    assert source.totals is not None
+    totals = together(la.totals, source.totals)
+    return replace(
+        la,
+        space=space,
+        curvature=curvature,
+        # A g-prior follows the curvature, which is now that of all data.
+        prior=replace(prior_of(la, space), base=None).bound(curvature, totals.examples),
+        totals=totals,
+        mode=mode,
+        plan=replace(plan, used=used),
+        reason=reason_of(la),
+        rules={name: " + ".join(sorted(used.get(name, ()))) for name in la.asked.names},
+        timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
+        sums=sums,
+        trace=None,
+    )
+
+
+def copied(plan: Plan) -> Plan:
+    """What is known of a network, for a measurement that may learn more: which weights it uses is asked anew."""
+    return replace(
+        plan,
+        axes=dict(plan.axes),
+        rows=dict(plan.rows),
+        generic=set(plan.generic),
+        copied=set(plan.copied),
+        used={},
+        costs=dict(plan.costs),
+    )
+
+
+def together(first: Totals, second: Totals) -> Totals:
+    """Of both data."""
+    return Totals(
+        first.examples + second.examples,
+        first.scalars + second.scalars,
+        first.energy + second.energy,
+        first.rest + second.rest,
+        first.form,
+    )
+
+
+def prior_of(la: Laplace, space: Space) -> Prior:
+    """The prior, which must say what weights get that the earlier data never used."""
+    if space.names == la.space.names:
+        return la.prior
+    try:
+        la.prior.count(space)
+    except ValueError as error:
+        new = [name for name in space.names if name not in la.space.names]
+        raise ValueError(
+            f"{', '.join(new)} was not used by the earlier data and is by this, and the prior holds numbers for the "
+            f"earlier weights alone ({error}) Use with_prior(...) with one precision, or one per named group, before "
+            "the update, or fit to all data at once."
+        ) from None
+    return la.prior
+
+
+def reason_of(la: Laplace) -> str:
+    """EKFAC measures later data along old eigenvectors, and says so."""
+    if isinstance(la.structure, EKFAC) and OLD_BASES not in la.reason:
+        return f"{la.reason}; {OLD_BASES}"
+    return la.reason
+
+
+def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
+    """All tensors of a posterior on a device; the network is the user's, and must be there already."""
+    where = device_of(model)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if where != device:
+        raise ValueError(
+            f"The posterior was asked to move to {device}, and its network is on {where}. The network is yours and is "
+            f"never moved: call model.to({str(device)!r}) first, or give a copy that is there, as in "
+            f"la.to({str(device)!r}, model=copy.deepcopy(model).to({str(device)!r}))."
+        )
+    if model is la.model and la.identity.still(model):
+        identity = la.identity
+    else:
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        same = all(shapes.get(name) == shape for name, shape in zip(la.asked.names, la.asked.shapes, strict=True))
+        if not same or not la.identity.moved(model):
+            raise ValueError(
+                "The network's weights or buffers or their dtype are not those the posterior was fitted with; "
+                "expected the same network on another device."
+            )
+        identity = Identity.of(model)
+    held: dict[int, Any] = {}
+    return replace(
+        la,
+        model=model,
+        curvature=on(la.curvature, device, held),
+        mode=on(la.mode, device, held),
+        sums=on(la.sums, device, held),
+        prior=on(la.prior, device, held),
+        likelihood=on(la.likelihood, device, held),
+        budget=la.budget if device == la.mode.device else budget(None, device),
+        identity=identity,
+    )
+
+
+def on(value: Value, device: torch.device, held: dict[int, Any]) -> Value:
+    """A value with its tensors on a device; what is shared stays shared, and masks stay where they are."""
+    if id(value) not in held:
+        held[id(value)] = _on(value, device, held)
+    found: Value = held[id(value)]
+    return found
+
+
+def _on(value: Any, device: torch.device, held: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.dtype == torch.bool else value.to(device)
+    if isinstance(value, dict):
+        return {key: on(each, device, held) for key, each in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(on(each, device, held) for each in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type | Space):
+        return value
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    there = {name: on(each, device, held) for name, each in fields.items()}
+    changed = {name: each for name, each in there.items() if each is not fields[name]}
+    return replace(value, **changed) if changed else value

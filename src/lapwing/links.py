@@ -1,0 +1,131 @@
+"""From a Gaussian over outputs to labels: the approximations with a closed form, and the points of those without.
+
+Pure functions on tensors; classes or outputs are on the last axis: mean and variance (..., C), cov (..., C, C).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+HALF_WIDTH = 8.0  # of the line rule, in standard deviations
+NODES = 257  # of the line rule: steps of 1/16
+SMALLEST = 1e-12  # a variance that stands for none
+
+
+def probit_logits(mean: Tensor, variance: Tensor) -> Tensor:
+    """`mu / sqrt(1 + pi/8 s2)`: outputs pulled towards zero where they are uncertain."""
+    return mean / torch.sqrt(1 + math.pi / 8 * variance)
+
+
+def probit(mean: Tensor, variance: Tensor) -> Tensor:
+    """(..., C) class probabilities: the softmax of the pulled logits, one factor per class."""
+    return probit_logits(mean, variance).softmax(-1)
+
+
+def probit_binary(mean: Tensor, variance: Tensor) -> Tensor:
+    """(...) probabilities of label 1: `sigmoid(mu / sqrt(1 + pi/8 s2))`, of every output by itself."""
+    return probit_logits(mean, variance).sigmoid()
+
+
+def bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
+    """(..., C) float64: concentrations of the Dirichlet that the Laplace bridge puts in place of the Gaussian.
+
+    `normalised`: the projected Gaussian is rescaled to a mean variance of sqrt(C/2), where the bridge is good.
+    """
+    mean, cov = mean.double(), cov.double()
+    number = mean.shape[-1]
+    # Logits matter up to a constant: the Gaussian is projected onto those that sum to zero.
+    rows = cov.sum(-1)
+    total = rows.sum(-1, keepdim=True).clamp(min=SMALLEST)
+    mean = mean - rows * mean.sum(-1, keepdim=True) / total
+    variance = cov.diagonal(dim1=-2, dim2=-1) - rows.square() / total
+    variance = variance.clamp(min=SMALLEST)
+    if normalised:
+        factor = variance.mean(-1, keepdim=True) / math.sqrt(number / 2)
+        mean, variance = mean / factor.sqrt(), variance / factor
+    grown = torch.exp(mean + (-mean).logsumexp(-1, keepdim=True)) / number**2
+    return (1 - 2 / number + grown) / variance
+
+
+def dirichlet_entropies(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """(...) twice, in nats: the entropy of the mean class probabilities, and their mean entropy."""
+    total = alpha.sum(-1, keepdim=True)
+    p = alpha / total
+    expected = torch.digamma(total[..., 0] + 1) - (p * torch.digamma(alpha + 1)).sum(-1)
+    return torch.special.entr(p).sum(-1), expected
+
+
+def lognormal(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of `exp f` for Gaussian f, elementwise."""
+    first = torch.exp(mean + variance / 2)
+    return first, first.square() * torch.expm1(variance)
+
+
+def delta_rule(
+    natural: Callable[[Tensor], tuple[Tensor, Tensor]], mean: Tensor, cov: Tensor, of: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (..., K), its covariance (..., K, K) and the noise variance (..., K) of a head with two parameters.
+
+    `natural` gives (eta1, eta2) (..., K) from outputs (..., C). `of="natural"`: the mean is `s2 eta1` with s2 held
+    fixed; `of="mean"`: the derivative of `-eta1 / (2 eta2)` in both.
+    """
+    graph = mean.requires_grad
+    with torch.enable_grad():
+        f = mean if graph else mean.detach().requires_grad_()
+        eta1, eta2 = natural(f)
+        noise = -0.5 / eta2
+        made = noise * eta1
+        target = eta1 if of == "natural" else made
+        rows = [
+            torch.autograd.grad(target[..., k].sum(), f, retain_graph=True, create_graph=graph, allow_unused=True)[0]
+            for k in range(target.shape[-1])
+        ]
+        jacobian = torch.stack([torch.zeros_like(f) if row is None else row for row in rows], -2)  # (..., K, C)
+        if of == "natural":
+            jacobian = noise[..., None] * jacobian
+    if not graph:
+        made, noise, jacobian = made.detach(), noise.detach(), jacobian.detach()
+    return made, jacobian @ cov @ jacobian.mT, noise
+
+
+def root(cov: Tensor) -> Tensor:
+    """(..., C, C): L with `L L^T = cov`, also for a covariance that is only semidefinite, up to rounding."""
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(cov)
+    if not bool(failed.any()):
+        return factor
+    if cov.requires_grad:  # eigenvectors have no derivative where eigenvalues are equal
+        size = cov.diagonal(dim1=-2, dim2=-1).amax(-1).detach()
+        jitter = (64 * torch.finfo(cov.dtype).eps * size).clamp(min=SMALLEST)
+        made: Tensor = torch.linalg.cholesky(cov + torch.diag_embed(jitter[..., None].expand(cov.shape[:-1])))
+        return made
+    values, vectors = torch.linalg.eigh(cov[failed > 0])
+    factor = factor.clone()
+    factor[failed > 0] = vectors * values.clamp(min=0).sqrt()[..., None, :]
+    return factor
+
+
+@lru_cache(maxsize=32)
+def normal_points(number: int, dimensions: int, seed: int) -> Tensor:
+    """(S, C) float64 on the CPU: a scrambled Sobol set, as standard normal numbers with equal weights."""
+    with torch.inference_mode(False):  # kept for later calls, which may need a graph
+        engine = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=seed)
+        uniform = engine.draw(number, dtype=torch.float64).clamp(2.0**-32, 1 - 2.0**-32)
+        points: Tensor = torch.special.ndtri(uniform)
+    return points
+
+
+@lru_cache(maxsize=1)
+def line_points() -> tuple[Tensor, Tensor]:
+    """(S,) nodes and (S,) log weights, float64 on the CPU: the trapezoidal rule against the normal density.
+
+    It converges faster than any power of the step for smooth functions, however steep a sigmoid may be.
+    """
+    with torch.inference_mode(False):
+        nodes = torch.linspace(-HALF_WIDTH, HALF_WIDTH, NODES, dtype=torch.float64, device="cpu")
+        return nodes, (-0.5 * nodes.square()).log_softmax(0)

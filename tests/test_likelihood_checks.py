@@ -1,0 +1,417 @@
+"""Targets, outputs and options that do not fit are refused, or warned of, with what was given and what was expected."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference_dense as dense
+from fitting import built, classes, cut, fitted, names_of, normal, weights_of
+from networks import Network
+from tables import curvature_of, moved, relative
+
+NAN, INF = float("nan"), float("inf")
+WRONG_VALUE = (ValueError, TypeError)
+
+
+def row(outputs: int = 3) -> nn.Module:
+    """(N, 3) to (N, outputs)."""
+    return built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)))
+
+
+def scalar() -> nn.Module:
+    """(N, 3) to (N,)."""
+    return built(Network(lambda self, x: self.head(x)[:, 0], head=nn.Linear(3, 1)))
+
+
+def image(outputs: int = 3) -> nn.Module:
+    """(N, 2, 4, 5) to (N, outputs, 4, 5)."""
+    return built(nn.Conv2d(2, outputs, 3, padding=1))
+
+
+def signed(sign: int) -> nn.Module:
+    """(N, 3) to (N, 2), all positive or all negative."""
+    return built(Network(lambda self, x: self.head(x).tanh() + 2 * sign, head=nn.Linear(3, 2)))
+
+
+def changed(y: Tensor, value: float) -> Tensor:
+    """The same with one number replaced."""
+    y = y.clone()
+    y.view(-1)[2] = value
+    return y
+
+
+def probabilities(*shape: int) -> Tensor:
+    """Rows that sum to one."""
+    return normal(*shape, seed=4).softmax(-1)
+
+
+Row = tuple[Callable[[], nn.Module], Tensor, Any, str]
+WEIGHTS = torch.tensor([1.0, 2.0])
+REFUSED: dict[str, Row] = {
+    # classes
+    "class: one too many axes": (row, classes(3, 5, 2), "classification", r"\(5, 3\) and labels \(5, 2\) do not fit"),
+    "class: too large": (row, torch.tensor([0, 1, 2, 3, 0]), "classification", r"label 3 is outside 0\.\.2"),
+    "class: negative": (row, torch.tensor([0, 1, 2, -1, 0]), "classification", "label -1 is outside.*-100 is ignored"),
+    "class: other ignored": (row, torch.tensor([0, -100, 2, 1, 0]), lw.Categorical(ignore_index=-1), "label -100"),
+    "class: flat float": (row, normal(5), "classification", r"float64 and shape \(5,\); expected integers"),
+    "class: soft, wrong shape": (row, probabilities(5, 2), "classification", r"\(5, 2\).*outputs' shape \(5, 3\)"),
+    "class: soft, wrong sum": (
+        row,
+        2 * probabilities(5, 3),
+        "classification",
+        "expected probabilities that sum to one",
+    ),
+    "class: soft, negative": (row, changed(probabilities(5, 3), -0.1), "classification", "probabilities that sum"),
+    "class: soft, NaN": (row, changed(probabilities(5, 3), NAN), "classification", "nan.*probabilities that sum"),
+    "class: soft, axis of examples": (row, probabilities(5, 3), lw.Categorical(axis=0), "axis 0.*holds the examples"),
+    "class: axis of examples": (row, classes(3, 5), lw.Categorical(axis=0), "do not fit"),
+    "class: booleans": (row, torch.ones(5, dtype=torch.bool), "classification", "dtype torch.bool; expected integers"),
+    "class: complex": (row, torch.ones(5, dtype=torch.complex64), "classification", "complex64; expected integers"),
+    "class: weights": (row, classes(3, 5), lw.Categorical(weight=WEIGHTS), "2 numbers, and the network 3 classes"),
+    "class: soft, weights": (row, probabilities(5, 3), lw.Categorical(weight=WEIGHTS), "2 numbers, and the network 3"),
+    "class: one output": (lambda: row(1), classes(2, 5), "classification", "softmax is always 1.*binary"),
+    "class: soft, one output": (lambda: row(1), torch.ones(5, 1), "classification", "softmax is always 1.*binary"),
+    "class: no axis": (scalar, classes(2, 5), "classification", r"\(5,\); expected logits.*binary"),
+    "class: transposed image": (
+        image,
+        classes(3, 5, 5, 4),
+        "classification",
+        r"\(5, 3, 4, 5\).*\(5, 5, 4\) do not fit",
+    ),
+    # yes or no
+    "binary: flat targets": (lambda: row(1), classes(2, 5), "binary", r"\(5, 1\).*\(5,\) differ"),
+    "binary: axis of targets": (scalar, classes(2, 5, 1), "binary", r"\(5,\).*\(5, 1\) differ"),
+    "binary: class numbers": (row, classes(3, 5), "binary", r"\(5, 3\).*\(5,\) differ; expected equal shapes"),
+    "binary: two": (row, changed(classes(2, 5, 3), 2), "binary", "target 2 was given; expected 0 or 1"),
+    "binary: minus one": (row, changed(classes(2, 5, 3), -1), "binary", r"target -1.*Bernoulli\(ignore_index="),
+    "binary: another missing": (row, changed(classes(2, 5, 3), -100), lw.Bernoulli(-1), r"-100.*\(-1 is missing\)"),
+    "binary: NaN": (row, changed(probabilities(5, 3), NAN), "binary", "target nan"),
+    "binary: NaN, missing allowed": (row, changed(probabilities(5, 3), NAN), lw.Bernoulli(-1), "target nan"),
+    "binary: above one": (row, changed(probabilities(5, 3), 1.01), "binary", r"target 1\.01"),
+    "binary: complex": (row, torch.ones(5, 3, dtype=torch.complex64), "binary", "complex64; expected 0 and 1"),
+    # regression
+    "regression: one column": (row, normal(5, 1), "regression", r"\(5, 3\).*\(5, 1\) differ.*nothing is broadcast"),
+    "regression: one row": (row, normal(1, 3).expand(5, 1, 3), "regression", "differ"),
+    "regression: flat": (lambda: row(1), normal(5), "regression", r"\(5, 1\).*\(5,\) differ"),
+    "regression: axis of targets": (scalar, normal(5, 1), "regression", r"\(5,\).*\(5, 1\) differ"),
+    "regression: transposed image": (image, normal(5, 3, 5, 4), "regression", "differ"),
+    "regression: integers": (row, classes(3, 5, 3), "regression", "int64; expected floating point"),
+    "regression: NaN": (row, changed(normal(5, 3), NAN), "regression", "NaN or Inf"),
+    "regression: Inf": (row, changed(normal(5, 3), -INF), "regression", "NaN or Inf"),
+    "regression: noises": (
+        row,
+        normal(5, 3),
+        lw.Gaussian(WEIGHTS),
+        "2 numbers, and the network 3 outputs; expected one",
+    ),
+    "regression: residuals of NaN": (row, changed(normal(5, 3), NAN), lw.Gaussian("residuals"), "nan.*positive finite"),
+    "regression: residuals, broadcast": (row, normal(5, 1), lw.Gaussian("residuals"), "differ"),
+    # heteroscedastic
+    "hetero: odd": (row, normal(5, 3), "heteroscedastic", r"\(5, 3\).*expected an even number of outputs"),
+    "hetero: no axis": (scalar, normal(5), "heteroscedastic", r"\(5,\).*expected an even number of outputs"),
+    "hetero: as many targets": (lambda: row(4), normal(5, 4), "heteroscedastic", r"targets of shape \(5, 2\): the net"),
+    "hetero: flat": (lambda: row(4), normal(5), "heteroscedastic", r"targets of shape \(5, 2\)"),
+    "hetero: broadcast": (lambda: row(4), normal(5, 1), "heteroscedastic", r"targets of shape \(5, 2\)"),
+    "hetero: one target": (lambda: row(2), normal(5, 2), "heteroscedastic", r"\(5, 1\) or \(5,\)"),
+    "hetero: image": (lambda: image(4), normal(5, 4, 4, 5), "heteroscedastic", r"\(5, 2, 4, 5\)"),
+    "hetero: integers": (lambda: row(2), classes(3, 5), "heteroscedastic", "int64; expected floating point"),
+    "hetero: NaN": (lambda: row(2), changed(normal(5), NAN), "heteroscedastic", "NaN or Inf"),
+    "hetero: natural": (
+        lambda: signed(1),
+        normal(5),
+        lw.HeteroscedasticGaussian("natural"),
+        r"not finite.*parameters='natural'.*eta2, must be below zero.*'raw'",
+    ),
+    "hetero: variance": (
+        lambda: signed(-1),
+        normal(5),
+        lw.HeteroscedasticGaussian("mean_variance"),
+        r"not finite.*parameters='mean_variance'.*variances, must be above zero",
+    ),
+    # counts
+    "count: negative": (row, changed(classes(9, 5, 3), -1), "count", "target -1 was given; expected whole numbers"),
+    "count: fraction": (row, changed(classes(9, 5, 3).double(), 1.5), "count", r"target 1\.5 was given"),
+    "count: NaN": (row, changed(classes(9, 5, 3).double(), NAN), "count", "target nan"),
+    "count: Inf": (row, changed(classes(9, 5, 3).double(), INF), "count", "target inf"),
+    "count: broadcast": (row, classes(9, 5, 1), "count", "differ"),
+    "count: booleans": (row, torch.ones(5, 3, dtype=torch.bool), "count", "bool; expected whole numbers"),
+    # custom
+    "custom: NaN": (row, changed(normal(5, 3), NAN), lw.Custom(lambda f, y: (f - y).sum(1) ** 2), "NaN or Inf"),
+    "custom: a sum": (
+        row,
+        normal(5, 3),
+        lw.Custom(lambda f, y: (f - y).square().sum()),
+        r"returned \(\) for 5.*\(5,\)",
+    ),
+    "custom: per output": (row, normal(5, 3), lw.Custom(lambda f, y: (f - y).square()), r"returned \(5, 3\) for 5"),
+    "custom: a number": (row, normal(5, 3), lw.Custom(lambda f, y: 1.0), "returned float"),
+    "custom: detached": (row, normal(5, 3), lw.Custom(lambda f, y: (f.detach() - y).sum(1)), "can be differentiated"),
+    "custom: not finite": (row, normal(5, 3), lw.Custom(lambda f, y: -(f - 9).log().sum(1)), "energy function is not"),
+    "custom: Hessian": (
+        row,
+        normal(5, 3),
+        lw.Custom(lambda f, y: -(f - 9).sqrt().sum(1)),
+        "NaN or Inf|function is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused(what: str) -> None:
+    """By a fit, in any structure, and whatever the batches are."""
+    build, y, likelihood, message = REFUSED[what]
+    model = build()
+    x = normal(5, 2, 4, 5) if isinstance(model, nn.Conv2d) else normal(5, 3)
+    before = weights_of(model)
+    for structure in ("kron", "full"):
+        with pytest.raises(WRONG_VALUE, match=message):
+            fitted(model, x, y, likelihood, structure)
+    with pytest.raises(WRONG_VALUE, match=message):
+        lw.fit(copy.deepcopy(model), [(x, y)], likelihood, structure="diag", curvature="empirical")
+    assert torch.equal(weights_of(model), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lw.Categorical(weight=torch.tensor([1.0, -1.0])), "none negative"),
+        (lambda: lw.Categorical(weight=torch.tensor([1.0, NAN])), "finite number per class"),
+        (lambda: lw.Categorical(weight=torch.ones(2, 2)), "one finite number per class"),
+        (lambda: lw.Categorical(label_smoothing=1.0), "from 0 to 1"),
+        (lambda: lw.Categorical(label_smoothing=-0.1), "from 0 to 1"),
+        (lambda: lw.Gaussian(0.0), "positive standard deviation"),
+        (lambda: lw.Gaussian(NAN), "positive standard deviation"),
+        (lambda: lw.Gaussian(torch.tensor([1.0, -1.0])), "or one per output"),
+        (lambda: lw.Gaussian(torch.ones(2, 2)), "or one per output"),
+        (lambda: lw.Gaussian("resduals"), "'residuals'"),
+        (lambda: lw.Gaussian(1.0).with_noise(-1.0), "positive standard deviation"),
+        (lambda: lw.Gaussian("residuals").scale, "before it is fitted"),
+        (lambda: lw.HeteroscedasticGaussian("variance"), "expected one of.*'mean_variance'"),
+        (lambda: lw.Custom(3), r"Custom\(int\): expected a function"),
+    ],
+)
+def test_options_that_make_no_sense(make: Callable[[], Any], message: str) -> None:
+    """Refused where they are given."""
+    with pytest.raises(WRONG_VALUE, match=message):
+        make()
+
+
+def test_names_and_classes_of_likelihoods() -> None:
+    """A name, a class or a value; a name that is nearly right gets a hint."""
+    model, x = row(), normal(5, 3)
+    for likelihood in ("binary", lw.Bernoulli, lw.Bernoulli()):
+        assert isinstance(fitted(model, x, classes(2, 5, 3), likelihood, "diag").likelihood, lw.Bernoulli)
+    assert isinstance(fitted(model, x, classes(2, 5, 3), "count", "diag").likelihood, lw.Poisson)
+    with pytest.raises(ValueError, match="did you mean 'heteroscedastic'"):
+        fitted(model, x, classes(2, 5, 3), "heteroskedastic")
+    with pytest.raises(TypeError, match="likelihood is a float"):
+        fitted(model, x, classes(2, 5, 3), 1.0)
+
+
+# Custom energies
+
+
+def saddle(f: Tensor, y: Tensor) -> Tensor:
+    """Convex in all outputs but the first."""
+    return (f - y).square().sum(1) - 3 * f[:, 0].square()
+
+
+def test_energies_that_are_not_convex() -> None:
+    """Negative curvature is left out with a warning that says how much; the gradient is not touched."""
+    model, x, y = row(), normal(5, 3), normal(5, 3, seed=2)
+    with pytest.warns(UserWarning, match=r"not convex.*down to -4"):
+        la = fitted(model, x, y, lw.Custom(saddle), "full")
+    jacobian = dense.jacobian(model, x, names_of(model))
+    kept = torch.diag(torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64))
+    assert relative(curvature_of(la), torch.einsum("nfd,fg,nge->de", jacobian, kept, jacobian)) < 1e-8
+    fitted(model, x, y, lw.Custom(saddle), "full", curvature="empirical")  # no warning
+
+
+def test_linear_energies_have_no_curvature() -> None:
+    """Not an error: there is nothing to see in the outputs."""
+    model, x, y = row(), normal(5, 3), normal(5, 3, seed=2)
+    la = fitted(model, x, y, lw.Custom(lambda f, y: (f * y).sum(1)), "diag")
+    assert float(curvature_of(la).abs().max()) == 0
+
+
+def test_custom_energies_cannot_be_drawn_from_without_a_sampler() -> None:
+    """Asked for, the Monte Carlo Fisher is refused; left to choose, the exact curvature is taken at any size."""
+    energy = lw.Custom(lambda f, y: (f - y).square().sum((1, 2, 3)) / 2)
+    model, x, y = image(4), normal(2, 2, 4, 5), normal(2, 4, 4, 5, seed=2)
+    with pytest.raises(ValueError, match=r"no `sample`.*sample=.*'ggn' or 'empirical'"):
+        fitted(model, x, y, energy, "diag", curvature="fisher")
+    la = fitted(model, x, y, energy, "diag", curvature="auto")
+    assert "exact GGN: 80 columns per example" in la.reason and "sample" in la.reason
+    plain = fitted(model, x, y, "regression", "diag", curvature="ggn")
+    assert relative(curvature_of(la), curvature_of(plain)) < 1e-12
+    assert "Monte Carlo" in fitted(model, x, y, "regression", "diag", curvature="auto").reason
+
+
+def test_caveats() -> None:
+    """What keeps the evidence from being a marginal likelihood is said by the likelihood."""
+    assert "class weights and label smoothing" in lw.Categorical(weight=torch.ones(3), label_smoothing=0.1).caveat
+    assert "label smoothing" in lw.Categorical(label_smoothing=0.1).caveat
+    assert "constant" in lw.Custom(saddle).caveat
+    for plain in (lw.Categorical(), lw.Bernoulli(), lw.Gaussian(), lw.HeteroscedasticGaussian(), lw.Poisson()):
+        assert plain.caveat == ""
+
+
+# Probabilities where logits are expected
+
+
+def warned(model: nn.Module, x: Tensor, y: Tensor, likelihood: Any) -> list[str]:
+    """Warnings of a fit in several batches."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batches = cut(x, y, [4, 4, 4])
+        lw.fit(copy.deepcopy(model).to(batches[0][0].device), batches, likelihood, structure="ekfac")
+    return [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_softmax_at_the_end(dtype: torch.dtype) -> None:
+    """Probabilities get one warning that says what to do; logits and their logarithms none."""
+    x, y = normal(12, 3).to(dtype), classes(3, 12)
+    body = row().to(dtype)
+    (message,) = warned(nn.Sequential(body, nn.Softmax(-1)), x, y, "classification")
+    assert "sum to one over the 3 classes" in message and "logits are expected" in message and "LogSoftmax" in message
+    for model in (body, nn.Sequential(body, nn.LogSoftmax(-1)), nn.Sequential(body, nn.Sigmoid())):
+        assert warned(model, x, y, "classification") == []
+    assert warned(nn.Sequential(body, nn.Softmax(-1)), x, x.clone(), "regression") == []
+
+
+def test_a_softmax_over_the_channels_of_images() -> None:
+    """The class axis is looked at, wherever it is."""
+    x, y = normal(12, 2, 4, 5), classes(3, 12, 4, 5)
+    assert len(warned(nn.Sequential(image(), nn.Softmax(1)), x, y, "classification")) == 1
+    assert warned(nn.Sequential(image(), nn.Softmax(2)), x, y, "classification") == []
+
+
+def test_a_sigmoid_at_the_end() -> None:
+    """One that is the last thing computed is noticed, also behind a change of shape; logits in (0, 1) are not."""
+    x, y = normal(12, 3), classes(2, 12, 3)
+    ends = {
+        "module": nn.Sequential(row(), nn.Sigmoid()),
+        "function": built(Network(lambda self, x: self.head(x).sigmoid(), head=nn.Linear(3, 3))),
+        "moved": nn.Sequential(row(), nn.Sigmoid(), nn.Unflatten(1, (3, 1)), nn.Flatten()),
+        "softmax": nn.Sequential(row(), nn.Softmax(-1)),
+    }
+    for model in ends.values():
+        (message,) = warned(model, x, y, "binary")
+        assert "ends in a Sigmoid or Softmax" in message and "logits are expected" in message
+    squeezed = built(Network(lambda self, x: self.head(x).sigmoid().squeeze(-1), head=nn.Linear(3, 1)))
+    assert len(warned(squeezed, x, y[:, 0], "binary")) == 1
+    small = built(Network(lambda self, x: 0.5 + 0.1 * self.head(x).tanh(), head=nn.Linear(3, 3)))
+    scaled = built(Network(lambda self, x: 5 * self.head(x).sigmoid(), head=nn.Linear(3, 3)))
+    for model in (row(), small, scaled):
+        assert warned(model, x, y, "binary") == []
+
+
+# What other libraries got wrong without an error, by the row of the failure
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full"])
+@pytest.mark.parametrize("kind", ["ggn", "fisher", "empirical"])
+def test_row_09_ignored_labels_add_no_curvature(structure: str, kind: str) -> None:
+    """Examples whose labels are all ignored change neither curvature nor evidence, whatever the index is."""
+    model = built(nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
+    x, y = classes(6, 4, 5), classes(3, 4, 5)
+    longer = torch.cat([x, classes(6, 3, 5, seed=9)])
+    for index in (-100, -1, 255):
+        ignored = torch.cat([y, torch.full((3, 5), index)])
+        likelihood = lw.Categorical(ignore_index=index)
+        few = fitted(model, x, y, likelihood, structure, curvature=kind)
+        many = fitted(model, longer, ignored, likelihood, structure, curvature=kind)
+        assert relative(curvature_of(many), curvature_of(few)) < 1e-9
+        assert relative(many.log_evidence(), few.log_evidence().cpu()) < 1e-9
+        assert many.totals.scalars == few.totals.scalars == 20
+
+
+def test_row_09_ignored_tokens_are_those_of_torch() -> None:
+    """With class weights: the GGN of torch's own cross entropy, and not that of all tokens."""
+    model = built(nn.Sequential(nn.Embedding(6, 3), nn.Tanh(), nn.Linear(3, 3)))
+    x, y = classes(6, 4, 5), classes(3, 4, 5)
+    y[0, 2:], y[3] = -100, -100
+    weight = torch.tensor([0.2, 3.0, 1.0], dtype=torch.float64)
+    la = fitted(model, x, y, lw.Categorical(weight=weight), "full")
+    jacobian = dense.jacobian(model, x, names_of(model)).reshape(20, 3, -1)
+    total = torch.zeros_like(curvature_of(la))
+    for logits, label, j in zip(dense.outputs(model, x).reshape(20, 3), y.flatten(), jacobian, strict=True):
+        if label != -100:
+            p = logits.softmax(0)
+            total += weight[label] * j.T @ (torch.diag(p) - torch.outer(p, p)) @ j
+    assert relative(curvature_of(la), total) < 1e-9
+    loss = nn.functional.cross_entropy(dense.outputs(model, x).reshape(20, 3), y.flatten(), weight, reduction="sum")
+    assert abs(la.totals.energy - float(loss)) < 1e-10
+    plain = fitted(model, x, y.clamp(min=0), lw.Categorical(weight=weight), "full")
+    assert relative(curvature_of(plain), total) > 0.05
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+@pytest.mark.parametrize("axis", [True, False])
+def test_row_10_networks_with_one_logit(structure: str, axis: bool) -> None:
+    """`p (1 - p)` times the outer product of gradients: neither zero nor certain."""
+    model = row(1) if axis else scalar()
+    x, y = normal(6, 3), classes(2, 6, 1) if axis else classes(2, 6)
+    la = fitted(model, x, y, "binary", structure)
+    p = dense.outputs(model, x).reshape(-1).sigmoid()
+    jacobian = dense.jacobian(model, x, names_of(model))[:, 0]
+    exact = torch.einsum("n,nd,ne->de", p * (1 - p), jacobian, jacobian)
+    made = curvature_of(la)
+    assert float(made.diagonal().min()) > 1e-5
+    if structure != "kron":
+        assert relative(made.diagonal(), exact.diagonal()) < 1e-9
+    with pytest.raises(ValueError, match="binary"):
+        fitted(model, x, y.reshape(6), "classification")
+
+
+def test_row_10_one_logit_is_two_classes() -> None:
+    """The same curvature and energy as a network whose two logits differ by that one."""
+    one = scalar()
+    pair = Network(lambda self, x: torch.stack([0 * (f := self.head(x)[:, 0]), f], -1), head=copy.deepcopy(one.head))
+    x, y = normal(6, 3), classes(2, 6)
+    binary, two = fitted(one, x, y, "binary", "full"), fitted(pair, x, y, "classification", "full")
+    assert relative(curvature_of(binary), curvature_of(two)) < 1e-12
+    assert relative(binary.log_evidence(), two.log_evidence().cpu()) < 1e-12
+
+
+@pytest.mark.parametrize("likelihood", ["regression", "binary", "count", lw.Gaussian("residuals")], ids=str)
+@pytest.mark.parametrize("shape", [(5, 1), (5,), (1, 3), (5, 3, 1)], ids=str)
+def test_row_16_targets_are_never_broadcast(likelihood: Any, shape: tuple[int, ...]) -> None:
+    """Whatever would broadcast against outputs (5, 3) is refused."""
+    y = torch.ones(shape, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"differ; expected equal shapes|inputs"):
+        fitted(row(), normal(5, 3), y, likelihood)
+
+
+@pytest.mark.parametrize("where", ["target", "input"])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        "regression",
+        "binary",
+        "count",
+        "heteroscedastic",
+        "classification",
+        lw.Custom(lambda f, y: (f - y).pow(4).sum(1)),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "custom",
+)
+def test_row_17_nan_is_an_error(likelihood: Any, where: str) -> None:
+    """In a target or an input, in a batch that is not the first: no fit comes out of it."""
+    model, x = row(4), normal(8, 3)
+    y = torch.ones(8, 2 if likelihood == "heteroscedastic" else 4, dtype=torch.float64)
+    if likelihood == "classification":
+        y = y / 4
+    (y if where == "target" else x)[6, 1] = math.nan
+    with pytest.raises(ValueError, match=r"(?i)nan"):
+        lw.fit(model.to(moved(x).device), cut(x, y, [4, 4]), likelihood)

@@ -1,0 +1,402 @@
+"""Every likelihood with every curvature and structure against its definition by torch, example by example."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference
+import reference_dense as dense
+from conftest import DEVICE
+from fitting import built, fitted, normal, weights_of
+from lapwing.laplace import DEFAULT_SEED
+from lapwing.likelihoods import Form
+from lapwing.random import Hashed
+from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
+from tables import curvature_of, moved, own_bases, relative
+
+EXACT = 1e-8
+DRAWS = 3
+EVERY = pytest.mark.parametrize("name", BY_NAME)
+STRUCTURES: dict[str, Any] = {
+    "full": lw.Full(),
+    "block": lw.Block(),
+    "diag": lw.Diag(),
+    "kron": lw.Kron(),
+    "kron reduce": lw.Kron(approx="reduce"),
+    "kron joint": lw.Kron(bias="joint"),
+    "ekfac": lw.EKFAC(),
+}
+DRAWABLE = [case.name for case in CASES if not isinstance(case.likelihood, lw.Custom) or case.likelihood.sample]
+
+
+def fit(case: LikelihoodCase, structure: Any, curvature: Any = "ggn", **options: Any) -> lw.Laplace:
+    """A fit of a case on the device under test."""
+    return fitted(case.model, case.x, case.y, case.likelihood, structure, curvature=curvature, **options)
+
+
+def form_of(case: LikelihoodCase, f: Tensor | None = None) -> Form:
+    """Where the outputs are, found by the likelihood."""
+    return case.likelihood.form(case.f if f is None else f, case.y)
+
+
+def drawn(case: LikelihoodCase, sample: int, seed: int = DEFAULT_SEED) -> Tensor:
+    """Targets (N, ...) that a fit draws from the network."""
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
+    draws = Hashed(seed, torch.arange(len(f)), form.positions, sample)
+    if isinstance(likelihood, lw.Custom):
+        assert likelihood.sample is not None
+        return likelihood.sample(case.f, draws.uniform(f.shape[-1])[:, 0])
+    labels = likelihood.sample(f, likelihood.targets(case.y, form), draws)
+    if isinstance(likelihood, lw.Categorical):
+        shape = [size for axis, size in enumerate(case.f.shape) if axis != (form.axis or 0) + 1]
+        return labels.reshape(shape)
+    if form.axis is None:
+        return labels.reshape(case.y.shape)
+    positions = form.shape[: form.axis] + form.shape[form.axis + 1 :]
+    return labels.reshape(len(f), *positions, -1).movedim(-1, form.axis + 1).reshape(case.y.shape)
+
+
+@functools.cache
+def columns(name: str, kind: str) -> Tensor:
+    """(N, F, K): of the output curvature, by the definition."""
+    case = BY_NAME[name]
+    return case.columns(kind, [drawn(case, sample) for sample in range(DRAWS)] if kind == "fisher" else None)
+
+
+def expected(case: LikelihoodCase, structure: str, kind: str, la: lw.Laplace) -> Tensor:
+    """(D, D): the dense curvature of a structure, noise included."""
+    if kind == "hessian":
+        return case.hessian
+    if structure.startswith("kron") or structure == "ekfac":
+        approx = "reduce" if "reduce" in structure else "expand"
+        bias = "joint" if "joint" in structure else "separate"
+        blocks, whole = case.blocks(columns(case.name, kind), approx=approx, bias=bias)
+        if structure != "ekfac":
+            return reference.kron_of(blocks, whole)
+        bases = {block.key: own_bases(la, block.index, torch.arange(la.D)) for block in blocks}
+        return reference.ekfac_of(blocks, whole, {key: own for key, own in bases.items() if own is not None})
+    exact = case.full(columns(case.name, kind))
+    if structure == "diag":
+        return torch.diag(exact.diagonal())
+    if structure == "block":
+        sizes = torch.tensor([case.model.get_parameter(name).numel() for name in case.names])
+        owner = [name.rpartition(".")[0] for name in case.names]
+        number = torch.tensor([owner.index(each) for each in owner]).repeat_interleave(sizes)
+        return exact * (number[:, None] == number)
+    return exact
+
+
+def kinds_of(case: LikelihoodCase, structure: str) -> list[str]:
+    """Curvatures that a structure has of a likelihood."""
+    kinds = ["ggn", "empirical"]
+    if case.name in DRAWABLE:
+        kinds.append("fisher")
+    return [*kinds, "hessian"] if structure == "full" else kinds
+
+
+@EVERY
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_curvature_evidence_and_covariance(name: str, structure: str) -> None:
+    """Precision, log evidence with all constants and joint covariance of the outputs equal the dense ones."""
+    case = BY_NAME[name]
+    theta = weights_of(case.model)
+    ones = torch.ones_like(theta)
+    for kind in kinds_of(case, structure):
+        la = fit(case, STRUCTURES[structure], lw.MonteCarlo(DRAWS) if kind == "fisher" else kind, prior=1.0)
+        dense_curvature = expected(case, structure, kind, la)
+        assert relative(curvature_of(la), dense_curvature) < EXACT, kind
+        delta = 0.7 if kind != "hessian" else 1 - 2 * float(torch.linalg.eigvalsh(dense_curvature)[0].clamp(max=0))
+        la = la.with_prior(delta)
+        evidence = dense.log_evidence(-case.total, dense_curvature, theta, 0 * ones, delta * ones)
+        assert relative(la.log_evidence(), evidence) < EXACT, kind
+        covariance = dense.posterior(dense_curvature, delta * ones)
+        joint = dense.joint_functional_covariance(case.jacobian, covariance)
+        made = la.functional(moved(case.x), joint=True)
+        assert relative(made.cov.reshape(joint.shape), joint) < EXACT, kind
+        assert relative(made.mean, case.f) < 1e-12
+    assert la.N == EXAMPLES and la.totals.form == form_of(case)
+
+
+@EVERY
+def test_products_with_every_curvature(name: str) -> None:
+    """At scale one, without a matrix."""
+    case = BY_NAME[name]
+    v = normal(2, len(weights_of(case.model)), seed=7)
+    for kind in kinds_of(case, "full"):
+        curvature = lw.MonteCarlo(DRAWS) if kind == "fisher" else kind
+        data = moved(case.x), moved(case.y)
+        made = lw.products(copy.deepcopy(case.model).to(DEVICE), data, case.likelihood, curvature=curvature)
+        degree = 2 if kind == "empirical" else 1
+        exact = case.hessian if kind == "hessian" else case.full(columns(name, kind))
+        assert relative(made.mv(moved(v)) * float(case.likelihood.scale) ** degree, v @ exact) < EXACT, kind
+
+
+def test_data_whose_labels_are_all_ignored() -> None:
+    """Nothing is learnt, and nothing fails."""
+    case = BY_NAME["categorical tokens, ignored"]
+    none = torch.full_like(case.y, -100)
+    for structure in STRUCTURES.values():
+        la = fitted(case.model, case.x, none, case.likelihood, structure, prior=2.0)
+        assert float((curvature_of(la) - torch.eye(la.D)).abs().max()) == 0
+        assert relative(la.log_evidence(), -weights_of(case.model).square().sum()) < 1e-12
+
+
+# Definitions, without a network
+
+
+def whole_energy(case: LikelihoodCase, f: Tensor, y: Tensor) -> Tensor:
+    """`scale * energy + log_z + rest`: what the library takes for the negative log-likelihood of all data."""
+    form = case.likelihood.form(f, y)
+    likelihood = case.likelihood.bound(form)
+    flat, targets = form.flatten(f), likelihood.targets(y, form)
+    assert bool(likelihood.valid(targets, form))
+    scale, scalars = likelihood.scale, float(likelihood.scalars(targets))
+    energy = likelihood.energy(flat, targets)
+    assert energy.shape == (len(f),)
+    return scale * energy.sum() + likelihood.log_z(scalars, scale) + likelihood.rest(targets)
+
+
+@EVERY
+def test_energies_and_constants_are_the_definition(name: str) -> None:
+    """Of all examples together, at ordinary outputs and at large ones."""
+    case = BY_NAME[name]
+    assert relative(whole_energy(case, case.f, case.y), case.total) < 1e-12
+    if not isinstance(case.likelihood, (lw.Poisson, lw.HeteroscedasticGaussian)):
+        large = 12 * case.f
+        total = sum(case.nll(f, y) for f, y in zip(large, case.y, strict=True))
+        assert relative(whole_energy(case, large, case.y), total) < 1e-12
+
+
+@EVERY
+def test_roots_are_the_output_curvature(name: str) -> None:
+    """For all columns at once and for some of them, at scale one; nothing at ignored labels."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
+    y = likelihood.targets(case.y, form)
+    root = likelihood.root(f, y)
+    assert root.shape[:3] == f.shape
+    pieces = [likelihood.root(f, y, slice(start, start + 2)) for start in range(0, root.shape[-1], 2)]
+    assert torch.equal(torch.cat(pieces, -1), root)
+    made = root @ root.mT * likelihood.scale
+    exact = case.hessians(case.f)
+    order = torch.arange(exact.shape[-1]).reshape(form.shape)
+    for position, places in enumerate(form.flatten(order[None])[0]):
+        assert relative(made[:, position], exact[:, places][:, :, places]) < 1e-10
+        exact[:, places[:, None], places] = 0
+    assert float(exact.abs().max()) < 1e-12  # positions are independent, or all in one
+    unlabelled = ~likelihood.labelled(y)
+    assert float(root[unlabelled].abs().sum()) == 0
+    assert bool(unlabelled.any()) == any(case.ignoring(y) for y in case.y)
+
+
+PROPER = [case.name for case in CASES if not isinstance(case.likelihood, lw.Custom) and not case.likelihood.caveat]
+
+
+@pytest.mark.parametrize("name", PROPER)
+def test_distributions_are_the_definition(name: str) -> None:
+    """The log probability of the targets is the negative energy with all constants."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    f, y = form.flatten(case.f), case.likelihood.targets(case.y, form)
+    distribution = case.likelihood.distribution(f)
+    assert distribution is not None
+    if isinstance(case.likelihood, lw.Categorical):
+        assert relative(distribution.probs, torch.softmax(f, -1)) < 1e-12
+        if y.is_floating_point():
+            return
+        known = y >= 0
+        made = distribution.log_prob(y.clamp(min=0))[known].sum()
+    else:
+        known = y >= 0 if isinstance(case.likelihood, lw.Bernoulli) else torch.ones_like(y, dtype=torch.bool)
+        made = distribution.log_prob(y.to(f))[known].sum()
+    assert relative(-made, case.total) < 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name in PROPER if name.startswith(("regression", "hetero"))])
+def test_densities_integrate_to_one(name: str) -> None:
+    """Over a grid of targets, one after the other: the constants are those of a density."""
+    case = BY_NAME[name]
+    f = case.f[:1]
+    form = case.likelihood.form(f, case.y[:1])
+    mean = case.likelihood.distribution(form.flatten(f)).mean.flatten()
+    deviation = case.likelihood.distribution(form.flatten(f)).stddev.flatten()
+    grid = torch.linspace(-12, 12, 4001, dtype=torch.float64)
+    # The targets but the first stay at their means, where their own densities are known.
+    targets = case.y.new_zeros(len(grid), *case.y.shape[1:]).reshape(len(grid), -1)
+    order = Form(form.axis, tuple(case.y.shape[1:])) if case.y.dim() == case.f.dim() else None
+    flat = mean if order is None else order.restore(mean.reshape(1, -1, order.outputs)).flatten()
+    spread = deviation if order is None else order.restore(deviation.reshape(1, -1, order.outputs)).flatten()
+    targets[:] = flat
+    targets[:, 0] += spread[0] * grid
+    y = targets.reshape(len(grid), *case.y.shape[1:])
+    likelihood, wide = case.likelihood, f.expand(len(grid), *f.shape[1:])
+    prepared = likelihood.targets(y, form)
+    one = likelihood.targets(y[:1], form)
+    rest = likelihood.log_z(float(likelihood.scalars(one)), likelihood.scale) + likelihood.rest(one)
+    density = torch.exp(-(likelihood.scale * likelihood.energy(form.flatten(wide), prepared) + rest))
+    total = torch.trapezoid(density, targets[:, 0])
+    others = 0.5 * torch.log(2 * torch.pi * spread[1:].square()).sum()
+    assert abs(float(total.log() + others)) < 1e-10
+
+
+def test_probabilities_sum_to_one() -> None:
+    """Over all classes, over yes and no, and over counts."""
+    f = torch.tensor([[[0.3, -1.2, 2.0]]], dtype=torch.float64)
+    every = torch.arange(3)[:, None]
+    assert torch.allclose(lw.Categorical().energy(f.expand(3, 1, 3), every).neg().exp().sum(), torch.ones(()).double())
+    both = torch.tensor([0.0, 1.0])[:, None, None]
+    one = f[:, :, :1].expand(2, 1, 1)
+    assert torch.allclose(lw.Bernoulli().energy(one, both).neg().exp().sum(), torch.ones(()).double())
+    counts = torch.arange(80.0, dtype=torch.float64)[:, None, None]
+    poisson = lw.Poisson()
+    rest = torch.stack([poisson.rest(count) for count in counts])
+    total = (-poisson.energy(f[:, :, 2:].expand(80, 1, 1), counts) - rest).exp().sum()
+    assert torch.allclose(total, torch.ones(()).double(), atol=1e-12)
+
+
+@pytest.mark.parametrize("logit", [0.0, 19.9, 20.1, 40.0, -40.0, 300.0])
+def test_sure_answers_keep_their_digits(logit: float) -> None:
+    """Far from zero an energy is `exp(-|f|)`, not a difference that rounds to zero."""
+    f = torch.tensor([[[logit]]], dtype=torch.float64)
+    made = lw.Bernoulli().energy(f, torch.tensor([[[float(logit > 0)]]]))
+    expected = torch.log1p(torch.exp(-torch.tensor(abs(logit), dtype=torch.float64)))
+    assert relative(made, expected[None]) < 1e-12
+    root = lw.Bernoulli().root(f, torch.ones(1, 1, 1))
+    assert relative(root[0, 0, 0], (torch.exp(-abs(f)) / (1 + torch.exp(-abs(f))) ** 2).sqrt()[0, 0]) < 1e-12
+
+
+# Noise
+
+
+NOISY = [case.name for case in CASES if isinstance(case.likelihood, lw.Gaussian)]
+
+
+@pytest.mark.parametrize("kind", ["ggn", "fisher", "empirical", "hessian"])
+def test_noise_enters_as_a_power_of_the_scale(kind: str) -> None:
+    """The curvature falls with `noise^-2`, the empirical Fisher with `noise^-4`; ratios do not move."""
+    for name in ("regression row", "regression image, each"):
+        case = BY_NAME[name]
+        degree = 2 if kind == "empirical" else 1
+        at_one = fitted(case.model, case.x, case.y, case.likelihood.with_noise(1.0), "full", curvature=kind)
+        at_third = fitted(case.model, case.x, case.y, case.likelihood.with_noise(0.3), "full", curvature=kind)
+        assert relative(curvature_of(at_third), curvature_of(at_one) * 0.3 ** (-2 * degree)) < 1e-12
+        assert abs(float(at_third.likelihood.scale) - 0.3**-2) < 1e-12
+
+
+def test_equal_noises_are_one_noise() -> None:
+    """Curvature, evidence and gradients of both."""
+    case = BY_NAME["regression row"]
+    for structure in ("kron", "full"):
+        for kind in ("ggn", "fisher", "empirical"):
+            one, each = (
+                fitted(case.model, case.x, case.y, lw.Gaussian(noise), structure, curvature=kind)
+                for noise in (0.4, torch.full((3,), 0.4))
+            )
+            assert relative(curvature_of(each), curvature_of(one)) < 1e-7  # 0.4 in float32
+            assert relative(each.log_evidence(), one.log_evidence().cpu()) < 1e-7
+
+
+def test_a_common_factor_leaves_ratios() -> None:
+    """`with_noise` of one number is the geometric mean; several numbers replace all."""
+    noise = torch.tensor([0.4, 1.5, 0.9], dtype=torch.float64)
+    likelihood = lw.Gaussian(noise)
+    assert abs(float(likelihood.factor) - (0.4 * 1.5 * 0.9) ** (1 / 3)) < 1e-12
+    made = likelihood.with_noise(2.0)
+    assert torch.allclose(made.noise / made.noise[0], noise / noise[0], rtol=1e-12)
+    assert abs(float(made.noise.prod()) - 8.0) < 1e-12 and abs(float(made.scale) - 0.25) < 1e-12
+    assert torch.equal(likelihood.with_noise(torch.tensor([1.0, 2.0, 3.0])).noise, torch.tensor([1.0, 2.0, 3.0]))
+    assert lw.Gaussian(0.3).with_noise(0.5).noise == 0.5
+    assert torch.equal(likelihood.noise, noise)
+    noise *= 2  # the caller's tensor, not the likelihood's
+    assert abs(float(likelihood.factor) - (0.4 * 1.5 * 0.9) ** (1 / 3)) < 1e-12
+    spread = likelihood.distribution(torch.zeros(2, 1, 3, dtype=torch.float64)).stddev
+    assert torch.allclose(spread, torch.tensor([0.4, 1.5, 0.9], dtype=torch.float64).expand(2, 1, 3))
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "full"])
+@pytest.mark.parametrize("name", NOISY)
+def test_the_evidence_at_another_common_factor(name: str, structure: str) -> None:
+    """Equal to a fit with that noise, with its gradient; several numbers are refused."""
+    case = BY_NAME[name]
+    for kind in ("ggn", "empirical"):
+        la = fit(case, structure, kind)
+        again = fitted(case.model, case.x, case.y, case.likelihood.with_noise(0.8), structure, curvature=kind)
+        noise = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+        value = la.log_evidence(noise=noise)
+        assert relative(value.detach(), again.log_evidence().cpu()) < 1e-12
+        step = 1e-5
+        slope = (la.log_evidence(noise=0.8 + step) - la.log_evidence(noise=0.8 - step)) / (2 * step)
+        assert relative(torch.autograd.grad(value, noise)[0], slope.cpu()) < 1e-6
+    with pytest.raises(ValueError, match=r"2 numbers; expected one.*common factor"):
+        la.log_evidence(noise=torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_noise_from_residuals(name: str) -> None:
+    """One per output: the root mean square of the residuals over examples and positions."""
+    case = BY_NAME[name]
+    la = fitted(case.model, case.x, case.y, lw.Gaussian("residuals"), "diag")
+    form = form_of(case)
+    residuals = form.flatten(case.f - case.y).reshape(-1, form.outputs)
+    noise = torch.stack([(column @ column / len(column)).sqrt() for column in residuals.T])
+    assert isinstance(la.likelihood, lw.Gaussian)
+    made = torch.as_tensor(la.likelihood.noise, dtype=torch.float64).reshape(-1)
+    assert relative(made, noise) < 1e-12
+    again = fitted(case.model, case.x, case.y, lw.Gaussian(noise), "diag")
+    assert relative(curvature_of(la), curvature_of(again)) < 1e-12
+
+
+# Networks of lower precision
+
+
+LOWER = {torch.float32: 2e-4, torch.bfloat16: 0.15, torch.float16: 0.03}
+LOW = (
+    "categorical weights, smoothing, ignored",
+    "binary labels, missing",
+    "regression tokens, each",
+    "heteroscedastic raw",
+    "count image",
+    "custom row",
+)
+
+
+@pytest.mark.parametrize("dtype", LOWER, ids=str)
+@pytest.mark.parametrize("name", LOW)
+def test_likelihoods_of_networks_of_lower_precision(name: str, dtype: torch.dtype) -> None:
+    """Curvature and evidence are near those in float64, and float32 at least."""
+    case = BY_NAME[name]
+    model = network_in(case, dtype)
+    x = case.x.to(dtype) if case.x.is_floating_point() else case.x
+    for kind in ("ggn", "fisher", "empirical", "hessian") if name != "custom row" else ("ggn", "empirical"):
+        if kind == "hessian" and dtype != torch.float32:
+            continue
+        la = fitted(model, x, case.y, case.likelihood, "full", curvature=kind)
+        assert la.mode.dtype == torch.float32
+        exact = fit(case, "full", kind)
+        difference = curvature_of(la).double() - curvature_of(exact)
+        if kind != "fisher":  # a label near the boundary may be drawn differently
+            assert float(difference.norm() / curvature_of(exact).norm()) < LOWER[dtype], kind
+        assert abs(la.totals.energy - exact.totals.energy) < 0.2 * LOWER[dtype] * abs(exact.totals.energy)
+
+
+def network_in(case: LikelihoodCase, dtype: torch.dtype) -> nn.Module:
+    """The network of a case in another type."""
+    return copy.deepcopy(case.model).to(dtype)
+
+
+def test_energies_beyond_half_precision() -> None:
+    """A sum of squares above 65,504 is an ordinary energy."""
+    model = built(nn.Linear(3, 2)).half()
+    x, y = normal(4, 3).half(), torch.full((4, 2), 400.0)
+    la = fitted(model, x, y, "regression", "diag", curvature="ggn")
+    exact = 0.5 * (model.double()(x.double()).detach() - 400).square().sum()
+    assert abs(la.totals.energy - float(exact)) < 1e-3 * float(exact)
