@@ -37,7 +37,7 @@ def parser() -> Parser:
         "demo",
         help="train a small network on real images and compare ways to predict with it",
         description="Trains a small CNN on eight of the ten classes of Fashion-MNIST, which comes with the package, "
-        "and compares the network as it is, temperature scaling and Laplace approximations. Nothing is written or fetched.",
+        "and compares the network as it is, temperature scaling and Laplace approximations. It writes nothing.",
     )
     demo.add_argument("--seed", type=int, default=0, help="of the weights and the order of images (default: 0)")
     demo.add_argument("--quick", action="store_true", help="a few images and epochs: checks that it runs, no more")

@@ -57,7 +57,7 @@ def load(quick: bool = False) -> Data:
     x, y = x[y < KNOWN], y[y < KNOWN]
     x_test, y_test = x_test[y_test < KNOWN], y_test[y_test < KNOWN]
     if quick:
-        x, y, x_test, y_test, unknown = x[:400], y[:400], x_test[:100], y_test[:100], unknown[:50]
+        x, y, x_test, y_test, unknown = x[:200], y[:200], x_test[:80], y_test[:80], unknown[:40]
     held = torch.arange(len(x)) % 10 == 0
     return Data((x[~held], y[~held]), (x[held], y[held]), (x_test, y_test), unknown)
 
@@ -178,10 +178,10 @@ def report(scores: list[Scores], console: Console, quick: bool) -> None:
     console.print(table)
     console.print(
         "Negative log-likelihood, Brier score and calibration error (lower is better) say whether probabilities of the "
-        "known classes can be trusted; AUROC (higher is better, .5 is chance) says how well the entropy of a prediction "
+        "known classes can be trusted; AUROC (higher is better, .5 is chance) says how well a prediction's entropy "
         "tells the two unknown classes from them. Temperatures and priors were tuned on validation images, or, where "
         "it says 'evidence', on the training images alone.",
         highlight=False,
     )
     if quick:
-        console.print("Too few images and epochs for the figures to mean anything: this was the quick form.")
+        console.print("The quick form: too few images and epochs for the figures to mean anything.")
