@@ -111,6 +111,7 @@ REFUSED = {
     "range": (torch.full((2, 2), 0.5), torch.tensor([0, 2]), "0 to 2; expected 0 to 1"),
     "ignored": (torch.full((2, 2), 0.5), torch.tensor([0, -100]), "Leave out positions"),
     "logits": (torch.tensor([[3.0, -2.0]]), torch.tensor([0]), "softmax"),
+    "positive logits": (torch.tensor([[3.0, 2.0]]), torch.tensor([0]), "softmax"),
     "nan": (torch.full((2, 2), float("nan")), torch.tensor([0, 1]), "finite"),
 }
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .demo import run
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
@@ -53,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.print_help()
         return 0
     try:
+        from .demo import run  # inside, so that an interrupted import prints one line too
+
         run(quick=given.quick, seed=given.seed)
     except KeyboardInterrupt:
         print("Interrupted; nothing was written.", file=sys.stderr)
