@@ -30,7 +30,7 @@ def answers(la: lw.Laplace, x: Any) -> list[Any]:
     predicted = la.predict(x)
     generator = torch.Generator(DEVICE).manual_seed(3)
     numbers = [made.mean, made.cov, la.log_evidence(), la.sample(2, generator), la.functional_samples(x, 2, generator)]
-    numbers += [getattr(predicted, name) for name in ("mean", "epistemic", "probs", "aleatoric")]
+    numbers += [getattr(predicted, name, None) for name in ("mean", "epistemic", "probs", "aleatoric")]
     numbers += [la.precision.variance(), la.mode]
     return [*numbers, str(la.coverage()), repr(la), la.N, la.D, la.prior.kind, la.reason]
 

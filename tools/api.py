@@ -37,7 +37,8 @@ def signature(thing: Any, name: str) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             parts.append("*")
             starred = True
-        text = parameter.name
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        text = stars.get(parameter.kind, "") + parameter.name
         if parameter.annotation is not parameter.empty:
             text += f": {parameter.annotation}"
         if parameter.default is not parameter.empty:
@@ -71,7 +72,8 @@ def entry(name: str) -> str:
     """One public name."""
     thing = getattr(lapwing, name)
     parts = [f"### `{name}`"]
-    if inspect.isfunction(thing) or (inspect.isclass(thing) and name not in ("Laplace",)):
+    # Results are made by the library, not by its users: how they are constructed is of no interest.
+    if inspect.isfunction(thing) or any(name in names for names in GROUPS.values() if "Laplace" not in names):
         parts.append(f"```text\n{signature(thing, name)}\n```")
     parts.append(described(thing))
     if inspect.isclass(thing):
