@@ -63,8 +63,8 @@ docs: $(TOOLS) ## run the code in README.md and docs/
 api: $(TOOLS) ## write docs/api.md from the docstrings
 	@$(RUN) tools/api.py
 
-demo: $(PACKAGE) ## a tour: fit and predict on a small network
-	@$(RUN) examples/demo.py $(ARGS)
+demo: $(PACKAGE) ## real images: train, fit, tune and compare (ARGS="--help" for the options)
+	@$(RUN) -m lapwing.cli demo $(ARGS)
 
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
 	@$(RUN) -m benchmarks.run $(ARGS)
@@ -80,7 +80,7 @@ carry: $(TOOLS) ## put what test-cuda needs beside torch into .carry
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) $(CARRY) build dist bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
-	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -1,6 +1,6 @@
 """A short tour: fit a Laplace approximation to two small networks, and look at what it knows and does not know.
 
-Run it with `make demo`. It takes a few seconds.
+Run it with `python examples/two_moons.py`. It takes a few seconds.
 """
 
 from __future__ import annotations

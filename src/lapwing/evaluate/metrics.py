@@ -1,0 +1,83 @@
+"""Scores of predicted class probabilities (..., C) against labels (...), each one number.
+
+Positions count like examples; leave out those without a label before you ask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """How often the likeliest class is right; higher is better."""
+    probs, labels = _checked(probs, labels)
+    return (probs.argmax(-1) == labels).double().mean().item()
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Mean negative log-probability of the right class; lower is better, infinite where a label had probability 0."""
+    probs, labels = _checked(probs, labels)
+    return -probs.gather(-1, labels[:, None]).log().mean().item()
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Mean squared distance, summed over classes, of the probabilities from the label: 0 to 2, lower is better."""
+    probs, labels = _checked(probs, labels)
+    right = torch.nn.functional.one_hot(labels, probs.shape[-1])
+    return (probs - right).square().sum(-1).mean().item()
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: by how much confidence and accuracy differ in bins of equal width; lower is better.
+
+    Bin k holds the confidences from k / bins to below (k + 1) / bins; the last one holds 1 too.
+    """
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"ece: bins={bins!r} was given; expected a positive whole number.")
+    probs, labels = _checked(probs, labels)
+    confidence, predicted = probs.max(-1)
+    # Without the clamp a confidence of 1 would fall out of the last bin, and with it the surest predictions.
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    excess = torch.zeros(bins, dtype=probs.dtype, device=probs.device)
+    excess.index_add_(0, place, confidence - (predicted == labels).to(probs.dtype))
+    return excess.abs().sum().item() / len(labels)
+
+
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """How often an unknown input scores higher than a known one, ties counting half: (n,), (m,); .5 is chance.
+
+    It is the area under the ROC curve of the score as a detector of unknown inputs.
+    """
+    known, unknown = known.detach().double().flatten(), unknown.detach().double().flatten().to(known.device)
+    if known.numel() == 0 or unknown.numel() == 0:
+        raise ValueError(f"auroc: {known.numel()} known and {unknown.numel()} unknown scores; expected some of each.")
+    if bool(known.isnan().any()) or bool(unknown.isnan().any()):
+        raise ValueError("auroc: scores hold NaN; expected numbers.")
+    ordered = known.sort().values
+    below = torch.searchsorted(ordered, unknown, right=False)
+    not_above = torch.searchsorted(ordered, unknown, right=True)
+    return (below + not_above).double().mean().item() / (2 * known.numel())
+
+
+def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, C) in float64 and (N,); refuses what does not fit."""
+    if probs.dim() < 2 or labels.shape != probs.shape[:-1]:
+        raise ValueError(
+            f"Probabilities {tuple(probs.shape)} and labels {tuple(labels.shape)}; expected (..., C) and (...), "
+            "with the classes last."
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"Labels have dtype {labels.dtype}; expected whole numbers.")
+    if labels.numel() == 0:
+        raise ValueError("No labels were given; expected at least one.")
+    made, flat = probs.detach().double().flatten(0, -2), labels.to(probs.device).flatten().long()
+    if bool((flat < 0).any()) or bool((flat >= made.shape[-1]).any()):
+        raise ValueError(
+            f"Labels range from {int(flat.min())} to {int(flat.max())}; expected 0 to {made.shape[-1] - 1}. "
+            "Leave out positions without a label."
+        )
+    # Half-precision softmaxes miss 1 by some thousandths; logits miss it by far. NaN fails the comparison.
+    if not (bool((made >= 0).all()) and bool(((made.sum(-1) - 1).abs() < 0.02).all())):
+        raise ValueError("Probabilities are not all finite, positive and of sum 1; logits need a softmax first.")
+    return made, flat
