@@ -10,10 +10,13 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor, distributions
 
+from . import links
 from .beliefs import Normal, normals
 from .prediction import SHOWN, Prediction, checked_count, checked_level, normal_quantile, shown, target_form, uniforms
+from .steady import steady
 
 HALVINGS = 46  # of the bracket of a quantile
+MANY = 1e12  # a rate from which counts are drawn as Gaussian ones
 
 
 class Moments(NamedTuple):
@@ -24,6 +27,7 @@ class Moments(NamedTuple):
     aleatoric: Tensor
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Numbers(Prediction):
     """Predictions with a mean, and a variance in two parts by the law of total variance; abstract."""
@@ -72,6 +76,7 @@ class Numbers(Prediction):
         ]
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Regression(Numbers):
     """Gaussian observations, in closed form."""
@@ -202,6 +207,7 @@ class Given:
         return high
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(Numbers):
     """The likelihood's own distribution of y, averaged over the outputs."""
@@ -231,12 +237,24 @@ class Mixture(Numbers):
         """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
         flat, known = self._targets(y)
         rows = flat.flatten(0, 1)
+        if self.likelihood.link_family == "poisson" and isinstance(self.belief, Normal):
+            return torch.where(known[..., 0], self._counts(rows), 0.0).sum(1)
         rows = rows.to(self.belief.mean.dtype) if rows.is_floating_point() else rows
 
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
             return self._given(f, weight).log_prob(rows[chosen], self.elementwise)
 
         return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
+
+    def _counts(self, rows: Tensor) -> Tensor:
+        """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
+        mean, variance = self.belief.mean, self.belief.variance
+        parts = self.belief.budget.slices(len(rows), 48.0 * links.NODES * rows.shape[-1])
+        made = [
+            links.poisson_log_density(mean.flatten(0, 1)[some], variance.flatten(0, 1)[some], rows[some]).sum(-1)
+            for some in parts
+        ]
+        return torch.cat(made).reshape(mean.shape[:2]).to(mean.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(N, ...) twice: the central interval of a new observation, by quantiles of the mixture."""
@@ -263,6 +281,7 @@ class Mixture(Numbers):
         return self._restore(made.reshape(*f.shape[:3], -1))
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Outputs(Prediction):
     """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more."""
@@ -307,8 +326,14 @@ def drawn(given: distributions.Distribution, generator: torch.Generator | None) 
     if isinstance(given, distributions.Normal):
         return given.loc + given.scale * normals(tuple(given.loc.shape), given.loc, generator)
     if isinstance(given, distributions.Poisson):
-        device = given.rate.device if generator is None else generator.device
-        return torch.poisson(given.rate.detach().to(device), generator=generator).to(given.rate.device)
+        rate = given.rate.detach()
+        device = rate.device if generator is None else generator.device
+        made = torch.poisson(rate.clamp(max=MANY).to(device), generator=generator).to(rate.device)
+        if not bool((rate > MANY).any()):
+            return made
+        # torch's own draws overflow.
+        large = (rate + rate.sqrt() * normals(tuple(rate.shape), rate, generator)).round()
+        return torch.where(rate > MANY, torch.where(torch.isfinite(rate), large, rate), made)
     if isinstance(given, distributions.Bernoulli):
         return (uniforms(given.probs.shape, given.probs, generator) < given.probs).to(given.probs.dtype)
     made: Tensor
