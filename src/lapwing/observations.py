@@ -328,12 +328,12 @@ def drawn(given: distributions.Distribution, generator: torch.Generator | None) 
     if isinstance(given, distributions.Poisson):
         rate = given.rate.detach()
         device = rate.device if generator is None else generator.device
-        made = torch.poisson(rate.clamp(max=MANY).to(device), generator=generator).to(rate.device)
+        counts = torch.poisson(rate.clamp(max=MANY).to(device), generator=generator).to(rate.device)
         if not bool((rate > MANY).any()):
-            return made
+            return counts
         # torch's own draws overflow.
         large = (rate + rate.sqrt() * normals(tuple(rate.shape), rate, generator)).round()
-        return torch.where(rate > MANY, torch.where(torch.isfinite(rate), large, rate), made)
+        return torch.where(rate > MANY, torch.where(torch.isfinite(rate), large, rate), counts)
     if isinstance(given, distributions.Bernoulli):
         return (uniforms(given.probs.shape, given.probs, generator) < given.probs).to(given.probs.dtype)
     made: Tensor

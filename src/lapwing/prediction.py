@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import links
 from .beliefs import Belief, Normal
+from .complaints import checked_generator
 from .likelihoods import Form, Likelihood
 from .steady import steady
 
@@ -35,6 +36,7 @@ def checked_count(n: int) -> int:
 
 def uniforms(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform numbers in [0, 1) in float64 on the device of `like`, from a generator on any device."""
+    checked_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(like.device)
 
