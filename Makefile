@@ -46,7 +46,7 @@ test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing in
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \
 	  { echo "pytest is not there: run 'make carry' where packages can be installed and bring $(CARRY) along"; exit 1; }
 	@if $(FOUND) -c 'import xdist' 2>/dev/null; then parallel="-n $(WORKERS)"; fi; \
-	  OMP_NUM_THREADS=1 LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider $$parallel $(ARGS)
+	  OMP_NUM_THREADS=1 LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider -p no:benchmark $$parallel $(ARGS)
 
 lint: $(TOOLS) ## ruff, and mypy in strict mode on src
 	@$(RUN) -m ruff check .

@@ -106,7 +106,8 @@ class World:
 
 def apart(make: Callable[[], Any]) -> Any:
     """Something made at random, with the random state as it was."""
-    with torch.random.fork_rng(devices=[]):
+    devices = [torch.cuda.current_device()] if DEVICE.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(3)
         return make()
 

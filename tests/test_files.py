@@ -241,7 +241,10 @@ def row_18(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
         "dtype": (changed(model, lambda net: net.float()), "differ in shape or dtype; .*float64.* and has .*float32"),
         "names": (other, "only the saved one has '1.weight', '1.bias', '3.weight' and 4 more"),
         "shapes": (wider, r"'3.weight', '3.bias' differ in shape .* had \[\[2, 4\].*has \[\[3, 4\]"),
-        "more": (changed(model, lambda net: net.append(nn.Linear(2, 2))), "only the given one has '4.weight'"),
+        "more": (
+            changed(model, lambda net: net.append(nn.Linear(2, 2, device=DEVICE))),
+            "only the given one has '4.weight'",
+        ),
     }
 
 

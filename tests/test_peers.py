@@ -320,3 +320,59 @@ def test_row_20_asking_for_the_evidence_sets_nothing(structure: str) -> None:
     assert torch.equal(la.log_evidence(), before[0])
     moved_on = la.with_prior(7.0)
     assert la.prior.precision.item() == 0.5 and moved_on.prior.precision.item() == 7.0
+
+
+def test_row_19_there_is_no_posterior_before_a_fit() -> None:
+    """A `Laplace` comes from data alone: there is none that would answer with its prior."""
+    model = built(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=r"lapwing\.fit\(model, data, likelihood\)"):
+        lw.Laplace(model)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        lw.Laplace(model, "classification").predict(normal(2, 3))  # type: ignore[call-arg,arg-type]
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "block", "full"])
+def test_row_22_repeated_updates_add_up(structure: str) -> None:
+    """The same data three times is three times the curvature, for convolutions with many positions too."""
+    model = built(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)))
+    x, y = normal(5, 1, 5, 5), classes(2, 5)
+    once = fitted(model, x, y, "classification", structure)
+    thrice = once.update((moved(x), moved(y))).update((moved(x), moved(y)))
+    assert thrice.N == 15
+    assert relative(curvature_of(thrice), 3 * curvature_of(once)) < EXACT
+    exact = dense.ggn(model, x, y, "classification", names_of(model))
+    if structure in ("full", "diag"):
+        assert relative(curvature_of(once).diagonal(), exact.diagonal()) < EXACT
+
+
+def test_row_22_corrected_eigenvalues_have_the_scale_of_the_data() -> None:
+    """Rotations keep traces: the corrected eigenvalues of every weight add up to those of its exact block."""
+    model = built(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)))
+    x, y = normal(7, 1, 5, 5), classes(2, 7)
+    la = fitted(model, x, y, "classification", "ekfac")
+    exact = dense.ggn(model, x, y, "classification", names_of(model)).diagonal()
+    ours = curvature_of(la).diagonal()
+    for place in la.space.slices().values():
+        assert relative(ours[place].sum(), exact[place].sum()) < EXACT
+
+
+def test_row_25_the_evidence_of_adapters() -> None:
+    """Low-rank pairs: the evidence by its definition, with the norm of the adapters alone and the right signs."""
+    base = built(nn.Linear(4, 3))
+    model = Network(
+        lambda net, x: net.base(x) + x @ net.lora_A.T @ net.lora_B.T,
+        base=base,
+        lora_A=nn.Parameter(normal(2, 4, seed=3)),
+        lora_B=nn.Parameter(normal(3, 2, seed=4)),
+    )
+    x, y = normal(8, 4), classes(3, 8)
+    la = fitted(model, x, y, "classification", "full", weights="lora", prior=0.7)
+    names = ["lora_A", "lora_B"]
+    theta = torch.cat([model.get_parameter(name).detach().flatten() for name in names])
+    curvature = dense.ggn(model, x, y, "classification", names)
+    eye = torch.eye(len(theta), dtype=torch.float64)
+    likelihood = -nn.functional.cross_entropy(model(x).detach(), y, reduction="sum")
+    volume = torch.logdet(curvature + 0.7 * eye) - len(theta) * torch.tensor(0.7, dtype=torch.float64).log()
+    expected = likelihood - 0.5 * 0.7 * theta @ theta - 0.5 * volume
+    assert len(theta) == la.D
+    assert relative(la.log_evidence(), expected) < EXACT

@@ -6,9 +6,12 @@ import argparse
 import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import lapwing
+import lapwing.data
+import lapwing.evaluate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# Reference
@@ -24,6 +27,7 @@ GROUPS = {
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
 }
+EXTRAS = {lapwing.evaluate: lapwing.evaluate.__all__, lapwing.data: ("fashion_mnist",)}
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
 
 
@@ -68,9 +72,9 @@ def members(cls: type) -> list[str]:
     return lines
 
 
-def entry(name: str) -> str:
+def entry(name: str, module: ModuleType = lapwing) -> str:
     """One public name."""
-    thing = getattr(lapwing, name)
+    thing = getattr(module, name)
     parts = [f"### `{name}`"]
     # Results are made by the library, not by its users: how they are constructed is of no interest.
     if inspect.isfunction(thing) or any(name in names for names in GROUPS.values() if "Laplace" not in names):
@@ -90,6 +94,8 @@ def page() -> str:
     for title, names in {**GROUPS, "Results": tuple(rest)}.items():
         found = [name for name in names if name in lapwing.__all__]
         sections += [f"## {title}", *(entry(name) for name in found)] if found else []
+    for module, names in EXTRAS.items():
+        sections += [f"## `{module.__name__}`", described(module), *(entry(name, module) for name in names)]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 

@@ -78,7 +78,7 @@ class Profile:
         """Never touches the data."""
         question = self.question
         scale = torch.tensor(place.scale, dtype=torch.float64, device="cpu").exp()
-        strength = question.strength(scale)
+        strength = scale.pow(question.degree) / question.temperature  # on the CPU: the device is asked once a step
         spectral = self.eigenvalues is not None
         gamma, spread, volume = (self._spectral if spectral else self._general)(place, strength)
         energy = float(scale * question.totals.energy) / question.temperature
