@@ -121,6 +121,34 @@ def _shifted_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
     return (low + high) / 2
 
 
+def along_second(
+    head: Callable[[Tensor], tuple[Tensor, Tensor]], mean: Tensor, cov: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(S, m) three times: means, variances and log weights of the Gaussians that a head with two outputs mixes.
+
+    `head` gives mean and variance of y at outputs (..., m, 2). That mean is linear in the first output, which is
+    Gaussian where the second is known: it is integrated out, for mean (m, 2) and cov (m, 2, 2).
+    """
+    spread = cov[:, 1, 1].clamp(min=0)
+    some = spread > 0
+    slope = torch.where(some, cov[:, 0, 1] / torch.where(some, spread, 1.0), 0.0)
+    rest = (cov[:, 0, 0] - slope * cov[:, 0, 1]).clamp(min=0)
+    # Twice as far as the usual line: outliers have their density from the tails.
+    nodes = torch.linspace(-2 * HALF_WIDTH, 2 * HALF_WIDTH, 2 * NODES - 1, dtype=mean.dtype, device=mean.device)[
+        :, None
+    ]
+    log_weights = (-0.5 * nodes.square()).log_softmax(0)
+    shift = torch.where(some, spread, 1.0).sqrt() * some * nodes
+    second = mean[:, 1] + shift
+    at_zero, noise = head(torch.stack([torch.zeros_like(second), second], -1))
+    factor = head(torch.stack([torch.ones_like(second), second], -1))[0] - at_zero
+    made = at_zero + factor * (mean[:, 0] + slope * shift)
+    variance = noise + factor.square() * rest
+    valid = torch.isfinite(made) & (variance > 0)
+    weights = log_weights.expand_as(made).masked_fill(~valid, -torch.inf).log_softmax(0)
+    return torch.where(valid, made, 0.0), torch.where(valid, variance, 1.0), weights
+
+
 def delta_rule(
     natural: Callable[[Tensor], tuple[Tensor, Tensor]], mean: Tensor, cov: Tensor, of: str
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -190,7 +190,15 @@ class Given:
         if isinstance(given, distributions.Poisson):  # which torch gives no distribution function
             found = torch.special.gammaincc((self._value(rows) + 1).expand(given.rate.shape), given.rate)
             return self.average(self._flat(torch.where(torch.isfinite(given.rate), found, 0.0)))
-        return self.average(self._flat(given.cdf(self._value(rows))))
+        while isinstance(given, distributions.Independent):  # of whose parts the function is known
+            given = given.base_dist
+        try:
+            return self.average(self._flat(given.cdf(self._value(rows))))
+        except NotImplementedError:
+            raise ValueError(
+                f"interval needs the distribution function of {type(given).__name__}, which torch does not have; take "
+                "quantiles of sample(n)."
+            ) from None
 
     def quantile(self, level: float) -> Tensor:
         """(m, K): where the distribution function of the mixture reaches `level`, by halving a bracket."""
@@ -239,12 +247,32 @@ class Mixture(Numbers):
         rows = flat.flatten(0, 1)
         if self.likelihood.link_family == "poisson" and isinstance(self.belief, Normal):
             return torch.where(known[..., 0], self._counts(rows), 0.0).sum(1)
+        if self.likelihood.link_family == "heteroscedastic" and isinstance(self.belief, Normal) and flat.shape[-1] == 1:
+            return torch.where(known[..., 0], self._one_target(rows), 0.0).sum(1)
         rows = rows.to(self.belief.mean.dtype) if rows.is_floating_point() else rows
 
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
             return self._given(f, weight).log_prob(rows[chosen], self.elementwise)
 
         return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
+
+    def _one_target(self, rows: Tensor) -> Tensor:
+        """(M, 1) numbers -> (N, T): Gaussian in the first output, so that a line along the second is left."""
+        centre, cov = self.belief.mean.double(), self.belief.covariance.double()
+        made = []
+        for some in self.belief.budget.slices(len(rows), 192.0 * links.NODES):
+            places = (centre.flatten(0, 1)[some], cov.flatten(0, 1)[some])
+            mean, variance, weight = links.along_second(self._head, *places)
+            density = distributions.Normal(mean, variance.sqrt(), validate_args=False).log_prob(rows[some, 0].double())
+            made.append((density + weight).logsumexp(0))
+        return torch.cat(made).reshape(centre.shape[:2]).to(self.belief.mean.dtype)
+
+    def _head(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (..., m) of y at outputs (..., m, 2); NaN where the head has no variance."""
+        given = self.likelihood.distribution(f.unsqueeze(-2))
+        assert isinstance(given, distributions.Normal)
+        variance = torch.where(given.scale > 0, given.scale, torch.nan).square()
+        return given.loc[..., 0, 0], variance[..., 0, 0]
 
     def _counts(self, rows: Tensor) -> Tensor:
         """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
