@@ -134,9 +134,8 @@ def along_second(
     slope = torch.where(some, cov[:, 0, 1] / torch.where(some, spread, 1.0), 0.0)
     rest = (cov[:, 0, 0] - slope * cov[:, 0, 1]).clamp(min=0)
     # Twice as far as the usual line: outliers have their density from the tails.
-    nodes = torch.linspace(-2 * HALF_WIDTH, 2 * HALF_WIDTH, 2 * NODES - 1, dtype=mean.dtype, device=mean.device)[
-        :, None
-    ]
+    nodes = torch.linspace(-2 * HALF_WIDTH, 2 * HALF_WIDTH, 2 * NODES - 1, dtype=mean.dtype, device=mean.device)
+    nodes = nodes[:, None]
     log_weights = (-0.5 * nodes.square()).log_softmax(0)
     shift = torch.where(some, spread, 1.0).sqrt() * some * nodes
     second = mean[:, 1] + shift
