@@ -12,6 +12,31 @@ NOISE = ("expected a positive standard deviation",)
 PRECISION = ("prior precision", "expected positive finite numbers")
 
 NAMES = [
+    Row("the prior's name elsewhere", lambda w: w.fit(prior_precision=1.0), T, ("did you mean 'prior'?",)),
+    Row("capitals", lambda w: w.fit(structure="DIAG"), V, ("did you mean 'diag'?",)),
+    Row("the structure's name elsewhere", lambda w: w.fit(structure="KFAC"), V, ("did you mean 'kron'?",)),
+    Row("the task's name elsewhere", lambda w: w.fit(likelihood="multiclass"), V, ("did you mean 'classification'?",)),
+    Row("a link in capitals", lambda w: w.la.predict(w.x, link="MC"), V, ("did you mean 'mc'?",)),
+    Row("the link's name elsewhere", lambda w: w.la.predict(w.x, link_approx="mc"), T, ("did you mean 'link'?",)),
+    Row("the method's name elsewhere", lambda w: w.la.tune("marglik"), V, ("did you mean 'evidence'?",)),
+    Row("a loader for a method", lambda w: w.la.tune([(w.x, w.y)]), T, ("method is a list", "data=")),
+    Row("the data's name elsewhere", lambda w: w.la.tune("grid", val_loader=()), T, ("did you mean 'data'?",)),
+    Row(
+        "a seed for a generator", lambda w: w.la.predict(w.x, generator=0), T, ("generator is a int", "torch.Generator")
+    ),
+    Row(
+        "a seed to draw with",
+        lambda w: w.la.predict(w.x).sample(2, generator=0),
+        T,
+        ("generator is a int", "expected a torch.Generator"),
+    ),
+    Row("a device nobody has", lambda w: w.la.to("gpu"), V, ("device='gpu'", "'cuda:0'")),
+    Row("a dtype for a device", lambda w: w.la.to(torch.float64), V, ("device=torch.float64", "fit again")),
+    Row("probabilities of a posterior", lambda w: w.la.probs, AttributeError, ("use la.predict(x).probs",)),
+    Row(
+        "tuning's name elsewhere", lambda w: w.la.optimize_prior_precision(), AttributeError, ("mean 'tune'?", "It has")
+    ),
+    Row("a misspelt question", lambda w: w.la.predic(w.x), AttributeError, ("did you mean 'predict'?",)),
     Row(
         "likelihood",
         lambda w: w.fit(likelihood="classifcation"),

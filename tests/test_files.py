@@ -298,6 +298,28 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
+    """A rename puts a file in the place of whatever was there, and reading a pipe waits for ever."""
+    la = posterior("diag")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="is a device, a pipe or a socket; expected the name of a file"):
+        la.save(pipe)
+    with pytest.raises(ValueError, match="is a device, a pipe or a socket; expected a file that"):
+        lw.load(pipe, la.model)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_paths_of_every_type(tmp_path: Path) -> None:
+    """Text, bytes and paths."""
+    la = posterior("diag")
+    for number, kind in enumerate((str, os.fsencode, Path)):
+        path = kind(tmp_path / f"{number}.safetensors")
+        la.save(path)
+        assert lw.load(path, la.model).D == la.D
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
 @pytest.mark.parametrize("step", ["save_file", "fsync", "replace"])
 def test_interrupted_saves_leave_the_earlier_file(
@@ -436,6 +458,7 @@ HUGE = 1 << 62
 FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "no JSON": (text("{"), "Expecting"),
     "a list": (text("[]"), "expected"),
+    "another mode": (tensor("mode", lambda value: -value), "its mode is not the network's weights"),
     "depth": (text("[" * 200_000 + "]" * 200_000), "recursion"),
     "NaN": (put("totals", "fields", "energy", value=float("nan")), "it holds NaN"),
     "infinity": (put("totals", "fields", "energy", value=float("inf")), "it holds Infinity"),
@@ -560,6 +583,8 @@ HOSTILE_SUMS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "second moments": ("ekfac", tensor("corrected", lambda value: value[:, 1:]), "The second moments of"),
     "negative moments": ("ekfac", tensor("corrected", lambda value: -value - 1), "has negative numbers"),
     "a basis": ("ekfac", tensor("bases", lambda value: value[:, 1:]), "A basis of"),
+    "a negative factor": ("kron", tensor("gradients", lambda value: -value), "negative"),
+    "negative inputs": ("kron", tensor("/inputs", lambda value: -value), "negative"),
     "no bases": ("ekfac", put("sums", "fields", "bases", value=[]), "The factors are not those"),
     "a Hessian": (
         "diag",

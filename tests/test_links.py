@@ -84,14 +84,65 @@ def test_bridge_without_uncertainty() -> None:
     mean = torch.tensor([[1.0, 2.0, 3.0], [-200.0, 0.0, 200.0]])
     alpha = links.bridge(mean, torch.zeros(2, 3, 3))
     assert bool(torch.isfinite(alpha).all()) and bool((alpha > 0).all())
-    total, expected_entropy = links.dirichlet_entropies(alpha)
+    total, expected_entropy = links.dirichlet_entropies(alpha.log())
     assert bool(torch.isfinite(total).all()) and bool((total - expected_entropy > -1e-6).all())
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 10])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_bridge_of_logits_far_apart(outputs: int, normalised: bool) -> None:
+    """Concentrations overflow, their logarithms do not: probabilities and entropies are those of a point."""
+    mean, cov = gaussian(3, outputs)
+    log_alpha = links.log_bridge(moved(mean * 1e4), moved(cov), normalised)
+    p = log_alpha.softmax(-1)
+    assert bool(torch.isfinite(log_alpha).all())
+    assert float((p.sum(-1) - 1).abs().max()) < EXACT
+    for each in links.dirichlet_entropies(log_alpha):
+        assert bool(torch.isfinite(each).all()) and float(each.abs().max()) < 1e-9
+
+
+def lognormal_poisson(y: float, mean: float, variance: float) -> float:
+    """`log E Poisson(y; exp f)` by a million equal steps, wide enough for every case."""
+    deviation = math.sqrt(variance)
+    reach = max(40 * deviation, 2 * abs(math.log(max(y, 1)) - mean))
+    f = torch.linspace(mean - reach, mean + reach, 1_000_001, dtype=torch.float64, device="cpu")
+    each = y * f - f.exp() - math.lgamma(y + 1) - (f - mean).square() / (2 * variance)
+    return float(each.logsumexp(0)) + math.log(2 * reach / 1e6) - 0.5 * math.log(2 * math.pi * variance)
+
+
+@pytest.mark.parametrize("y", [0.0, 1.0, 7.0, 300.0, 1e5])
+@pytest.mark.parametrize("mean", [-4.0, 0.0, 3.0, 20.0])
+@pytest.mark.parametrize("variance", [1e-4, 0.25, 9.0, 100.0])
+def test_counts_far_from_what_is_expected(y: float, mean: float, variance: float) -> None:
+    """Outliers lie many deviations from the outputs, where a line around those has no points."""
+    given = [moved(torch.tensor([each], dtype=torch.float64)) for each in (mean, variance, y)]
+    made = float(links.poisson_log_density(*given))
+    assert made == pytest.approx(lognormal_poisson(y, mean, variance), rel=1e-7, abs=1e-7)
+
+
+def test_counts_sum_to_one_without_uncertainty_too() -> None:
+    """Over all counts, and with the plain probabilities where the variance is zero."""
+    y = torch.arange(400, dtype=torch.float64)
+    for variance in (0.0, 1e-9, 0.3):
+        at = [moved(torch.full_like(y, each)) for each in (1.5, variance)]
+        made = links.poisson_log_density(*at, moved(y))
+        assert float(made.exp().sum()) == pytest.approx(1, abs=1e-6)
+    plain = torch.distributions.Poisson(math.exp(1.5)).log_prob(y[:30])
+    exact = links.poisson_log_density(moved(torch.full((30,), 1.5)), moved(torch.zeros(30)), moved(y[:30]))
+    assert relative(exact, plain) < 1e-6
+
+
+def test_counts_have_gradients_in_mean_and_variance() -> None:
+    """By central differences."""
+    y = torch.tensor([0.0, 3.0, 500.0], dtype=torch.float64)
+    at = [torch.tensor(each, dtype=torch.float64).requires_grad_() for each in ([0.3, 1.0, -1.0], [0.5, 0.1, 2.0])]
+    assert torch.autograd.gradcheck(lambda mean, variance: links.poisson_log_density(mean, variance, y), at)
 
 
 def test_entropies_of_a_dirichlet() -> None:
     """Closed forms against a large sample, with its error."""
     alpha = torch.tensor([[0.3, 1.0, 4.0], [20.0, 30.0, 5.0]], dtype=torch.float64)
-    total, mean_entropy = links.dirichlet_entropies(alpha)
+    total, mean_entropy = links.dirichlet_entropies(alpha.log())
     with torch.random.fork_rng():
         torch.manual_seed(0)
         p = torch.distributions.Dirichlet(alpha).sample((200_000,))

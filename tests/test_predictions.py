@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -404,6 +405,48 @@ def test_heads_without_a_valid_variance() -> None:
 def laplace_energy(f: Tensor, y: Tensor) -> Tensor:
     """Of a Laplace distribution."""
     return (f - y).abs().flatten(1).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "far"),  # farther out a natural head has variances without bound
+    [*itertools.product(["raw", "mean_variance"], [0.0, 3.0, 10.0]), ("natural", 0.0), ("natural", 3.0)],
+)
+def test_densities_of_one_noisy_target_far_out(parameters: str, far: float) -> None:
+    """Against a sum over a fine grid of both outputs, also where no quasi-random point comes near."""
+    likelihood = lw.HeteroscedasticGaussian(parameters=parameters)
+    centre = torch.tensor([[[0.4, 1.0]], [[-0.3, 2.0]]], dtype=torch.float64)
+    centre[..., 1] *= -1 if parameters == "natural" else 1
+    cov = torch.tensor([[0.05, 0.02], [0.02, 0.03]], dtype=torch.float64).expand(2, 1, 2, 2)
+    belief = Normal(Form(0, (2,)), Budget(1 << 22), moved(centre), moved(cov.clone()), 4096, 7)
+    y = torch.tensor([[far], [0.5 - far]], dtype=torch.float64)
+    z = torch.linspace(-16, 16, 801, dtype=torch.float64, device="cpu")
+    first, second = torch.meshgrid(z, z, indexing="ij")
+    weight = (-0.5 * (first.square() + second.square())).flatten().log_softmax(0)
+    root = torch.linalg.cholesky(cov[0, 0])
+    f = centre + torch.stack([first.flatten(), second.flatten()], -1)[:, None, None] @ root.T
+    mean, variance = (each[:, :, 0, 0] for each in likelihood.moments(f))
+    valid = variance > 0
+    density = distributions.Normal(mean, variance.clamp(min=1e-300).sqrt()).log_prob(y[:, 0])
+    inner = torch.where(valid, density + weight[:, None], -torch.inf).logsumexp(0)
+    exact = inner - torch.where(valid, weight[:, None], -torch.inf).logsumexp(0)
+    assert relative(made(belief, likelihood).log_prob(moved(y)), exact) < 1e-6
+
+
+def test_intervals_of_wrapped_and_of_unknown_distributions() -> None:
+    """`Independent` has the function of its parts; what torch has not is refused with another way."""
+    belief = believed(0, (2,))
+    plain, wrapped, heavy = (
+        made(belief, lw.Custom(laplace_energy, predictive=make, shape=(2,)))
+        for make in (
+            lambda f: distributions.Normal(f, 0.5),
+            lambda f: distributions.Independent(distributions.Normal(f, 0.5), 1),
+            lambda f: distributions.StudentT(5.0, f),
+        )
+    )
+    for one, other in zip(plain.interval(0.9), wrapped.interval(0.9), strict=True):
+        assert relative(other, one.cpu()) < 1e-6
+    with pytest.raises(ValueError, match=r"distribution function of StudentT.*quantiles of sample"):
+        heavy.interval(0.9)
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 2), (2, 3, 2)])

@@ -429,7 +429,7 @@ def test_what_cannot_be_asked() -> None:
     data = moved(case.x), moved(case.y)
     la, other = case.fit("kron"), table("mlp").fit("kron")
     refused: list[tuple[Any, str]] = [
-        (lambda: la.tune("evidense"), "method='evidense' is not known; expected one of evidence"),
+        (lambda: la.tune("evidense"), "method='evidense' is not known; did you mean 'evidence'. Known: evidence"),
         (lambda: la.tune(temperature=True), "The evidence cannot choose a temperature.*method='validation'"),
         (lambda: la.tune("fixed_point", temperature=True), "The evidence cannot choose a temperature"),
         (lambda: la.tune("grid", grid={"temperature": [1.0, 2.0]}), "The evidence cannot choose a temperature"),

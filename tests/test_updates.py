@@ -356,7 +356,7 @@ def test_to_a_device_where_the_network_is_not() -> None:
     la = table("mlp").fit("kron")
     with pytest.raises(ValueError, match=r"move to meta, and its network is on .*model\.to\('meta'\) first"):
         la.to("meta")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="device='nowhere' was given; expected a name such as 'cpu'"):
         la.to("nowhere")
 
 

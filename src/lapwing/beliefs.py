@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from . import links
+from .complaints import checked_generator
 from .likelihoods import Form
 from .memory import Budget
 
 
 def normals(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard normal numbers of the dtype and on the device of `like`, from a generator on any device."""
+    checked_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
@@ -178,6 +180,7 @@ class Samples(Belief):
 
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Samples picked at random, each for all inputs."""
+        checked_generator(generator)
         device = self.values.device if generator is None else generator.device
         picked = torch.randint(len(self.values), (n,), generator=generator, device=device)
         return self.values[picked.to(self.values.device)]

@@ -19,9 +19,46 @@ Class = TypeVar("Class", bound=type)
 FORMS = "expected (inputs, targets) as a tuple of tensors, a DataLoader, or an iterable of such batches"
 
 
+# Names that others use, by which letters do not tell what was meant.
+OTHERS = {
+    "kfac": "kron",
+    "kronecker": "kron",
+    "marglik": "evidence",
+    "gridsearch": "grid",
+    "multiclass": "classification",
+    "multilabel": "binary",
+    "bernoulli": "binary",
+    "gaussian": "regression",
+    "poisson": "count",
+    "softmax": "classification",
+    "mse": "regression",
+    "glm": "linearised",
+    "nn": "sampled",
+    "pred_type": "method",
+    "val_loader": "data",
+    "train_loader": "data",
+    "dataloader": "data",
+    "backend": "curvature",
+    "num_samples": "samples",
+    "predictive_samples": "sample",
+    "optimize_prior_precision": "tune",
+    "log_marginal_likelihood": "log_evidence",
+    "posterior_precision": "precision",
+    "state_dict": "save",
+    "load_state_dict": "save",
+    "cuda": "to",
+    "cpu": "to",
+}
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """A question after the name that was meant; empty where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    every, given = list(known), str(name).lower()
+    if OTHERS.get(given) in every:
+        return f"did you mean {OTHERS[given]!r}? "
+    # A longer name for the same thing: prior_precision, link_approx.
+    parts = [each for each in every if len(each) > 3 and each in given.split("_")]
+    near = parts or difflib.get_close_matches(given, every, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}? " if near else ""
 
 

@@ -114,6 +114,19 @@ def reason_of(la: Laplace) -> str:
     return la.reason
 
 
+def device_named(device: Any) -> torch.device:
+    """A device of torch's, by name or number."""
+    try:
+        if isinstance(device, torch.dtype | nn.Module):
+            raise TypeError
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device={device!r} was given; expected a name such as 'cpu' or 'cuda:0', or a torch.device. The dtype of "
+            "a posterior is that of its network: fit again for another."
+        ) from None
+
+
 def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
     """All tensors of a posterior on a device; the network is the user's, and must be there already."""
     where = device_of(model)

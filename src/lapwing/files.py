@@ -97,9 +97,11 @@ def save(la: Laplace, path: str | os.PathLike[str]) -> None:
 
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where to write; refuses what is no place for a file."""
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(os.fsdecode(path)))
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as 'posterior.safetensors'.")
+    if target.exists() and not target.is_file():  # it would be replaced, as a file is
+        raise ValueError(f"{target} is a device, a pipe or a socket; expected the name of a file.")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"The folder {target.parent} does not exist; make it first.")
     return target
@@ -190,11 +192,13 @@ def load(
     """A saved posterior of this very network: other weights, a damaged file or a newer format is refused."""
     model = unwrapped(model)
     device = device_of(model)
-    source = Path(path)
+    source = Path(os.fsdecode(path))
     if source.is_dir():
         raise IsADirectoryError(f"{source} is a folder; expected a file that Laplace.save wrote.")
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist.")
+    if not source.is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
     limit = budget(memory, device)
     given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", "energy")
     texts, tensors = read(source)
@@ -406,6 +410,8 @@ def check_values(
     mode, dtype = values["mode"], torch.promote_types(expected.dtype, torch.float32)
     if mode.shape != expected.shape or mode.dtype != dtype:
         raise ValueError(f"its mode is {mode.dtype} of shape {tuple(mode.shape)}; expected {dtype} {len(expected)}")
+    if not torch.equal(mode, expected.detach().to(mode)):
+        raise ValueError("its mode is not the network's weights")
     totals: Totals = values["totals"]
     if totals.examples < 1 or totals.scalars < 0 or totals.form is None:
         raise ValueError(f"it counts {totals.examples} examples and {totals.scalars} scalars")

@@ -28,8 +28,9 @@ from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
+from .observations import Regression
 from .operators import Blocks
-from .prediction import Prediction
+from .prediction import Classes, Prediction
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
@@ -288,9 +289,9 @@ class Laplace:
     @plainly
     def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
         """The same posterior on another device, where its network (or `model`, a copy of it) must be: a new value."""
-        from .continuing import moved  # which needs this file
+        from .continuing import device_named, moved  # which needs this file
 
-        return moved(self, torch.device(device), self.model if model is None else unwrapped(model))
+        return moved(self, device_named(device), self.model if model is None else unwrapped(model))
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -313,6 +314,15 @@ class Laplace:
     def _axis(self) -> int | None:
         """Where the classes or outputs are in one example's output."""
         return None if self.totals.form is None else self.totals.form.axis
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what there is: predictions have probabilities, a posterior has not."""
+        if name.startswith("_") or hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        if hasattr(Classes, name) or hasattr(Regression, name):
+            raise AttributeError(f"A Laplace has no {name!r}, and its predictions may: use la.predict(x).{name}.")
+        known = [each for each in dir(self) if not each.startswith("_")]
+        raise AttributeError(f"A Laplace has no {name!r}; {nearest(name, known)}It has {', '.join(known)}.")
 
     def __repr__(self) -> str:
         """One line: what was fitted to how much."""

@@ -15,6 +15,10 @@ from torch import Tensor
 HALF_WIDTH = 8.0  # of the line rule, in standard deviations
 NODES = 257  # of the line rule: steps of 1/16
 SMALLEST = 1e-12  # a variance that stands for none
+POINT = 1e-20  # likewise, where the rule follows the width of the integrand
+DEPTH = 40.0  # nats by which it has fallen at the ends of that rule's line
+HALVINGS = 50  # of the bracket of its centre
+LARGEST = 200.0  # the logarithm of a concentration that stands for any larger one
 
 
 def probit_logits(mean: Tensor, variance: Tensor) -> Tensor:
@@ -37,6 +41,11 @@ def bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
 
     `normalised`: the projected Gaussian is rescaled to a mean variance of sqrt(C/2), where the bridge is good.
     """
+    return log_bridge(mean, cov, normalised).exp()
+
+
+def log_bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
+    """(..., C) float64: their logarithms, for concentrations overflow where logits are far apart."""
     mean, cov = mean.double(), cov.double()
     number = mean.shape[-1]
     # Logits matter up to a constant: the Gaussian is projected onto those that sum to zero.
@@ -48,12 +57,16 @@ def bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
     if normalised:
         factor = variance.mean(-1, keepdim=True) / math.sqrt(number / 2)
         mean, variance = mean / factor.sqrt(), variance / factor
-    grown = torch.exp(mean + (-mean).logsumexp(-1, keepdim=True)) / number**2
-    return (1 - 2 / number + grown) / variance
+    grown = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(number)
+    if number > 2:  # with two classes the other term is zero
+        grown = torch.logaddexp(grown, grown.new_tensor(math.log(1 - 2 / number)))
+    return grown - variance.log()
 
 
-def dirichlet_entropies(alpha: Tensor) -> tuple[Tensor, Tensor]:
+def dirichlet_entropies(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
     """(...) twice, in nats: the entropy of the mean class probabilities, and their mean entropy."""
+    # Beyond LARGEST the Dirichlet is a point, and more of it changes nothing.
+    alpha = (log_alpha - (log_alpha.logsumexp(-1, keepdim=True) - LARGEST).clamp(min=0)).exp()
     total = alpha.sum(-1, keepdim=True)
     p = alpha / total
     expected = torch.digamma(total[..., 0] + 1) - (p * torch.digamma(alpha + 1)).sum(-1)
@@ -64,6 +77,75 @@ def lognormal(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of `exp f` for Gaussian f, elementwise."""
     first = torch.exp(mean + variance / 2)
     return first, first.square() * torch.expm1(variance)
+
+
+def poisson_log_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """(...) float64: the log probability of counts y whose log rate is Gaussian, also far out in the tails.
+
+    The trapezoidal rule around the mode of the integrand, which may be far from the Gaussian's own.
+    """
+    mean, y = mean.double(), y.double()
+    variance = variance.double().clamp(min=POINT)
+    with torch.no_grad():
+        centre = _shifted_mode(mean, variance, y)
+        left, right = _reach((mean + centre).exp(), variance)
+        part = torch.linspace(0, 1, NODES, dtype=torch.float64, device=mean.device).reshape(-1, *[1] * mean.dim())
+        shift = centre - left + (left + right) * part
+        log_step = torch.log((left + right) / (NODES - 1))
+    f = mean + shift
+    each = y * f - f.exp() - shift.square() / (2 * variance)
+    rest = torch.lgamma(y + 1) + 0.5 * torch.log(2 * math.pi * variance)
+    made: Tensor = each.logsumexp(0) + log_step - rest
+    return made
+
+
+def _reach(rate: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """(...) twice: how far the integrand reaches to both sides of its mode, until it has fallen by e^-DEPTH.
+
+    It falls by `rate (exp(u) - 1 - u) + u^2 / (2 variance)` at u; far from zero by less to the left than to the right.
+    """
+    gaussian = torch.sqrt(2 * DEPTH * variance)
+    left = torch.where(rate > 3 * DEPTH, torch.sqrt(3 * DEPTH / rate), 1 + DEPTH / rate)
+    right = torch.minimum(torch.sqrt(2 * DEPTH / rate), torch.log1p(DEPTH / rate) + 2)
+    return torch.minimum(gaussian, left), torch.minimum(gaussian, right)
+
+
+def _shifted_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """(...): d that solves `y - exp(mean + d) = d / variance`, which falls in d, by halving a bracket."""
+    low = -(mean.clamp(min=0) + variance.log().clamp(min=0) + 1)
+    high = (y.clamp(min=POINT).log() - mean).clamp(min=0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        rising = y - (mean + middle).exp() > middle / variance
+        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    return (low + high) / 2
+
+
+def along_second(
+    head: Callable[[Tensor], tuple[Tensor, Tensor]], mean: Tensor, cov: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(S, m) three times: means, variances and log weights of the Gaussians that a head with two outputs mixes.
+
+    `head` gives mean and variance of y at outputs (..., m, 2). That mean is linear in the first output, which is
+    Gaussian where the second is known: it is integrated out, for mean (m, 2) and cov (m, 2, 2).
+    """
+    spread = cov[:, 1, 1].clamp(min=0)
+    some = spread > 0
+    slope = torch.where(some, cov[:, 0, 1] / torch.where(some, spread, 1.0), 0.0)
+    rest = (cov[:, 0, 0] - slope * cov[:, 0, 1]).clamp(min=0)
+    # Twice as far as the usual line: outliers have their density from the tails.
+    nodes = torch.linspace(-2 * HALF_WIDTH, 2 * HALF_WIDTH, 2 * NODES - 1, dtype=mean.dtype, device=mean.device)
+    nodes = nodes[:, None]
+    log_weights = (-0.5 * nodes.square()).log_softmax(0)
+    shift = torch.where(some, spread, 1.0).sqrt() * some * nodes
+    second = mean[:, 1] + shift
+    at_zero, noise = head(torch.stack([torch.zeros_like(second), second], -1))
+    factor = head(torch.stack([torch.ones_like(second), second], -1))[0] - at_zero
+    made = at_zero + factor * (mean[:, 0] + slope * shift)
+    variance = noise + factor.square() * rest
+    valid = torch.isfinite(made) & (variance > 0)
+    weights = log_weights.expand_as(made).masked_fill(~valid, -torch.inf).log_softmax(0)
+    return torch.where(valid, made, 0.0), torch.where(valid, variance, 1.0), weights
 
 
 def delta_rule(

@@ -10,10 +10,13 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor, distributions
 
+from . import links
 from .beliefs import Normal, normals
 from .prediction import SHOWN, Prediction, checked_count, checked_level, normal_quantile, shown, target_form, uniforms
+from .steady import steady
 
 HALVINGS = 46  # of the bracket of a quantile
+MANY = 1e12  # a rate from which counts are drawn as Gaussian ones
 
 
 class Moments(NamedTuple):
@@ -24,6 +27,7 @@ class Moments(NamedTuple):
     aleatoric: Tensor
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Numbers(Prediction):
     """Predictions with a mean, and a variance in two parts by the law of total variance; abstract."""
@@ -72,6 +76,7 @@ class Numbers(Prediction):
         ]
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Regression(Numbers):
     """Gaussian observations, in closed form."""
@@ -185,7 +190,15 @@ class Given:
         if isinstance(given, distributions.Poisson):  # which torch gives no distribution function
             found = torch.special.gammaincc((self._value(rows) + 1).expand(given.rate.shape), given.rate)
             return self.average(self._flat(torch.where(torch.isfinite(given.rate), found, 0.0)))
-        return self.average(self._flat(given.cdf(self._value(rows))))
+        while isinstance(given, distributions.Independent):  # of whose parts the function is known
+            given = given.base_dist
+        try:
+            return self.average(self._flat(given.cdf(self._value(rows))))
+        except NotImplementedError:
+            raise ValueError(
+                f"interval needs the distribution function of {type(given).__name__}, which torch does not have; take "
+                "quantiles of sample(n)."
+            ) from None
 
     def quantile(self, level: float) -> Tensor:
         """(m, K): where the distribution function of the mixture reaches `level`, by halving a bracket."""
@@ -202,6 +215,7 @@ class Given:
         return high
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(Numbers):
     """The likelihood's own distribution of y, averaged over the outputs."""
@@ -231,12 +245,44 @@ class Mixture(Numbers):
         """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
         flat, known = self._targets(y)
         rows = flat.flatten(0, 1)
+        if self.likelihood.link_family == "poisson" and isinstance(self.belief, Normal):
+            return torch.where(known[..., 0], self._counts(rows), 0.0).sum(1)
+        if self.likelihood.link_family == "heteroscedastic" and isinstance(self.belief, Normal) and flat.shape[-1] == 1:
+            return torch.where(known[..., 0], self._one_target(rows), 0.0).sum(1)
         rows = rows.to(self.belief.mean.dtype) if rows.is_floating_point() else rows
 
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
             return self._given(f, weight).log_prob(rows[chosen], self.elementwise)
 
         return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
+
+    def _one_target(self, rows: Tensor) -> Tensor:
+        """(M, 1) numbers -> (N, T): Gaussian in the first output, so that a line along the second is left."""
+        centre, cov = self.belief.mean.double(), self.belief.covariance.double()
+        made = []
+        for some in self.belief.budget.slices(len(rows), 192.0 * links.NODES):
+            places = (centre.flatten(0, 1)[some], cov.flatten(0, 1)[some])
+            mean, variance, weight = links.along_second(self._head, *places)
+            density = distributions.Normal(mean, variance.sqrt(), validate_args=False).log_prob(rows[some, 0].double())
+            made.append((density + weight).logsumexp(0))
+        return torch.cat(made).reshape(centre.shape[:2]).to(self.belief.mean.dtype)
+
+    def _head(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (..., m) of y at outputs (..., m, 2); NaN where the head has no variance."""
+        given = self.likelihood.distribution(f.unsqueeze(-2))
+        assert isinstance(given, distributions.Normal)
+        variance = torch.where(given.scale > 0, given.scale, torch.nan).square()
+        return given.loc[..., 0, 0], variance[..., 0, 0]
+
+    def _counts(self, rows: Tensor) -> Tensor:
+        """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
+        mean, variance = self.belief.mean, self.belief.variance
+        parts = self.belief.budget.slices(len(rows), 48.0 * links.NODES * rows.shape[-1])
+        made = [
+            links.poisson_log_density(mean.flatten(0, 1)[some], variance.flatten(0, 1)[some], rows[some]).sum(-1)
+            for some in parts
+        ]
+        return torch.cat(made).reshape(mean.shape[:2]).to(mean.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(N, ...) twice: the central interval of a new observation, by quantiles of the mixture."""
@@ -263,6 +309,7 @@ class Mixture(Numbers):
         return self._restore(made.reshape(*f.shape[:3], -1))
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Outputs(Prediction):
     """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more."""
@@ -307,8 +354,14 @@ def drawn(given: distributions.Distribution, generator: torch.Generator | None) 
     if isinstance(given, distributions.Normal):
         return given.loc + given.scale * normals(tuple(given.loc.shape), given.loc, generator)
     if isinstance(given, distributions.Poisson):
-        device = given.rate.device if generator is None else generator.device
-        return torch.poisson(given.rate.detach().to(device), generator=generator).to(given.rate.device)
+        rate = given.rate.detach()
+        device = rate.device if generator is None else generator.device
+        counts = torch.poisson(rate.clamp(max=MANY).to(device), generator=generator).to(rate.device)
+        if not bool((rate > MANY).any()):
+            return counts
+        # torch's own draws overflow.
+        large = (rate + rate.sqrt() * normals(tuple(rate.shape), rate, generator)).round()
+        return torch.where(rate > MANY, torch.where(torch.isfinite(rate), large, rate), counts)
     if isinstance(given, distributions.Bernoulli):
         return (uniforms(given.probs.shape, given.probs, generator) < given.probs).to(given.probs.dtype)
     made: Tensor

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from . import links
 from .beliefs import Belief, Normal
+from .complaints import checked_generator
 from .likelihoods import Form, Likelihood
+from .steady import steady
 
 SHOWN = 3  # inputs that a repr shows
 
@@ -34,6 +36,7 @@ def checked_count(n: int) -> int:
 
 def uniforms(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform numbers in [0, 1) in float64 on the device of `like`, from a generator on any device."""
+    checked_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(like.device)
 
@@ -45,6 +48,7 @@ def shown(values: Tensor) -> str:
     return f"[{', '.join(words)}]" if values.dim() else words[0]
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ABC):
     """What is predicted for N inputs; all tensors are shaped like the network's outputs (N, ...)."""
@@ -105,6 +109,7 @@ class Prediction(ABC):
             raise TypeError(f"y is a {type(y).__name__}; expected a tensor of targets.")
         if y.dim() == 0 or y.shape[0] != len(self):
             raise ValueError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
+        y = y.clone() if y.is_inference() else y
         y = y.to(self.belief.mean.device)
         form = self.likelihood.form(self.output_mean.detach(), y, self.belief.form)
         flat = self.likelihood.targets(y, form)
@@ -125,14 +130,15 @@ class Prediction(ABC):
         return "\n  ".join([head, *self._lines()])
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Classes(Prediction):
     """One of C classes at every position."""
 
     @cached_property
-    def _alpha(self) -> Tensor:
+    def _log_alpha(self) -> Tensor:
         """(N, T, C) float64: the bridge's Dirichlet."""
-        return links.bridge(self.belief.mean, self.belief.covariance, self.link == "bridge_normalised")
+        return links.log_bridge(self.belief.mean, self.belief.covariance, self.link == "bridge_normalised")
 
     @property
     def _bridged(self) -> bool:
@@ -142,7 +148,7 @@ class Classes(Prediction):
     def _log_probs(self) -> Tensor:
         """(N, T, C)."""
         if self._bridged:
-            return (self._alpha / self._alpha.sum(-1, keepdim=True)).log().to(self.belief.mean.dtype)
+            return self._log_alpha.log_softmax(-1).to(self.belief.mean.dtype)
         if self.link == "probit":
             return links.probit_logits(self.belief.mean, self.belief.variance).log_softmax(-1)
         return self.belief.gathered(lambda f, weight, _: (f.log_softmax(-1) + weight).logsumexp(0))
@@ -151,7 +157,7 @@ class Classes(Prediction):
     def _entropies(self) -> Tensor:
         """(2, N, T): total and expected entropy."""
         if self._bridged:
-            return torch.stack(links.dirichlet_entropies(self._alpha)).to(self.belief.mean.dtype)
+            return torch.stack(links.dirichlet_entropies(self._log_alpha)).to(self.belief.mean.dtype)
 
         def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
             each = f.log_softmax(-1)
@@ -230,6 +236,7 @@ class Classes(Prediction):
         ]
 
 
+@steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Binary(Prediction):
     """Zero or one, at every output by itself."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from . import links
 from . import predict as engine
 from .batches import Inputs, call, count, restore_buffers, take, under
 from .beliefs import Belief, Normal, Samples
+from .complaints import checked_generator, nearest
 from .diagnosis import refuse_broken
 from .likelihoods import Form, Likelihood
 from .observations import Mixture, Moments, Outputs, Regression
@@ -57,13 +57,13 @@ class Question:
     ) -> Question:
         """Names checked against what the likelihood's family has."""
         if method not in METHODS:
-            raise ValueError(f"method={method!r} is not known; {_nearest(method, METHODS)}Known: linearised, sampled.")
+            raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: linearised, sampled.")
         family = likelihood.link_family
         known = LINKS[family] if method == "linearised" else ("mc",)
         if link is not None and link not in known:
             raise ValueError(
                 f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
-                f"{_nearest(link, known)}Known there: {', '.join(known)}."
+                f"{nearest(link, known)}Known there: {', '.join(known)}."
             )
         if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
             raise ValueError(f"samples={samples!r} was given; expected a positive whole number.")
@@ -74,15 +74,11 @@ class Question:
         return Question(method, chosen, number, joint, create_graph, family)
 
 
-def _nearest(given: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
-
-
 def predict(
     la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it."""
+    checked_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
         ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
         return made_of(ask(la, x, question, memory, generator), la.likelihood, question)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .ascent import Path, Range, ascend, fixed_point
+from .complaints import nearest
 from .priors import Number, Prior
 from .profile import Place, Profile, profile
 from .trace import Step, Trace, TuningWarning
@@ -70,8 +71,12 @@ def settings(
     predict: Mapping[str, Any] | None,
 ) -> Settings:
     """Check what belongs together."""
+    if not isinstance(method, str):
+        raise TypeError(
+            f"method is a {type(method).__name__}; expected one of {', '.join(METHODS)}. Validation data are data=."
+        )
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known; expected one of {', '.join(METHODS)}.")
+        raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
     given = set(grid) if isinstance(grid, Mapping) else set()
     has_noise = hasattr(la.likelihood, "with_noise")
     if noise is None:

@@ -105,6 +105,8 @@ def check_factors(key: Key, layout: Layout, flipped: bool, factors: Factors) -> 
     name = key[0].name
     check_shape(factors.inputs, f"The input factor of {name!r}", (groups, wide), (groups, wide, wide))
     check_shape(factors.gradients, f"The gradient factor of {name!r}", (groups, tall), (groups, tall, tall))
+    for side in (factors.inputs, factors.gradients):
+        refuse_negative(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), name)
     if not 0 <= factors.count < math.inf:
         raise ValueError(f"The input factor of {name!r} has {factors.count} positions")
 

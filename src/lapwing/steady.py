@@ -1,0 +1,42 @@
+"""Values that are worked out when they are asked for: the same whatever mode the caller is in by then."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Class = TypeVar("Class", bound=type)
+
+
+def steady(cls: Class) -> Class:
+    """A class of predictions whose public properties and methods do not depend on the caller's mode."""
+    for name, member in list(vars(cls).items()):
+        if name.startswith("_") and name != "__repr__":
+            continue
+        if isinstance(member, property) and member.fget is not None:
+            setattr(cls, name, property(_steadily(member.fget)))
+        elif inspect.isfunction(member):
+            setattr(cls, name, _steadily(member))
+    return cls
+
+
+def _steadily(function: Callable[..., Any]) -> Callable[..., Any]:
+    """With the graph that the outputs have, and outside of inference mode and autocast: results are kept for later."""
+
+    @functools.wraps(function)
+    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = torch.is_grad_enabled()
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            torch.set_grad_enabled(asked or self.belief.mean.requires_grad),
+        ):
+            return function(self, *args, **kwargs)
+
+    return inner
