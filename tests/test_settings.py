@@ -12,7 +12,7 @@ from torch import nn
 
 import lapwing as lw
 from fitting import built, fitted, normal
-from tables import relative
+from tables import moved, relative
 
 
 def regression(noise: Any = 0.5, structure: Any = "full", **options: Any) -> lw.Laplace:
@@ -138,6 +138,8 @@ def test_large_counts_in_float32_have_their_evidence() -> None:
     narrow = fitted(model, x, y, "count", prior=1.0)
     wide = fitted(model.double(), x.double(), y, "count", prior=1.0)
     assert abs(float(narrow.evidence().log_likelihood - wide.evidence().log_likelihood)) < 0.02
+    densities = [la.predict(moved(x.to(la.mode.dtype))).log_prob(moved(y)).double() for la in (narrow, wide)]
+    assert relative(*densities) < 1e-4
 
 
 @pytest.mark.parametrize("away", [1e-3, 1e-4])
@@ -147,3 +149,11 @@ def test_one_short_step_of_the_fixed_point_is_no_convergence(away: float) -> Non
     top = la.tune(noise=False).prior.precision
     near = la.tune("fixed_point", start=lw.Prior.scalar(top * (1 + away)), noise=False)
     assert relative(near.prior.precision, top) < 1e-6
+
+
+@pytest.mark.parametrize("options", [{"limits": (1e4, 1e5)}, {"method": "grid", "grid": [1e4, 1e5]}])
+def test_warnings_point_at_the_line_that_asked(options: Any) -> None:
+    """And not at ours, where Python would show only the first of them."""
+    with pytest.warns(lw.TuningWarning) as found:
+        regression().tune(**options)
+    assert {warning.filename for warning in found} == {__file__}

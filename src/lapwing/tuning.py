@@ -240,7 +240,7 @@ def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace:
                     + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
                 )
     for text in trace.warnings:
-        warnings.warn(text, TuningWarning, stacklevel=6)
+        warnings.warn(text, TuningWarning, stacklevel=7)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
     likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]
     return replace(la, prior=prior, likelihood=likelihood, trace=trace)
@@ -335,7 +335,7 @@ def chosen(
     names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
     trace = Trace.of(asked.method, objective, names, steps, stopped, converged, told)
     for text in trace.warnings:
-        warnings.warn(text, TuningWarning, stacklevel=6)
+        warnings.warn(text, TuningWarning, stacklevel=7)
     return replace(made, trace=trace)
 
 
