@@ -157,3 +157,18 @@ def test_warnings_point_at_the_line_that_asked(options: Any) -> None:
     with pytest.warns(lw.TuningWarning) as found:
         regression().tune(**options)
     assert {warning.filename for warning in found} == {__file__}
+
+
+def test_the_floor_of_a_g_prior_is_that_of_the_tensor_with_a_mask_too() -> None:
+    """A tensor with little curvature is not lifted to the mean of others: `full` and `diag` have the same ratios."""
+    model = built(nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False)))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-4)
+    mask = {"0.weight": torch.arange(12).reshape(4, 3) % 4 != 1, "1.weight": torch.tensor([[True, False, True, True]])}
+    x, y = normal(9, 3), normal(9, 1, seed=4)
+    found = [
+        fitted(model, x, y, "regression", structure, weights=mask, prior=lw.Prior.g_prior(1.0)).prior.base
+        for structure in ("diag", "full")
+    ]
+    assert found[0] is not None and found[1] is not None
+    assert torch.allclose(found[0], found[1], rtol=1e-9, atol=0)
