@@ -203,7 +203,8 @@ def fixed_point(profile: Profile, allowed: Range, steps: int, tolerance: float) 
         z = mackay(profile, allowed, point)
         path.points.append(profile.at(place_of(z)))
         moved = float((z - vector(point.place)).abs().max())
-        rate = min(moved / before, 0.9999) if before > 0 else 0.0
+        # Of one step alone the rate is not known: it may be the first of many that hardly shrink.
+        rate = 0.9999 if before == math.inf else min(moved / before, 0.9999) if before > 0 else 0.0
         before = moved
         if moved * rate / (1 - rate) <= tolerance and moved <= math.sqrt(tolerance):
             return path.end(True, f"what is left of the updates changes no logarithm by more than {tolerance:g}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,9 +80,10 @@ class Question:
         delta = prior.delta(self.space, mode)
         totals = self.totals
         fit = -(scale * totals.energy + self.likelihood.log_z(totals.scalars, scale) + totals.rest) / self.temperature
-        distance = (delta * (mode - prior.centre(self.space, mode)).square()).sum()
+        # Sums over millions of weights, whose large parts cancel: in float32 they would be off by whole nats.
+        distance = (delta * (mode - prior.centre(self.space, mode)).square()).sum(dtype=torch.float64)
         numbers = shared_numbers(curvature, prior, self.space, mode.device)
-        volume = curvature.precision(delta, self.strength(scale), numbers).logdet() - delta.log().sum()
+        volume = curvature.precision(delta, self.strength(scale), numbers).logdet() - delta.double().log().sum()
         return fit, distance, volume
 
     def log_evidence(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
@@ -99,9 +101,10 @@ class Question:
     def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
         scale = noise_scale(self.likelihood, noise).to(self.mode.device)
-        delta = prior.delta(self.space, self.mode).detach()
-        variance = self.curvature.precision(delta, self.strength(scale).detach()).variance().detach()
-        return summed(1 - delta.double() * variance.double(), prior, self.space)
+        delta = prior.delta(self.space, self.mode).detach().double()
+        # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
+        variance = doubled(self.curvature).precision(delta, self.strength(scale).detach()).variance()
+        return summed(1 - delta * variance, prior, self.space)
 
     def note(self) -> str:
         """Why the evidence is no marginal likelihood, or nothing."""
@@ -122,6 +125,19 @@ def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
         return values.double().sum()[None].cpu()
     own = values.double().cpu()
     return torch.zeros(groups, dtype=torch.float64, device="cpu").index_add_(0, prior.group(space), own)
+
+
+def doubled(value: Any) -> Any:
+    """The same with every floating point tensor inside it in float64."""
+    if isinstance(value, Tensor):
+        return value.detach().double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: doubled(each) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(doubled(each) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: doubled(getattr(value, each.name)) for each in fields(value)})
+    return value
 
 
 @dataclass(frozen=True, eq=False)

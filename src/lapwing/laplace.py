@@ -140,7 +140,15 @@ class Laplace:
         """The same curvature under another noise: a new value."""
         if not hasattr(self.likelihood, "with_noise"):
             raise ValueError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
-        return replace(self, likelihood=self.likelihood.with_noise(noise), trace=None)
+        own = self.likelihood
+        made = own.with_noise(noise)
+        if isinstance(own, Gaussian) and isinstance(made, Gaussian) and not made.same_ratios(own):
+            raise ValueError(
+                f"noise={noise!r} has other ratios between outputs than the noise at the fit, {own.noise!r}, with "
+                "which the curvature was measured; give one number, their common factor, or fit again with "
+                "Gaussian(noise=...)."
+            )
+        return replace(self, likelihood=made, trace=None)
 
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""

@@ -244,15 +244,18 @@ class Mixture(Numbers):
     def log_prob(self, y: Tensor) -> Tensor:
         """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
         flat, known = self._targets(y)
+        dtype = self.belief.mean.dtype
+        counts = self.likelihood.link_family == "poisson"  # whose log density is a difference of large numbers
+        wide = torch.float64 if counts else dtype
         rows = flat.flatten(0, 1)
         if self.likelihood.link_family == "poisson" and isinstance(self.belief, Normal):
             return torch.where(known[..., 0], self._counts(rows), 0.0).sum(1)
         if self.likelihood.link_family == "heteroscedastic" and isinstance(self.belief, Normal) and flat.shape[-1] == 1:
             return torch.where(known[..., 0], self._one_target(rows), 0.0).sum(1)
-        rows = rows.to(self.belief.mean.dtype) if rows.is_floating_point() else rows
+        rows = rows.to(wide) if rows.is_floating_point() else rows
 
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
-            return self._given(f, weight).log_prob(rows[chosen], self.elementwise)
+            return self._given(f.to(wide), weight.to(wide)).log_prob(rows[chosen], self.elementwise).to(dtype)
 
         return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
 

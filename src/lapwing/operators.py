@@ -73,7 +73,7 @@ class Rotated:
 
     def logdet(self) -> Tensor:
         """Log |P|."""
-        total = self.values.log().sum()
+        total = self.values.double().log().sum()
         return total if self.dual is None else total + self.dual.logdet
 
     def whiten(self, v: Tensor) -> Tensor:
@@ -89,8 +89,9 @@ class Rotated:
 
     def variance(self) -> Tensor:
         """(P,): the diagonal of P^-1."""
-        inverse = self.inverse if self.left is None else self.left.square() @ self.inverse
-        inverse = inverse if self.right is None else inverse @ self.right.square().mT
+        left, right = (None, None) if self.dual is None else (self.dual.left, self.dual.right)
+        inverse = self.inverse if self.left is None else squares(self.left, left) @ self.inverse
+        inverse = inverse if self.right is None else inverse @ squares(self.right, right).mT
         return self.layout.to_flat(inverse)
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
@@ -100,6 +101,11 @@ class Rotated:
         if variance_only:
             return jacobian.variance(self.inverse, self.left, self.right)
         return jacobian.quad(self.inverse, self.left, self.right)
+
+
+def squares(basis: Tensor, dual: Tensor | None) -> Tensor:
+    """(G, n, n): of a basis, whose rows have length one in exact arithmetic: effective dimensions rest on it."""
+    return basis.square() / (basis * (basis if dual is None else dual)).sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class Diagonal:
 
     def logdet(self) -> Tensor:
         """Log |P|."""
-        return self.values.log().sum()
+        return self.values.double().log().sum()
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`."""
@@ -189,7 +195,7 @@ class Dense:
 
     def logdet(self) -> Tensor:
         """Log |P|."""
-        return 2 * self.cholesky.diagonal().log().sum()
+        return 2 * self.cholesky.diagonal().double().log().sum()
 
     def variance(self) -> Tensor:
         """(P,): the diagonal of P^-1."""

@@ -90,7 +90,8 @@ class Prior:
     @staticmethod
     def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
         """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
-        if not isinstance(precisions, Mapping) or not precisions:
+        named = isinstance(precisions, Mapping) and all(isinstance(pattern, str) for pattern in precisions)
+        if not named or not precisions:
             raise TypeError(
                 f"Prior.groups: {precisions!r} was given; expected a mapping from patterns of parameter names to "
                 "precisions, such as {'head': 1.0, '*': 10.0}."

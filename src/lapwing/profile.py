@@ -7,13 +7,12 @@ polynomial with no negative coefficients, so the logarithm of it is convex in th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .evidence import Question, summed
+from .evidence import Question, doubled, summed
 from .priors import Prior
 
 
@@ -163,16 +162,3 @@ def rounded(values: Tensor) -> Tensor:
     """Eigenvalues without those that are negative by rounding alone."""
     slack = 1e-6 * float(values.abs().max())
     return torch.where((values < 0) & (values > -slack), torch.zeros_like(values), values)
-
-
-def doubled(value: Any) -> Any:
-    """The same with every floating point tensor inside it in float64."""
-    if isinstance(value, Tensor):
-        return value.detach().double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: doubled(each) for key, each in value.items()}
-    if type(value) is tuple:
-        return tuple(doubled(each) for each in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: doubled(getattr(value, each.name)) for each in fields(value)})
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,10 +51,51 @@ class Settings:
 
 def checked_temperature(temperature: float) -> float:
     """A positive number."""
-    value = float(temperature)
-    if not math.isfinite(value) or value <= 0:
+    value = positive(temperature)
+    if value is None:
         raise ValueError(f"temperature={temperature!r}: expected a positive number; 1 is Bayes' rule.")
     return value
+
+
+def positive(value: Any) -> float | None:
+    """A positive finite number, or None for anything else."""
+    try:
+        made = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return made if math.isfinite(made) and made > 0 else None
+
+
+def listable(values: Any) -> bool:
+    """Whether there are several values to go through: a list, an array, a tensor with an axis, a mapping."""
+    return isinstance(values, Iterable) and not isinstance(values, str) and getattr(values, "ndim", 1) > 0
+
+
+def check_kinds(switches: Mapping[str, Any], grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
+    """Refuse what is not even of the right kind."""
+    for name, given in switches.items():
+        if not isinstance(given, bool):
+            advice = {"prior": "start= takes another prior to begin from", "noise": "la.with_noise(...) sets a noise"}
+            hint = advice.get(name, "la.with_temperature(...) sets a temperature")
+            raise TypeError(f"tune({name}={given!r}): expected True or False, whether to tune it; {hint}.")
+    if grid is not None and not listable(grid):
+        raise TypeError(f"grid={grid!r}: expected numbers, or a mapping such as {{'prior': [0.1, 1, 10]}}.")
+    if isinstance(grid, Mapping) and not grid:
+        raise ValueError("grid has no values; expected a mapping such as {'prior': [0.1, 1, 10]}.")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"steps={steps!r}: expected a positive whole number.")
+    if tolerance is not None and positive(tolerance) is None:
+        raise ValueError(f"tolerance={tolerance!r}: expected a positive number.")
+    if predict is not None and not isinstance(predict, Mapping):
+        raise TypeError(f"predict={predict!r}: expected a mapping of options, such as {{'link': 'mc'}}.")
+
+
+def checked_limits(limits: Any) -> tuple[float, float]:
+    """Two positive precisions, the smaller first."""
+    made = [positive(limit) for limit in limits] if listable(limits) else []
+    if len(made) != 2 or made[0] is None or made[1] is None or made[0] >= made[1]:
+        raise ValueError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
+    return made[0], made[1]
 
 
 def settings(
@@ -77,7 +118,12 @@ def settings(
         )
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
-    given = set(grid) if isinstance(grid, Mapping) else set()
+    switches = {"prior": prior, "temperature": temperature} | ({} if noise is None else {"noise": noise})
+    check_kinds(switches, grid, steps, tolerance, predict)
+    given = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
+    for name, own in (("prior", prior), ("noise", noise)):
+        if own is False and name in given:
+            raise ValueError(f"{name}=False was given, and the grid has values for it; leave out one of them.")
     has_noise = hasattr(la.likelihood, "with_noise")
     if noise is None:
         noise = has_noise and (method != "grid" or "noise" in given)
@@ -95,9 +141,7 @@ def settings(
         raise ValueError(f"grid= was given, but method={method!r} has none; use method='grid'.")
     if not (prior or noise or temperature):
         raise ValueError("There is nothing to tune: prior=False, and neither noise nor temperature.")
-    low, high = (float(limit) for limit in limits)
-    if not 0 < low < high < math.inf:
-        raise ValueError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
+    low, high = checked_limits(limits)
     steps = STEPS[method] * (prior + noise + temperature) if steps is None else steps
     tolerance = TOLERANCES[method] if tolerance is None else tolerance
     return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), dict(predict or {}))
@@ -201,7 +245,7 @@ def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace:
                     + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
                 )
     for text in trace.warnings:
-        warnings.warn(text, TuningWarning, stacklevel=6)
+        warnings.warn(text, TuningWarning, stacklevel=7)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
     likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]
     return replace(la, prior=prior, likelihood=likelihood, trace=trace)
@@ -296,7 +340,7 @@ def chosen(
     names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
     trace = Trace.of(asked.method, objective, names, steps, stopped, converged, told)
     for text in trace.warnings:
-        warnings.warn(text, TuningWarning, stacklevel=6)
+        warnings.warn(text, TuningWarning, stacklevel=7)
     return replace(made, trace=trace)
 
 
@@ -315,9 +359,10 @@ def axes(la: Laplace, asked: Settings, mean: float) -> dict[str, list[float]]:
         raise ValueError("noise=True on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
     made = {"prior": [mean], "noise": [float(la.likelihood.scale) ** -0.5], "temperature": [la.temperature]}
     for name, values in named.items():
-        own = [float(value) for value in values]
-        if not own or not all(math.isfinite(value) and value > 0 for value in own):
-            raise ValueError(f"grid: the values for {name!r} are {own}; expected positive numbers.")
+        found = [positive(value) for value in values] if listable(values) else []
+        own = [value for value in found if value is not None]
+        if not own or len(own) < len(found):
+            raise ValueError(f"grid: the values for {name!r} are {values!r}; expected positive numbers.")
         made[name] = own
     return made
 

@@ -67,6 +67,11 @@ class Gaussian:
             value = value.reshape(()).to(own) * own / self.factor
         return replace(self, noise=value if value.numel() > 1 else float(value))
 
+    def same_ratios(self, other: Gaussian) -> bool:
+        """Whether standard deviations differ from another's by a common factor alone."""
+        ratios = self._values().cpu() / self.factor.cpu() * (other.factor.cpu() / other._values().cpu())
+        return bool((ratios - 1).abs().max() < 1e-6)
+
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have exactly the outputs' shape: nothing is broadcast."""
         form = equal_form(f, y, "regression")

@@ -60,6 +60,7 @@ class Poisson:
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """`exp(f) - y f`, (N,)."""
+        f = f.double()  # two large numbers nearly cancel where counts are large
         return (f.exp() - y.to(f.dtype) * f).sum((1, 2))
 
     def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -197,8 +198,12 @@ class DenseCurvature:
     def diag(self, floor: float = 0.0) -> Tensor:
         """(D,): the matrices' diagonals, each tensor with a floor of its own."""
         pieces: list[tuple[int, Tensor]] = []
+        mask = self.space.mask
         for parts, matrix in self.matrices.items():
             places = self._slices(parts)
+            if mask is not None:  # one range holds the selected elements of all tensors
+                ends = list(itertools.accumulate(int(mask[self.space.place(part)].sum()) for part in parts))
+                places = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
             own = matrix.diagonal().split([place.stop - place.start for place in places])
             pieces += [(place.start, floored(each, floor)) for place, each in zip(places, own, strict=True)]
         return filled(torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])]), floor)

@@ -268,9 +268,12 @@ class Spectrum:
         """Both sides under their share of the prior."""
         found = self.sides
         if found is None:
+            alternative = "structure='kron', or a scalar or layerwise prior"
+            if len(key) > 1:
+                alternative = "EKFAC(bias='separate') with a layerwise prior, structure='kron', or a scalar prior"
             raise ValueError(
                 f"The prior has different precisions inside {key[0].name!r}, which an eigenvalue-corrected block "
-                "cannot hold exactly; use structure='kron', or a scalar or layerwise prior."
+                f"cannot hold exactly; use {alternative}."
             )
         return (
             whitened(found[0], self.left, rows[:, :, 0], key[0].name),
@@ -283,9 +286,10 @@ class Spectrum:
         (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = sides
         values = scale * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
         groups, height, width = self.layout.matrix
-        volume = values.new_zeros(())
+        volume = values.new_zeros((), dtype=torch.float64)
         for side, held, times in ((rows[:, :, 0], above, width), (columns[:, 0, :], beside, height)):
-            volume = volume + times * (side.log() - held.expand(side.shape).log()).sum() * (groups / side.shape[0])
+            change = side.double().log() - held.double().expand(side.shape).log()
+            volume = volume + times * change.sum() * (groups / side.shape[0])
         return Rotated(values, self.layout, left, right, Dual(dual_left, dual_right, volume))
 
 
