@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lapwing as lw
-from fitting import built, fitted, normal
+from fitting import built, classes, fitted, normal
 from tables import moved, relative
 
 
@@ -172,3 +172,21 @@ def test_the_floor_of_a_g_prior_is_that_of_the_tensor_with_a_mask_too() -> None:
     ]
     assert found[0] is not None and found[1] is not None
     assert torch.allclose(found[0], found[1], rtol=1e-9, atol=0)
+
+
+def test_a_prior_that_the_structure_cannot_hold_is_refused_where_it_is_given() -> None:
+    """Not at the first question after it; the posterior that was asked is as it was."""
+    model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+    la = fitted(model, normal(6, 3), classes(2, 6), "classification", "kron")
+    before = la.log_evidence()
+    with pytest.raises(ValueError, match="structure='diag', 'block' or 'full'"):
+        la.with_prior(lw.Prior.diagonal(torch.rand(la.D, dtype=torch.float64) + 0.5))
+    assert torch.equal(la.log_evidence(), before)
+    assert la.with_prior(lw.Prior.unitwise(2.0)).prior.kind == "unitwise"
+
+
+def test_a_posterior_is_not_called() -> None:
+    """As in other libraries: the message says what to ask instead."""
+    la = fitted(built(nn.Linear(3, 2)), normal(6, 3), classes(2, 6), "classification", "kron")
+    with pytest.raises(TypeError, match=r"la\.predict\(x\)"):
+        la(normal(2, 3))

@@ -132,9 +132,13 @@ class Laplace:
         scale = self._question.strength(self.likelihood.scale)
         return self.curvature.precision(self.prior.delta(self.space, self.mode), scale)
 
+    @plainly
     def with_prior(self, prior: Prior | Number) -> Laplace:
-        """The same curvature under another prior: a new value."""
-        return replace(self, prior=self._prior(as_prior(prior, self.prior)), trace=None)
+        """The same curvature under another prior: a new value; refused where the structure cannot hold it."""
+        made = replace(self, prior=self._prior(as_prior(prior, self.prior)), trace=None)
+        if made.prior.kind != "scalar":
+            _ = made.precision  # kept for the first question, and refused here
+        return made
 
     def with_noise(self, noise: float | Tensor) -> Laplace:
         """The same curvature under another noise: a new value."""
@@ -331,6 +335,10 @@ class Laplace:
             raise AttributeError(f"A Laplace has no {name!r}, and its predictions may: use la.predict(x).{name}.")
         known = [each for each in dir(self) if not each.startswith("_")]
         raise AttributeError(f"A Laplace has no {name!r}; {nearest(name, known)}It has {', '.join(known)}.")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Predictions have a name: this one says so."""
+        raise TypeError("A Laplace is not called; use la.predict(x), or la.functional(x) for mean and covariance.")
 
     def __repr__(self) -> str:
         """One line: what was fitted to how much."""

@@ -34,8 +34,9 @@ class Categorical:
                     "negative."
                 )
             object.__setattr__(self, "weight", weight.clone())  # a value: later changes by the caller stay outside
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"Categorical(label_smoothing={self.label_smoothing!r}): expected a number from 0 to 1.")
+        smoothing = self.label_smoothing
+        if isinstance(smoothing, bool) or not isinstance(smoothing, int | float) or not 0 <= smoothing < 1:
+            raise ValueError(f"Categorical(label_smoothing={smoothing!r}): expected a number from 0 to 1.")
 
     link_family = "categorical"
     domain = ""
