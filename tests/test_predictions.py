@@ -13,10 +13,11 @@ from torch import Tensor, distributions
 
 import lapwing as lw
 from fitting import classes, covered, normal, seeded
-from lapwing import links, predictive
-from lapwing.beliefs import Normal, Samples
 from lapwing.likelihoods import Form
 from lapwing.memory import Budget
+from lapwing.predictions import links
+from lapwing.predictions import question as predictive
+from lapwing.predictions.beliefs import Normal, Samples
 from tables import moved, relative
 
 EXACT = 1e-10

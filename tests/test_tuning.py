@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import lapwing as lw
 from conftest import DEVICE
 from fitting import built, cut, fitted, normal, weights_of
-from lapwing import profile as profiles
-from lapwing.ascent import gradient_of, newton, vector
-from lapwing.tuning import LIMITS
-from lapwing.validation import minimise
+from lapwing.tuning import profile as profiles
+from lapwing.tuning.ascent import gradient_of, newton, vector
+from lapwing.tuning.search import LIMITS
+from lapwing.tuning.validation import minimise
 from tables import curvature_of, moved, relative, table
 from test_evidence import EVERY, STRUCTURES, curvature, definition, fit
 

@@ -6,13 +6,13 @@ from .evidence import Evidence
 from .files import load
 from .laplace import Laplace, fit, products
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
-from .predict import Functional
-from .prediction import Prediction
+from .predictions.functional import Functional
+from .predictions.prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
-from .trace import Trace, TuningWarning
-from .validation import validation_nll
+from .tuning.trace import Trace, TuningWarning
+from .tuning.validation import validation_nll
 
 __version__ = "0.1.0"
 

@@ -25,7 +25,7 @@ from .tape import Plan
 
 if TYPE_CHECKING:
     from .laplace import Laplace
-    from .predict import Network
+    from .predictions.functional import Network
 
 Value = TypeVar("Value")
 OLD_BASES = "later data measured along the eigenvectors of the first"

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import curvature as curvatures
-from . import likelihoods, predictive, structures, tuning
-from . import predict as predictions
+from . import likelihoods, structures
 from .batches import LOCK, Batches, Inputs, device_of, evaluation
 from .complaints import checked_generator, made_by, nearest, spelled
 from .core import Curvature, Structure
@@ -28,9 +27,11 @@ from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
-from .observations import Regression
 from .operators import Blocks
-from .prediction import Classes, Prediction
+from .predictions import functional as outputs
+from .predictions import question as questions
+from .predictions.observations import Regression
+from .predictions.prediction import Classes, Prediction
 from .priors import Number, Prior, as_prior
 from .products import Products, hessian_matrix
 from .progress import Progress
@@ -39,7 +40,8 @@ from .selection import Weights, select
 from .space import Space, trainable
 from .structures.block import DenseSums, Full
 from .tape import Plan
-from .trace import Trace
+from .tuning import search
+from .tuning.trace import Trace
 
 DEFAULT_SEED = 0x1A9
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
@@ -156,7 +158,7 @@ class Laplace:
 
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""
-        return replace(self, temperature=tuning.checked_temperature(temperature), trace=None)
+        return replace(self, temperature=search.checked_temperature(temperature), trace=None)
 
     def _prior(self, prior: Prior | Number | None) -> Prior:
         """A prior for these weights: refused here, not when asked."""
@@ -185,25 +187,25 @@ class Laplace:
     @plainly
     def tune(
         self,
-        method: tuning.Method = "evidence",
+        method: search.Method = "evidence",
         *,
         prior: bool = True,
         noise: bool | None = None,
         temperature: bool = False,
         data: Any = None,
         start: Prior | Number | None = None,
-        grid: tuning.Grid | None = None,
+        grid: search.Grid | None = None,
         steps: int | None = None,
         tolerance: float | None = None,
-        limits: tuple[float, float] = tuning.LIMITS,
+        limits: tuple[float, float] = search.LIMITS,
         predict: Mapping[str, Any] | None = None,
     ) -> Laplace:
         """Choose prior precisions, and the noise where there is one, without the training data: a new value.
 
         By the `evidence` or MacKay's `fixed_point`, by the NLL on validation `data`, or on a `grid`; see `trace`.
         """
-        asked = tuning.settings(self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict)
-        return tuning.tune(self, asked, start)
+        asked = search.settings(self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict)
+        return search.tune(self, asked, start)
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -228,7 +230,7 @@ class Laplace:
         variance_only: bool = False,
         memory: float | None = None,
         create_graph: bool = False,
-    ) -> predictions.Functional:
+    ) -> outputs.Functional:
         """Mean and covariance of the outputs at x, noise excluded.
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
@@ -239,21 +241,21 @@ class Laplace:
             raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
-            return predictions.functional(network, self.precision, x, joint, variance_only, create_graph)
-        except predictions.TooManyOutputs as many:
+            return outputs.functional(network, self.precision, x, joint, variance_only, create_graph)
+        except outputs.TooManyOutputs as many:
             if joint or create_graph:
                 raise ValueError(
                     f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
-                    f"{predictions.EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
+                    f"{outputs.EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
                 ) from None
-            return predictions.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
+            return outputs.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
 
     @plainly
     def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
         """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
         checked_generator(generator)
         with drawing(generator, self.mode.device):
-            return predictions.functional_samples(self._network(None), x, self._deviations(n, generator))
+            return outputs.functional_samples(self._network(None), x, self._deviations(n, generator))
 
     @plainly
     def predict(
@@ -275,8 +277,8 @@ class Laplace:
         likelihood has its own default. `joint`: outputs are correlated between inputs. `create_graph`: the answer can
         be differentiated in x.
         """
-        question = predictive.Question.of(self.likelihood, method, link, samples, joint, create_graph)
-        return predictive.predict(self, x, question, memory, generator)
+        question = questions.Question.of(self.likelihood, method, link, samples, joint, create_graph)
+        return questions.predict(self, x, question, memory, generator)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
@@ -313,14 +315,14 @@ class Laplace:
         self._network(None)  # refuses a network that has changed
         save(self, path)
 
-    def _network(self, memory: float | None) -> predictions.Network:
+    def _network(self, memory: float | None) -> outputs.Network:
         if not self.identity.still(self.model):
             raise ValueError(
                 "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
                 "fit again, or restore them."
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device)
-        return predictions.Network(self.model, self.space, self.plan, limit, self._axis)
+        return outputs.Network(self.model, self.space, self.plan, limit, self._axis)
 
     @property
     def _axis(self) -> int | None:

@@ -11,18 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .batches import Inputs, call, count, evaluation, map_tensors, take, tensors
-from .complaints import refuse_inputs
-from .diagnosis import refuse_axes, refuse_broken
-from .jacobians import Explicit, Matrix
-from .layers.base import Part
-from .likelihoods import Form
-from .memory import Budget
-from .operators import Blocks
-from .products import jacobian_vectors
-from .space import Space
-from .tape import Plan, Tape
-from .tracer import Tracer
+from ..batches import Inputs, call, count, evaluation, map_tensors, take, tensors
+from ..complaints import refuse_inputs
+from ..diagnosis import refuse_axes, refuse_broken
+from ..jacobians import Explicit, Matrix
+from ..layers.base import Part
+from ..likelihoods import Form
+from ..memory import Budget
+from ..operators import Blocks
+from ..products import jacobian_vectors
+from ..space import Space
+from ..tape import Plan, Tape
+from ..tracer import Tracer
 
 EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact
 SAMPLES = 64  # forward-mode samples above that

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .batches import Batches, count
+from ..batches import Batches, count
 
 if TYPE_CHECKING:
-    from .laplace import Laplace
+    from ..laplace import Laplace
 
 Score = Callable[[Sequence[float]], float]
 

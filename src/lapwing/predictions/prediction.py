@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..complaints import checked_generator
+from ..likelihoods import Form, Likelihood
 from . import links
 from .beliefs import Belief, Normal
-from .complaints import checked_generator
-from .likelihoods import Form, Likelihood
 from .steady import steady
 
 SHOWN = 3  # inputs that a repr shows

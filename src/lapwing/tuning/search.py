@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..complaints import nearest
+from ..priors import Number, Prior
 from .ascent import Path, Range, ascend, fixed_point
-from .complaints import nearest
-from .priors import Number, Prior
 from .profile import Place, Profile, profile
 from .trace import Step, Trace, TuningWarning
 from .validation import minimise, repeated, scan, validation_nll
 
 if TYPE_CHECKING:
-    from .laplace import Laplace
+    from ..laplace import Laplace
 
 Method = Literal["evidence", "fixed_point", "validation", "grid"]
 METHODS = ("evidence", "fixed_point", "validation", "grid")

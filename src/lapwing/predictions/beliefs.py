@@ -14,10 +14,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..complaints import checked_generator
+from ..likelihoods import Form
+from ..memory import Budget
 from . import links
-from .complaints import checked_generator
-from .likelihoods import Form
-from .memory import Budget
 
 
 def normals(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

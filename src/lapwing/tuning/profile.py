@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .evidence import Question, doubled, summed
-from .priors import Prior
+from ..evidence import Question, doubled, summed
+from ..priors import Prior
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..batches import Inputs, call, count, restore_buffers, take, under
+from ..complaints import checked_generator, nearest
+from ..diagnosis import refuse_broken
+from ..likelihoods import Form, Likelihood
+from ..products import unflatten
+from . import functional as engine
 from . import links
-from . import predict as engine
-from .batches import Inputs, call, count, restore_buffers, take, under
 from .beliefs import Belief, Normal, Samples
-from .complaints import checked_generator, nearest
-from .diagnosis import refuse_broken
-from .likelihoods import Form, Likelihood
 from .observations import Mixture, Moments, Outputs, Regression
 from .prediction import Binary, Classes, Prediction, target_form
-from .products import unflatten
 
 if TYPE_CHECKING:
-    from .laplace import Laplace
+    from ..laplace import Laplace
 
 POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
 WEIGHTS = 64  # draws of the weights

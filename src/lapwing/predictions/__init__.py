@@ -1,0 +1,1 @@
+"""From weights to outputs (`functional`), and from outputs to labels (`question` and the rest)."""

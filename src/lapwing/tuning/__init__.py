@@ -1,0 +1,1 @@
+"""Choosing prior precisions, noise and temperature; `search` is what `tune` does."""
