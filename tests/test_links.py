@@ -243,7 +243,7 @@ def test_line_rule(mean: float, deviation: float) -> None:
     assert float(made) == pytest.approx(expected(entropy, mean, deviation**2), abs=1e-6)
 
 
-def test_anchors_2_the_factor_is_not_transposed() -> None:
+def test_the_factor_is_not_transposed_as_published() -> None:
     """Averages over `mean + L eps` see the covariance `L L^T`; those over `z L` another one."""
     mean, cov = gaussian(1, 3, 3.0)
     root = links.root(cov)

@@ -104,7 +104,7 @@ def test_row_13_generators_are_used_in_predictions(options: Any) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_anchors_2_monte_carlo_sees_the_covariance() -> None:
+def test_monte_carlo_sees_the_covariance() -> None:
     """Class probabilities are averages over `mean + L eps`; the transposed factor gives others."""
     torch.manual_seed(0)
     model = nn.Linear(2, 3).double()
