@@ -622,7 +622,7 @@ def test_what_files_do_not_hold(tmp_path: Path) -> None:
 def test_options_of_load() -> None:
     """Bad ones are not blamed on the file."""
     with pytest.raises(TypeError, match=r"model is a str; expected a torch\.nn\.Module"):
-        lw.load("a", "model")  # type: ignore[arg-type]
+        lw.load("a", "model")  # type: ignore[arg-type]  # what is refused
 
 
 def test_memory_of_load(sound: tuple[lw.Laplace, Path]) -> None:

@@ -12,7 +12,7 @@ import lapwing as lw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, measured, names_of, normal
-from lapwing.laplace import DEFAULT_SEED
+from lapwing.random import DEFAULT_SEED
 from tables import curvature_of, moved, relative, table
 
 EXACT = 1e-9

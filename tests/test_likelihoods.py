@@ -15,9 +15,8 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, fitted, normal, weights_of
-from lapwing.laplace import DEFAULT_SEED
 from lapwing.likelihoods import Form
-from lapwing.random import Hashed
+from lapwing.random import DEFAULT_SEED, Hashed
 from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
 from tables import curvature_of, moved, own_bases, relative
 

@@ -130,7 +130,7 @@ def test_bins_and_scores_are_checked() -> None:
     probs, labels = predictions()
     for bins in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="positive whole number"):
-            ece(probs, labels, bins)  # type: ignore[arg-type]
+            ece(probs, labels, bins)  # type: ignore[arg-type]  # what is refused
     with pytest.raises(ValueError, match="some of each"):
         auroc(torch.zeros(0), torch.zeros(2))
     with pytest.raises(ValueError, match="NaN"):

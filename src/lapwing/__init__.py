@@ -4,7 +4,8 @@ from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
 from .files import load
-from .laplace import Laplace, fit, products
+from .fitting import fit, products
+from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predictions.functional import Functional
 from .predictions.prediction import Prediction

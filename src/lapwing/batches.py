@@ -289,6 +289,12 @@ def device_of(model: nn.Module) -> torch.device:
     return device
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside `torch.compile`'s wrapper, whose parameters have their own names."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
 LOCK = threading.RLock()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .complaints import nearest
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
@@ -17,13 +17,13 @@ class Parser(argparse.ArgumentParser):
 
     commands: tuple[str, ...] = ()
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # argparse overloads it
         """Look at the command first: argparse would list the known ones only."""
         given = list(sys.argv[1:] if args is None else args)
         if self.commands and given and not given[0].startswith("-") and given[0] not in self.commands:
-            near = difflib.get_close_matches(given[0], self.commands, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            self.error(f"{given[0]!r} is no command; {hint}Known: {', '.join(self.commands)}.")
+            self.error(
+                f"{given[0]!r} is no command; {nearest(given[0], self.commands)}Known: {', '.join(self.commands)}."
+            )
         return super().parse_known_args(given, namespace)
 
 

@@ -130,6 +130,18 @@ def refuse_data(data: Any) -> None:
             raise TypeError(f"data is made of lists of numbers; {FORMS}. Convert lists by torch.tensor.")
 
 
+def is_count(number: Any) -> bool:
+    """Whether something is a positive whole number."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def checked_count(n: Any) -> int:
+    """A positive whole number of samples."""
+    if not is_count(n):
+        raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
+    return int(n)
+
+
 def checked_generator(generator: Any) -> None:
     """Random numbers come from torch's generators."""
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -160,7 +172,7 @@ def made_by(maker: str) -> Callable[[Class], Class]:
     """A dataclass that users do not make themselves: an incomplete call says who makes it."""
 
     def decorate(cls: Class) -> Class:
-        own: Callable[..., None] = cls.__init__  # type: ignore[misc]
+        own: Callable[..., None] = cls.__init__  # type: ignore[misc]  # a dataclass' own, which no subclass changes
         needed = sum(each.default is MISSING and each.default_factory is MISSING for each in fields(cls))
 
         @functools.wraps(own)
@@ -169,7 +181,7 @@ def made_by(maker: str) -> Callable[[Class], Class]:
                 raise TypeError(f"{cls.__name__}(...) was called; expected {maker}, which measures and returns one.")
             own(self, *args, **kwargs)
 
-        cls.__init__ = init  # type: ignore[misc]
+        cls.__init__ = init  # type: ignore[misc]  # a class may not know that its maker is named
         return cls
 
     return decorate

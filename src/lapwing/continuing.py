@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .batches import Batches, device_of, evaluation
 from .curvature import Hessian, Source, Totals
 from .diagnosis import remarks
 from .identity import Identity
-from .laplace import decompose, measure, measure_hessian, wait
+from .measuring import decompose, measure, measure_hessian, wait
 from .memory import budget
 from .priors import Prior
 from .progress import Progress
 from .space import Space
 from .structures import EKFAC
 from .tape import Plan
+from .trees import changed
 
 if TYPE_CHECKING:
     from .laplace import Laplace
@@ -149,38 +149,20 @@ def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
                 "expected the same network on another device."
             )
         identity = Identity.of(model)
-    held: dict[int, Any] = {}
+    held: dict[int, Any] = {}  # curvature and sums share tensors, and go on doing so
+
+    def on(value: Value) -> Value:
+        # Masks stay where they are: they choose among weights, on the CPU.
+        return changed(value, lambda tensor: tensor if tensor.dtype == torch.bool else tensor.to(device), held)
+
     return replace(
         la,
         model=model,
-        curvature=on(la.curvature, device, held),
-        mode=on(la.mode, device, held),
-        sums=on(la.sums, device, held),
-        prior=on(la.prior, device, held),
-        likelihood=on(la.likelihood, device, held),
+        curvature=on(la.curvature),
+        mode=on(la.mode),
+        sums=on(la.sums),
+        prior=on(la.prior),
+        likelihood=on(la.likelihood),
         budget=la.budget if device == la.mode.device else budget(None, device),
         identity=identity,
     )
-
-
-def on(value: Value, device: torch.device, held: dict[int, Any]) -> Value:
-    """A value with its tensors on a device; what is shared stays shared, and masks stay where they are."""
-    if id(value) not in held:
-        held[id(value)] = _on(value, device, held)
-    found: Value = held[id(value)]
-    return found
-
-
-def _on(value: Any, device: torch.device, held: dict[int, Any]) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.dtype == torch.bool else value.to(device)
-    if isinstance(value, dict):
-        return {key: on(each, device, held) for key, each in value.items()}
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(on(each, device, held) for each in value)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type | Space):
-        return value
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-    there = {name: on(each, device, held) for name, each in fields.items()}
-    changed = {name: each for name, each in there.items() if each is not fields[name]}
-    return replace(value, **changed) if changed else value

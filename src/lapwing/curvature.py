@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Batches, Inputs, count, merged, take, tensors
+from .complaints import is_count
 from .diagnosis import InExample, Watch, wrong_target
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
@@ -100,7 +101,7 @@ class MonteCarlo:
     degree: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
+        if not is_count(self.samples):
             raise ValueError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
 
     def count(self, form: Form) -> int:

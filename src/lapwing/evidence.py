@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from .likelihoods import Likelihood
 from .likelihoods.base import checked_noise
 from .priors import Prior
 from .space import Space
+from .trees import changed
 
 
 def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
@@ -127,17 +127,9 @@ def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
     return torch.zeros(groups, dtype=torch.float64, device="cpu").index_add_(0, prior.group(space), own)
 
 
-def doubled(value: Any) -> Any:
+def doubled(curvature: Curvature) -> Curvature:
     """The same with every floating point tensor inside it in float64."""
-    if isinstance(value, Tensor):
-        return value.detach().double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: doubled(each) for key, each in value.items()}
-    if type(value) is tuple:
-        return tuple(doubled(each) for each in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: doubled(getattr(value, each.name)) for each in fields(value)})
-    return value
+    return changed(curvature, lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,15 +22,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from . import curvature, jacobians, likelihoods, structures
-from .batches import device_of
+from .batches import device_of, unwrapped
 from .codec import Decoder, Encoder, Unsaveable, short
 from .core import Structure
 from .curvature import Hessian, Kind, Totals
+from .fitting import named
 from .identity import Identity, digest, fingerprint, named_tensors
-from .laplace import Laplace, decompose, named, plainly, unwrapped
+from .laplace import Laplace
 from .layers.base import BatchAxis
 from .likelihoods import Likelihood
+from .measuring import decompose
 from .memory import Budget, budget
+from .modes import plainly
 from .priors import Prior
 from .space import Space
 from .structures.block import DenseSums

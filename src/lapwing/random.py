@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+DEFAULT_SEED = 0x1A9  # of everything that is drawn where no generator was given
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # splitmix64's, as signed numbers
 _STEP = -0x61C8864680B583EB
 

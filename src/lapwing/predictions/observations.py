@@ -10,9 +10,10 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor, distributions
 
+from ..complaints import checked_count
 from . import links
 from .beliefs import Normal, normals
-from .prediction import SHOWN, Prediction, checked_count, checked_level, normal_quantile, shown, target_form, uniforms
+from .prediction import SHOWN, Prediction, checked_level, normal_quantile, shown, target_form, uniforms
 from .steady import steady
 
 HALVINGS = 46  # of the bracket of a quantile

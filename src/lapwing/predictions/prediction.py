@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..complaints import checked_generator
+from ..complaints import checked_count, checked_generator
 from ..likelihoods import Form, Likelihood
 from . import links
 from .beliefs import Belief, Normal
@@ -25,13 +25,6 @@ def checked_level(level: float) -> float:
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
         raise ValueError(f"level={level!r} was given; expected a number between 0 and 1, such as 0.95.")
     return float(level)
-
-
-def checked_count(n: int) -> int:
-    """A positive whole number of samples."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
-    return n
 
 
 def uniforms(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:

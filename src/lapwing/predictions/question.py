@@ -13,10 +13,11 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batches import Inputs, call, count, restore_buffers, take, under
-from ..complaints import checked_generator, nearest
+from ..complaints import checked_generator, is_count, nearest
 from ..diagnosis import refuse_broken
 from ..likelihoods import Form, Likelihood
 from ..products import unflatten
+from ..random import DEFAULT_SEED
 from . import functional as engine
 from . import links
 from .beliefs import Belief, Normal, Samples
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
 WEIGHTS = 64  # draws of the weights
-SEED = 0x1A9
 LINKS = {  # by family, the default first
     "categorical": ("probit", "bridge", "bridge_normalised", "mc"),
     "bernoulli": ("probit", "mc"),
@@ -65,7 +65,7 @@ class Question:
                 f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
                 f"{nearest(link, known)}Known there: {', '.join(known)}."
             )
-        if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
+        if samples is not None and not is_count(samples):
             raise ValueError(f"samples={samples!r} was given; expected a positive whole number.")
         chosen = link if link is not None else known[0]
         if joint and chosen in ("natural", "mean"):
@@ -131,7 +131,7 @@ def _other(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
 def seed_of(generator: torch.Generator | None) -> int:
     """The fixed one, or one drawn from a generator."""
     if generator is None:
-        return SEED
+        return DEFAULT_SEED
     return int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
 
 
@@ -169,10 +169,10 @@ def _estimated(la: Laplace, network: engine.Network, x: Inputs, question: Questi
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.plan.shape(x))
     if form.outputs <= engine.SAMPLES:
-        made = engine.sampled_functional(network, la.precision, x, SEED, False)
+        made = engine.sampled_functional(network, la.precision, x, DEFAULT_SEED, False)
         mean = form.flatten(made.mean).to(made.cov.dtype)
         return Normal(form, network.budget, mean, made.cov.reshape(*mean.shape, -1), question.samples, seed)
-    made = engine.sampled_factor(network, la.precision, x, SEED)
+    made = engine.sampled_factor(network, la.precision, x, DEFAULT_SEED)
     mean = form.flatten(made.mean).to(made.cov.dtype)
     return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
 
@@ -186,7 +186,7 @@ def sampled(
     if question.create_graph:
         engine.require_gradients(x)
     if generator is None:
-        generator = torch.Generator(la.mode.device).manual_seed(SEED)
+        generator = torch.Generator(la.mode.device).manual_seed(DEFAULT_SEED)
     with network.asked(), torch.set_grad_enabled(question.create_graph):
         with torch.enable_grad():
             network.outputs(x)  # so that its cost is known

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..modes import plain_mode
+
 Class = TypeVar("Class", bound=type)
 
 
@@ -30,13 +32,7 @@ def _steadily(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
         asked = torch.is_grad_enabled()
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-            torch.set_grad_enabled(asked or self.belief.mean.requires_grad),
-        ):
+        with plain_mode(), torch.set_grad_enabled(asked or self.belief.mean.requires_grad):
             return function(self, *args, **kwargs)
 
     return inner

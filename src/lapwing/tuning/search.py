@@ -247,7 +247,7 @@ def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace:
     for text in trace.warnings:
         warnings.warn(text, TuningWarning, stacklevel=7)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
-    likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]
+    likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]  # see settings
     return replace(la, prior=prior, likelihood=likelihood, trace=trace)
 
 
