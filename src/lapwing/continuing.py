@@ -163,6 +163,6 @@ def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
         sums=on(la.sums),
         prior=on(la.prior),
         likelihood=on(la.likelihood),
-        budget=la.budget if device == la.mode.device else budget(None, device),
+        budget=la.budget if device == la.mode.device else budget(None, device, la.budget.arithmetic),
         identity=identity,
     )

@@ -69,6 +69,7 @@ def fit(
     curvature: str | Kind | Hessian | Auto = "auto",
     prior: Prior | Number = 1.0,
     memory: float | None = None,
+    arithmetic: str = "auto",
     progress: bool = False,
     generator: torch.Generator | None = None,
 ) -> Laplace:
@@ -80,7 +81,7 @@ def fit(
     checked_generator(generator)
     start = as_prior(prior)
     device = device_of(model)
-    limit = budget(memory, device)
+    limit = budget(memory, device, arithmetic)
     batches = Batches(data, device)
 
     def variance() -> Tensor:
@@ -112,13 +113,13 @@ def fit(
     source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
     began = time.perf_counter()
     selected = [model.get_parameter(name) for name in space.names]
-    with evaluation(model, selected), closing(source.progress), remarks(source):
+    with evaluation(model, selected), closing(source.progress), remarks(source), limit.arithmetic.passes():
         sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape.measure)
         wait(device)
     measured = time.perf_counter()
     asked, space = space, space.only(plan.used)
     start = start.only(asked, space)
-    with remarks(source):
+    with remarks(source), limit.arithmetic.passes():
         made = decompose(shape, source.kind, sums, space)
     assert source.totals is not None and source.totals.form is not None
     start = start.bound(made, source.totals.examples)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from . import fused
 from .memory import Budget
 
 
@@ -61,6 +62,8 @@ class Acts:
     ones: bool = False  # a column of ones is appended: the bias of a joint block
     constant: bool = False  # the inputs are ones: a bias by itself
     scratch: int = 0  # numbers made on the way per example, beyond the result
+    # The inputs in a basis as a 16-bit operand, where there is a shorter way than making them first.
+    turned: Callable[[slice, Tensor, bool, torch.dtype], fused.Operand] | None = None
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
         """(b, G, T, I), rotated by `basis` (G, I, I) where one is given."""
@@ -183,6 +186,10 @@ class Matrix:
             squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
             return squares.transpose(-1, -2) if term.flipped else squares
         made = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
+        if (operands := self._operands(left, right, predicting=False)) is not None:
+            for pair in operands:
+                made += fused.square_sums(*pair)
+            return made
         for examples in self._chunks(3):
             made = made + self.product(examples, left, right).square().sum((0, 2))
         return made
@@ -199,6 +206,8 @@ class Matrix:
             return (rows * each.flatten(1)[:, None]) @ rows.transpose(-1, -2)
         if (term := self._single()) is not None:
             return weighted_gram(*self._outer(term, weight, left, right))
+        if (operands := self._operands(left, right, predicting=True)) is not None and not weight.requires_grad:
+            return torch.cat([fused.inner_products(*pair, weight, diagonal=False) for pair in operands])
         made = []
         root = weight.sqrt().unsqueeze(1)
         for examples in self._chunks(1):
@@ -215,11 +224,32 @@ class Matrix:
         if (term := self._single()) is not None:
             grad, inner = self._outer(term, weight, left, right)
             return torch.einsum("kbo,bo->bk", grad.flatten(2).square(), inner.flatten(1))
+        if (operands := self._operands(left, right, predicting=True)) is not None and not weight.requires_grad:
+            return torch.cat([fused.inner_products(*pair, weight, diagonal=True) for pair in operands])
         made = []
         for examples in self._chunks():
             product = self.product(examples, left, right)
             made.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
         return torch.cat(made)
+
+    def _operands(
+        self, left: Tensor | None, right: Tensor | None, predicting: bool
+    ) -> Iterator[tuple[fused.Operand, fused.Operand]] | None:
+        """Gradients and inputs in the bases for the fused kernels, some examples at a time; None where none serve."""
+        term = self.terms[0]
+        if len(self.terms) > 1 or term.flipped or term.acts.index is not None or not fused.usable(term.grad):
+            return None
+        return self._in_halves(term, left, right, predicting)
+
+    def _in_halves(
+        self, term: Term, left: Tensor | None, right: Tensor | None, predicting: bool
+    ) -> Iterator[tuple[fused.Operand, fused.Operand]]:
+        groups, _, width = self.layout.matrix
+        each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
+        two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
+        for examples in self.budget.slices(self.examples, each, 0.3):
+            grad = fused.rotated(term.grad[:, examples], left, 1, two, half)
+            yield grad, fused.inputs(term.acts, examples, right, two, half)
 
     def inner(self, weight: Tensor, right: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Where there is one position: the gradients (K, B, G, T, O) themselves, and their weights (B, G, O)."""

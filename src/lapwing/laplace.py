@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arithmetic import as_arithmetic
 from .batches import Inputs, unwrapped
 from .complaints import checked_count, checked_generator, made_by, nearest
 from .continuing import device_named, moved, updated
@@ -103,6 +104,15 @@ class Laplace:
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""
         return replace(self, temperature=search.checked_temperature(temperature), trace=None)
+
+    def with_arithmetic(self, arithmetic: str) -> Laplace:
+        """The same posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'."""
+        return replace(self, budget=replace(self.budget, arithmetic=as_arithmetic(arithmetic)))
+
+    @property
+    def arithmetic(self) -> str:
+        """How products are rounded."""
+        return self.budget.arithmetic.name
 
     def _prior(self, prior: Prior | Number) -> Prior:
         """A prior for these weights: refused here, not when asked."""
@@ -259,7 +269,7 @@ class Laplace:
                 "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
                 "fit again, or restore them."
             )
-        limit = self.budget if memory is None else budget(memory, self.mode.device)
+        limit = self.budget if memory is None else budget(memory, self.mode.device, self.budget.arithmetic)
         return outputs.Network(self.model, self.space, self.plan, limit, self._axis)
 
     @property

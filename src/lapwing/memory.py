@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .arithmetic import AUTO, Arithmetic, as_arithmetic
+
 # More than this buys no speed: products are then long past the size at which they run at full rate.
 CPU_LIMIT = 1 << 30
 CUDA_LIMIT = 24 << 30
@@ -15,9 +17,10 @@ CUDA_LIMIT = 24 << 30
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes for temporary results; it splits work and never changes what is computed."""
+    """Bytes for temporary results and how products are rounded; neither changes what is computed."""
 
     bytes: int
+    arithmetic: Arithmetic = AUTO
 
     def count(self, bytes_each: float, most: int, share: float = 1.0) -> int:
         """How many items of `bytes_each` fit into a share of the budget: at least 1, at most `most`."""
@@ -32,18 +35,23 @@ class Budget:
             yield slice(start, min(start + step, total))
 
 
-def budget(memory: int | float | None, device: torch.device) -> Budget:
+def budget(memory: int | float | None, device: torch.device, arithmetic: str | Arithmetic = "auto") -> Budget:
     """The budget that `memory=` asks for, or a share of what is free on the device."""
+    return Budget(limit(memory, device), as_arithmetic(arithmetic))
+
+
+def limit(memory: int | float | None, device: torch.device) -> int:
+    """Bytes."""
     if memory is not None:
         if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
             raise ValueError(f"memory={memory!r} was given; expected a positive number of bytes, such as 2e9.")
-        return Budget(int(memory))
+        return int(memory)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return Budget(int(min(CUDA_LIMIT, 0.4 * (free + held))))
+        return int(min(CUDA_LIMIT, 0.4 * (free + held)))
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system tells
         free = 2 * CPU_LIMIT
-    return Budget(int(min(CPU_LIMIT, 0.4 * free)))
+    return int(min(CPU_LIMIT, 0.4 * free))

@@ -151,6 +151,9 @@ class Diagonal:
         return jacobian.variance(weight) if variance_only else jacobian.quad(weight)
 
 
+SMALL = 2048  # weights of a dense block whose inverse root is kept
+
+
 @dataclass(frozen=True)
 class Dense:
     """A matrix (P, P): full curvature, blocks, norm layers."""
@@ -177,6 +180,13 @@ class Dense:
             f"Its largest is {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
             "`curvature='ggn'` or `Hessian(clip=True)`."
         )
+
+    @cached_property
+    def inverse_root(self) -> Tensor:
+        """L^-T: on a GPU many small solves take longer than products."""
+        identity = torch.eye(len(self.matrix), dtype=torch.float64, device=self.matrix.device)
+        made: Tensor = torch.linalg.solve_triangular(self.cholesky.double(), identity, upper=False)
+        return made.mT.to(self.matrix.dtype)
 
     def mv(self, v: Tensor) -> Tensor:
         """P v."""
@@ -210,6 +220,8 @@ class Dense:
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`."""
         rows = jacobian.rows(examples).transpose(0, 1).to(self.matrix.dtype)
+        if self.matrix.is_cuda and len(self.matrix) <= SMALL:
+            return rows @ self.inverse_root
         flat = rows.reshape(-1, rows.shape[-1])
         solved: Tensor = torch.linalg.solve_triangular(self.cholesky, flat.T, upper=False)
         return solved.T.reshape(rows.shape)

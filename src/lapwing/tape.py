@@ -90,9 +90,12 @@ def signature(inputs: Inputs) -> Signature:
 class Recording(TorchFunctionMode):
     """Notes every recognised use of the selected weights during a forward pass."""
 
-    def __init__(self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False) -> None:
+    def __init__(
+        self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False, second: bool = False
+    ) -> None:
         super().__init__()
         self.watch = watch
+        self.second = second  # whether gradients will be differentiated again
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
         self.names = names
         self.plan = plan
@@ -242,7 +245,11 @@ class Tape:
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
                     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-                    return list(torch.autograd.grad(self.output, edges, cotangents, is_grads_batched=True, **options))
+                    if self.create_graph:
+                        return list(
+                            torch.autograd.grad(self.output, edges, cotangents, is_grads_batched=True, **options)
+                        )
+                    return self._at_once(edges, cotangents, options)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -251,6 +258,21 @@ class Tape:
         if len(each) == 1:
             return [None if made is None else made.unsqueeze(0) for made in each[0]]
         return [None if made[0] is None else torch.stack(made) for made in zip(*each, strict=True)]
+
+    def _at_once(self, edges: list[Any], cotangents: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
+        """All cotangents as one batch through every operation.
+
+        Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
+        """
+        reached: list[bool] = []
+
+        def back(cotangent: Tensor) -> tuple[Tensor, ...]:
+            made = torch.autograd.grad(self.output, edges, cotangent, **options)
+            reached[:] = [each is not None for each in made]
+            return tuple(each for each in made if each is not None)
+
+        found = iter(torch.vmap(back)(cotangents))
+        return [next(found) if hit else None for hit in reached]
 
     def reached(self) -> set[str]:
         """Keys of the uses that the output depends on."""

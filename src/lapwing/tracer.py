@@ -129,7 +129,7 @@ class Tracer:
         self.create_graph = graph
         wanted = set(names)
         self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
-        self.dtype = torch.float32
+        self.dtype = budget.arithmetic.dtype
         for parameter in self.parameters.values():
             self.dtype = torch.promote_types(self.dtype, parameter.dtype)
         self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
@@ -170,7 +170,7 @@ class Tracer:
         """
         examples = count(inputs)
         for _ in range(8):
-            recording = Recording(self._by_id, self.plan, examples, watch)
+            recording = Recording(self._by_id, self.plan, examples, watch, self.create_graph)
             # Fused attention has no second derivative; its plain form does.
             kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
             with recording, kernels:

@@ -1,14 +1,19 @@
-"""`F.multi_head_attention_forward` hides its projections from the recording; its body is run in the open instead."""
+"""Attention: projections hidden in `F.multi_head_attention_forward`, and the gradients of many outputs at once."""
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from .base import Handler
+
+LARGEST = 1 << 16  # pairs of positions up to which weights of attention are held; beyond, torch's fused gradient
 
 
 def _open_body(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,4 +37,117 @@ def attention(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kw
         return _ATTENTION(*args, **kwargs)
 
 
-HANDLERS: dict[Any, Handler] = {F.multi_head_attention_forward: attention}
+def gradients(
+    query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float, grad: Tensor
+) -> tuple[Tensor, ...]:
+    """(n, T, d), (n, S, d), (n, S, e), shares (n, T, S), gradients (n, K, T, e) -> gradients (n, K, ...) of the three.
+
+    Columns stand beside positions, so that what belongs to no column is never copied for each.
+    """
+    count, columns, positions, width = grad.shape
+    beside = grad.permute(0, 2, 1, 3).reshape(count, positions, columns * width)
+    of_value = (shares.mT @ beside).reshape(count, -1, columns, width).permute(0, 2, 1, 3)
+    of_shares = (grad.reshape(count, columns * positions, width) @ value.mT).reshape(count, columns, positions, -1)
+    own = shares.unsqueeze(1)
+    mean = (of_shares * own).sum(-1, keepdim=True)
+    of_scores = (of_shares - mean).mul_(own).mul_(scale)
+    of_query = (of_scores.reshape(count, columns * positions, -1) @ key).reshape(count, columns, positions, -1)
+    turned = of_scores.mT.reshape(count, -1, positions)
+    of_key = (turned @ query).reshape(count, columns, key.shape[1], -1)
+    return of_query, of_key, of_value
+
+
+class Backward(torch.autograd.Function):
+    """The gradient of attention as an operation that takes a batch of columns as it is."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, shares: Tensor, grad: Tensor, scale: float) -> Any:
+        """All (n, positions, width)."""
+        made = gradients(query, key, value, shares, scale, grad.unsqueeze(1))
+        return tuple(each.squeeze(1) for each in made)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: a second derivative is taken of torch's own attention."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, query: Any, key: Any, value: Any, shares: Any, grad: Any, scale: float) -> Any:
+        """Columns of gradients; anything else that is batched becomes part of the positions' axis n."""
+        if all(dim is None for dim in in_dims[:4]):
+            return gradients(query, key, value, shares, scale, grad.movedim(in_dims[4], 1)), (1, 1, 1)
+        size = info.batch_size
+        spread = [
+            (each.movedim(dim, 0) if dim is not None else each.expand(size, *each.shape)).flatten(0, 1)
+            for each, dim in zip((query, key, value, shares, grad), in_dims, strict=False)
+        ]
+        made = gradients(spread[0], spread[1], spread[2], spread[3], scale, spread[4].unsqueeze(1))
+        return tuple(each.squeeze(1).unflatten(0, (size, -1)) for each in made), (0, 0, 0)
+
+
+class Attention(torch.autograd.Function):
+    """Torch's attention, with a gradient that is made for all columns at once: torch's own goes one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """(..., T, d), (..., S, d), (..., S, e) -> (..., T, e)."""
+        ctx.save_for_backward(query, key, value)
+        ctx.options = options
+        made: Tensor = F.scaled_dot_product_attention(query, key, value, **options)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Weights of attention are made again: keeping them would make the forward pass larger."""
+        query, key, value = ctx.saved_tensors
+        scale = ctx.options.get("scale")
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        shares = weights(query, key, ctx.options, scale)
+        lead = query.shape[:-2]
+        flat = [each.reshape(-1, *each.shape[-2:]) for each in (query, key, value, shares)]
+        grad = grads[0].reshape(-1, *grads[0].shape[-2:])
+        made = Backward.apply(*flat, grad, scale)  # type: ignore[no-untyped-call]
+        return *(each.reshape(*lead, *each.shape[-2:]) for each in made), None
+
+
+def weights(query: Tensor, key: Tensor, options: dict[str, Any], scale: float) -> Tensor:
+    """(..., T, S): each position's shares in the others."""
+    scores = (query * scale) @ key.mT
+    mask = options.get("attn_mask")
+    if options.get("is_causal", False):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    # A position that may look nowhere has no shares at all.
+    return scores.softmax(-1).nan_to_num(0.0) if mask is not None else scores.softmax(-1)
+
+
+def scaled_dot_product(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=, enable_gqa=)`."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    options = dict(zip(names, args, strict=False)) | kwargs
+    query, key, value = (options.pop(name) for name in names[:3])
+    mask = options.get("attn_mask")
+    plain = (
+        recorder.second
+        or options.get("enable_gqa", False)
+        or options.get("dropout_p", 0.0)
+        or not query.requires_grad
+        or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        or query.dtype not in (torch.float32, torch.float64)
+        or not query.dtype == key.dtype == value.dtype
+        or query.shape[-2] * key.shape[-2] > LARGEST
+        or not query.numel()
+        or not key.numel()
+        or (isinstance(mask, Tensor) and mask.requires_grad)
+    )
+    if plain:
+        return func(*args, **kwargs)
+    return Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
+
+
+HANDLERS: dict[Any, Handler] = {
+    F.multi_head_attention_forward: attention,
+    F.scaled_dot_product_attention: scaled_dot_product,
+}

@@ -151,7 +151,9 @@ class PlainInputs:
 
 
 class Recorder(Protocol):
-    """What handlers need of the recording mode."""
+    """What handlers need of the recording mode; `second` says that gradients will be differentiated again."""
+
+    second: bool
 
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import fused
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, PlainInputs, Recorder, Use, channels
 from .linear import bias_contribution, usable_range
@@ -85,6 +86,28 @@ def transposed_patches(given: Tensor, window: Window) -> Tensor:
     return spread.permute(0, 1, 4, 2, 3).flatten(3)
 
 
+def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> fused.Operand:
+    """(n, C, spatial...) -> (n, G, T, C / G * kernel) in a basis (G, I, I): a convolution with the basis as kernels."""
+    groups, width = basis.shape[:2]
+    kernels = basis.mT.reshape(groups * width, -1, *window.kernel)
+    function: Any = (F.conv1d, F.conv2d, F.conv3d)[len(window.kernel) - 1]
+    options = (None, window.stride, window.padding, window.dilation, groups)
+
+    def places(made: Tensor) -> Tensor:
+        return made.reshape(made.shape[0], groups, width, -1).transpose(-1, -2)
+
+    if two or not given.is_cuda:
+        return fused.split(places(function(given.float(), kernels, *options)), 0, two, half)
+    part = fused.split(given, 0, False, half, fused.rotation_top(width))
+    kernels, factor = fused.shortened(kernels.flatten(1).mT, half)
+    kernels = kernels.mT.reshape(groups * width, -1, *window.kernel)
+    layout = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}[given.dim()]
+    made = places(
+        function(part.high.contiguous(memory_format=layout), kernels.contiguous(memory_format=layout), *options)
+    )
+    return fused.Operand(made, made, part.scale * factor, False)
+
+
 class ConvRule(PlainInputs):
     """`y_t = W a_t + b` with a_t the patch under output position t, one matrix per group."""
 
@@ -114,7 +137,17 @@ class ConvRule(PlainInputs):
                 seen = seen.reshape(count, -1, *seen.shape[1:])
                 return seen.transpose(1, 2).reshape(count, groups, -1, width)
 
-            acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
+            def turned(examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> fused.Operand:
+                return turned_patches(given[examples], window, basis, two, half)
+
+            plain = not self.transposed and given.dim() == dims + 2
+            acts = Acts(
+                act,
+                width,
+                positions,
+                scratch=2 * groups * positions * width,
+                turned=turned if plain else None,
+            )
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)

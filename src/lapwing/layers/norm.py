@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -46,6 +47,38 @@ class NormRule:
             yield Contribution(use.refs["bias"].part, gradient.sum(2), layout)
 
 
+class FrozenBatchNorm(torch.autograd.Function):
+    """Batch norm with running statistics, whose gradient is one product: torch's own passes over it several times."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, slope: Tensor, values: dict[str, Any]) -> Tensor:
+        """As torch does it; `slope` is what a channel is multiplied by."""
+        ctx.save_for_backward(slope)
+        made: Tensor = F.batch_norm(**{**values, "input": given})
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Channels are the second axis."""
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope.reshape(-1, *[1] * (grads[0].dim() - 2)), None, None
+
+
+def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
+    """The same numbers; scale and shift are recorded elsewhere and need no gradient here."""
+    given, mean, variance = values["input"], values["running_mean"], values["running_var"]
+    if not given.requires_grad or mean is None or variance is None or mean.requires_grad or variance.requires_grad:
+        made: Tensor = F.batch_norm(**values)
+        return made
+    weight = values.get("weight")
+    slope = (variance + values.get("eps", 1e-5)).rsqrt()
+    if weight is not None:
+        slope = slope * weight.detach()
+    fixed = {role: each.detach() if isinstance(each, Tensor) else each for role, each in values.items()}
+    applied: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]
+    return applied
+
+
 def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
     """A handler for a normalising function of `torch.nn.functional`."""
     rule = NormRule(name, per_channel)
@@ -65,7 +98,7 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
         if not found:
             return func(*args, **kwargs)
         applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
-        output = function(**applied)
+        output = frozen_batch_norm(applied) if name == "batch norm" else function(**applied)
         given = values["input"]
         bare = {**values, "weight": None, **({"bias": None} if "bias" in names else {})}
 

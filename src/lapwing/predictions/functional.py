@@ -67,7 +67,7 @@ class Network:
         """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
         kept = self.plan.copy()
         try:
-            with evaluation(self.model, self.selected):
+            with evaluation(self.model, self.selected), self.budget.arithmetic.passes():
                 yield
         except TooManyOutputs:
             raise
@@ -82,7 +82,7 @@ class Network:
     def slices(self, x: Inputs) -> Iterator[slice]:
         """Slices of the examples whose output gradients fit the budget; call inside `evaluation`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x)))
-        return self.budget.slices(count(x), (4 + 3 * outputs) * self.plan.cost(x), 0.6)
+        return self.budget.slices(count(x), (4 + 2 * outputs) * self.plan.cost(x), 0.6)
 
     def tapes(self, x: Inputs, create_graph: bool = False) -> Iterator[tuple[slice, Tape]]:
         """Forward passes over those slices."""
@@ -126,8 +126,9 @@ def functional(
         means, covariances = [], []
         for _, tape in network.tapes(x, create_graph):
             form = network.form(tape.output)
-            found = tape.pull(identity_cotangents(tape.output))
-            made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
+            with network.budget.arithmetic.passes(predicting=True):
+                found = tape.pull(identity_cotangents(tape.output))
+                made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
             means.append(kept(tape.output))
             covariances.append(_arrange(kept(made), form, variance_only))
         return finite(Functional(torch.cat(means), torch.cat(covariances)), x)

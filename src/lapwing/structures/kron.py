@@ -15,6 +15,7 @@ from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
 from .common import filled, floored, one_number
+from .eigen import decompose_side, decompose_sides
 from .factors import LARGEST_SIDE, Bases, Factors, Key, KronSums, measure_corrections, measure_factors
 from .sums import check_sums, joined_sums
 
@@ -105,21 +106,23 @@ def rows_first(left: Tensor | None, right: Tensor | None) -> tuple[Tensor | None
 
 def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
     """Eigenvectors and eigenvalues of the row side and the column side of every weight."""
-    made = {}
-    done: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}  # by module: a bias has the row side of its weight
+    asked: list[tuple[str, Tensor]] = []
+    places: dict[Key, tuple[int, int]] = {}
+    known: dict[str, int] = {}  # by module: a bias has the row side of its weight
     for key in sums.layouts:
         rows, columns = sides(sums.of(key))
         name = key[0].name
         module = name.rpartition(".")[0]
-        known = done.get(module)
-        if known is not None and known[0].shape == rows.shape and torch.equal(known[0], rows):
-            left, left_values = known[1:]
-        else:
-            left, left_values = decompose_side(rows, name)
-            done[module] = (rows, left, left_values)
-        right, right_values = decompose_side(columns, name)
-        made[key] = (left, right, left_values, right_values)
-    return made
+        earlier = known.get(module)
+        if earlier is None or asked[earlier][1].shape != rows.shape or not torch.equal(asked[earlier][1], rows):
+            known[module] = earlier = len(asked)
+            asked.append((name, rows))
+        places[key] = (earlier, len(asked))
+        asked.append((name, columns))
+    found = decompose_sides(asked)
+    return {
+        key: (found[row][0], found[column][0], found[row][1], found[column][1]) for key, (row, column) in places.items()
+    }
 
 
 def sides(own: dict[bool, Factors]) -> tuple[Tensor, Tensor]:
@@ -160,26 +163,6 @@ def trace(side: Tensor) -> Tensor:
 def spread(side: Tensor) -> Tensor:
     """(G, n, n), from a diagonal where it is one."""
     return torch.diag_embed(side) if side.dim() == 2 else side
-
-
-def decompose_side(side: Tensor, name: str) -> tuple[Tensor | None, Tensor]:
-    """Eigenvectors (G, n, n), or None for a diagonal side, and eigenvalues (G, n), none negative."""
-    finite_curvature([(name, side)])
-    if side.dim() == 2:
-        return None, side.clamp(min=0)
-    if side.shape[-1] == 1:
-        return torch.ones_like(side), side[..., 0].clamp(min=0)
-    try:
-        values, vectors = torch.linalg.eigh(side)
-        if not bool(torch.isfinite(values).all()):
-            raise RuntimeError("not finite")
-    except RuntimeError:  # float32 can fail to converge where float64 does not
-        try:
-            wide, basis = torch.linalg.eigh(side.double())
-        except RuntimeError as error:
-            raise ValueError(f"The curvature of {name!r} could not be decomposed, in float64 either.") from error
-        values, vectors = wide.to(side.dtype), basis.to(side.dtype)
-    return vectors, values.clamp(min=0)
 
 
 def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:

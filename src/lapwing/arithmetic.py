@@ -1,0 +1,115 @@
+"""How products of float32 numbers are done: the precision policy, and torch's switches for it while a call lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NAMES = ("auto", "float32", "tf32", "bf16", "float64")
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A precision policy; it changes roundings and speed, never what is computed.
+
+    auto: forward passes and fits as torch's own switches say; covariances of predictions with products of 11 bits and
+    sums in float32. float32: all products as exact as float32's. tf32: all products in 11 bits. bf16: of predictions in
+    8 bits, the rest in 11. float64: everything that is made from the network's activations and gradients in float64.
+    """
+
+    name: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise ValueError(f"arithmetic={self.name!r} was given; expected one of {', '.join(map(repr, NAMES))}.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The least dtype of products with gradients."""
+        return torch.float64 if self.name == "float64" else torch.float32
+
+    def passes(self, predicting: bool = False) -> Any:
+        """A context for passes through the network, or for those after the forward pass of a prediction."""
+        if self.name == "float32":
+            return switched("ieee")
+        if self.name in ("tf32", "bf16") or (predicting and self.name == "auto"):
+            return switched("tf32")
+        return switched(None)
+
+    def parts(self, predicting: bool) -> int:
+        """Of how many 16-bit numbers a float32 number is the sum in fused products: one or two."""
+        if self.name == "float32":
+            return 2
+        if self.name in ("tf32", "bf16") or predicting:
+            return 1
+        return 1 if readable(torch.get_float32_matmul_precision) in ("high", "medium") else 2
+
+    @property
+    def half(self) -> torch.dtype:
+        """The 16-bit dtype: float16 has three more bits, and is scaled to its range."""
+        return torch.bfloat16 if self.name == "bf16" else torch.float16
+
+
+AUTO = Arithmetic()
+
+
+def as_arithmetic(value: str | Arithmetic) -> Arithmetic:
+    """A policy, or the one with a name."""
+    if isinstance(value, Arithmetic):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"arithmetic is a {type(value).__name__}; expected one of {', '.join(map(repr, NAMES))}.")
+    return Arithmetic(value)
+
+
+@contextmanager
+def switched(precision: str | None) -> Iterator[None]:
+    """Torch's switches for float32 products on a GPU, set while the block lasts: 'ieee', 'tf32', or as they are.
+
+    Torch has an older and a newer set of switches, and refuses to be asked about one after the other was used.
+    """
+    if precision is None or not torch.cuda.is_available():
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    newer: list[Any] = [each for each in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)) if each]
+    newer = [each for each in newer if hasattr(each, "fp32_precision")]
+    kept = [each.fp32_precision for each in newer]
+    general, products, layers = (
+        readable(torch.get_float32_matmul_precision),
+        readable(lambda: matmul.allow_tf32),
+        readable(lambda: cudnn.allow_tf32),
+    )
+    try:
+        if products is None:
+            matmul.fp32_precision = precision
+        else:
+            matmul.allow_tf32 = precision == "tf32"
+        if layers is None:
+            for each in newer[1:]:
+                each.fp32_precision = precision
+        else:
+            cudnn.allow_tf32 = precision == "tf32"
+        yield
+    finally:
+        if products is not None:
+            matmul.allow_tf32 = products
+            if general == "medium":
+                torch.set_float32_matmul_precision(general)
+        if layers is not None:
+            cudnn.allow_tf32 = layers
+        for each, value in zip(newer, kept, strict=True):
+            if each.fp32_precision != value:
+                each.fp32_precision = value
+
+
+def readable(ask: Any) -> Any:
+    """The answer, or None where torch refuses one."""
+    try:
+        return ask()
+    except RuntimeError:
+        return None

@@ -1,0 +1,245 @@
+"""Squares and inner products of Jacobians with several positions by the kernels: what `Matrix` asks on a GPU.
+
+Operands are brought to 16 bits, scaled to the range of the dtype by a power of two per example, so that an example with
+NaN or a large gradient changes no other. In two parts their products are as exact as float32's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .jacobians import Acts
+
+TOP = 12  # scaled numbers stay below 2^TOP: sums of squares of rotated ones then stay in range
+ROWS = 128  # of a tile
+WORTH_SPLITTING = 256  # length of vectors from which rotations are faster in parts than in float32
+PROGRAMS = 528  # four on each of 132 processors
+broken: list[str] = []  # why kernels are not used although they could be
+
+
+@cache
+def kernels() -> Any:
+    """The kernels' module, or None where Triton is not there."""
+    try:
+        from . import kernels as made
+    except ImportError:
+        return None
+    return made
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on the CPU: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def usable(grad: Tensor) -> bool:
+    """Whether there are kernels for such gradients (K, B, G, T, O)."""
+    if grad.dtype != torch.float32 or grad.requires_grad or broken or grad.shape[0] > 256 or not grad.numel():
+        return False
+    if not interpreted() and (not grad.is_cuda or torch.cuda.get_device_capability(grad.device)[0] < 8):
+        return False
+    return kernels() is not None
+
+
+def fall_back(error: Exception) -> None:
+    """Go on without kernels, and say so once."""
+    broken.append(f"{type(error).__name__}: {error}")
+    warnings.warn(
+        f"The fused GPU kernels do not run here ({type(error).__name__}: {str(error)[:200]}); slower ones are used.",
+        stacklevel=2,
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A float32 tensor times `scale` (B,) in 16 bits: `high`, and `low` for what `high` has lost."""
+
+    high: Tensor
+    low: Tensor
+    scale: Tensor
+    two: bool
+
+
+def split(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = TOP) -> Operand:
+    """A float32 tensor with its examples along `axis` -> 16 bits in the same layout."""
+    if not dense(x):
+        x = x.contiguous()
+    numbers, examples = x.numel(), x.shape[axis]
+    inner = x.stride(axis) if examples > 1 else numbers
+    flat = x.as_strided((numbers,), (1,), x.storage_offset())
+    if half == torch.float16:
+        largest: Tensor = torch.linalg.vector_norm(flat.view(-1, examples, inner), math.inf, (0, 2))
+        # A power of two rounds nothing; an example that is zero or not finite stays as it is.
+        exponent = top - torch.ceil(torch.log2(largest))
+        scale = torch.exp2(torch.where(torch.isfinite(exponent), exponent.clamp(-100, 100), 0.0))
+    else:
+        scale = torch.ones(examples, device=x.device)
+    high = torch.empty(numbers, dtype=half, device=x.device)
+    low = torch.empty_like(high) if two else high
+    block = 2048
+    kernels().split[(-(-numbers // block),)](
+        flat, high, low, scale, numbers, inner, examples, TWO=two, BLOCK=block, num_warps=8
+    )
+    shape, stride = x.shape, x.stride()
+    return Operand(high.as_strided(shape, stride), low.as_strided(shape, stride), scale, two)
+
+
+def dense(x: Tensor) -> bool:
+    """Whether the numbers are side by side in memory, in some order."""
+    expected = 1
+    for stride, count in sorted(zip(x.stride(), x.shape, strict=True)):
+        if count > 1 and stride != expected:
+            return False
+        expected *= count
+    return True
+
+
+def rotated(x: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.dtype) -> Operand:
+    """(..., G, T, n) in a basis (G, n, n) as a 16-bit operand; in one part the product itself is in 16 bits."""
+    if basis is None:
+        return split(x, axis, two, half)
+    if x.device.type != "cuda" or basis.shape[0] > 1 or (two and x.shape[-1] < WORTH_SPLITTING):
+        return split(turned(x, basis), axis, two, half)
+    part = split(x, axis, two, half, rotation_top(x.shape[-1]))
+    if not two:
+        short, factor = shortened(basis, half)
+        made = turned(part.high, short)
+        return Operand(made, made, part.scale * factor, False)
+    own = split(basis, 0, True, torch.float16, 0)  # numbers below one, scaled by one
+    made = turned(part.high, own.high, torch.float32)
+    made = turned(part.low, own.high, torch.float32, made)
+    made = turned(part.high, own.low, torch.float32, made)
+    again = split(made, axis, True, half)
+    return Operand(again.high, again.low, again.scale * part.scale * own.scale, True)
+
+
+def rotation_top(width: int) -> int:
+    """The `top` with which rotated vectors stay in range: no number gets larger than the length of its vector."""
+    return 14 - math.ceil(math.log2(width) / 2)
+
+
+def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A basis times a power of two, its vectors no longer than one, and that factor."""
+    longest = torch.linalg.vector_norm(basis, dim=-2).amax()
+    factor = torch.exp2(-torch.ceil(torch.log2(longest)))
+    return (basis * factor).to(half), factor
+
+
+def turned(x: Tensor, basis: Tensor, dtype: Any = None, earlier: Tensor | None = None) -> Tensor:
+    """`x @ basis`, added to `earlier`, with positions side by side in memory, as the kernels read them.
+
+    Gradients of channels-first networks have their positions so already; others are written so by one large product.
+    """
+    if basis.shape[0] > 1:
+        return x @ basis
+    *batch, _, positions, width = x.shape
+    if x.stride(-1) != 1 and x.stride(-2) == 1:
+        flat = x.transpose(-1, -2).reshape(-1, width, positions)
+        spread = basis.mT.expand(flat.shape[0], -1, -1)
+        if earlier is not None:
+            held = earlier.transpose(-1, -2).reshape(-1, width, positions)
+            made = torch.baddbmm(held, spread, flat, out_dtype=dtype, out=held)
+        else:
+            made = torch.bmm(spread, flat) if dtype is None else torch.bmm(spread, flat, out_dtype=dtype)
+        return made.reshape(*batch, 1, width, positions).transpose(-1, -2)
+    side, flat = basis[0].mT, x.reshape(-1, width).mT
+    if earlier is not None:
+        held = earlier.movedim(-1, 0).reshape(width, -1)
+        made = torch.addmm(held, side, flat, out_dtype=dtype, out=held)
+    else:
+        made = torch.mm(side, flat) if dtype is None else torch.mm(side, flat, out_dtype=dtype)
+    return made.reshape(width, *batch, 1, positions).movedim(0, -1)
+
+
+def power_of_two(number: int) -> int:
+    """The next one."""
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of a tile, the fastest of those tried on an H200: padded columns K, rows O, columns I and positions."""
+
+    padded: int
+    rows: int
+    width: int
+    positions: int
+    warps: int = 4
+    stages: int = 3
+
+    @staticmethod
+    def of(grad: Operand, act: Operand, squares: bool) -> Tile:
+        """For gradients (K, B, G, T, O) and inputs (B, G, T, I); `squares` need no products of columns."""
+        columns, _, _, positions, rows = grad.high.shape
+        width = act.high.shape[-1]
+        padded = power_of_two(columns) if squares else max(16, power_of_two(columns))
+        short = positions <= 16
+        wasteful = width < 128 or (width <= 1024 and width % 128 != 0)
+        step = max(16, min(64 if short or wasteful else 128, power_of_two(width)))
+        tall = 64 if short and grad.two else ROWS
+        # Products of more than 32 columns fill the tensor cores with one row of the weight.
+        at_once = 1 if padded > 32 else max(1, tall // padded)
+        if squares:
+            at_once = max(1, min(power_of_two(rows), ROWS // padded))
+            padded = max(padded, 16 // at_once)
+        warps = 8 if padded * at_once > ROWS or (squares and at_once > 32) else 4
+        return Tile(padded, at_once, step, 16 if short else 32, warps, 2 if short else 3)
+
+
+def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) -> Tensor:
+    """(B, K, K), or (B, K): `sum_oi J[k] weight J[l]` with grad (K, B, G, T, O), act (B, G, T, I), weight (G, O, I)."""
+    columns, examples, groups, positions, rows = grad.high.shape
+    width = act.high.shape[-1]
+    tile = Tile.of(grad, act, squares=False)
+    padded = tile.padded
+    row_blocks, column_blocks = -(-rows // tile.rows), -(-width // tile.width)
+    splits = min(column_blocks, max(1, -(-PROGRAMS // (examples * groups * row_blocks))))
+    blocks = -(-column_blocks // splits)
+    splits = -(-column_blocks // blocks)
+    shape = (padded,) if diagonal else (padded, padded)
+    made = torch.empty((examples, groups * row_blocks * splits, *shape), device=weight.device)
+    kernels().gram[(examples * groups, row_blocks, splits)](
+        grad.high, grad.low, act.high, act.low, weight.sqrt().contiguous(), made,
+        columns, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
+        TWO=grad.two, DIAGONAL=diagonal, PLAIN=interpreted(), KP=padded, OB=tile.rows, IB=tile.width,
+        TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    total = made.sum(1)
+    unscale = (grad.scale * act.scale).square().reciprocal()
+    return total[:, :columns] * unscale[:, None] if diagonal else total[:, :columns, :columns] * unscale[:, None, None]
+
+
+def square_sums(grad: Operand, act: Operand) -> Tensor:
+    """(G, O, I): squares of the Jacobian summed over columns and examples."""
+    columns, examples, groups, positions, rows = grad.high.shape
+    width = act.high.shape[-1]
+    tile = Tile.of(grad, act, squares=True)
+    row_blocks, column_blocks = -(-rows // tile.rows), -(-width // tile.width)
+    splits = min(examples, max(1, PROGRAMS // (groups * row_blocks * column_blocks)))
+    each = -(-examples // splits)
+    splits = -(-examples // each)
+    made = torch.empty((splits, groups, rows, width), device=grad.high.device)
+    unscale = (grad.scale * act.scale).reciprocal()
+    kernels().squares[(groups * row_blocks, column_blocks, splits)](
+        grad.high, grad.low, act.high, act.low, unscale, made,
+        columns, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,
+        TWO=grad.two, KP=tile.padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+    return made.sum(0)
+
+
+def inputs(acts: Acts, examples: slice, basis: Tensor | None, two: bool, half: torch.dtype) -> Operand:
+    """(b, G, T, I) layer inputs in a basis, as an operand."""
+    if basis is not None and acts.turned is not None and not acts.ones:
+        return acts.turned(examples, basis, two, half)
+    return rotated(acts(examples).float(), basis, 0, two, half)

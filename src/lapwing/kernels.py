@@ -1,0 +1,225 @@
+"""Triton kernels for Jacobians with several positions: products of gradients and inputs that never leave the chip.
+
+`J[k, o, i] = sum_t grad[k, t, o] act[t, i]` has a number for every output and weight; its squares and inner products
+are all that anyone asks for. Each kernel makes a tile of it on the tensor cores, uses it and forgets it. The operands
+come in 16 bits, in one part, or in two whose sum is the number to 22 bits; sums are in float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _split(x, high, low, scale, numbers, inner, examples, TWO: tl.constexpr, BLOCK: tl.constexpr):
+    """float32 -> 16 bits, times a power of two per example; what is lost goes to `low`."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < numbers
+    example = (place // inner) % examples
+    value = tl.load(x + place, mask=mask) * tl.load(scale + example, mask=mask)
+    head = value.to(high.dtype.element_ty)
+    tl.store(high + place, head, mask=mask)
+    if TWO:
+        rest = (value - head.to(tl.float32)).to(high.dtype.element_ty)
+        tl.store(low + place, rest, mask=mask)
+
+
+@triton.jit
+def _tile(
+    grad,
+    grad_low,
+    act,
+    act_low,
+    k,
+    o,
+    i,
+    K,
+    T,
+    O,
+    I,
+    grad_k,
+    grad_t,
+    grad_o,
+    act_t,
+    act_i,
+    TWO: tl.constexpr,
+    ROWS: tl.constexpr,
+    IB: tl.constexpr,
+    TB: tl.constexpr,
+):
+    """(ROWS, IB): the Jacobian of one example for rows (k, o) and columns i."""
+    made = tl.zeros((ROWS, IB), dtype=tl.float32)
+    rows = ((k < K) & (o < O))[:, None]
+    grad_at = k.to(tl.int64)[:, None] * grad_k + o[:, None] * grad_o
+    act_at = i[None, :] * act_i
+    columns = (i < I)[None, :]
+    for start in range(0, T, TB):
+        t = start + tl.arange(0, TB)
+        inside = t < T
+        left_at = grad_at + t[None, :] * grad_t
+        right_at = act_at + t[:, None] * act_t
+        left_mask = rows & inside[None, :]
+        right_mask = columns & inside[:, None]
+        left = tl.load(grad + left_at, mask=left_mask, other=0.0)
+        right = tl.load(act + right_at, mask=right_mask, other=0.0)
+        made = tl.dot(left, right, made)
+        if TWO:
+            made = tl.dot(tl.load(grad_low + left_at, mask=left_mask, other=0.0), right, made)
+            made = tl.dot(left, tl.load(act_low + right_at, mask=right_mask, other=0.0), made)
+    return made
+
+
+@triton.jit
+def _flipped(tile, OB: tl.constexpr):
+    """The last two axes in the other order."""
+    if OB == 1:
+        return tl.trans(tile)
+    else:
+        return tl.permute(tile, (0, 2, 1))
+
+
+@triton.jit
+def _gram(
+    grad,
+    grad_low,
+    act,
+    act_low,
+    root,
+    made,
+    K,
+    G,
+    T,
+    O,
+    I,
+    grad_k,
+    grad_b,
+    grad_g,
+    grad_t,
+    grad_o,
+    act_b,
+    act_g,
+    act_t,
+    act_i,
+    blocks,
+    TWO: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    PLAIN: tl.constexpr,  # Triton's interpreter has no products of bfloat16
+    KP: tl.constexpr,
+    OB: tl.constexpr,
+    IB: tl.constexpr,
+    TB: tl.constexpr,
+):
+    """Inner products of the outputs' Jacobians under weights `root^2`, for one example, group and block of rows."""
+    example = (tl.program_id(0) // G).to(tl.int64)
+    group = tl.program_id(0) % G
+    row = tl.arange(0, KP * OB)
+    k = row % KP
+    o = tl.program_id(1) * OB + row // KP
+    own = tl.program_id(1) * OB + tl.arange(0, OB)
+    grad_at = example * grad_b + group * grad_g
+    act_at = example * act_b + group * act_g
+    if DIAGONAL:
+        total = tl.zeros((KP,), dtype=tl.float32)
+    elif OB == 1:
+        total = tl.zeros((KP, KP), dtype=tl.float32)
+    else:
+        total = tl.zeros((OB, KP, KP), dtype=tl.float32)
+    first = tl.program_id(2) * blocks
+    for block in range(first, tl.minimum(first + blocks, tl.cdiv(I, IB))):
+        i = block * IB + tl.arange(0, IB)
+        tile = _tile(
+            grad + grad_at, grad_low + grad_at, act + act_at, act_low + act_at, k, o, i, K, T, O, I,
+            grad_k, grad_t, grad_o, act_t, act_i, TWO, KP * OB, IB, TB,
+        )  # fmt: skip
+        weight_mask = (own < O)[:, None] & (i < I)[None, :]
+        weight = tl.load(root + (group * O + own[:, None]) * I + i[None, :], mask=weight_mask, other=0.0)
+        if OB == 1:
+            tile = tile * weight
+        else:  # one product per row of the weight, each done by a group of threads of its own
+            tile = tl.reshape(tile, (OB, KP, IB)) * weight[:, None, :]
+        if DIAGONAL:
+            if OB == 1:
+                total += tl.sum(tile * tile, 1)
+            else:
+                total += tl.sum(tl.sum(tile * tile, 2), 0)
+        elif PLAIN:
+            total = tl.dot(tile, _flipped(tile, OB), total)
+        else:
+            high = tile.to(tl.bfloat16)
+            total = tl.dot(high, _flipped(high, OB), total)
+            if TWO:
+                low = (tile - high.to(tl.float32)).to(tl.bfloat16)
+                total = tl.dot(low, _flipped(high, OB), total)
+                total = tl.dot(high, _flipped(low, OB), total)
+    part = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
+    part = part.to(tl.int64)
+    line = tl.arange(0, KP)
+    if DIAGONAL:
+        tl.store(made + part * KP + line, total)
+    else:
+        if OB > 1:
+            total = tl.sum(total, 0)
+        tl.store(made + part * KP * KP + line[:, None] * KP + line[None, :], total)
+
+
+@triton.jit
+def _squares(
+    grad,
+    grad_low,
+    act,
+    act_low,
+    scale,
+    made,
+    K,
+    B,
+    T,
+    O,
+    I,
+    grad_k,
+    grad_b,
+    grad_g,
+    grad_t,
+    grad_o,
+    act_b,
+    act_g,
+    act_t,
+    act_i,
+    G,
+    examples,
+    TWO: tl.constexpr,
+    KP: tl.constexpr,
+    OB: tl.constexpr,
+    IB: tl.constexpr,
+    TB: tl.constexpr,
+):
+    """Squares of the Jacobian summed over columns and a part of the examples, for one block of rows and columns."""
+    blocks = tl.cdiv(O, OB)
+    group = tl.program_id(0) // blocks
+    row = tl.arange(0, KP * OB)
+    k = row % KP
+    first_row = (tl.program_id(0) % blocks) * OB
+    o = first_row + row // KP
+    own = first_row + tl.arange(0, OB)
+    i = tl.program_id(1) * IB + tl.arange(0, IB)
+    total = tl.zeros((OB, IB), dtype=tl.float32)
+    first = tl.program_id(2) * examples
+    start = first.to(tl.int64)
+    grad_at = start * grad_b + group * grad_g
+    act_at = start * act_b + group * act_g
+    for each in range(first, tl.minimum(first + examples, B)):
+        tile = _tile(
+            grad + grad_at, grad_low + grad_at, act + act_at, act_low + act_at, k, o, i, K, T, O, I,
+            grad_k, grad_t, grad_o, act_t, act_i, TWO, KP * OB, IB, TB,
+        )  # fmt: skip
+        factor = tl.load(scale + each)
+        tile = tl.reshape(tile * factor, (OB, KP, IB))
+        total += tl.sum(tile * tile, 1)
+        grad_at += grad_b
+        act_at += act_b
+    place = (tl.program_id(2) * G + group).to(tl.int64) * O + own[:, None]
+    mask = (own < O)[:, None] & (i < I)[None, :]
+    tl.store(made + place * I + i[None, :], total, mask=mask)
+
+
+split, gram, squares = _split, _gram, _squares
