@@ -22,7 +22,7 @@ from .identity import Identity
 from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood
 from .measuring import decompose, measure, measure_hessian, wait, with_residuals
-from .memory import budget
+from .memory import FIT_LIMIT, budget
 from .modes import plainly
 from .priors import Number, Prior, as_prior
 from .products import Products
@@ -110,7 +110,8 @@ def fit(
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan()
-    source = Source(model, space, batches, family, kind, limit, plan, seed, Progress(progress))
+    working = limit if memory is not None else limit.at_most(FIT_LIMIT)
+    source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress))
     began = time.perf_counter()
     selected = [model.get_parameter(name) for name in space.names]
     with evaluation(model, selected), closing(source.progress), remarks(source), limit.arithmetic.passes():
@@ -130,7 +131,7 @@ def fit(
     family = family.bound(source.totals.form)
     reason = source.reason or f"{chosen.name}, as asked"
     mode = space.vector(model)
-    mode = mode.to(torch.promote_types(mode.dtype, torch.float32))
+    mode = mode.to(torch.promote_types(mode.dtype, limit.arithmetic.dtype))
     return Laplace(
         model,
         space,

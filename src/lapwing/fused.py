@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -50,13 +51,20 @@ def usable(grad: Tensor) -> bool:
     return kernels() is not None
 
 
-def fall_back(error: Exception) -> None:
-    """Go on without kernels, and say so once."""
-    broken.append(f"{type(error).__name__}: {error}")
-    warnings.warn(
-        f"The fused GPU kernels do not run here ({type(error).__name__}: {str(error)[:200]}); slower ones are used.",
-        stacklevel=2,
-    )
+def attempted(compute: Callable[[], Tensor]) -> Tensor | None:
+    """What the kernels give; None, and a warning once, where they do not run: then there is a slower way."""
+    try:
+        return compute()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        broken.append(f"{type(error).__name__}: {error}")
+        warnings.warn(
+            f"The fused GPU kernels do not run here ({type(error).__name__}: {str(error)[:200]}); slower ones are "
+            "used. The numbers are the same.",
+            stacklevel=2,
+        )
+        return None
 
 
 @dataclass(frozen=True)

@@ -186,10 +186,11 @@ class Matrix:
             squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
             return squares.transpose(-1, -2) if term.flipped else squares
         made = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
-        if (operands := self._operands(left, right, predicting=False)) is not None:
-            for pair in operands:
-                made += fused.square_sums(*pair)
-            return made
+        if self._fusable():
+            pairs = self._pairs(left, right, predicting=False)
+            found = fused.attempted(lambda: sum((fused.square_sums(*pair) for pair in pairs), made))
+            if found is not None:
+                return found
         for examples in self._chunks(3):
             made = made + self.product(examples, left, right).square().sum((0, 2))
         return made
@@ -206,8 +207,8 @@ class Matrix:
             return (rows * each.flatten(1)[:, None]) @ rows.transpose(-1, -2)
         if (term := self._single()) is not None:
             return weighted_gram(*self._outer(term, weight, left, right))
-        if (operands := self._operands(left, right, predicting=True)) is not None and not weight.requires_grad:
-            return torch.cat([fused.inner_products(*pair, weight, diagonal=False) for pair in operands])
+        if (found := self._fused(weight, left, right, diagonal=False)) is not None:
+            return found
         made = []
         root = weight.sqrt().unsqueeze(1)
         for examples in self._chunks(1):
@@ -224,32 +225,40 @@ class Matrix:
         if (term := self._single()) is not None:
             grad, inner = self._outer(term, weight, left, right)
             return torch.einsum("kbo,bo->bk", grad.flatten(2).square(), inner.flatten(1))
-        if (operands := self._operands(left, right, predicting=True)) is not None and not weight.requires_grad:
-            return torch.cat([fused.inner_products(*pair, weight, diagonal=True) for pair in operands])
+        if (found := self._fused(weight, left, right, diagonal=True)) is not None:
+            return found
         made = []
         for examples in self._chunks():
             product = self.product(examples, left, right)
             made.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
         return torch.cat(made)
 
-    def _operands(
-        self, left: Tensor | None, right: Tensor | None, predicting: bool
-    ) -> Iterator[tuple[fused.Operand, fused.Operand]] | None:
-        """Gradients and inputs in the bases for the fused kernels, some examples at a time; None where none serve."""
+    def _fusable(self) -> bool:
+        """Whether the fused kernels serve: several positions, one use, on a GPU."""
         term = self.terms[0]
-        if len(self.terms) > 1 or term.flipped or term.acts.index is not None or not fused.usable(term.grad):
-            return None
-        return self._in_halves(term, left, right, predicting)
+        return len(self.terms) == 1 and not term.flipped and term.acts.index is None and fused.usable(term.grad)
 
-    def _in_halves(
-        self, term: Term, left: Tensor | None, right: Tensor | None, predicting: bool
+    def _pairs(
+        self, left: Tensor | None, right: Tensor | None, predicting: bool
     ) -> Iterator[tuple[fused.Operand, fused.Operand]]:
+        """Gradients and inputs in the bases for the fused kernels, some examples at a time."""
+        term = self.terms[0]
         groups, _, width = self.layout.matrix
         each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
         for examples in self.budget.slices(self.examples, each, 0.3):
             grad = fused.rotated(term.grad[:, examples], left, 1, two, half)
             yield grad, fused.inputs(term.acts, examples, right, two, half)
+
+    def _fused(self, weight: Tensor, left: Tensor | None, right: Tensor | None, diagonal: bool) -> Tensor | None:
+        """(B, K, K) or (B, K) by the kernels; None where they do not serve."""
+        if weight.requires_grad or not self._fusable():
+            return None
+        return fused.attempted(
+            lambda: torch.cat(
+                [fused.inner_products(*pair, weight, diagonal) for pair in self._pairs(left, right, predicting=True)]
+            )
+        )
 
     def inner(self, weight: Tensor, right: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Where there is one position: the gradients (K, B, G, T, O) themselves, and their weights (B, G, O)."""

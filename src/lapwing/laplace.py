@@ -33,6 +33,7 @@ from .progress import Progress
 from .random import DEFAULT_SEED, drawing
 from .space import Space
 from .tape import Plan
+from .trees import changed
 from .tuning import search
 from .tuning.trace import Trace
 
@@ -107,7 +108,19 @@ class Laplace:
 
     def with_arithmetic(self, arithmetic: str) -> Laplace:
         """The same posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'."""
-        return replace(self, budget=replace(self.budget, arithmetic=as_arithmetic(arithmetic)))
+        made = as_arithmetic(arithmetic)
+        dtype = torch.promote_types(self.model.get_parameter(self.space.names[0]).dtype, made.dtype)
+
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.dtype in (torch.float32, torch.float64) else tensor
+
+        return replace(
+            self,
+            budget=replace(self.budget, arithmetic=made),
+            curvature=changed(self.curvature, cast),
+            sums=changed(self.sums, cast),
+            mode=self.mode.to(dtype),
+        )
 
     @property
     def arithmetic(self) -> str:

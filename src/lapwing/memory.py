@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from .arithmetic import AUTO, Arithmetic, as_arithmetic
 # More than this buys no speed: products are then long past the size at which they run at full rate.
 CPU_LIMIT = 1 << 30
 CUDA_LIMIT = 24 << 30
+FIT_LIMIT = 12 << 30  # estimates of fits are on the safe side: about half of it is taken
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class Budget:
 
     bytes: int
     arithmetic: Arithmetic = AUTO
+
+    def at_most(self, limit: int) -> Budget:
+        """The same, no larger than a limit."""
+        return replace(self, bytes=min(self.bytes, limit))
 
     def count(self, bytes_each: float, most: int, share: float = 1.0) -> int:
         """How many items of `bytes_each` fit into a share of the budget: at least 1, at most `most`."""
