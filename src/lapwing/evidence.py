@@ -116,7 +116,7 @@ class Question:
         Eigenvectors in float32 are not quite of length one, on a GPU less so. None where there is no such form.
         """
         base = None if prior.base is None else prior.base.to(self.mode)
-        values = self.curvature.spectrum(prior.group(self.space), base)
+        values = self.curvature.spectrum(prior.stretches(self.space), base)
         if values is None:
             return None
         scaled = strength.double() * values.double()
@@ -137,11 +137,7 @@ class Question:
 
 def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
     """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
-    groups = prior.count(space)
-    if groups == 1:
-        return values.double().sum()[None].cpu()
-    own = values.double().cpu()
-    return torch.zeros(groups, dtype=torch.float64, device="cpu").index_add_(0, prior.group(space), own)
+    return prior.stretches(space).sums(values)
 
 
 def doubled(curvature: Curvature) -> Curvature:
@@ -197,7 +193,7 @@ class Evidence:
         ]
         if 1 < len(self.effective_dimensions) <= 40:
             width = max(len(name) for name in self.groups)
-            sizes = self.prior.group(self.space).bincount(minlength=len(self.groups)).tolist()
+            sizes = self.prior.stretches(self.space).sizes.tolist()
             lines += [
                 f"  {name:<{width}}  {gamma:>12.4f}   of {size:,}"
                 for name, gamma, size in zip(self.groups, self.effective_dimensions.tolist(), sizes, strict=True)

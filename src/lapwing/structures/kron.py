@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..curvature import Source
 from ..diagnosis import finite_curvature
+from ..groups import Groups
 from ..jacobians import Layout, join, part_ways
 from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
-from .common import filled, floored, one_number
+from .common import filled, floored
 from .factors import LARGEST_SIDE, Bases, Factors, Key, KronSums, measure_corrections, measure_factors
 from .sums import check_sums, joined_sums
 
@@ -199,7 +200,22 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
             values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
         blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key), factors)
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
-    return KronCurvature(blocks, others, space, words)
+    return KronCurvature(blocks, others, space, words, dense_eigenvalues(others))
+
+
+def dense_eigenvalues(others: dict[Part, Tensor]) -> dict[Part, Tensor]:
+    """In float64, of the matrices among some blocks; those of one size in one call."""
+    sizes: dict[int, list[Part]] = {}
+    for part, value in others.items():
+        if value.dim() == 2:
+            sizes.setdefault(len(value), []).append(part)
+    made: dict[Part, Tensor] = {}
+    for size, parts in sizes.items():
+        step = max(1, (1 << 23) // size**2)  # of 64 MiB
+        for some in (parts[start : start + step] for start in range(0, len(parts), step)):
+            values = torch.linalg.eigvalsh(torch.stack([others[part].detach().double() for part in some]))
+            made.update(zip(some, values, strict=True))
+    return made
 
 
 @dataclass(frozen=True)
@@ -222,7 +238,7 @@ class Spectrum:
         """`scale H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
         scale = scale.to(self.values)
         same = delta.detach() if numbers is None else numbers
-        if bool((same == same[:1, :1, :1]).all()):
+        if not any(same.stride()) or bool((same == same[:1, :1, :1]).all()):
             return Rotated(scale * self.values + delta[:1, :1, :1], self.layout, self.left, self.right)
         rows, columns = self._product(delta, key, numbers)
         return self._scaled(rows, columns, scale, key)
@@ -319,6 +335,7 @@ class KronCurvature:
     others: dict[Part, Tensor]
     space: Space
     words: str
+    eigenvalues: dict[Part, Tensor]  # in float64, of the others that are matrices
 
     elementwise = False
 
@@ -359,29 +376,29 @@ class KronCurvature:
             made[self.space.place(part)] = floored(value.diagonal() if value.dim() == 2 else value, floor)
         return filled(made, floor)
 
-    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """The blocks' eigenvalues, where each has one precision."""
-        made = numbers.new_zeros(self.space.size, dtype=torch.float64, device=self._some.device)
+        made = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
         for key, block in self.blocks.items():
             places = [self.space.place(part) for part in key]
-            if not all(one_number(numbers[place]) for place in places):
-                return None
-            if len(places) > 1 and numbers[places[0]][0] != numbers[places[1]][0]:
+            if not groups.shared(*places):
                 return None
             values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
-            pieces = values.double().split([place.stop - place.start for place in places])
+            pieces = values.split([place.stop - place.start for place in places])
             for place, piece in zip(places, pieces, strict=True):
                 made[place] = piece
         for part, value in self.others.items():
             place = self.space.place(part)
             own = None if base is None else base[place].to(device=made.device, dtype=torch.float64)
-            wide = value.detach().double()
             if value.dim() == 1:
-                made[place] = wide if own is None else wide / own
+                made[place] = value.detach() if own is None else value.detach().double() / own
                 continue
-            if not one_number(numbers[place]):
+            if not groups.shared(place):
                 return None
-            made[place] = torch.linalg.eigvalsh(wide if own is None else wide / (own[:, None] * own).sqrt())
+            if own is None:
+                made[place] = self.eigenvalues[part]
+            else:
+                made[place] = torch.linalg.eigvalsh(value.detach().double() / (own[:, None] * own).sqrt())
         return made
 
     @property
