@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 FEW = 1024  # stretches up to which each is summed by itself where the numbers are
 WIDEST = 4096  # numbers in a row
+CACHED = 1 << 16  # numbers that a CPU works on at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +92,6 @@ class Rows:
         values = groups.sorted(values)
         kept = values != 0
         sizes = groups.sizes
-        if groups.count == 1:
-            return Rows(values[kept][None], torch.zeros(1, dtype=torch.long, device="cpu"), 1)
         counts = Groups(torch.arange(groups.count, device="cpu")[sizes > 0], sizes[sizes > 0], groups.count).sums(kept)
         counts, values = counts.long(), values[kept]
         width = 1
@@ -107,6 +107,13 @@ class Rows:
         made = values.new_zeros(len(owners) * width)
         made[places] = values
         return Rows(made.reshape(-1, width), owners, groups.count)
+
+    def parts(self, factors: Tensor) -> Iterator[Tensor]:
+        """Numbers (rows, width) times a factor of each group (groups,); on a CPU as many as its cache holds at a time."""
+        each = self.spread(factors)
+        step = len(each) if each.is_cuda else max(1, CACHED // self.values.shape[1])
+        for values, own in zip(self.values.split(step), each.split(step), strict=True):
+            yield values * own
 
     def spread(self, values: Tensor) -> Tensor:
         """(groups,) on the CPU -> (rows, 1): of each row's group."""

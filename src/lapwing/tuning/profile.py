@@ -95,11 +95,12 @@ class Profile:
         """`r = scale l / (scale l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
         rows = self.eigenvalues
         assert rows is not None
-        ratio = rows.values * rows.spread((strength.log() - place.precision).exp())
-        volume = ratio.log1p().sum(1)
-        share = ratio.div_(1 + ratio)
-        # One answer for all sums: the device is asked once.
-        gathered = rows.sums(torch.stack([share.sum(1), share.mul_(share).sum(1), volume]).cpu())
+        made = []
+        for ratio in rows.parts((strength.log() - place.precision).exp()):
+            volume = ratio.log1p().sum(1)
+            share = ratio.div_(1 + ratio)
+            made.append(torch.stack([share.sum(1), share.mul_(share).sum(1), volume]))
+        gathered = rows.sums(torch.cat(made, 1).cpu())  # of all sums at once: the device is asked one time
         return gathered[0], gathered[0] - gathered[1], float(gathered[2].sum())
 
     def _general(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
