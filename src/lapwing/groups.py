@@ -109,7 +109,7 @@ class Rows:
         return Rows(made.reshape(-1, width), owners, groups.count)
 
     def parts(self, factors: Tensor) -> Iterator[Tensor]:
-        """Numbers (rows, width) times a factor of each group (groups,); on a CPU as many as its cache holds at a time."""
+        """Numbers times a factor of each group (groups,): all at once, or on a CPU as many as its cache holds."""
         each = self.spread(factors)
         step = len(each) if each.is_cuda else max(1, CACHED // self.values.shape[1])
         for values, own in zip(self.values.split(step), each.split(step), strict=True):
