@@ -472,6 +472,9 @@ def test_jacobians_are_pulled_back_once(monkeypatch: pytest.MonkeyPatch) -> None
     passes.clear()
     la.tune("grid", grid=[0.01, 0.1, 1.0], data=data, predict={"memory": 1.0})
     assert passes == [1] * 9
+    passes.clear()
+    la.tune("validation", data=data, predict={"memory": 1.0}, steps=1)
+    assert len(passes) > 18 and len(passes) % 9 == 0  # a pass for the first line, one for the simplex, and more
 
 
 @quiet
