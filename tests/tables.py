@@ -110,6 +110,7 @@ def tolerance(name: str, usual: float) -> float:
 
 def relative(left: Tensor, right: Tensor) -> float:
     """The largest difference over the largest entry."""
+    right = right.cpu()
     return float((left.cpu() - right).abs().max() / right.abs().max().clamp(min=1e-300))
 
 

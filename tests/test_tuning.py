@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import lapwing as lw
 from conftest import DEVICE
 from fitting import built, cut, fitted, normal, weights_of
+from lapwing.tape import Tape
 from lapwing.tuning import profile as profiles
 from lapwing.tuning.ascent import gradient_of, newton, vector
 from lapwing.tuning.search import LIMITS
@@ -48,6 +49,15 @@ def regression_network() -> tuple[nn.Module, Tensor, Tensor]:
     x = normal(25, 3)
     y = model(x).detach() + 0.4 * normal(25, 2, seed=5)
     return model, x, y
+
+
+def few_digits() -> tuple[nn.Module, Tensor]:
+    """A network and inputs in whole numbers of eighths: outputs are exact on any device, in any order of sums."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        for place, parameter in enumerate(model.parameters()):
+            parameter.copy_((4 * normal(*parameter.shape, seed=place)).round() / 8)
+    return model, (8 * normal(25, 3)).round() / 8
 
 
 @EVERY
@@ -419,8 +429,65 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
     data = moved(case.x), moved(case.y)
     assert lw.validation_nll(la, data, link="mc") == 2.0
     with pytest.warns(lw.TuningWarning, match="smallest value"):
-        la.tune("grid", grid=[0.5, 1.0], data=data, predict={"link": "bridge"})
-    assert asked == [{"link": "mc"}, {"link": "bridge"}, {"link": "bridge"}]
+        la.tune("grid", grid=[0.5, 1.0], data=data, predict={"method": "sampled"})
+    assert asked == [{"link": "mc"}, {"method": "sampled"}, {"method": "sampled"}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"link": "mc", "samples": 64}, {"link": "bridge"}, {"memory": 1.0}, {"memory": 3e4}, {"joint": True}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("name", "structure", "prior"),
+    [("mlp", "kron", "layerwise"), ("tied_gpt", "diag", "scalar")],
+)
+@quiet
+def test_scores_are_those_of_predictions(name: str, structure: str, prior: str, options: Any) -> None:
+    """Jacobians are pulled back once for all settings: the NLLs are those of one posterior after the other."""
+    case = table(name)
+    la = case.fit(structure, prior=PRIORS[prior])
+    number = len(case.y)
+    batches = [(moved(case.x[place]), moved(case.y[place])) for place in (slice(0, 2), slice(2, 3), slice(3, number))]
+    tuned = la.tune("grid", grid={"prior": [0.3, 4.0], "temperature": [1.0, 5.0]}, data=batches, predict=options)
+    tuned_by_search = la.tune("validation", data=batches, predict=options, steps=2)
+    for trace in (tuned.trace, tuned_by_search.trace):
+        settings = list(zip(trace.values, trace.precisions, trace.temperatures, strict=True))
+        for value, precision, temperature in settings[::3]:
+            one = la.with_prior(la.prior.with_precision(precision)).with_temperature(temperature)
+            right = -sum(float(one.predict(x, **options).log_prob(y).double().sum()) for x, y in batches) / number
+            assert value == pytest.approx(right, rel=1e-10)
+
+
+@quiet
+def test_jacobians_are_pulled_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all settings of a search where they fit the budget, else for all settings that are known beforehand."""
+    model, x, y = regression_network()
+    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    data = moved(normal(9, 3, seed=7)), moved(normal(9, 2, seed=6))
+    passes, pull = [], Tape.pull
+    monkeypatch.setattr(Tape, "pull", lambda self, *given: passes.append(self.examples) or pull(self, *given))
+    la.tune("validation", data=data)
+    assert passes == [9]
+    passes.clear()
+    la.tune("grid", grid=[0.01, 0.1, 1.0], data=data, predict={"memory": 1.0})
+    assert passes == [1] * 9
+    passes.clear()
+    la.tune("validation", data=data, predict={"memory": 1.0}, steps=1)
+    assert len(passes) > 18 and len(passes) % 9 == 0  # a pass for the first line, one for the simplex, and more
+
+
+@quiet
+def test_validation_of_many_outputs_and_of_none() -> None:
+    """Covariances that are made of samples; data without examples."""
+    model = built(nn.Linear(2, 300))
+    la = fitted(model, normal(4, 2), torch.arange(4), "classification", "diag")
+    data = moved(normal(3, 2, seed=2)), moved(torch.arange(3))
+    tuned = la.tune("grid", grid=[0.5, 2.0], data=data)
+    for value, precision in zip(tuned.trace.values, (0.5, 2.0), strict=True):
+        assert value == pytest.approx(lw.validation_nll(la.with_prior(precision), data), rel=1e-12)
+    with pytest.raises(ValueError, match="data has no examples"):
+        la.tune("grid", grid=[0.5, 2.0], data=[])
 
 
 def test_what_cannot_be_asked() -> None:
@@ -484,7 +551,9 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
     tuned = warned(la, "The data say nothing about '0.weight'", method)
     assert tuned.prior.precision[:3].tolist() == [0.5, 0.5, 0.5]
 
-    exact = fitted(model, x, model(x).detach(), lw.Gaussian(0.7), structure)
+    simple, given = few_digits()
+    exact = fitted(simple, given, simple(given).detach(), lw.Gaussian(0.7), structure)
+    assert exact.totals.energy == 0
     tuned = warned(exact, "The noise is at the smallest allowed.*residuals are zero", method)
     assert 0 < float(tuned.likelihood.scale) ** -0.5 < 1e-5
 

@@ -374,6 +374,11 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
         yield
 
 
+def _own(module: nn.Module, name: str) -> Any:
+    """A plain attribute, or None, without torch's slow search among parameters and modules."""
+    return vars(module).get(name, getattr(type(module), name, None))
+
+
 @contextmanager
 def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
@@ -395,7 +400,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
         stack.enter_context(_without_checkpoints())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_plain_attention())
-        if any(getattr(module, "max_norm", None) is not None for module, _ in modes):
+        if any(_own(module, "max_norm") is not None for module, _ in modes):
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
@@ -407,14 +412,16 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for module, _ in modes:
                 module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
             if chosen is not None:
-                for parameter in parameters:
-                    parameter.requires_grad_(id(parameter) in chosen)
+                for parameter, flag in zip(parameters, flags, strict=True):
+                    if flag != (id(parameter) in chosen):
+                        parameter.requires_grad_(not flag)
             yield
         finally:
             for module, mode in modes:
                 module.__dict__["training"] = mode
             for parameter, flag in zip(parameters, flags, strict=True):
-                parameter.requires_grad_(flag)
+                if parameter.requires_grad != flag:
+                    parameter.requires_grad_(flag)
             restore_buffers(model)
             if outer is None:
                 del _HELD[id(model)]

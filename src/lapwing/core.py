@@ -8,6 +8,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .curvature import Source
+    from .groups import Groups
     from .jacobians import Jacobian
     from .operators import Blocks
     from .space import Space
@@ -66,10 +67,11 @@ class Curvature(Protocol):
         """(D,): diag(H), at least a share `floor` of its mean over the tensor."""
         ...
 
-    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
-        """(D,): `l` with `log |scale H + diag(p[numbers] base)| = sum log(scale l + p[numbers]) + sum log base`.
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
+        """(D,): `l` with `log |scale H + diag(p[group] base)| = sum log(scale l + p[group]) + sum log base`.
 
-        In the order of `numbers`; None where the prior has several precisions in one block, and so no such form.
+        In the order of the weights, or another within a group; None where the prior has several precisions in one
+        block, and so no such form.
         """
         ...
 

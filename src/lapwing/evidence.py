@@ -101,10 +101,27 @@ class Question:
     def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
         scale = noise_scale(self.likelihood, noise).to(self.mode.device)
+        if not self.curvature.elementwise:
+            found = self._shares(prior, self.strength(scale).detach())
+            if found is not None:
+                return summed(found, prior, self.space)
         delta = prior.delta(self.space, self.mode).detach().double()
         # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
         variance = doubled(self.curvature).precision(delta, self.strength(scale).detach()).variance()
         return summed(1 - delta * variance, prior, self.space)
+
+    def _shares(self, prior: Prior, strength: Tensor) -> Tensor | None:
+        """(D,): `strength l / (strength l + p)` by eigenvalues alone; summed by group, the effective dimensions.
+
+        Eigenvectors in float32 are not quite of length one, on a GPU less so. None where there is no such form.
+        """
+        base = None if prior.base is None else prior.base.to(self.mode)
+        values = self.curvature.spectrum(prior.stretches(self.space), base)
+        if values is None:
+            return None
+        scaled = strength.double() * values.double()
+        plain = prior if base is None else Prior.scalar(prior.precision)  # the ratios are in the eigenvalues
+        return scaled / (scaled + plain.delta(self.space, self.mode).detach().double())
 
     def note(self) -> str:
         """Why the evidence is no marginal likelihood, or nothing."""
@@ -120,11 +137,7 @@ class Question:
 
 def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
     """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
-    groups = prior.count(space)
-    if groups == 1:
-        return values.double().sum()[None].cpu()
-    own = values.double().cpu()
-    return torch.zeros(groups, dtype=torch.float64, device="cpu").index_add_(0, prior.group(space), own)
+    return prior.stretches(space).sums(values)
 
 
 def doubled(curvature: Curvature) -> Curvature:
@@ -180,7 +193,7 @@ class Evidence:
         ]
         if 1 < len(self.effective_dimensions) <= 40:
             width = max(len(name) for name in self.groups)
-            sizes = self.prior.group(self.space).bincount(minlength=len(self.groups)).tolist()
+            sizes = self.prior.stretches(self.space).sizes.tolist()
             lines += [
                 f"  {name:<{width}}  {gamma:>12.4f}   of {size:,}"
                 for name, gamma, size in zip(self.groups, self.effective_dimensions.tolist(), sizes, strict=True)

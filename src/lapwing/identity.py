@@ -26,6 +26,15 @@ def _sums(tensors: list[Tensor]) -> Tensor:
     return torch.stack(made)
 
 
+def _norm(tensors: list[Tensor]) -> float:
+    """One norm of everything, in a few calls: changes through `.data` leave no trace in versions."""
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    with torch.no_grad():
+        if len(kinds) != 1 or tensors[0].device.type not in ("cpu", "cuda"):
+            return float(get_total_norm(tensors))
+        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
+
+
 @dataclass(frozen=True)
 class Identity:
     """What is compared at every question (dtypes, devices, one norm, versions), and sums for where versions differ."""
@@ -39,11 +48,9 @@ class Identity:
     def of(model: nn.Module, sums: bool = True) -> Identity:
         """Of a network as it is now."""
         tensors = [*model.parameters(), *model.buffers()]
-        # One norm of everything, in a few calls: changes through `.data` leave no trace in versions.
-        norm = get_total_norm([tensor.detach() for tensor in tensors if tensor.is_floating_point()])
         return Identity(
             tuple((tensor.dtype, tensor.device) for tensor in tensors),
-            float(norm),
+            _norm([tensor for tensor in tensors if tensor.is_floating_point()]),
             tuple((tensor.data_ptr(), tensor._version) for tensor in tensors),
             _sums(tensors) if sums else None,
         )

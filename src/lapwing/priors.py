@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .complaints import nearest
+from .groups import Groups
 from .space import Space
 
 if TYPE_CHECKING:
@@ -100,17 +101,28 @@ class Prior:
 
     def group(self, space: Space) -> Tensor:
         """(D,): the number of each weight's group."""
-        sizes = [shape.numel() for shape in space.shapes]
+        return self.stretches(space).vector()
+
+    def stretches(self, space: Space) -> Groups:
+        """The same, without a number for each weight."""
+        count = self.count(space)
         if self.kind in ("scalar", "g_prior"):
-            return torch.zeros(1, dtype=torch.long, device="cpu").expand(space.size)
-        if self.kind == "diagonal":
-            return torch.arange(space.size, device="cpu")
-        if self.kind == "unitwise":
-            numbers = _units(space)
+            numbers, lengths = [0], [space.size]
+        elif self.kind == "diagonal":
+            every = torch.arange(space.size, device="cpu")
+            return Groups(every, torch.ones_like(every), count)
+        elif self.kind == "unitwise":
+            rows = [(_rows(shape), shape.numel() // max(_rows(shape), 1)) for shape in space.shapes]
+            numbers, lengths = list(range(count)), [each for number, each in rows for _ in range(number)]
         else:
-            own = list(range(len(sizes))) if self.kind == "layerwise" else [self._fitting(name) for name in space.names]
-            numbers = torch.tensor(own, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
-        return numbers if space.mask is None else numbers[space.mask.cpu()]
+            lengths = [shape.numel() for shape in space.shapes]
+            numbers = [*range(count)] if self.kind == "layerwise" else [self._fitting(name) for name in space.names]
+        made = torch.tensor([numbers, lengths], device="cpu")
+        made = made[:, made[1] > 0]
+        groups = Groups(made[0], made[1], count)
+        if space.mask is None or count == 1:
+            return groups
+        return Groups.of(groups.vector()[space.mask.cpu()], count)
 
     def _fitting(self, name: str) -> int:
         for number, pattern in enumerate(self.patterns):
@@ -187,7 +199,10 @@ class Prior:
             return precision * self.base.to(device=like.device, dtype=like.dtype)
         if precision.numel() == 1:
             return precision.expand(space.size)
-        return precision.expand(groups)[self.group(space).to(like.device)]
+        numbers = self.stretches(space)
+        if not precision.requires_grad:
+            return numbers.spread(precision.expand(groups))
+        return precision.expand(groups)[numbers.vector().to(like.device)]  # whose gradient is the same every time
 
     def only(self, space: Space, kept: Space) -> Prior:
         """The prior of the weights that are left after unused ones were taken out."""
@@ -256,16 +271,6 @@ class Names(Sequence[str]):
 def _rows(shape: torch.Size) -> int:
     """Indices along the first axis; a number without axes is one unit."""
     return shape[0] if len(shape) else 1
-
-
-def _units(space: Space) -> Tensor:
-    """(total,): the number of each element's unit."""
-    pieces, start = [], 0
-    for shape in space.shapes:
-        rows = _rows(shape)
-        pieces.append(torch.arange(start, start + rows, device="cpu").repeat_interleave(shape.numel() // max(rows, 1)))
-        start += rows
-    return torch.cat(pieces)
 
 
 def _selected_slices(space: Space, names: tuple[str, ...]) -> list[slice]:

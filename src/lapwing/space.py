@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +49,14 @@ class Space:
         own = self.mask[self.slices()[name]]
         return f", {int(own.sum())} of {own.numel()} elements"
 
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        """Where each named tensor begins: asked for every block of every question."""
+        return {name: place.start for name, place in self.slices().items()}
+
     def place(self, part: Part) -> slice:
         """Where a range of a tensor is."""
-        start = self.slices()[part.name].start
+        start = self._starts[part.name]
         return slice(start + part.start, start + part.stop)
 
     def parts(self) -> Iterator[Part]:

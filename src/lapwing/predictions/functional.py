@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -132,6 +132,29 @@ def functional(
             means.append(kept(tape.output))
             covariances.append(_arrange(kept(made), form, variance_only))
         return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
+
+
+Jacobians = Mapping[Part, Matrix | Explicit]
+
+
+def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Tensor, Jacobians], None]) -> None:
+    """Call `use` with some of the inputs, which they are, their outputs and Jacobians, until all were used."""
+    x = network.prepare(x)
+    with network.asked():
+        if network.outputs(x) > EXACT_OUTPUTS:
+            raise TooManyOutputs(network.outputs(x))
+        for chosen, tape in network.tapes(x):
+            with network.budget.arithmetic.passes(predicting=True):
+                found = tape.pull(identity_cotangents(tape.output))
+            use(take(x, chosen), chosen, tape.output.detach(), found)
+
+
+def given(network: Network, precision: Blocks, mean: Tensor, found: Jacobians, x: Inputs) -> Functional:
+    """What `functional` says of inputs whose outputs and Jacobians are known."""
+    form = network.form(mean)
+    with network.budget.arithmetic.passes(predicting=True):
+        made = precision.quad(found, form.positions > 1 and form.outputs == 1)
+    return finite(Functional(mean, _arrange(made.detach(), form, False)), x)
 
 
 def alone(tensor: Tensor) -> Tensor:

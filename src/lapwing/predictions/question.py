@@ -151,18 +151,25 @@ def linearised(
                 "method='sampled' has no such limit."
             ) from None
         return _estimated(la, network, x, question, seed)
+    if not question.joint:
+        return normal(network, made, question, seed)
     form = network.form(made.mean)
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
-    if not question.joint:
-        return Normal(
-            form, network.budget, mean, made.cov.reshape(*mean.shape, -1).to(mean.dtype), question.samples, seed
-        )
     examples, positions, outputs = mean.shape
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
     each = torch.arange(examples, device=mean.device)[:, None, None, None]
     blocks = made.cov[each, order[:, :, None], each, order[:, None, :]].to(mean.dtype)
     return Normal(form, network.budget, mean, blocks, question.samples, seed, joint=made.cov)
+
+
+def normal(network: engine.Network, made: engine.Functional, question: Question, seed: int) -> Normal:
+    """A mean and covariances of the outputs, in flat form."""
+    form = network.form(made.mean)
+    mean = form.flatten(made.mean)
+    mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    blocks = made.cov.reshape(*mean.shape, -1).to(mean.dtype)
+    return Normal(form, network.budget, mean, blocks, question.samples, seed)
 
 
 def _estimated(la: Laplace, network: engine.Network, x: Inputs, question: Question, seed: int) -> Normal:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..curvature import Source
 from ..diagnosis import NotFiniteCurvature
+from ..groups import Groups
 from ..jacobians import Explicit, Matrix, Stacked
 from ..layers.base import Part
 from ..operators import Block as OperatorBlock
 from ..operators import Blocks, Dense, rows_of
 from ..space import Space
-from .common import added, check_shape, filled, floored, one_number, sum_dtype
+from .common import added, check_shape, filled, floored, sum_dtype
 
 Group = tuple[Part, ...]
 
@@ -208,14 +209,12 @@ class DenseCurvature:
             pieces += [(place.start, floored(each, floor)) for place, each in zip(places, own, strict=True)]
         return filled(torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])]), floor)
 
-    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """Eigenvalues of every matrix, where all its weights share one precision."""
         pieces: list[tuple[int, Tensor]] = []
         for parts, matrix in self.matrices.items():
             places = self._slices(parts)
-            if not one_number(
-                torch.cat([numbers[place] for place in places]) if len(places) > 1 else numbers[places[0]]
-            ):
+            if not groups.shared(*places):
                 return None
             wide = matrix.detach().double()
             if base is not None:

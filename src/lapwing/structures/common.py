@@ -84,8 +84,3 @@ def filled(diagonal: Tensor, floor: float) -> Tensor:
         return diagonal
     least = floor * diagonal.mean()
     return torch.where(diagonal > 0, diagonal, torch.where(least > 0, least, torch.ones_like(least)))
-
-
-def one_number(numbers: Tensor) -> bool:
-    """Whether a range of weights shares one precision."""
-    return numbers.stride(0) == 0 or bool((numbers == numbers[0]).all())

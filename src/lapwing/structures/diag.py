@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..curvature import Source
 from ..diagnosis import finite_curvature
+from ..groups import Groups
 from ..layers.base import Part
 from ..operators import Block, Blocks, Diagonal
 from ..space import Space
@@ -83,7 +84,7 @@ class DiagCurvature:
             pieces.append(floored(own, floor))
         return filled(torch.cat(pieces), floor)
 
-    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor:
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor:
         """Independent weights have any prior."""
         own = self.diag()
         return own if base is None else own / base

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from ..diagnosis import finite_curvature
 
 STREAMS = 4
+JACOBI = (320, 512)  # sizes for which torch takes a slow algorithm on a GPU, and a larger matrix is faster
+Name = TypeVar("Name", bound=Hashable)
 Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a diagonal side, and eigenvalues (G, n)
 
 
@@ -60,6 +63,21 @@ def decompose_side(side: Tensor, name: str) -> Side:
     return decompose_sides([(name, side)])[0]
 
 
+def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
+    """Torch's eigenvalues and eigenvectors of (G, n, n)."""
+    size = side.shape[-1]
+    if not side.is_cuda or side.dtype != torch.float32 or not JACOBI[0] <= size <= JACOBI[1]:
+        values, vectors = torch.linalg.eigh(side)
+        return values, vectors
+    # A block of its own below all others: its eigenvectors come first and meet none of the rest.
+    added = JACOBI[1] + 16 - size
+    padded = torch.nn.functional.pad(side, (0, added, 0, added))
+    below = -0.1 * torch.linalg.vector_norm(side, dim=(-2, -1)).clamp(min=torch.finfo(side.dtype).tiny)
+    padded.diagonal(dim1=-2, dim2=-1)[:, size:] = below[:, None]
+    values, vectors = torch.linalg.eigh(padded)
+    return values[:, added:], vectors[:, :size, added:].contiguous()
+
+
 def decomposed(side: Tensor, name: str) -> Side:
     """Torch's, in float64 where float32 fails to converge."""
     if side.dim() == 2:
@@ -67,7 +85,7 @@ def decomposed(side: Tensor, name: str) -> Side:
     if side.shape[-1] == 1:
         return torch.ones_like(side), side[..., 0].clamp(min=0)
     try:
-        values, vectors = torch.linalg.eigh(side)
+        values, vectors = eigh(side)
         if not bool(torch.isfinite(values).all()):
             raise RuntimeError("not finite")
     except RuntimeError:
@@ -77,3 +95,28 @@ def decomposed(side: Tensor, name: str) -> Side:
             raise ValueError(f"The curvature of {name!r} could not be decomposed, in float64 either.") from error
         values, vectors = wide.to(side.dtype), basis.to(side.dtype)
     return vectors, values.clamp(min=0)
+
+
+def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name, Tensor]]:
+    """Eigenvalues in float64 of small matrices; those on a GPU are found on the host while the GPU goes on."""
+    if not any(block.is_cuda for block in blocks.values()):
+        return lambda: stacked_eigenvalues(blocks)
+    wide = {name: block.detach().double().cpu() for name, block in blocks.items()}
+    pool = ThreadPoolExecutor(STREAMS)
+    waiting = {name: pool.submit(torch.linalg.eigvalsh, block) for name, block in wide.items()}
+    pool.shutdown(wait=False)
+    return lambda: {name: job.result().to(blocks[name].device) for name, job in waiting.items()}
+
+
+def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:
+    """The same here: those of one size in one call."""
+    sizes: dict[int, list[Name]] = {}
+    for name, block in blocks.items():
+        sizes.setdefault(len(block), []).append(name)
+    made: dict[Name, Tensor] = {}
+    for size, names in sizes.items():
+        step = max(1, (1 << 23) // size**2)  # of 64 MiB
+        for some in (names[start : start + step] for start in range(0, len(names), step)):
+            values = torch.linalg.eigvalsh(torch.stack([blocks[name].detach().double() for name in some]))
+            made.update(zip(some, values, strict=True))
+    return made

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ..curvature import Source
 from ..diagnosis import finite_curvature
+from ..groups import Groups
 from ..jacobians import Layout, join, part_ways
 from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
 from ..space import Space
-from .common import filled, floored, one_number
-from .eigen import decompose_side, decompose_sides
+from .common import filled, floored
+from .eigen import decompose_side, decompose_sides, eigenvalues_meanwhile
 from .factors import LARGEST_SIDE, Bases, Factors, Key, KronSums, measure_corrections, measure_factors
 from .sums import check_sums, joined_sums
 
@@ -170,6 +171,8 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
     blocks: dict[Key, Spectrum] = {}
     finite_curvature((part.name, value) for part, value in sums.others.items())
     finite_curvature((key[0].name, value) for key, value in sums.corrected.items())
+    others = {part: value for part, value in sums.others.items() if part.name in space.names}
+    dense = eigenvalues_meanwhile({part: value for part, value in others.items() if value.dim() == 2})
     found = {} if sums.bases else eigen(sums)
     for key, layout in sums.layouts.items():
         if key[0].name not in space.names:
@@ -181,8 +184,7 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
             left, right, row_values, column_values = found[key]
             values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
         blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key), factors)
-    others = {part: value for part, value in sums.others.items() if part.name in space.names}
-    return KronCurvature(blocks, others, space, words)
+    return KronCurvature(blocks, others, space, words, dense())
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Spectrum:
         """`scale H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
         scale = scale.to(self.values)
         same = delta.detach() if numbers is None else numbers
-        if bool((same == same[:1, :1, :1]).all()):
+        if not any(same.stride()) or bool((same == same[:1, :1, :1]).all()):
             return Rotated(scale * self.values + delta[:1, :1, :1], self.layout, self.left, self.right)
         rows, columns = self._product(delta, key, numbers)
         return self._scaled(rows, columns, scale, key)
@@ -302,6 +304,7 @@ class KronCurvature:
     others: dict[Part, Tensor]
     space: Space
     words: str
+    eigenvalues: dict[Part, Tensor]  # in float64, of the others that are matrices
 
     elementwise = False
 
@@ -342,29 +345,29 @@ class KronCurvature:
             made[self.space.place(part)] = floored(value.diagonal() if value.dim() == 2 else value, floor)
         return filled(made, floor)
 
-    def spectrum(self, numbers: Tensor, base: Tensor | None = None) -> Tensor | None:
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """The blocks' eigenvalues, where each has one precision."""
-        made = numbers.new_zeros(self.space.size, dtype=torch.float64, device=self._some.device)
+        made = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
         for key, block in self.blocks.items():
             places = [self.space.place(part) for part in key]
-            if not all(one_number(numbers[place]) for place in places):
-                return None
-            if len(places) > 1 and numbers[places[0]][0] != numbers[places[1]][0]:
+            if not groups.shared(*places):
                 return None
             values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
-            pieces = values.double().split([place.stop - place.start for place in places])
+            pieces = values.split([place.stop - place.start for place in places])
             for place, piece in zip(places, pieces, strict=True):
                 made[place] = piece
         for part, value in self.others.items():
             place = self.space.place(part)
             own = None if base is None else base[place].to(device=made.device, dtype=torch.float64)
-            wide = value.detach().double()
             if value.dim() == 1:
-                made[place] = wide if own is None else wide / own
+                made[place] = value.detach() if own is None else value.detach().double() / own
                 continue
-            if not one_number(numbers[place]):
+            if not groups.shared(place):
                 return None
-            made[place] = torch.linalg.eigvalsh(wide if own is None else wide / (own[:, None] * own).sqrt())
+            if own is None:
+                made[place] = self.eigenvalues[part]
+            else:
+                made[place] = torch.linalg.eigvalsh(value.detach().double() / (own[:, None] * own).sqrt())
         return made
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..evidence import Question, doubled, summed
+from ..groups import Rows
 from ..priors import Prior
 
 
@@ -54,13 +55,16 @@ class Profile:
     prior: Prior  # with all its precisions
     sizes: Tensor  # (groups,): weights
     squares: Tensor  # (groups,): |theta - mu|^2, in the prior's fixed ratios
-    eigenvalues: Tensor | None  # in float64, sorted by group, without zeros; None where there is no such form
-    lengths: Tensor  # (groups,): how many eigenvalues each group has
+    eigenvalues: Rows | None  # in float64; None where there is no such form
 
     @property
     def flat(self) -> Tensor:
         """(groups,) booleans: groups without curvature, about which the data say nothing at any precision."""
-        found = summed(self.question.curvature.diag(), self.prior, self.question.space) / self.sizes.clamp(min=1)
+        if self.eigenvalues is None:
+            total = summed(self.question.curvature.diag(), self.prior, self.question.space)
+        else:
+            total = self.eigenvalues.sums(self.eigenvalues.values.abs().sum(1).cpu())
+        found = total / self.sizes.clamp(min=1)
         return found <= 1e-14 * found.max()
 
     @property
@@ -89,18 +93,15 @@ class Profile:
 
     def _spectral(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
         """`r = scale l / (scale l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
-        values = self.eigenvalues
-        assert values is not None
-        factors = (strength.log() - place.precision).exp().to(values.device)
-        many = len(factors) > 1
-        ratio = values * (factors.repeat_interleave(self.lengths) if many else factors)
-        volume = ratio.log1p().sum()
-        share = ratio.div_(1 + ratio)
-        gamma = segments(share, self.lengths) if many else share.sum()[None]
-        squares = segments(share.square(), self.lengths) if many else share.dot(share)[None]
-        gathered = torch.cat([gamma, gamma - squares, volume[None]]).cpu()
-        gamma, spread = gathered[:-1].reshape(2, -1)
-        return gamma, spread, float(gathered[-1])
+        rows = self.eigenvalues
+        assert rows is not None
+        made = []
+        for ratio in rows.parts((strength.log() - place.precision).exp()):
+            volume = ratio.log1p().sum(1)
+            share = ratio.div_(1 + ratio)
+            made.append(torch.stack([share.sum(1), share.mul_(share).sum(1), volume]))
+        gathered = rows.sums(torch.cat(made, 1).cpu())  # of all sums at once: the device is asked one time
+        return gathered[0], gathered[0] - gathered[1], float(gathered[2].sum())
 
     def _general(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
         """By the posterior precision itself; spreads are those of shares that are equal within each group."""
@@ -118,44 +119,23 @@ class Profile:
         return gamma, gamma * (1 - gamma / self.sizes.clamp(min=1)), volume
 
 
-def segments(values: Tensor, lengths: Tensor) -> Tensor:
-    """Numbers sorted by group -> (groups,): their sums, in an order that does not vary."""
-    return torch.segment_reduce(values, "sum", lengths=lengths)
-
-
 def profile(question: Question, prior: Prior) -> Profile:
     """Prepare tuning: eigenvalues once where the prior has one precision per block, else the operators themselves."""
     space, mode = question.space, question.mode
-    groups = prior.count(space)
-    prior = prior.with_precision(prior.precision.detach().cpu().double().expand(groups).clone())
-    numbers = prior.group(space)
-    sizes = numbers.bincount(minlength=groups) if groups > 1 else torch.tensor([space.size], device="cpu")
+    groups = prior.stretches(space)
+    prior = prior.with_precision(prior.precision.detach().cpu().double().expand(groups.count).clone())
     squares = (mode - prior.centre(space, mode)).detach().double().square()
     if prior.base is not None:
         squares = squares * prior.base.to(squares)
     with torch.no_grad():
-        values = question.curvature.spectrum(numbers, None if prior.base is None else prior.base.to(mode))
-        lengths = sizes
+        values = question.curvature.spectrum(groups, None if prior.base is None else prior.base.to(mode))
         if values is None:
             ones = torch.ones((), dtype=torch.float64, device=mode.device)
-            question.curvature.precision(prior.delta(space, mode), ones, numbers.to(mode.device))  # or refused here
+            question.curvature.precision(prior.delta(space, mode), ones, groups.vector().to(mode.device))  # or refused
             # Climbing to the top takes differences of evidences, which float32 loses.
             question = replace(question, curvature=doubled(question.curvature), mode=mode.double())
-        else:
-            values = rounded(values.detach().double())
-            lengths, values = sorted_by_group(values, numbers, groups)
-    return Profile(question, prior, sizes, summed(squares, prior, space), values, lengths)
-
-
-def sorted_by_group(values: Tensor, numbers: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """How many eigenvalues other than zero each group has, and these, one group after the other."""
-    kept = values != 0
-    if groups == 1:
-        values = values[kept]
-        return torch.tensor([len(values)], device=values.device), values
-    numbers = numbers.to(values.device)[kept]
-    order = numbers.argsort(stable=True)
-    return numbers.bincount(minlength=groups), values[kept][order]
+        rows = None if values is None else Rows.of(rounded(values.detach().double()), groups)
+    return Profile(question, prior, groups.sizes, groups.sums(squares), rows)
 
 
 def rounded(values: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +16,9 @@ from ..complaints import nearest
 from ..priors import Number, Prior
 from .ascent import Path, Range, ascend, fixed_point
 from .profile import Place, Profile, profile
+from .scores import Scores, Setting
 from .trace import Step, Trace, TuningWarning
-from .validation import minimise, repeated, scan, validation_nll
+from .validation import minimise, repeated, scan
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -275,10 +276,15 @@ class Coordinates:
         made = made if noise is None else made.with_noise(noise)
         return made if temperature is None else made.with_temperature(temperature)
 
+    def setting(self, asked: Settings, values: Sequence[float]) -> Setting:
+        """The posterior at a mean precision, a noise and a temperature, to be made later; what is not tuned stays."""
+        mean, noise, temperature = values
+        return lambda: self.at(mean, noise if asked.noise else None, temperature if asked.temperature else None)
+
 
 def by_validation(la: Laplace, asked: Settings) -> Laplace:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    batches = repeated(asked.data, la.mode.device)
+    scores = Scores(la, repeated(asked.data, la.mode.device), asked.predict)
     coordinates, mean = Coordinates.of(la)
     own = [asked.prior, asked.noise, asked.temperature]
     noise = float(la.likelihood.scale) ** -0.5
@@ -294,19 +300,22 @@ def by_validation(la: Laplace, asked: Settings) -> Laplace:
             whole[place] = min(max(value, math.log(ends[place][0])), math.log(ends[place][1]))
         return tuple(whole)
 
-    def score(z: Sequence[float]) -> float:
-        key = values_of(z)
-        if key not in seen:
-            values = [math.exp(value) for value in key]
-            made = coordinates.at(values[0], values[1] if own[1] else None, values[2] if own[2] else None)
-            value = validation_nll(made, batches, **asked.predict)
+    def ahead(settings: Sequence[Sequence[float]]) -> None:
+        keys = [key for key in dict.fromkeys(map(values_of, settings)) if key not in seen]
+        tried = [[math.exp(value) for value in key] for key in keys]
+        made = [coordinates.setting(asked, each) for each in tried]
+        for key, each, value in zip(keys, tried, scores.of(made) if made else [], strict=True):
             seen[key] = value if math.isfinite(value) else math.inf
-            steps.append(Step(seen[key], coordinates.precisions(values[0]), noise_of(la, values[1]), values[2], None))
-        return seen[key]
+            steps.append(Step(seen[key], coordinates.precisions(each[0]), noise_of(la, each[1]), each[2], None))
+
+    def score(z: Sequence[float]) -> float:
+        ahead([z])
+        return seen[values_of(z)]
 
     offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
-    first = scan(score, [begin[place] for place in places], {i: offsets[place] for i, place in enumerate(places)})
-    converged = minimise(score, first, 0.7, asked.tolerance, asked.steps)
+    chosen_offsets = {i: offsets[place] for i, place in enumerate(places)}
+    first = scan(score, [begin[place] for place in places], chosen_offsets, ahead)
+    converged = minimise(score, first, 0.7, asked.tolerance, asked.steps, ahead)
     found = min(seen, key=lambda key: seen[key])
     words = ["The geometric mean of the precisions", "The noise", "The temperature"]
     told = [
@@ -334,7 +343,7 @@ def chosen(
     told: Sequence[str],
 ) -> Laplace:
     """The posterior at a mean precision, a noise and a temperature, with the trace of all that were tried."""
-    made = coordinates.at(values[0], values[1] if asked.noise else None, values[2] if asked.temperature else None)
+    made = coordinates.setting(asked, values)()
     made = made if asked.prior else replace(made, prior=la.prior)
     objective = "log evidence" if asked.data is None else "validation NLL"
     names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
@@ -371,22 +380,14 @@ def by_grid(la: Laplace, asked: Settings) -> Laplace:
     """Every combination is scored, and the best of all is taken."""
     coordinates, mean = Coordinates.of(la)
     tried = axes(la, asked, mean)
-    score: Callable[[float, float, float], float]
+    places = list(itertools.product(*tried.values()))
     if asked.data is None:
         problem = profile(la._question, coordinates.prior)
-
-        def score(precision: float, noise: float, temperature: float) -> float:
-            place = Place(problem.prior.precision.log() + math.log(precision), -2 * math.log(noise))
-            return -problem.at(place).value
+        middle = problem.prior.precision.log()
+        scores = [-problem.at(Place(middle + math.log(mean), -2 * math.log(noise))).value for mean, noise, _ in places]
     else:
-        batches = repeated(asked.data, la.mode.device)
-
-        def score(precision: float, noise: float, temperature: float) -> float:
-            own = coordinates.at(precision, noise if asked.noise else None, temperature if asked.temperature else None)
-            return validation_nll(own, batches, **asked.predict)
-
-    places = list(itertools.product(*tried.values()))
-    scores = [score(*place) for place in places]
+        made = [coordinates.setting(asked, place) for place in places]
+        scores = Scores(la, repeated(asked.data, la.mode.device), asked.predict).of(made)
     sign = -1.0 if asked.data is None else 1.0
     steps = [
         Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)

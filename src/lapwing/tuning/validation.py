@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 Score = Callable[[Sequence[float]], float]
+Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to be asked for, all at once
 
 
 def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
@@ -44,24 +46,27 @@ def repeated(data: Any, device: torch.device) -> Batches:
     return batches
 
 
-def scan(score: Score, start: Sequence[float], offsets: Mapping[int, Sequence[float]]) -> list[float]:
+def scan(score: Score, start: Sequence[float], offsets: Mapping[int, Sequence[float]], ahead: Ahead) -> list[float]:
     """A start for the search: the best of some values of each coordinate, one after the other."""
-    best = list(start)
-    value = score(best)
+    best, value = list(start), math.inf
     for place, tried in offsets.items():
-        middle = best[place]
-        for offset in tried:
-            there = [*best[:place], middle + offset, *best[place + 1 :]]
+        line = [[*best[:place], best[place] + offset, *best[place + 1 :]] for offset in tried]
+        ahead([best, *line])
+        value = min(value, score(best))
+        for there in line:
             found = score(there)
             if found < value:
                 best, value = there, found
     return best
 
 
-def minimise(score: Score, start: Sequence[float], size: float, tolerance: float, steps: int) -> bool:
+def minimise(
+    score: Score, start: Sequence[float], size: float, tolerance: float, steps: int, ahead: Ahead = lambda _: None
+) -> bool:
     """Nelder and Mead's simplex, which needs no gradient; says whether it became as small as the tolerance."""
     simplex = [list(start)]
     simplex += [[v + size * (i == j) for j, v in enumerate(start)] for i in range(len(start))]
+    ahead(simplex)
     corners = [(score(corner), corner) for corner in simplex]
 
     def towards(centre: list[float], worst: list[float], share: float) -> tuple[float, list[float]]:
@@ -87,5 +92,6 @@ def minimise(score: Score, start: Sequence[float], size: float, tolerance: float
                 corners[-1] = nearer
             else:
                 shrunk = [[0.5 * (a + b) for a, b in zip(best[1], other, strict=True)] for _, other in corners[1:]]
+                ahead(shrunk)
                 corners = [best, *((score(corner), corner) for corner in shrunk)]
     return False
