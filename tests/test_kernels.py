@@ -1,0 +1,161 @@
+"""Fused kernels for Jacobians with several positions, against sums written out in float64.
+
+On a GPU they run as they are; without one, where Triton is installed, its interpreter runs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from conftest import DEVICE
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing import fused
+from lapwing.arithmetic import Arithmetic
+from lapwing.jacobians import Acts, Layout, Matrix, Term
+from lapwing.memory import Budget
+
+ON_GPU = torch.device(DEVICE).type == "cuda"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+# K columns, B examples, G groups, T positions, O rows, I columns of the weight; whether positions are contiguous.
+SHAPES = [
+    (10, 3, 1, 5, 7, 9, False),
+    (10, 2, 1, 40, 70, 65, True),
+    (3, 2, 2, 20, 9, 33, True),
+    (1, 4, 1, 70, 130, 20, False),
+    (20, 2, 1, 17, 5, 130, True),
+    (40, 2, 1, 16, 3, 20, True),
+    (70, 2, 1, 9, 2, 20, False),
+    (1, 1, 1, 2, 1, 1, False),
+    (2, 1, 1, 16, 4, 700, False),
+]
+# Relative errors: of products as exact as float32's, with 11 bits, with 8 bits.
+BOUNDS = {"float32": 3e-5, "tf32": 2e-3, "bf16": 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton's interpreter where there is no GPU."""
+    if not ON_GPU:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    fused.kernels.cache_clear()
+    yield
+    fused.kernels.cache_clear()
+    fused.broken.clear()
+
+
+def operands(shape: tuple[int, ...], contiguous: bool) -> tuple[Tensor, ...]:
+    """Gradients (K, B, G, T, O), inputs (B, G, T, I), bases of both sides and weights (G, O, I), in float32."""
+    columns, examples, groups, positions, rows, width = shape
+    torch.manual_seed(sum(shape))
+    if contiguous:
+        grad = torch.randn(columns, examples, groups, rows, positions).transpose(-1, -2)
+    else:
+        grad = torch.randn(columns, examples, groups, positions, rows)
+    act = torch.randn(examples, groups, positions, width)
+    left = torch.linalg.qr(torch.randn(groups, rows, rows))[0]
+    right = torch.linalg.qr(torch.randn(groups, width, width))[0]
+    return tuple(each.to(DEVICE) for each in (grad, act, left, right, torch.rand(groups, rows, width)))
+
+
+def matrix(grad: Tensor, act: Tensor, arithmetic: str, memory: float = 1e9) -> Matrix:
+    """The Jacobian with these gradients and inputs."""
+    layout = Layout.plain(grad.shape[2], grad.shape[4], act.shape[3])
+    acts = Acts(lambda examples: act[examples], act.shape[3], act.shape[2])
+    return Matrix((Term(acts, grad),), layout, Budget(int(memory), Arithmetic(arithmetic)))
+
+
+def written_out(grad: Tensor, act: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """(B, K, G, O, I) in float64."""
+    grad, act = grad.double(), act.double()
+    made = torch.einsum("kbgto,bgti->bkgoi", grad, act)
+    made = made if left is None else torch.einsum("bkgoi,gop->bkgpi", made, left.double())
+    return made if right is None else torch.einsum("bkgoi,gij->bkgoj", made, right.double())
+
+
+def worst(found: Tensor, expected: Tensor) -> float:
+    """The largest error of an example, relative to its own size."""
+    found, expected = found.double().flatten(1), expected.flatten(1)
+    return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("arithmetic", list(BOUNDS))
+@pytest.mark.parametrize(("shape", "contiguous"), [(each[:6], each[6]) for each in SHAPES])
+def test_kernels(shape: tuple[int, ...], contiguous: bool, arithmetic: str) -> None:
+    """Covariances, variances and squares, in bases and without; examples of very different sizes."""
+    if arithmetic == "bf16" and not ON_GPU:
+        pytest.skip("Triton's interpreter has no products of bfloat16")
+    grad, act, left, right, weight = operands(shape, contiguous)
+    grad[:, -1] *= 1e-7
+    act[0] *= 1e5
+    asked = matrix(grad, act, arithmetic)
+    assert asked._fusable()
+    for bases in ((left, right), (None, right), (left, None), (None, None)):
+        rows = written_out(grad, act, *bases)
+        scaled = rows * weight.double().sqrt()
+        flat = scaled.flatten(2)
+        assert worst(asked.quad(weight, *bases), flat @ flat.mT) < BOUNDS[arithmetic]
+        assert worst(asked.variance(weight, *bases), flat.square().sum(-1)) < BOUNDS[arithmetic]
+        squares = rows.square().sum((0, 1))
+        assert worst(asked.square_sum(*bases)[None], squares[None]) < BOUNDS[arithmetic]
+    assert not fused.broken
+
+
+def test_examples_apart() -> None:
+    """NaN in one example stays there; splitting by memory changes nothing."""
+    grad, act, left, right, weight = operands((4, 5, 1, 20, 24, 40), True)
+    whole = matrix(grad, act, "float32").quad(weight, left, right)
+    torch.testing.assert_close(matrix(grad, act, "float32", 2e4).quad(weight, left, right), whole, rtol=1e-5, atol=0)
+    grad[1, 2, 0, 3, 4] = math.nan
+    found = matrix(grad, act, "float32").quad(weight, left, right)
+    assert bool(torch.isnan(found[2]).any())
+    others = [0, 1, 3, 4]
+    torch.testing.assert_close(found[others], whole[others], rtol=1e-6, atol=0)
+
+
+def test_kernels_that_fail_leave_the_slower_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, and one warning."""
+    grad, act, left, right, weight = operands((4, 3, 1, 20, 24, 40), False)
+    expected = matrix(grad, act, "float32").quad(weight, left, right)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(fused, "split", fails)
+    with pytest.warns(UserWarning, match="fused GPU kernels do not run here .*no compiler"):
+        found = matrix(grad, act, "float32").quad(weight, left, right)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+    matrix(grad, act, "float32").variance(weight, left, right)
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag"])
+def test_networks(structure: str) -> None:
+    """Convolutions with strides, padding, dilation and groups, and linear maps over positions, whole fits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(6, 8, 3, stride=2, dilation=2, padding=2, groups=2),
+        nn.Tanh(),
+        nn.Flatten(2),
+        nn.Linear(9, 4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    ).to(DEVICE)
+    x, y = torch.randn(6, 2, 6, 6, device=DEVICE), torch.arange(6, device=DEVICE) % 3
+    wide = lw.fit(model.double(), (x.double(), y), "classification", structure=structure).functional(x.double())
+    model.float()
+    for arithmetic, bound in (("float32", 1e-4), ("auto", 3e-3), ("tf32", 3e-3)):
+        la = lw.fit(model, (x, y), "classification", structure=structure, arithmetic=arithmetic)
+        made = la.functional(x)
+        assert worst(made.cov, wide.cov) < bound
+        variances = la.functional(x, variance_only=True).cov
+        assert worst(variances, wide.cov.diagonal(dim1=1, dim2=2)) < bound
+    assert not fused.broken
