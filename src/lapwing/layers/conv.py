@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, PlainInputs, Recorder, Use, channels
+from .geometry import Axis
 from .linear import bias_contribution, usable_range
+from .offsets import PatchMoments
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,16 @@ class Window:
             else:
                 made += [self.padding[axis]] * 2
         return made
+
+    def axes(self, sizes: tuple[int, ...]) -> tuple[Axis, ...]:
+        """What it does along each axis of an image."""
+        pads = self.pads()
+        pairs = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
+        each = zip(self.kernel, self.stride, self.dilation, pairs, sizes, strict=True)
+        return tuple(
+            Axis(kernel, stride, dilation, before, after, size)
+            for kernel, stride, dilation, (before, after), size in each
+        )
 
 
 def patches(given: Tensor, window: Window) -> Tensor:
@@ -115,6 +127,9 @@ class ConvRule(PlainInputs):
                 return seen.transpose(1, 2).reshape(count, groups, -1, width)
 
             acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
+            if not self.transposed:
+                axes = window.axes(tuple(given.shape[given.dim() - dims :]))
+                acts = replace(acts, moments=PatchMoments(given, axes, groups))
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)
