@@ -92,7 +92,7 @@ def second_moments(given: Tensor, axes: Sequence[Axis], groups: int, budget: Bud
             for cell in cells_of(bases):
                 for pair, made in cell_products(image, outer, inner, bases, cell):
                     key = bases, pair, cell
-                    found[key] = made if key not in found else plus(found[key], made)
+                    found[key] = made if key not in found else found[key].add_(made)
     side = (outer.kernel, *taps_of(inner), channels)
     made = given.new_empty((groups, *side, *side), dtype=dtype)
     for bases in bases_of(inner):
@@ -233,13 +233,8 @@ def total(values: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
     made = values[0] if len(values) == 1 else values[0] + values[1]
     for value in values[2:]:
-        made = plus(made, value)
+        made += value
     return made
-
-
-def plus(own: Tensor, value: Tensor) -> Tensor:
-    """A tensor of our own with another one in it, in place where no gradient flows."""
-    return own + value if own.requires_grad or value.requires_grad else own.add_(value)
 
 
 def partners(sums: Tensor, inner: Sequence[Axis], bases: Sequence[Alike], own: Sequence[int], half: bool) -> Tensor:
