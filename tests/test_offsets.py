@@ -14,11 +14,14 @@ from torch.nn import functional
 import lapwing as lw
 from conftest import DEVICE
 from fitting import built, fitted, normal
+from lapwing.jacobians import Acts, Layout, Matrix, Term
 from lapwing.layers import geometry, offsets
+from lapwing.layers.base import Part
 from lapwing.layers.conv import Window, patches
 from lapwing.layers.geometry import Axis
 from lapwing.layers.offsets import PatchMoments
 from lapwing.memory import Budget
+from lapwing.structures.factors import KronSums, add_gradients, add_inputs
 from tables import curvature_of, relative, table
 
 LARGE = Budget(1 << 30)
@@ -168,6 +171,49 @@ def test_gradients_flow_through_the_sums() -> None:
         patch.setattr(offsets, "TILE", 5)
         (tiled,) = torch.autograd.grad((moments(x, window).second(LARGE).reshape(12, 12) * weight).sum(), x)
         assert relative(tiled, expected.cpu()) < 1e-12
+
+
+def factor(x: Tensor, window: Window, bias: bool, weight: Tensor | None, reduced: bool, fast: bool) -> Tensor:
+    """(G, I, I): the input factor of images (B, F, C, H, W), several to an example, from patches or from their sums."""
+    folds, groups = x.shape[1], window.groups
+
+    def act(chosen: slice) -> Tensor:
+        rows = cut_out(x[chosen].flatten(0, 1), window)
+        return rows.reshape(groups, len(x[chosen]), -1, rows.shape[-1]).transpose(0, 1)
+
+    _, _, positions, width = act(slice(0, 1)).shape
+    given = PatchMoments(x, window.axes(tuple(x.shape[3:])), groups) if fast else None
+    assert folds > 1
+    term = Term(Acts(act, width, positions, moments=given), normal(1, len(x), groups, positions, 2).to(DEVICE))
+    matrix = Matrix((term,), Layout.plain(groups, 2, width), Budget(30_000))
+    matrix = matrix.with_bias() if bias else matrix
+    sums, key = KronSums(), (Part("weight", 0, 1),)
+    add_gradients(sums, key, matrix, reduced, {})
+    add_inputs(sums, key, matrix, [weight], reduced)
+    add_inputs(sums, key, matrix, [weight], reduced)
+    return sums.factors[key, False].inputs
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_factors_with_ones_masks_and_gradients(
+    groups: int, bias: bool, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every element of the factor and its gradient, with several images to an example, and some positions left out."""
+    monkeypatch.setattr(offsets, "worth", lambda *given: True)
+    window = Window((3, 2), (1, 2), (1, 0), (1, 1), groups)
+    x = normal(3, 2, 4, 5, 6).to(DEVICE)
+    mask = (normal(3, 2 * 15) > 0).to(DEVICE)
+    for weight in (None, mask):
+        for traced in (False, True):
+            x = x.detach().requires_grad_(traced)
+            ours, expected = (factor(x, window, bias, weight, reduced, fast) for fast in (True, False))
+            assert relative(ours.detach(), expected.detach().cpu()) < 1e-12
+            if traced:
+                numbers = normal(*ours.shape).to(DEVICE)
+                left, right = (torch.autograd.grad((made * numbers).sum(), x)[0] for made in (ours, expected))
+                assert relative(left, right.cpu()) < 1e-12
 
 
 NETWORKS = ["conv1d", "conv2d", "conv2d_same", "conv2d_groups", "depthwise", "conv3d", "residual_cnn", "segmentation"]
