@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,23 @@ def turned(rows: Tensor, basis: Tensor) -> Tensor:
     return rows @ (basis[0] if basis.shape[0] == 1 else basis)
 
 
+class Moments(Protocol):
+    """Sums over the positions of layer inputs, by another way than making the inputs."""
+
+    @property
+    def cheaper(self) -> bool:
+        """Whether `second` takes less time than from the inputs; `first` always does."""
+        ...
+
+    def first(self, examples: slice) -> Tensor:
+        """(b, G, I): sums over positions."""
+        ...
+
+    def second(self, budget: Budget) -> Tensor:
+        """(G, I, I): `sum a a^T` over examples and positions, with I as several axes."""
+        ...
+
+
 @dataclass(frozen=True)
 class Acts:
     """Layer inputs (B, G, T, width), made for a slice of the examples at a time since patches are large."""
@@ -64,6 +82,7 @@ class Acts:
     scratch: int = 0  # numbers made on the way per example, beyond the result
     # The inputs in a basis as a 16-bit operand, where there is a shorter way than making them first.
     turned: Callable[[slice, Tensor, bool, torch.dtype], fused.Operand] | None = None
+    moments: Moments | None = None  # of the inputs without a column of ones
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
         """(b, G, T, I), rotated by `basis` (G, I, I) where one is given."""

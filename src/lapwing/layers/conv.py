@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor
 from .. import fused
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, PlainInputs, Recorder, Use, channels
+from .geometry import Axis
 from .linear import bias_contribution, usable_range
+from .offsets import PatchMoments
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,16 @@ class Window:
             else:
                 made += [self.padding[axis]] * 2
         return made
+
+    def axes(self, sizes: tuple[int, ...]) -> tuple[Axis, ...]:
+        """What it does along each axis of an image."""
+        pads = self.pads()
+        pairs = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
+        each = zip(self.kernel, self.stride, self.dilation, pairs, sizes, strict=True)
+        return tuple(
+            Axis(kernel, stride, dilation, before, after, size)
+            for kernel, stride, dilation, (before, after), size in each
+        )
 
 
 def patches(given: Tensor, window: Window) -> Tensor:
@@ -140,14 +152,12 @@ class ConvRule(PlainInputs):
             def turned(examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> fused.Operand:
                 return turned_patches(given[examples], window, basis, two, half)
 
-            plain = not self.transposed and given.dim() == dims + 2
-            acts = Acts(
-                act,
-                width,
-                positions,
-                scratch=2 * groups * positions * width,
-                turned=turned if plain else None,
-            )
+            acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
+            if not self.transposed:
+                axes = window.axes(tuple(given.shape[given.dim() - dims :]))
+                acts = replace(acts, moments=PatchMoments(given, axes, groups))
+                if given.dim() == dims + 2:
+                    acts = replace(acts, turned=turned)
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)

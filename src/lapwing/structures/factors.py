@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..curvature import Source
-from ..jacobians import Explicit, Layout, Matrix, Term
+from ..jacobians import Acts, Explicit, Layout, Matrix, Moments, Term
 from ..layers.base import Part
 from .common import added, sum_dtype
 
@@ -200,6 +201,10 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
     if term.acts.constant:
         factors.inputs = factors.inputs + positions
         return
+    moments = term.acts.moments
+    if moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
+        _add_moments(factors, term.acts, moments, matrix)
+        return
     groups = matrix.layout.matrix[0]
     each = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
     for chosen in matrix.budget.slices(examples, each):
@@ -207,6 +212,33 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         if weight is not None:
             act = act * weight[chosen, None, :, None]
         factors.inputs = added(factors.inputs, outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1])))
+
+
+def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix) -> None:
+    """`sum a a^T` where it is known without the inputs; with a column of ones, their sums beside it."""
+    second = moments.second(matrix.budget)
+    rows = second.shape[1 : (second.dim() + 1) // 2]
+    groups, width = second.shape[0], math.prod(rows)
+    first: Tensor | None = None
+    if acts.ones:
+        each = acts.scratch * second.dtype.itemsize
+        parts = [moments.first(chosen).sum(0) for chosen in matrix.budget.slices(matrix.examples, each)]
+        first = torch.stack(parts).sum(0)
+    count = matrix.examples * acts.positions
+    total = factors.inputs
+    if total.requires_grad or second.requires_grad:
+        made = second.reshape(groups, width, width)
+        if first is not None:
+            last = torch.nn.functional.pad(first, (0, 1), value=float(count))
+            made = torch.cat([torch.cat([made, first[:, None]], 1), last[:, :, None]], 2)
+        factors.inputs = total + made
+        return
+    # Into a view of the sum: the result is large where there are many channels, and its axes in another order.
+    total[:, :width, :width].unflatten(2, rows).unflatten(1, rows).add_(second)
+    if first is not None:
+        total[:, width, :width] += first
+        total[:, :width, width] += first
+        total[:, width, width] += count
 
 
 def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor | None]]) -> None:
@@ -221,10 +253,13 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
     for chosen in matrix.budget.slices(examples, each):
         mean: Tensor | None = None
         for term, weight in own:
-            act = term.acts(chosen).to(factors.inputs.dtype)
-            if weight is not None:
-                act = act * weight[chosen, None, :, None]
-            summed = act.sum(2)
+            if term.acts.moments is not None and weight is None:
+                summed = term.acts.moments.first(chosen).to(factors.inputs.dtype)
+                if term.acts.ones:
+                    summed = torch.nn.functional.pad(summed, (0, 1), value=float(term.acts.positions))
+            else:
+                act = term.acts(chosen).to(factors.inputs.dtype)
+                summed = (act if weight is None else act * weight[chosen, None, :, None]).sum(2)
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
