@@ -141,6 +141,13 @@ def linearised(
     """The Gaussian over the outputs of the linearised network."""
     network = la._network(memory)
     seed = seed_of(generator)
+    closed = None if question.joint else engine.spectral(network, la.precision, x, question.create_graph)
+    if closed is not None:
+        form = network.form(closed.mean)
+        mean = form.flatten(closed.mean).to(closed.deviation.dtype)
+        return Normal(
+            form, network.budget, mean, None, question.samples, seed, basis=closed.basis, deviation=closed.deviation
+        )
     try:
         made = engine.functional(network, la.precision, x, question.joint, False, question.create_graph)
     except engine.TooManyOutputs as many:
