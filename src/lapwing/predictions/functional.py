@@ -139,7 +139,7 @@ def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) 
     if spectra is not None:
         if not variance_only:
             return spread(spectra)
-        return form.restore(spread_variance(spectra)).flatten(1)
+        return form.restore(spread_variance(spectra)).reshape(tape.examples, -1)
     numbers = math.prod(form.shape)
     # Variances have a closed form whatever the structure; so have covariances of outputs without positions.
     if numbers > EXACT_OUTPUTS and not variance_only and not all(map(without_positions, found.values())):
