@@ -26,6 +26,8 @@ from .outermost import (
     row_roots,
 )
 
+WORTH_ROOTS = 0.125  # rows of a Jacobian, as a share of the weights, from which roots of a layer's rows pay
+
 
 @dataclass(frozen=True)
 class Dual:
@@ -175,8 +177,8 @@ class Dense:
     def cholesky(self) -> Tensor:
         """Lower factor; retried in float64, since a sum in float32 can lose definiteness to rounding."""
         factor: Tensor
-        for matrix in (self.matrix, self.matrix.double()):
-            factor, failed = torch.linalg.cholesky_ex(matrix)
+        for dtype in (self.matrix.dtype, torch.float64):
+            factor, failed = torch.linalg.cholesky_ex(self.matrix.to(dtype))
             if not bool(failed):
                 return factor.to(self.matrix.dtype)
         wide = self.matrix.detach().double()
@@ -220,7 +222,7 @@ class Dense:
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K)."""
         found = outermost_pieces(jacobian) if variance_only and not self.matrix.requires_grad else None
-        if found is None:
+        if found is None or jacobian.examples * jacobian.columns < len(self.matrix) * WORTH_ROOTS:
             return quad_by_rows(self, jacobian, variance_only)
         key = tuple((piece.layout, piece.flipped) for piece in found)
         if key not in self.roots:  # as dear as the Cholesky factor, and kept like it
