@@ -111,25 +111,47 @@ def functional(
     network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool = False
 ) -> Functional:
     """Mean and covariance of the outputs under the linearised network; with their graph back to x on request."""
+    with prepared(network, x, create_graph) as given:
+        return _functional(network, precision, given, joint, variance_only, create_graph)
+
+
+def compact(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, create_graph: bool = False
+) -> Functional | Spectral:
+    """The same, without a covariance for every example where it has such a form."""
+    with prepared(network, x, create_graph) as given:
+        made = None if joint else _spectral(network, precision, given, create_graph)
+        return _functional(network, precision, given, joint, False, create_graph) if made is None else made
+
+
+@contextmanager
+def prepared(network: Network, x: Inputs, create_graph: bool) -> Iterator[Inputs]:
+    """Inputs that are ready to be asked about, inside `Network.asked`."""
     with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
         x = network.prepare(x)
     if create_graph:
         require_gradients(x)
-    kept = alone if create_graph else torch.detach
     with network.asked():
-        closed = network.closed(x) and not joint
-        if network.outputs(x) > EXACT_OUTPUTS and not closed:
-            raise TooManyOutputs(network.outputs(x))
-        if joint:
-            return finite(_joint(network, precision, x, create_graph), x)
-        means, covariances = [], []
-        columns = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
-        for tape in network.tapes(x, create_graph, columns):
-            form = network.form(tape.output)
-            made = _covariance(precision, tape, form, variance_only)
-            means.append(kept(tape.output))
-            covariances.append(_arrange(kept(made), form, variance_only))
-        return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
+        yield x
+
+
+def _functional(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool
+) -> Functional:
+    kept = alone if create_graph else torch.detach
+    closed = network.closed(x) and not joint
+    if network.outputs(x) > EXACT_OUTPUTS and not closed:
+        raise TooManyOutputs(network.outputs(x))
+    if joint:
+        return finite(_joint(network, precision, x, create_graph), x)
+    means, covariances = [], []
+    columns = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
+    for tape in network.tapes(x, create_graph, columns):
+        form = network.form(tape.output)
+        made = _covariance(precision, tape, form, variance_only)
+        means.append(kept(tape.output))
+        covariances.append(_arrange(kept(made), form, variance_only))
+    return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
 
 
 def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) -> Tensor:
@@ -169,27 +191,22 @@ class Spectral(NamedTuple):
     deviation: Tensor  # (B, T, R)
 
 
-def spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool = False) -> Spectral | None:
-    """The Gaussian over the outputs in that form; None where it has no such form."""
-    with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
-        x = network.prepare(x)
-    if create_graph:
-        require_gradients(x)
+def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool) -> Spectral | None:
+    """The Gaussian over the outputs in that form; None where it has none."""
+    if not network.closed(x):
+        return None
     kept = alone if create_graph else torch.detach
     means, weights, bases = [], [], []
-    with network.asked():
-        if not network.closed(x):
+    for tape in network.tapes(x, create_graph, 1):
+        form = network.form(tape.output)
+        spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
+        if spectra is None:
             return None
-        for tape in network.tapes(x, create_graph, 1):
-            form = network.form(tape.output)
-            spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
-            if spectra is None:
-                return None
-            means.append(kept(tape.output))
-            weights.append(kept(torch.cat([each for _, each in spectra], -1)))
-            bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
-        mean, weight = torch.cat(means), torch.cat(weights)
-        refuse_broken([mean, weight], x)
+        means.append(kept(tape.output))
+        weights.append(kept(torch.cat([each for _, each in spectra], -1)))
+        bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
+    mean, weight = torch.cat(means), torch.cat(weights)
+    refuse_broken([mean, weight], x)
     # The square root has no derivative at zero.
     deviation = torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)
     return Spectral(mean, torch.cat(bases, -1).detach(), deviation)

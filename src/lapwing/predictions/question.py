@@ -141,15 +141,8 @@ def linearised(
     """The Gaussian over the outputs of the linearised network."""
     network = la._network(memory)
     seed = seed_of(generator)
-    closed = None if question.joint else engine.spectral(network, la.precision, x, question.create_graph)
-    if closed is not None:
-        form = network.form(closed.mean)
-        mean = form.flatten(closed.mean).to(closed.deviation.dtype)
-        return Normal(
-            form, network.budget, mean, None, question.samples, seed, basis=closed.basis, deviation=closed.deviation
-        )
     try:
-        made = engine.functional(network, la.precision, x, question.joint, False, question.create_graph)
+        made = engine.compact(network, la.precision, x, question.joint, question.create_graph)
     except engine.TooManyOutputs as many:
         if question.joint or question.create_graph:
             which = "joint=True" if question.joint else "create_graph=True"
@@ -161,6 +154,9 @@ def linearised(
     form = network.form(made.mean)
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    if isinstance(made, engine.Spectral):
+        basis, deviation = made.basis.to(mean.dtype), made.deviation.to(mean.dtype)
+        return Normal(form, network.budget, mean, None, question.samples, seed, basis=basis, deviation=deviation)
     if not question.joint:
         return Normal(
             form, network.budget, mean, made.cov.reshape(*mean.shape, -1).to(mean.dtype), question.samples, seed
