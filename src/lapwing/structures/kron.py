@@ -88,8 +88,7 @@ class EKFAC:
         sums = measure_factors(self.approx, self.bias, source)
         new = {key: layout for key, layout in sums.layouts.items() if key not in bases}
         found = eigen(replace(sums, layouts=new))
-        kept: dict[int, Tensor] = {}  # a bias has the row side of its weight: one tensor, as long as both are new
-        sums.bases = {key: bases[key] if key in bases else rows_first(found[key][:2], kept) for key in sums.layouts}
+        sums.bases = {key: bases[key] if key in bases else rows_first(*found[key][:2]) for key in sums.layouts}
         sums.factors = {}  # they were there for the bases alone
         return measure_corrections(sums, source)
 
@@ -99,12 +98,9 @@ class EKFAC:
         return decompose(sums, space, f"eigenvalue-corrected Kronecker ({self.approx}{joint})")
 
 
-def rows_first(
-    pair: tuple[Tensor | None, Tensor | None], kept: dict[int, Tensor]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Bases in memory as files hold them, where products differ in their last bits otherwise; each tensor once."""
-    left, right = (each if each is None else kept.setdefault(id(each), each.contiguous()) for each in pair)
-    return left, right
+def rows_first(left: Tensor | None, right: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Bases in memory as files hold them: products differ in their last bits otherwise."""
+    return left if left is None else left.contiguous(), right if right is None else right.contiguous()
 
 
 def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
