@@ -319,6 +319,18 @@ def test_many_outputs(structure: str) -> None:
         la.functional(moved(x), joint=True)
 
 
+def test_classes_across_rows_and_positions() -> None:
+    """Where a layer's rows are two positions of 130 classes, variances are exact and covariances come from samples."""
+    model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 260), nn.Unflatten(1, (2, 130))))
+    la = fitted(model, normal(9, 3), classes(130, 9, 2), "classification", weights="2", curvature="fisher")
+    x = moved(normal(2, 3, seed=3))
+    jacobian = dense.jacobian(model, x.cpu(), ["2.weight", "2.bias"])
+    cov = jacobian @ la.precision.solve(moved(jacobian)).cpu().mT
+    assert relative(la.functional(x, variance_only=True).cov.flatten(1), cov.diagonal(dim1=1, dim2=2)) < EXACT
+    exact = positions_of(cov, torch.Size((2, 130)), -1)
+    assert 0.01 < relative(la.functional(x).cov, exact) < 1
+
+
 @pytest.mark.parametrize("structure", ["expand", "joint", "ekfac", "diag"])
 def test_nothing_large_is_made(structure: str) -> None:
     """No (N, C, C), and nothing with a column per output: the largest tensors are a basis and a batch of outputs."""
@@ -335,7 +347,7 @@ def test_nothing_large_is_made(structure: str) -> None:
     assert sizes[0] <= 2 * MANY**2
     with largest() as sizes:
         _ = la.predict(x, link="mc", samples=16).probs, la.predict(x, samples=16).epistemic
-    assert sizes[0] <= 2 * 16 * 50 * MANY
+    assert sizes[0] <= 3 * 16 * 50 * MANY
 
 
 def test_memory_bounds_covariances() -> None:
@@ -390,7 +402,8 @@ def test_random_draws() -> None:
     model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
     x, y = normal(9, 3), normal(9, 3, seed=8)
     noise = torch.tensor([0.4, 0.7, 1.1], dtype=torch.float64)
-    la = fitted(model, x, y, lw.Gaussian(noise), weights="2", prior=lw.Prior.unitwise([0.5, 1.0, 2.0] * 2))
+    prior = lw.Prior.unitwise([0.5, 1.0, 2.0] * 2)
+    la = fitted(model, x, y, lw.Gaussian(noise), weights="2", prior=prior, curvature="fisher")
     pred = la.predict(moved(x))
     cov = pred.covariance.cpu() + torch.diag(noise.square())
     expected = torch.distributions.MultivariateNormal(model(x).detach(), cov).log_prob(y)
