@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Union
 
 import torch
 from torch import Tensor
 
 from . import fused
 from .memory import Budget
+
+if TYPE_CHECKING:
+    from .outermost import Outermost
 
 
 @dataclass(frozen=True)
@@ -401,13 +404,13 @@ class Explicit:
 class Stacked:
     """Several weights' Jacobians side by side, made a slice of examples at a time; an absent one is zero."""
 
-    pieces: tuple[Matrix | Explicit | None, ...]
+    pieces: tuple[Matrix | Explicit | Outermost | None, ...]
     sizes: tuple[int, ...]
     mask: Tensor | None = None
     joint: Layout | None = None  # the weight's, where weight and bias are one matrix (O, I + 1)
 
     @property
-    def _some(self) -> Matrix | Explicit:
+    def _some(self) -> Matrix | Explicit | Outermost:
         return next(piece for piece in self.pieces if piece is not None)
 
     @property
@@ -461,4 +464,4 @@ def part_ways(v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return layout.to_flat(matrix[..., :-1]), matrix[..., -1].flatten(-2)
 
 
-Jacobian = Matrix | Explicit | Stacked
+Jacobian = Union[Matrix, Explicit, Stacked, "Outermost"]

@@ -199,7 +199,8 @@ class Laplace:
         """Mean and covariance of the outputs at x, noise excluded.
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
-        Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64).
+        Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64), unless
+        the last layer alone is uncertain: then it is exact.
         `create_graph`: both can be differentiated in x, which has to require gradients; also under `no_grad`.
         """
         if joint and variance_only:

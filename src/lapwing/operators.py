@@ -7,7 +7,7 @@ evidence, sampling and functional covariances are written once on top of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -16,6 +16,17 @@ from torch import Tensor
 from .core import Precision
 from .jacobians import Explicit, Jacobian, Layout, Matrix, Stacked, join, part_ways, turned, weighted_gram
 from .layers.base import Part
+from .outermost import (
+    Outermost,
+    Piece,
+    Spectrum,
+    outermost_pieces,
+    rooted_variance,
+    row_places,
+    row_roots,
+)
+
+WORTH_ROOTS = 0.125  # rows of a Jacobian, as a share of the weights, from which roots of a layer's rows pay
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Rotated:
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`, so that `half half^T` is the covariance."""
-        if not isinstance(jacobian, Matrix) or jacobian.layout != self.layout:
+        if not isinstance(jacobian, Matrix | Outermost) or jacobian.layout != self.layout:
             return self.whiten(jacobian.rows(examples).transpose(0, 1))
         product = jacobian.product(examples, self.left, self.right)
         return (product * self.values.rsqrt()[:, None]).transpose(1, 2).flatten(2)
@@ -96,7 +107,7 @@ class Rotated:
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K) with `variance_only`: `J P^-1 J^T` per example."""
-        if not isinstance(jacobian, Matrix) or jacobian.layout != self.layout:
+        if not isinstance(jacobian, Matrix | Outermost) or jacobian.layout != self.layout:
             return quad_by_rows(self, jacobian, variance_only)
         if variance_only:
             return jacobian.variance(self.inverse, self.left, self.right)
@@ -142,13 +153,17 @@ class Diagonal:
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K)."""
-        flat = 1 / self.values
-        if self.mask is not None:  # elements that are not selected are certain
-            flat = flat.new_zeros(self.mask.shape).masked_scatter(self.mask, flat)
         if isinstance(jacobian, Stacked):
             return quad_by_rows(self, jacobian, variance_only)
-        weight = jacobian.layout.to_matrix(flat)
+        weight = self.weight(jacobian.layout)
         return jacobian.variance(weight) if variance_only else jacobian.quad(weight)
+
+    def weight(self, layout: Layout) -> Tensor:
+        """(G, O, I): the variances in a layout; elements that are not selected are certain."""
+        flat = 1 / self.values
+        if self.mask is not None:
+            flat = flat.new_zeros(self.mask.shape).masked_scatter(self.mask, flat)
+        return layout.to_matrix(flat)
 
 
 SMALL = 2048  # weights of a dense block whose inverse root is kept
@@ -159,13 +174,14 @@ class Dense:
     """A matrix (P, P): full curvature, blocks, norm layers."""
 
     matrix: Tensor
+    roots: dict[tuple[tuple[Layout, bool], ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def cholesky(self) -> Tensor:
         """Lower factor; retried in float64, since a sum in float32 can lose definiteness to rounding."""
         factor: Tensor
-        for matrix in (self.matrix, self.matrix.double()):
-            factor, failed = torch.linalg.cholesky_ex(matrix)
+        for dtype in (self.matrix.dtype, torch.float64):
+            factor, failed = torch.linalg.cholesky_ex(self.matrix.to(dtype))
             if not bool(failed):
                 return factor.to(self.matrix.dtype)
         wide = self.matrix.detach().double()
@@ -215,7 +231,13 @@ class Dense:
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K)."""
-        return quad_by_rows(self, jacobian, variance_only)
+        found = outermost_pieces(jacobian) if variance_only and not self.matrix.requires_grad else None
+        if found is None or jacobian.examples * jacobian.columns < len(self.matrix) * WORTH_ROOTS:
+            return quad_by_rows(self, jacobian, variance_only)
+        key = tuple((piece.layout, piece.flipped) for piece in found)
+        if key not in self.roots:  # as dear as the Cholesky factor, and kept like it
+            self.roots[key] = row_roots(self.cholesky, row_places(found), jacobian.budget)
+        return rooted_variance(found, self.roots[key])
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`."""
@@ -261,11 +283,11 @@ class Block:
         sizes = [piece.stop - piece.start for piece in self.slices]
         return list(zip(self.slices, v.split(sizes, -1), strict=True))
 
-    def jacobian(self, found: Mapping[Part, Matrix | Explicit]) -> Jacobian | None:
+    def jacobian(self, found: Mapping[Part, Piece]) -> Jacobian | None:
         """The Jacobian of this block's weights, in its order; None where none of them was used."""
         if self.joint is not None:
             weight = found.get(self.parts[0])
-            if isinstance(weight, Matrix) and self.parts[1] in found:
+            if isinstance(weight, Matrix | Outermost) and self.parts[1] in found:
                 return weight.with_bias()
         elif len(self.parts) == 1 and self.mask is None and self.parts[0] in found:
             return found[self.parts[0]]
@@ -276,7 +298,7 @@ class Block:
         return Stacked(pieces, sizes, self.mask, self.joint)
 
 
-def rows_of(found: Mapping[Part, Matrix | Explicit], part: Part) -> Explicit | None:
+def rows_of(found: Mapping[Part, Piece], part: Part) -> Explicit | None:
     """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
     total: Tensor | None = None
     budget = None
@@ -346,7 +368,30 @@ class Blocks:
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces])
 
-    def quad(self, found: Mapping[Part, Matrix | Explicit], variance_only: bool = False) -> Tensor:
+    def spectra(self, found: Mapping[Part, Piece]) -> list[Spectrum] | None:
+        """Bases (O, R) and weights (B, T, R) whose `basis diag(weights) basis^T` add up to the outputs' covariance.
+
+        Of an outermost layer without groups under Kronecker or diagonal blocks; None where there is no such form.
+        """
+        made: dict[int, Spectrum] = {}
+        for block in self.blocks:
+            jacobian, operator = block.jacobian(found), block.operator
+            if jacobian is None:
+                continue
+            if not isinstance(jacobian, Outermost) or jacobian.groups != 1:
+                return None
+            if isinstance(operator, Rotated) and operator.layout == jacobian.layout:
+                basis, inner = jacobian.inner(operator.inverse, operator.left, operator.right)
+            elif isinstance(operator, Diagonal):
+                basis, inner = jacobian.inner(operator.weight(jacobian.layout), None, None)
+            else:
+                return None
+            earlier = made.get(id(basis))  # a weight and its bias have the row side in common
+            weights = inner[:, 0] if earlier is None else earlier[1] + inner[:, 0]
+            made[id(basis)] = (basis if basis is None else basis[0], weights)
+        return list(made.values()) or None
+
+    def quad(self, found: Mapping[Part, Piece], variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
         total: Tensor | None = None
         shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]] = {}
@@ -364,7 +409,7 @@ class Blocks:
             raise ValueError("None of the selected weights was used by these inputs.")
         return total
 
-    def cross(self, first: Mapping[Part, Matrix | Explicit], second: Mapping[Part, Matrix | Explicit]) -> Tensor:
+    def cross(self, first: Mapping[Part, Piece], second: Mapping[Part, Piece]) -> Tensor:
         """(B, K, b, k): the covariance between the outputs of two sets of examples."""
         total: Tensor | None = None
         for block in self.blocks:

@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,11 +24,15 @@ from .batches import Inputs, tensors
 from .jacobians import Explicit, Layout, Matrix, Term
 from .layers import HANDLERS
 from .layers.base import BatchAxis, Contribution, Lift, Part, Ref, Rule, Use, batch_axes, output_edge
+from .layers.conv import ConvRule
 from .layers.elementwise import align, reduce_to
 from .layers.generic import generic_rows
+from .layers.linear import BilinearRule, LinearRule
 from .memory import Budget
+from .outermost import Outermost, Piece, identity_cotangents
 
 WHOLE = BatchAxis(0, "whole")
+AFFINE = (LinearRule, BilinearRule, ConvRule)  # each number of their output is one row of the weight at one position
 Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # names, dtypes and shapes of one example's tensors
 
 
@@ -46,6 +51,7 @@ class Plan:
     batched: bool = True  # whether many cotangents can be pulled back at once
     verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
+    closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
 
     def copy(self) -> Plan:
         """As it is now."""
@@ -57,6 +63,7 @@ class Plan:
             copied=self.copied.copy(),
             used={name: rules.copy() for name, rules in self.used.items()},
             costs=self.costs.copy(),
+            closed=self.closed.copy(),
         )
 
     def restore(self, kept: Plan) -> None:
@@ -75,6 +82,10 @@ class Plan:
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
         """The shape of one example's output; known likewise."""
         return self.costs[signature(inputs)][1]
+
+    def is_closed(self, inputs: Inputs) -> bool:
+        """Whether all selected weights are in the layer whose output is the network's; known likewise."""
+        return self.closed[signature(inputs)]
 
 
 def signature(inputs: Inputs) -> Signature:
@@ -234,7 +245,21 @@ class Tape:
 
     def gradients(self, cotangents: Tensor) -> list[Tensor | None]:
         """(K, B, ...) cotangents -> one (K, ...) gradient per edge, None where the output does not depend on it."""
-        edges = self.edges()
+        edges, own = self.edges(), self._own_edge()
+        # What is the output itself has the cotangents for its gradients: nothing is passed backward to it.
+        inner = [edge for edge in edges if not same_edge(edge, own)]
+        pulled = iter(self._gradients(cotangents, inner))
+        return [cotangents if same_edge(edge, own) else next(pulled) for edge in edges]
+
+    def _own_edge(self) -> Any:
+        """The gradient edge of the network's output, where its numbers are in the order of that edge's."""
+        if not self.output.requires_grad:
+            return None
+        base = self.output._base
+        plain = base is None or (base.is_contiguous() and self.output.is_contiguous())
+        return output_edge(self.output) if plain else None
+
+    def _gradients(self, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
         if not edges:
             return []
         options: dict[str, Any] = {"allow_unused": True, "create_graph": self.create_graph, "retain_graph": True}
@@ -281,6 +306,44 @@ class Tape:
         gradients = iter(self.gradients(torch.ones_like(self.output)[None]))
         found = {use.key: [next(gradients) is not None for _ in self._edges_of(use)] for use in self.uses}
         return {key for key, hits in found.items() if any(hits)}
+
+    @cached_property
+    def outermost(self) -> Use | None:
+        """The use whose output is the network's own, where its weights have no other use: its Jacobian is known."""
+        own = self._own_edge()
+        for use in self.uses:
+            others = {name for each in self.uses if each is not use for name in each.names}
+            if use.lifts or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, own):
+                continue
+            axis = self._axis(use)
+            leading = axis is not None and axis.axis == 0 and axis.fold != "minor"
+            if leading and not others.intersection(use.names) and not set(self.generic).intersection(use.names):
+                return use
+        return None
+
+    @property
+    def closed(self) -> bool:
+        """Whether all selected weights are in the outermost use."""
+        return self.outermost is not None and len(self.uses) == 1 and not self.generic
+
+    def pull_outputs(self) -> dict[Part, Piece]:
+        """The Jacobian of every number of the outputs, per range of each weight."""
+        use = self.outermost
+        if use is None:
+            return dict(self.pull(identity_cotangents(self.output)))
+        made: dict[Part, Piece] = {}
+        inputs, number = self._inputs(use), self.output[0].numel()
+        shape = use.shape[1:] if use.shape[0] == self.examples else (use.shape[0] // self.examples, *use.shape[1:])
+        # The rule is shown the outputs' numbers in place of gradients: they come out where the gradients would.
+        numbers = torch.arange(number, device="cpu").reshape(1, 1, *shape)
+        like = self.output.new_empty((), dtype=self.dtype)
+        for part, term, layout in use.rule.contributions(use, inputs, numbers):
+            assert isinstance(term, Term)
+            made[part] = Outermost.of(term, layout, self.examples, like, self.budget)
+        if not self.closed:
+            rest = replace(self, uses=[each for each in self.uses if each is not use])
+            made.update(rest.pull(identity_cotangents(self.output)))
+        return made
 
     def pull(self, cotangents: Tensor) -> dict[Part, Matrix | Explicit]:
         """(K, B, ...) cotangents -> the Jacobian rows `cotangent^T df/dweight`, per range of each weight."""
@@ -381,6 +444,11 @@ class Tape:
             total = gradient if total is None else total + gradient
         assert total is not None
         return total
+
+
+def same_edge(edge: Any, other: Any) -> bool:
+    """Whether two gradient edges are one."""
+    return other is not None and edge.node is other.node and edge.output_nr == other.output_nr
 
 
 def cut(contributions: list[Contribution]) -> list[Contribution]:

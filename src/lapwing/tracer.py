@@ -160,6 +160,7 @@ class Tracer:
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
             bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
+            self.plan.closed[signature(inputs)] = tape.closed
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
         return self.plan.cost(inputs)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..complaints import checked_generator
 from ..likelihoods import Form
 from ..memory import Budget
+from ..outermost import spread
 from . import links
 
 
@@ -48,6 +49,11 @@ class Belief(ABC):
     @abstractmethod
     def covariance(self) -> Tensor:
         """(N, T, C, C)."""
+
+    @property
+    def row_sums(self) -> Tensor:
+        """(N, T, C): of the covariance."""
+        return self.covariance.sum(-1)
 
     @property
     @abstractmethod
@@ -87,6 +93,8 @@ class Normal(Belief):
     seed: int
     factor: Tensor | None = None  # (N, T, C, R) with `factor factor^T` the covariance, where there are no blocks
     joint: Tensor | None = None  # (N, F, N, F) over all inputs, in the network's own order of outputs
+    basis: Tensor | None = None  # (C, R): the factor is `basis diag(deviation)`, and is not made for all places
+    deviation: Tensor | None = None  # (N, T, R)
 
     @property
     def mean(self) -> Tensor:
@@ -96,6 +104,8 @@ class Normal(Belief):
     @cached_property
     def variance(self) -> Tensor:
         """(N, T, C): never below zero, where rounding would take it."""
+        if self.basis is not None and self.deviation is not None:
+            return self.deviation.square() @ self.basis.square().mT
         if self.blocks is None:
             return self.root.square().sum(-1)
         return self.blocks.diagonal(dim1=-2, dim2=-1).clamp(min=0)
@@ -103,7 +113,16 @@ class Normal(Belief):
     @property
     def covariance(self) -> Tensor:
         """(N, T, C, C)."""
+        if self.basis is not None and self.deviation is not None:
+            return spread([(self.basis, self.deviation.square())])
         return self.root @ self.root.mT if self.blocks is None else self.blocks
+
+    @property
+    def row_sums(self) -> Tensor:
+        """(N, T, C): of the covariance."""
+        if self.basis is not None and self.deviation is not None:
+            return (self.deviation.square() * self.basis.sum(0)) @ self.basis.mT
+        return self.covariance.sum(-1)
 
     @property
     def number(self) -> int:
@@ -118,6 +137,28 @@ class Normal(Belief):
         assert self.blocks is not None
         return links.root(self.blocks)
 
+    def some(self, chosen: slice) -> Normal:
+        """The belief about some of the inputs, each by itself."""
+        blocks, factor, deviation = (
+            None if part is None else part[chosen] for part in (self.blocks, self.factor, self.deviation)
+        )
+        return replace(self, centre=self.centre[chosen], blocks=blocks, factor=factor, joint=None, deviation=deviation)
+
+    @property
+    def rank(self) -> int:
+        """R: normal numbers that a draw of one place's outputs takes."""
+        return self.root.shape[-1] if self.basis is None else self.basis.shape[-1]
+
+    def _spread(self, eps: Tensor, chosen: slice) -> Tensor:
+        """`root eps` at some of the places: (S, m or 1, R) -> (S, m, C)."""
+        with torch.autocast(self.mean.device.type, enabled=False):
+            if self.basis is not None and self.deviation is not None:
+                return (eps * self.deviation.flatten(0, 1)[chosen]) @ self.basis.mT
+            root = self.root.flatten(0, 1)[chosen]
+            if eps.shape[1] == 1:
+                return torch.einsum("mcr,sr->smc", root, eps[:, 0])
+            return torch.einsum("mcr,smr->smc", root, eps)
+
     def draws(self, chosen: slice, elementwise: bool) -> tuple[Tensor, Tensor]:
         """`mean + root eps` at quasi-random points, or `mean + deviation z` on a line."""
         mean = self.mean.flatten(0, 1)[chosen]
@@ -127,18 +168,15 @@ class Normal(Belief):
             # The square root has no derivative at zero.
             deviation = torch.where(variance > 0, variance, 1.0).sqrt() * (variance > 0)
             return mean + deviation * nodes, log_weights
-        root = self.root.flatten(0, 1)[chosen]
-        eps = links.normal_points(self.points, root.shape[-1], self.seed).to(mean)
-        with torch.autocast(mean.device.type, enabled=False):
-            spread = torch.einsum("mcr,sr->smc", root, eps)
-        return mean + spread, mean.new_full((self.points, 1, 1), -math.log(self.points))
+        eps = links.normal_points(self.points, self.rank, self.seed).to(mean)
+        made = mean + self._spread(eps[:, None], chosen)
+        return made, mean.new_full((self.points, 1, 1), -math.log(self.points))
 
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
         """`mean + root eps`: over all inputs where the joint covariance is known, else each place by itself."""
         if self.joint is None:
-            eps = normals((n, *self.root.shape[:2], self.root.shape[-1]), self.mean, generator)
-            with torch.autocast(self.mean.device.type, enabled=False):
-                return self.mean + torch.einsum("ntcr,sntr->sntc", self.root, eps)
+            eps = normals((n, *self.mean.shape[:2], self.rank), self.mean, generator)
+            return self.mean + self._spread(eps.flatten(1, 2), slice(None)).reshape(n, *self.mean.shape)
         size = self.joint.shape[0] * self.joint.shape[1]
         root = links.root(self.joint.reshape(size, size).to(self.mean.dtype))
         with torch.autocast(self.mean.device.type, enabled=False):

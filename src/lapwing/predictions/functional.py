@@ -19,12 +19,13 @@ from ..layers.base import Part
 from ..likelihoods import Form
 from ..memory import Budget
 from ..operators import Blocks
+from ..outermost import Outermost, Piece, Spectrum, identity_cotangents, spread, spread_variance
 from ..products import jacobian_vectors
 from ..space import Space
 from ..tape import Plan, Tape
 from ..tracer import Tracer
 
-EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact
+EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact, whatever the weights
 SAMPLES = 64  # forward-mode samples above that
 
 
@@ -79,16 +80,21 @@ class Network:
         """Where the outputs are in this network's output."""
         return Form(self.axis, tuple(output.shape[1:]))
 
-    def slices(self, x: Inputs) -> Iterator[slice]:
-        """Slices of the examples whose output gradients fit the budget; call inside `evaluation`."""
-        outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x)))
+    def slices(self, x: Inputs, columns: int | None = None) -> Iterator[slice]:
+        """Slices of the examples whose output gradients (some columns) fit the budget; call inside `evaluation`."""
+        outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if columns is None else columns
         return self.budget.slices(count(x), (4 + 2 * outputs) * self.plan.cost(x), 0.6)
 
-    def tapes(self, x: Inputs, create_graph: bool = False) -> Iterator[tuple[slice, Tape]]:
+    def tapes(self, x: Inputs, create_graph: bool = False, columns: int | None = None) -> Iterator[Tape]:
         """Forward passes over those slices."""
         tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph)
-        for chosen in self.slices(x):
-            yield chosen, tracer.trace(take(x, chosen))
+        for chosen in self.slices(x, columns):
+            yield tracer.trace(take(x, chosen))
+
+    def closed(self, x: Inputs) -> bool:
+        """Whether all uncertain weights are in the layer whose output is the network's; call inside `evaluation`."""
+        self.outputs(x)
+        return self.plan.is_closed(x)
 
     def outputs(self, x: Inputs) -> int:
         """Numbers in one example's output; call inside `evaluation`."""
@@ -102,36 +108,116 @@ class Network:
         return [self.model.get_parameter(name) for name in self.space.names]
 
 
-def identity_cotangents(output: Tensor) -> Tensor:
-    """(F, B, ...): one per output number, so that pulled-back rows are the Jacobian's."""
-    number = output[0].numel()
-    eye = torch.eye(number, dtype=output.dtype, device=output.device)
-    return eye.reshape(number, 1, *output.shape[1:]).expand(number, *output.shape)
-
-
 def functional(
     network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool = False
 ) -> Functional:
     """Mean and covariance of the outputs under the linearised network; with their graph back to x on request."""
+    with prepared(network, x, create_graph) as given:
+        return _functional(network, precision, given, joint, variance_only, create_graph)
+
+
+def compact(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, create_graph: bool = False
+) -> Functional | Spectral:
+    """The same, without a covariance for every example where it has such a form."""
+    with prepared(network, x, create_graph) as given:
+        made = None if joint else _spectral(network, precision, given, create_graph)
+        return _functional(network, precision, given, joint, False, create_graph) if made is None else made
+
+
+@contextmanager
+def prepared(network: Network, x: Inputs, create_graph: bool) -> Iterator[Inputs]:
+    """Inputs that are ready to be asked about, inside `Network.asked`."""
     with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
         x = network.prepare(x)
     if create_graph:
         require_gradients(x)
-    kept = alone if create_graph else torch.detach
     with network.asked():
-        if network.outputs(x) > EXACT_OUTPUTS:
-            raise TooManyOutputs(network.outputs(x))
-        if joint:
-            return finite(_joint(network, precision, x, create_graph), x)
-        means, covariances = [], []
-        for _, tape in network.tapes(x, create_graph):
-            form = network.form(tape.output)
-            with network.budget.arithmetic.passes(predicting=True):
-                found = tape.pull(identity_cotangents(tape.output))
-                made = precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
-            means.append(kept(tape.output))
-            covariances.append(_arrange(kept(made), form, variance_only))
-        return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
+        yield x
+
+
+def _functional(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool
+) -> Functional:
+    kept = alone if create_graph else torch.detach
+    closed = network.closed(x) and not joint
+    if network.outputs(x) > EXACT_OUTPUTS and not closed:
+        raise TooManyOutputs(network.outputs(x))
+    if joint:
+        return finite(_joint(network, precision, x, create_graph), x)
+    means, covariances = [], []
+    columns = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
+    for tape in network.tapes(x, create_graph, columns):
+        form = network.form(tape.output)
+        with network.budget.arithmetic.passes(predicting=True):
+            made = _covariance(precision, tape, form, variance_only)
+        means.append(kept(tape.output))
+        covariances.append(_arrange(kept(made), form, variance_only))
+    return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
+
+
+def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) -> Tensor:
+    """(B, F, F), (B, F) variances, or (B, T, C, C) where the outermost layer alone is uncertain."""
+    found = tape.pull_outputs()
+    spectra = aligned_spectra(precision, found, form) if tape.closed else None
+    if spectra is not None:
+        if not variance_only:
+            return spread(spectra)
+        return form.restore(spread_variance(spectra)).reshape(tape.examples, -1)
+    numbers = math.prod(form.shape)
+    # Variances have a closed form whatever the structure; so have covariances of outputs without positions.
+    if numbers > EXACT_OUTPUTS and not variance_only and not all(map(without_positions, found.values())):
+        raise TooManyOutputs(numbers)
+    return precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
+
+
+def aligned_spectra(precision: Blocks, found: Mapping[Part, Piece], form: Form) -> list[Spectrum] | None:
+    """Bases (C, R) and weights (B, T, R) of the covariance, where rows of the weight are outputs of the likelihood."""
+    order = form.flatten(torch.arange(math.prod(form.shape), device="cpu").reshape(form.shape))
+    for piece in found.values():
+        if not isinstance(piece, Outermost) or piece.groups != 1 or not torch.equal(piece.order[0], order):
+            return None
+    return precision.spectra(found)
+
+
+def without_positions(piece: Piece) -> bool:
+    """Whether a Jacobian is of an outermost layer that is applied once."""
+    return isinstance(piece, Outermost) and piece.order.shape[:2] == (1, 1)
+
+
+class Spectral(NamedTuple):
+    """The Gaussian over the outputs as `basis diag(deviation^2) basis^T` at every place: never C x C for each."""
+
+    mean: Tensor  # (B, ...)
+    basis: Tensor  # (C, R)
+    deviation: Tensor  # (B, T, R)
+
+
+def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool) -> Spectral | None:
+    """The Gaussian over the outputs in that form; None where it has none."""
+    if not network.closed(x):
+        return None
+    kept = alone if create_graph else torch.detach
+    means, weights, bases = [], [], []
+    for tape in network.tapes(x, create_graph, 1):
+        form = network.form(tape.output)
+        with network.budget.arithmetic.passes(predicting=True):
+            spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
+        if spectra is None:
+            return None
+        means.append(kept(tape.output))
+        weights.append(kept(torch.cat([each for _, each in spectra], -1)))
+        bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
+    mean, weight = torch.cat(means), torch.cat(weights)
+    refuse_broken([mean, weight], x)
+    # The square root has no derivative at zero.
+    deviation = torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)
+    return Spectral(mean, torch.cat(bases, -1).detach(), deviation)
+
+
+def _basis(basis: Tensor | None, outputs: int, like: Tensor) -> Tensor:
+    """(C, R): the identity where there is none."""
+    return torch.eye(outputs, dtype=like.dtype, device=like.device) if basis is None else basis
 
 
 Jacobians = Mapping[Part, Matrix | Explicit]
@@ -143,10 +229,13 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
     with network.asked():
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
-        for chosen, tape in network.tapes(x):
+        tracer = Tracer(network.model, network.space.names, network.budget, network.plan)
+        for chosen in network.slices(x):
+            some = take(x, chosen)
+            tape = tracer.trace(some)
             with network.budget.arithmetic.passes(predicting=True):
                 found = tape.pull(identity_cotangents(tape.output))
-            use(take(x, chosen), chosen, tape.output.detach(), found)
+            use(some, chosen, tape.output.detach(), found)
 
 
 def given(network: Network, precision: Blocks, mean: Tensor, found: Jacobians, x: Inputs) -> Functional:
@@ -184,6 +273,9 @@ class TooManyOutputs(Exception):
 def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
     """(B, F, F) or (B, F) in the network's own order -> (B, *positions, C, C) or (B, *shape)."""
     examples = made.shape[0]
+    if made.dim() == 4:  # the blocks themselves
+        positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
+        return made.reshape(examples, *positions, *made.shape[-2:])
     if variance_only:
         return made.reshape(examples, *form.shape)
     if form.axis is None:
@@ -205,9 +297,9 @@ def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = 
     tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph)
     kept = alone if create_graph else torch.detach
 
-    def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Matrix | Explicit]]:
+    def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Piece]]:
         tape = tracer.trace(take(x, chosen))
-        return kept(tape.output), tape.pull(identity_cotangents(tape.output))
+        return kept(tape.output), tape.pull_outputs()
 
     for place, rows in enumerate(slices):
         mean, found = pulled(rows)
@@ -226,11 +318,12 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     x = network.prepare(x)
     made = []
     with network.asked():
-        if network.outputs(x) > EXACT_OUTPUTS:
+        closed = network.closed(x)
+        if network.outputs(x) > EXACT_OUTPUTS and not closed:
             return _finite_samples(_pushed(network, x, deviations), x)
-        for _, tape in network.tapes(x):
+        for tape in network.tapes(x, columns=len(deviations) if closed else None):
             mean = tape.output.detach()
-            shift = apply(tape.pull(identity_cotangents(tape.output)), network.space, deviations)
+            shift = apply(tape.pull_outputs(), network.space, deviations)
             shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
             made.append(mean + shift.detach().to(mean.dtype))
         return _finite_samples(torch.cat(made, 1), x)
@@ -256,7 +349,7 @@ def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
-def apply(found: Mapping[Part, Matrix | Explicit], space: Space, vectors: Tensor) -> Tensor:
+def apply(found: Mapping[Part, Piece], space: Space, vectors: Tensor) -> Tensor:
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
     if space.mask is not None:
         whole = vectors.new_zeros(vectors.shape[0], space.total)

@@ -46,13 +46,18 @@ def bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
 
 def log_bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
     """(..., C) float64: their logarithms, for concentrations overflow where logits are far apart."""
-    mean, cov = mean.double(), cov.double()
+    cov = cov.double()
+    return log_bridge_of(mean, cov.diagonal(dim1=-2, dim2=-1), cov.sum(-1), normalised)
+
+
+def log_bridge_of(mean: Tensor, variance: Tensor, rows: Tensor, normalised: bool = False) -> Tensor:
+    """The same from what it needs of the covariance: variances and sums of rows, all (..., C)."""
+    mean, variance, rows = mean.double(), variance.double(), rows.double()
     number = mean.shape[-1]
     # Logits matter up to a constant: the Gaussian is projected onto those that sum to zero.
-    rows = cov.sum(-1)
     total = rows.sum(-1, keepdim=True).clamp(min=SMALLEST)
     mean = mean - rows * mean.sum(-1, keepdim=True) / total
-    variance = cov.diagonal(dim1=-2, dim2=-1) - rows.square() / total
+    variance = variance - rows.square() / total
     variance = variance.clamp(min=SMALLEST)
     if normalised:
         factor = variance.mean(-1, keepdim=True) / math.sqrt(number / 2)

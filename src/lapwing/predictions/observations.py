@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, NoReturn
 
@@ -95,15 +95,27 @@ class Regression(Numbers):
         if mean.shape[-1] == 1:
             deviation = (self.source.variance + noise).sqrt()
             return distributions.Independent(distributions.Normal(mean, deviation, validate_args=False), 1)
-        if self.source.blocks is None:
+        if self.source.factor is not None:
             return distributions.LowRankMultivariateNormal(mean, self.source.root, noise, validate_args=False)
-        return distributions.MultivariateNormal(mean, self.source.blocks + torch.diag_embed(noise), validate_args=False)
+        cov = self.source.covariance + torch.diag_embed(noise)
+        return distributions.MultivariateNormal(mean, cov, validate_args=False)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """(N,): the outputs of a place together, places summed."""
         flat, known = self._targets(y)
-        each: Tensor = self._density().log_prob(flat.to(self.source.mean.dtype))
+        each = self._log_density(flat.to(self.source.mean.dtype))
         return torch.where(known[..., 0], each, 0.0).sum(1)
+
+    def _log_density(self, flat: Tensor) -> Tensor:
+        """(N, T, K) -> (N, T): some inputs at a time where their covariances are not there yet."""
+        if self.source.basis is None:
+            made: Tensor = self._density().log_prob(flat)
+            return made
+        parts = []
+        for chosen in self.source.budget.slices(len(flat), 4.0 * flat[0].numel() * flat.shape[-1] * flat.itemsize):
+            own = replace(self, source=self.source.some(chosen), noise=self.noise[chosen])
+            parts.append(own._density().log_prob(flat[chosen]))
+        return torch.cat(parts)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
         """(): the log density of the targets of all inputs together; needs `joint=True`."""

@@ -131,7 +131,10 @@ class Classes(Prediction):
     @cached_property
     def _log_alpha(self) -> Tensor:
         """(N, T, C) float64: the bridge's Dirichlet."""
-        return links.log_bridge(self.belief.mean, self.belief.covariance, self.link == "bridge_normalised")
+        normalised = self.link == "bridge_normalised"
+        if isinstance(self.belief, Normal) and self.belief.basis is not None:
+            return links.log_bridge_of(self.belief.mean, self.belief.variance, self.belief.row_sums, normalised)
+        return links.log_bridge(self.belief.mean, self.belief.covariance, normalised)
 
     @property
     def _bridged(self) -> bool:

@@ -142,7 +142,7 @@ def linearised(
     network = la._network(memory)
     seed = seed_of(generator)
     try:
-        made = engine.functional(network, la.precision, x, question.joint, False, question.create_graph)
+        made = engine.compact(network, la.precision, x, question.joint, question.create_graph)
     except engine.TooManyOutputs as many:
         if question.joint or question.create_graph:
             which = "joint=True" if question.joint else "create_graph=True"
@@ -151,11 +151,14 @@ def linearised(
                 "method='sampled' has no such limit."
             ) from None
         return _estimated(la, network, x, question, seed)
-    if not question.joint:
+    if isinstance(made, engine.Functional) and not question.joint:
         return normal(network, made, question, seed)
     form = network.form(made.mean)
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    if isinstance(made, engine.Spectral):
+        basis, deviation = made.basis.to(mean.dtype), made.deviation.to(mean.dtype)
+        return Normal(form, network.budget, mean, None, question.samples, seed, basis=basis, deviation=deviation)
     examples, positions, outputs = mean.shape
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
     each = torch.arange(examples, device=mean.device)[:, None, None, None]

@@ -31,9 +31,26 @@ def gram(found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | N
     total: Tensor | None = None
     for examples in stacked.budget.slices(stacked.examples, 3 * stacked.columns * sum(stacked.sizes) * 8):
         rows = stacked.rows(examples).flatten(0, 1)
-        rows = rows.to(sum_dtype(rows.dtype))
-        total = rows.T @ rows if total is None else total + rows.T @ rows
+        total = with_outer(total, rows.to(sum_dtype(rows.dtype)))
     return total
+
+
+def with_outer(total: Tensor | None, rows: Tensor) -> Tensor:
+    """`total + rows^T rows`, in place where no gradient flows: several matrices (P, P) at a time may be too many."""
+    if total is None:
+        return rows.T @ rows
+    if total.requires_grad or rows.requires_grad:
+        return total + rows.T @ rows
+    return total.addmm_(rows.T, rows)
+
+
+def with_diagonal(matrix: Tensor, scale: Tensor, diagonal: Tensor) -> Tensor:
+    """`scale matrix + diag(diagonal)`, as one new matrix where no gradient flows."""
+    if matrix.requires_grad or scale.requires_grad or diagonal.requires_grad:
+        return scale * matrix + torch.diag(diagonal)
+    made = scale * matrix
+    made.diagonal().add_(diagonal)
+    return made
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,7 @@ def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = No
             for group in groups:
                 made = gram(found, group, chosen)
                 if made is not None:
-                    sums[group] = made if group not in sums else sums[group] + made
+                    sums[group] = made if group not in sums else added(sums[group], made)
     return DenseSums(sums, mask)
 
 
@@ -187,7 +204,7 @@ class DenseCurvature:
             mask = None if space.mask is None else space.mask.to(matrix.device)
             slices = self._slices(parts)
             own = torch.cat([delta[piece] for piece in slices])
-            operator = Dense(scale.to(matrix) * matrix + torch.diag(own))
+            operator = Dense(with_diagonal(matrix, scale.to(matrix), own))
             blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
         return Blocks(blocks, space.size)
 

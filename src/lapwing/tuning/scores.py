@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..batches import Batches, Inputs, count
-from ..memory import Budget
 from ..predictions import functional as engine
 from ..predictions import question as questions
 from ..random import DEFAULT_SEED
@@ -86,7 +85,8 @@ class Scores:
             return sum(count(each.inputs) for each in self.kept)
         network = self.la._network(memory)
         room = SHARE * network.budget.bytes
-        network = replace(network, budget=Budget(max(1, int((1 - SHARE) * network.budget.bytes))))
+        half = max(1, int((1 - SHARE) * network.budget.bytes))
+        network = replace(network, budget=replace(network.budget, bytes=half))
         kept: list[Slice] | None = []
         examples = 0
 
