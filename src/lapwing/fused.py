@@ -85,12 +85,22 @@ def split(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = TOP) ->
     inner = x.stride(axis) if examples > 1 else numbers
     flat = x.as_strided((numbers,), (1,), x.storage_offset())
     if half == torch.float16:
-        largest: Tensor = torch.linalg.vector_norm(flat.view(-1, examples, inner), math.inf, (0, 2))
-        # A power of two rounds nothing; an example that is zero or not finite stays as it is.
-        exponent = top - torch.ceil(torch.log2(largest))
-        scale = torch.exp2(torch.where(torch.isfinite(exponent), exponent.clamp(-100, 100), 0.0))
+        scale = power(torch.linalg.vector_norm(flat.view(-1, examples, inner), math.inf, (0, 2)), top)
     else:
         scale = torch.ones(examples, device=x.device)
+    return parts(x, flat, scale, inner, two, half)
+
+
+def power(largest: Tensor, top: int) -> Tensor:
+    """Powers of two that bring numbers below 2^top: they round nothing."""
+    made = torch.empty_like(largest)
+    kernels().scale[(-(-largest.numel() // 1024),)](largest, made, largest.numel(), top, BLOCK=1024)
+    return made
+
+
+def parts(x: Tensor, flat: Tensor, scale: Tensor, inner: int, two: bool, half: torch.dtype) -> Operand:
+    """The numbers of x in memory's order, in 16 bits."""
+    numbers, examples = flat.numel(), scale.numel()
     high = torch.empty(numbers, dtype=half, device=x.device)
     low = torch.empty_like(high) if two else high
     block = 2048
@@ -137,9 +147,10 @@ def rotation_top(width: int) -> int:
 
 def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
     """A basis times a power of two, its vectors no longer than one, and that factor."""
-    longest = torch.linalg.vector_norm(basis, dim=-2).amax()
-    factor = torch.exp2(-torch.ceil(torch.log2(longest)))
-    return (basis * factor).to(half), factor
+    basis = basis if dense(basis) else basis.contiguous()
+    factor = power(torch.linalg.vector_norm(basis, dim=-2).amax().reshape(1), 0)
+    flat = basis.as_strided((basis.numel(),), (1,), basis.storage_offset())
+    return parts(basis, flat, factor, basis.numel(), False, half).high, factor
 
 
 def turned(x: Tensor, basis: Tensor, dtype: Any = None, earlier: Tensor | None = None) -> Tensor:

@@ -26,6 +26,18 @@ def _split(x, high, low, scale, numbers, inner, examples, TWO: tl.constexpr, BLO
 
 
 @triton.jit
+def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
+    """Powers of two that bring numbers just below `2^top`; one for those that are zero or not finite."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < number
+    value = tl.load(largest + place, mask=mask, other=1.0)
+    exponent = top - tl.ceil(tl.log2(value))
+    exponent = tl.minimum(tl.maximum(exponent, -100.0), 100.0)
+    good = (value > 0) & (value < float("inf"))
+    tl.store(scale + place, tl.where(good, tl.exp2(exponent), 1.0), mask=mask)
+
+
+@triton.jit
 def _tile(
     grad,
     grad_low,
@@ -222,4 +234,4 @@ def _squares(
     tl.store(made + place * I + i[None, :], total, mask=mask)
 
 
-split, gram, squares = _split, _gram, _squares
+split, scale, gram, squares = _split, _scale, _gram, _squares
