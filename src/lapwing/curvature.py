@@ -331,6 +331,9 @@ class Source:
     def _batch(
         self, tracer: Tracer, inputs: Inputs, checked: Checked, chosen: slice, ignored: bool, seen: int
     ) -> Batch:
+        form = checked.form
+        kind = self._choose(form)
+        tracer.columns = kind.count(form) > 1
         tape = tracer.trace(inputs)
         if self.measured is not None and self.plan.generic != self.measured:
             new = ", ".join(sorted(self.plan.generic - self.measured))
@@ -338,17 +341,6 @@ class Source:
         self.measured = set(self.plan.generic)
         if not tape.output.requires_grad:
             raise ValueError("The network's output does not depend on the selected weights.")
-        form = checked.form
-        kind = self.kind
-        if isinstance(kind, Auto):
-            kind, self.reason = kind.choose(form, self.likelihood)
-            self.kind, self.auto = kind, True
-        elif self.auto and kind.name == "ggn" and GGN().count(form) > AUTO_LIMIT:
-            self.kind, self.reason = Auto().choose(form, self.likelihood)
-            if self.kind.name != "ggn":
-                raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")
-        if isinstance(kind, Hessian):
-            raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
         output = tape.output if self.create_graph else tape.output.detach()
         y = checked.y[chosen]
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
@@ -359,6 +351,20 @@ class Source:
         view = View(checked.likelihood, f, y, form, numbers, self.seed, self.create_graph)
         masked = ~self.likelihood.labelled(y).all(1) if ignored else None
         return Batch(tape, view, kind, masked, 1)
+
+    def _choose(self, form: Form) -> Kind:
+        """The kind of curvature, chosen by the first batch where it is left open."""
+        kind = self.kind
+        if isinstance(kind, Auto):
+            kind, self.reason = kind.choose(form, self.likelihood)
+            self.kind, self.auto = kind, True
+        elif self.auto and kind.name == "ggn" and GGN().count(form) > AUTO_LIMIT:
+            self.kind, self.reason = Auto().choose(form, self.likelihood)
+            if self.kind.name != "ggn":
+                raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")
+        if isinstance(kind, Hessian):
+            raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
+        return kind
 
     def _with_step(self, batch: Batch, cost: int) -> Batch:
         held = 4 * cost * batch.examples

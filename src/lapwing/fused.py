@@ -42,9 +42,9 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def usable(grad: Tensor) -> bool:
-    """Whether there are kernels for such gradients (K, B, G, T, O)."""
-    if grad.dtype != torch.float32 or grad.requires_grad or broken or grad.shape[0] > 256 or not grad.numel():
+def usable(grad: Tensor, columns: int = 1) -> bool:
+    """Whether there are kernels for such numbers, and so many columns of them."""
+    if grad.dtype != torch.float32 or grad.requires_grad or broken or columns > 256 or not grad.numel():
         return False
     if not interpreted() and (not grad.is_cuda or torch.cuda.get_device_capability(grad.device)[0] < 8):
         return False
@@ -262,3 +262,60 @@ def inputs(acts: Acts, examples: slice, basis: Tensor | None, two: bool, half: t
     if basis is not None and acts.turned is not None and not acts.ones:
         return acts.turned(examples, basis, two, half)
     return rotated(acts(examples).float(), basis, 0, two, half)
+
+
+LONGEST = 16_384  # numbers summed on the tensor cores at a time: they cut off what float32 would round
+WORTH_PARTS = 1e9  # products from which parts of 16 bits are faster than float32
+
+
+def in_parts(x: Tensor, operations: float) -> bool:
+    """Whether a product of this size with x is done in two parts of 16 bits each."""
+    return operations >= WORTH_PARTS and usable(x)
+
+
+def whole(x: Tensor, two: bool = True) -> Operand:
+    """A tensor with one scale for all of it."""
+    x = x if dense(x) else x.contiguous()
+    flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
+    largest = torch.linalg.vector_norm(flat, math.inf).reshape(1)
+    return parts(x, flat, power(largest, TOP), x.numel(), two, torch.float16)
+
+
+def multiplied(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` of 16-bit matrices, or of as many of them, in float32."""
+    if not left.is_cuda:
+        return left.float() @ right.float()
+    return (torch.mm if left.dim() == 2 else torch.bmm)(left, right, out_dtype=torch.float32)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
+    first, second = whole(x.reshape(-1, x.shape[-1])), whole(weight)
+    made = multiplied(first.high, second.high)
+    if made.is_cuda:
+        made = torch.addmm(made, first.low, second.high, out_dtype=torch.float32, out=made)
+        made = torch.addmm(made, first.high, second.low, out_dtype=torch.float32, out=made)
+    else:
+        made = made + multiplied(first.low, second.high) + multiplied(first.high, second.low)
+    made *= (first.scale * second.scale).reciprocal()
+    return made.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def outer(rows: Tensor) -> Tensor:
+    """(n, width) -> (width, width): `rows^T rows`, as exact as in float32 and on the tensor cores.
+
+    With `rows = high + low`, the products `high^T low` and `low^T high` are each other's transposes.
+    """
+    number, width = rows.shape
+    made = torch.zeros(width, width, device=rows.device)
+    cross = torch.zeros_like(made)
+    operand = whole(rows)
+    even = number - number % LONGEST
+    if even:
+        high, low = (each[:even].reshape(-1, LONGEST, width) for each in (operand.high, operand.low))
+        made += multiplied(high.mT, high).sum(0)
+        cross += multiplied(high.mT, low).sum(0)
+    if even < number:
+        made += multiplied(operand.high[even:].mT, operand.high[even:])
+        cross += multiplied(operand.high[even:].mT, operand.low[even:])
+    return (made + cross + cross.mT) * operand.scale.square().reciprocal()

@@ -258,7 +258,12 @@ class Matrix:
     def _fusable(self) -> bool:
         """Whether the fused kernels serve: several positions, one use, on a GPU."""
         term = self.terms[0]
-        return len(self.terms) == 1 and not term.flipped and term.acts.index is None and fused.usable(term.grad)
+        return (
+            len(self.terms) == 1
+            and not term.flipped
+            and term.acts.index is None
+            and fused.usable(term.grad, self.columns)
+        )
 
     def _pairs(
         self, left: Tensor | None, right: Tensor | None, predicting: bool

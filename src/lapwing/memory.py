@@ -13,7 +13,7 @@ from .arithmetic import AUTO, Arithmetic, as_arithmetic
 # More than this buys no speed: products are then long past the size at which they run at full rate.
 CPU_LIMIT = 1 << 30
 CUDA_LIMIT = 24 << 30
-FIT_LIMIT = 12 << 30  # estimates of fits are on the safe side: about half of it is taken
+DIAG_LIMIT = 10 << 30  # diagonal fits gain nothing by more; about half of an estimate is taken
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,20 @@ class Recording(TorchFunctionMode):
     """Notes every recognised use of the selected weights during a forward pass."""
 
     def __init__(
-        self, names: dict[int, str], plan: Plan, examples: int, watch: bool = False, second: bool = False
+        self,
+        names: dict[int, str],
+        plan: Plan,
+        examples: int,
+        watch: bool = False,
+        second: bool = False,
+        exact: bool = False,
+        columns: bool = False,
     ) -> None:
         super().__init__()
         self.watch = watch
         self.second = second  # whether gradients will be differentiated again
+        self.exact = exact  # whether gradients are to be as exact as in float32
+        self.columns = columns  # whether several gradients will be pulled back at once
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
         self.names = names
         self.plan = plan

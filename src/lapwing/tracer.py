@@ -120,13 +120,21 @@ class Tracer:
     """Records forward passes of one network for one choice of weights, learning its plan on the way."""
 
     def __init__(
-        self, model: nn.Module, names: tuple[str, ...], budget: Budget, plan: Plan | None = None, graph: bool = False
+        self,
+        model: nn.Module,
+        names: tuple[str, ...],
+        budget: Budget,
+        plan: Plan | None = None,
+        graph: bool = False,
+        predicting: bool = False,
     ) -> None:
         self.model = model
         self.names = names
         self.budget = budget
         self.plan = plan if plan is not None else Plan()
         self.create_graph = graph
+        self.exact = budget.arithmetic.parts(predicting) == 2
+        self.columns = predicting  # whether several gradients will be pulled back at once
         wanted = set(names)
         self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
         self.dtype = budget.arithmetic.dtype
@@ -171,7 +179,7 @@ class Tracer:
         """
         examples = count(inputs)
         for _ in range(8):
-            recording = Recording(self._by_id, self.plan, examples, watch, self.create_graph)
+            recording = Recording(self._by_id, self.plan, examples, watch, self.create_graph, self.exact, self.columns)
             # Fused attention has no second derivative; its plain form does.
             kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
             with recording, kernels:

@@ -131,6 +131,7 @@ def scaled_dot_product(recorder: Any, func: Callable[..., Any], args: tuple[Any,
     mask = options.get("attn_mask")
     plain = (
         recorder.second
+        or not recorder.columns
         or options.get("enable_gqa", False)
         or options.get("dropout_p", 0.0)
         or not query.requires_grad

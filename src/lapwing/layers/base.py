@@ -151,9 +151,15 @@ class PlainInputs:
 
 
 class Recorder(Protocol):
-    """What handlers need of the recording mode; `second` says that gradients will be differentiated again."""
+    """What handlers need of the recording mode.
+
+    `second` says that gradients will be differentiated again, `exact` that products are to be as exact as float32's,
+    and `columns` that several gradients will be pulled back at once.
+    """
 
     second: bool
+    exact: bool
+    columns: bool
 
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import fused
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, Part, PlainInputs, Recorder, Ref, Use, positions_last
 
@@ -75,6 +77,42 @@ class BilinearRule(PlainInputs):
             yield bias_contribution(use.refs["bias"], grad)
 
 
+class Back(torch.autograd.Function):
+    """Gradients through a linear map, as exact as in float32 and on the tensor cores; columns are more rows."""
+
+    @staticmethod
+    def forward(grad: Tensor, weight: Tensor) -> Tensor:
+        """(..., O) and (O, I) -> (..., I)."""
+        return fused.product(grad, weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Tensor, weight: Tensor) -> Any:
+        """Only gradients come in batches."""
+        if in_dims[1] is not None:
+            return grad @ weight.movedim(in_dims[1], 0), 0
+        return fused.product(grad.movedim(in_dims[0], 0), weight), 0
+
+
+class Exact(torch.autograd.Function):
+    """Torch's linear map with such gradients; its weight and bias are recorded and need none here."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """(..., I) -> (..., O)."""
+        ctx.save_for_backward(weight)
+        return F.linear(given, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Through the input alone."""
+        (weight,) = ctx.saved_tensors
+        return Back.apply(grads[0], weight), None, None  # type: ignore[no-untyped-call]
+
+
 LINEAR = LinearRule()
 BILINEAR = BilinearRule()
 
@@ -102,8 +140,18 @@ def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
         return func(*args, **kwargs)
     weight = recorder.alias(weight) if "weight" in found else weight
     bias = recorder.alias(bias) if "bias" in found else bias
-    output = func(given, weight, bias)
+    apply: Any = Exact.apply if recorded_alone(recorder, given, weight, bias, found) else func
+    output = apply(given, weight, bias)
     return recorder.record(LINEAR, output, found, (given,), tuple(range(output.dim() - 1)))
+
+
+def recorded_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
+    """Whether gradients through the input are all that is asked of a large linear map in float32 on a GPU."""
+    if not recorder.exact or recorder.second or not given.requires_grad or weight.dtype != given.dtype:
+        return False
+    others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in found and each is not None]
+    operations = math.prod(given.shape[:-1]) * weight.numel()
+    return not any(each.requires_grad for each in others) and fused.in_parts(weight.detach(), operations)
 
 
 def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -83,11 +83,11 @@ class Network:
     def slices(self, x: Inputs, columns: int | None = None) -> Iterator[slice]:
         """Slices of the examples whose output gradients (some columns) fit the budget; call inside `evaluation`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if columns is None else columns
-        return self.budget.slices(count(x), (4 + 2 * outputs) * self.plan.cost(x), 0.6)
+        return self.budget.slices(count(x), (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
 
     def tapes(self, x: Inputs, create_graph: bool = False, columns: int | None = None) -> Iterator[Tape]:
         """Forward passes over those slices."""
-        tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph)
+        tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph, predicting=True)
         for chosen in self.slices(x, columns):
             yield tracer.trace(take(x, chosen))
 
@@ -99,7 +99,7 @@ class Network:
     def outputs(self, x: Inputs) -> int:
         """Numbers in one example's output; call inside `evaluation`."""
         if not self.plan.knows(x):
-            Tracer(self.model, self.space.names, self.budget, self.plan).cost(x)
+            Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
         return math.prod(self.plan.shape(x))
 
     @property
@@ -229,7 +229,7 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
     with network.asked():
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
-        tracer = Tracer(network.model, network.space.names, network.budget, network.plan)
+        tracer = Tracer(network.model, network.space.names, network.budget, network.plan, predicting=True)
         for chosen in network.slices(x):
             some = take(x, chosen)
             tape = tracer.trace(some)
@@ -294,7 +294,7 @@ def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = 
     """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
     means, lines = [], []
     slices = list(network.slices(x))
-    tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph)
+    tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph, predicting=True)
     kept = alone if create_graph else torch.detach
 
     def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Piece]]:

@@ -102,7 +102,7 @@ def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name,
     if not any(block.is_cuda for block in blocks.values()):
         return lambda: stacked_eigenvalues(blocks)
     wide = {name: block.detach().double().cpu() for name, block in blocks.items()}
-    pool = ThreadPoolExecutor(STREAMS)
+    pool = ThreadPoolExecutor(1)  # torch takes several threads for each, and the GPU needs some to be driven
     waiting = {name: pool.submit(torch.linalg.eigvalsh, block) for name, block in wide.items()}
     pool.shutdown(wait=False)
     return lambda: {name: job.result().to(blocks[name].device) for name, job in waiting.items()}

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .. import fused
 from ..curvature import Source
 from ..jacobians import Acts, Explicit, Layout, Matrix, Moments, Term
 from ..layers.base import Part
+from ..memory import Budget
 from .common import added, sum_dtype
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
@@ -48,12 +50,17 @@ class KronSums:
         return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
 
 
-def outer(rows: Tensor) -> Tensor:
+def outer(rows: Tensor, budget: Budget) -> Tensor:
     """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square."""
     rows = rows.to(sum_dtype(rows.dtype))
     width = rows.shape[-1]
     if width > LARGEST_SIDE:
         return rows.square().sum(1)
+    exact = budget.arithmetic.parts(predicting=False) == 2
+    if exact and rows.shape[0] == 1 and width >= 128 and fused.in_parts(rows, rows.shape[1] * width**2):
+        found = fused.attempted(lambda: fused.outer(rows[0]).unsqueeze(0))
+        if found is not None:
+            return found
     if width < 512 or rows.shape[1] < width or rows.shape[1] * width**2 < WORTH_SPLITTING:
         return rows.mT @ rows
     return symmetric(rows, 3 if rows.is_cuda else 4)
@@ -147,17 +154,21 @@ def add_gradients(
         key_of_product = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
         if key_of_product not in products:
             if reduced:
-                products[key_of_product] = outer_of(torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3))
+                products[key_of_product] = outer_of(
+                    torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3), matrix.budget
+                )
             else:
-                products[key_of_product] = sum((outer_of(grad) for grad in grads[1:]), outer_of(grads[0]))
+                products[key_of_product] = sum(
+                    (outer_of(grad, matrix.budget) for grad in grads[1:]), outer_of(grads[0], matrix.budget)
+                )
         factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
         factors.gradients = added(factors.gradients, products[key_of_product])
 
 
-def outer_of(grad: Tensor) -> Tensor:
+def outer_of(grad: Tensor, budget: Budget) -> Tensor:
     """(K, B, G, T, width) -> (G, width, width), summed over the rest."""
     columns, examples, groups, positions, width = grad.shape
-    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width))
+    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width), budget)
 
 
 def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
@@ -211,7 +222,9 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         act = term.acts(chosen)
         if weight is not None:
             act = act * weight[chosen, None, :, None]
-        factors.inputs = added(factors.inputs, outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1])))
+        factors.inputs = added(
+            factors.inputs, outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget)
+        )
 
 
 def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix) -> None:
@@ -263,7 +276,7 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
-        made = outer(mean.transpose(0, 1))
+        made = outer(mean.transpose(0, 1), matrix.budget)
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
         factors.inputs = added(factors.inputs, made)
