@@ -59,7 +59,7 @@ def attempt(function: Callable[[], Any]) -> Any:
         if "can't allocate memory" in message:
             failure = Failure("out of memory")
         else:
-            failure = Failure(f"{type(error).__name__}: {message[:160]}".rstrip(": "))
+            failure = Failure(f"{type(error).__name__}: {message[:300]}".rstrip(": "))
     # Outside the handlers: the traceback held the tensors of the failed call.
     tidy()
     return failure
@@ -79,20 +79,46 @@ def synchronise(device: torch.device) -> None:
 
 
 def elapsed(function: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+    """Seconds of one call, the device's work included: by the device's own clock where it has one."""
     synchronise(device)
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
     start = time.perf_counter()
     function()
-    synchronise(device)
     return time.perf_counter() - start
 
 
 def timed(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Timing:
-    """Repeat the call; less often when one call already takes longer than patience seconds. Warm up before."""
+    """Repeat the call; less often when all calls together take longer than patience seconds. Warm up before."""
     seconds: list[float] = []
-    while len(seconds) < repeats and (not seconds or max(seconds) < patience):
+    while len(seconds) < repeats and (not seconds or sum(seconds) < patience):
         seconds.append(elapsed(function, device))
     return Timing(tuple(seconds))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of a call and the memory of one of them."""
+
+    timing: Timing
+    peak: int  # bytes, what was held before included; 0 on the CPU
+    extra: int  # bytes beyond what was held before
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"time": self.timing.as_dict(), "peak_bytes": self.peak, "extra_bytes": self.extra}
+
+
+def measured(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Measurement:
+    """Memory of a first call, then times of further ones; only one call where it takes longer than patience."""
+    with PeakMemory(device) as memory:
+        first = elapsed(function, device)
+    timing = timed(function, device, repeats, patience) if first < patience else Timing((first,))
+    return Measurement(timing, memory.total, memory.extra)
 
 
 class PeakMemory:
@@ -137,11 +163,6 @@ class PeakMemory:
             self.sampler.join()
             self.extra = max(self.extra, resident_bytes() - self.start)
 
-    @property
-    def bytes(self) -> int:
-        """The number to report: the total where the device knows it."""
-        return self.total or self.extra
-
 
 def release_heap() -> None:
     """Hand freed memory back to the system: a call that reuses it would seem to need none."""
@@ -184,7 +205,19 @@ def device_name(device: torch.device) -> str:
     return f"{name}, {torch.get_num_threads()} threads"
 
 
+# Whether float32 products may be made in TF32: of matrices, and in convolutions.
+TF32 = {"fp32": (False, False), "tf32": (True, True), "default": (False, True)}
+PRECISIONS = (*TF32, "bf16")
+
+
 def set_precision(precision: str) -> None:
-    """fp32: products of float32 in float32; tf32: in TF32 on a GPU that has it."""
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    """How float32 products are made, in both libraries.
+
+    fp32: in float32; tf32: in TF32 on a GPU that has it; default: as torch and lapwing come; bf16: in bfloat16 where
+    lapwing's own policy allows it, which this is the place to set.
+    """
+    if precision == "bf16":
+        raise ValueError("precision='bf16' was asked for, but this version of lapwing has no such policy; use tf32.")
+    if precision not in TF32:
+        raise ValueError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)}.")
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = TF32[precision]
