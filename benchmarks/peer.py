@@ -45,16 +45,20 @@ def freeze_unsupported(model: nn.Module) -> nn.Module:
     return model
 
 
-def fit(
-    model: nn.Module, batches: Batches, curvature: str = "exact", structure: str = "kron", weights: str = "all"
-) -> Any:
-    """A fitted Laplace of theirs with prior precision 1, with its default backend."""
+def load() -> Any:
+    """Their class, the first time with an import that takes seconds."""
     with warnings.catch_warnings():
         # torch.jit.script in a module that the import pulls in.
         warnings.simplefilter("ignore", DeprecationWarning)
         from laplace import Laplace
+    return Laplace
 
-    posterior = Laplace(
+
+def fit(
+    model: nn.Module, batches: Batches, curvature: str = "exact", structure: str = "kron", weights: str = "all"
+) -> Any:
+    """A fitted Laplace of theirs with prior precision 1, with its default backend."""
+    posterior = load()(
         model,
         "classification",
         subset_of_weights=weights,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from benchmarks import peer
 from benchmarks.cases import Bench, Settings
 from benchmarks.journal import Journal, merge
 from benchmarks.measure import PRECISIONS, Failure, attempt, device_name, set_precision
@@ -66,13 +70,27 @@ def run(options: argparse.Namespace, console: Console) -> Journal:
     )
     journal = Journal(header(options, device), path)
     bench = Bench(settings, journal, tuple(options.networks))
-    for name in options.sections:
-        began = time.perf_counter()
-        outcome = attempt(lambda name=name: SECTIONS[name](bench))
-        if isinstance(outcome, Failure):
-            journal.add(outcome, section=name)
-        settings.say(f"{name}: {time.perf_counter() - began:.0f} s")
+    if settings.peer:
+        attempt(peer.load)  # where it is missing, its measurements say so
+    with fast_collection():
+        for name in options.sections:
+            began = time.perf_counter()
+            outcome = attempt(lambda name=name: SECTIONS[name](bench))
+            if isinstance(outcome, Failure):
+                journal.add(outcome, section=name)
+            settings.say(f"{name}: {time.perf_counter() - began:.0f} s")
     return journal
+
+
+@contextmanager
+def fast_collection() -> Iterator[None]:
+    """Leave what is loaded out of garbage collections, which come before every measurement."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def main(arguments: list[str] | None = None) -> None:
