@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace, console: Console) -> Journal:
     with fast_collection():
         for name in options.sections:
             began = time.perf_counter()
-            outcome = attempt(lambda name=name: SECTIONS[name](bench))
+            outcome = attempt(partial(SECTIONS[name], bench))
             if isinstance(outcome, Failure):
                 journal.add(outcome, section=name)
             settings.say(f"{name}: {time.perf_counter() - began:.0f} s")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from benchmarks import ours, peer
 from benchmarks.cases import Bench, Case, batched, synthetic
+from benchmarks.measure import Failure
 from benchmarks.networks import LAST, NETWORKS, Network
 
 TOLERANCE = 1e-3
@@ -50,7 +52,7 @@ def measure(bench: Bench) -> None:
                 bench.note(
                     case,
                     "agreement",
-                    lambda case=case, compared=compared, function=function: function(case, compared),
+                    partial(function, case, compared),
                     library=ours.NAME,
                     reference=name,
                     structure=compared.structure,
@@ -61,7 +63,7 @@ def measure(bench: Bench) -> None:
         bench.note(
             case,
             "agreement",
-            lambda case=case: {"failure": f"not compared: {NOT_COMPARED[case.name]}"},
+            partial(Failure, f"not compared: {NOT_COMPARED[case.name]}"),
             library=ours.NAME,
             reference=peer.NAME,
         )

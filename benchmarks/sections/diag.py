@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from benchmarks import ours, peer
@@ -19,7 +20,7 @@ def measure(bench: Bench) -> None:
             bench.note(
                 case,
                 "diag",
-                lambda case=case, curvature=curvature: ours_measured(case, "diag", curvature),
+                partial(ours_measured, case, "diag", curvature),
                 library=ours.NAME,
                 structure="diag",
                 curvature=curvature,
@@ -30,7 +31,7 @@ def measure(bench: Bench) -> None:
             bench.note(
                 case,
                 "diag",
-                lambda case=case, curvature=curvature: theirs_measured(case, curvature),
+                partial(theirs_measured, case, curvature),
                 library=peer.NAME,
                 structure="diag",
                 curvature=curvature,

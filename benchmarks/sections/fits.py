@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks import count, ours, peer
@@ -21,7 +22,7 @@ def measure(bench: Bench) -> None:
             bench.note(
                 case,
                 "fits",
-                lambda case=case, kind=(structure, curvature): ours_measured(case, *kind),
+                partial(ours_measured, case, structure, curvature),
                 library=ours.NAME,
                 structure=structure,
                 curvature=curvature,
@@ -32,7 +33,7 @@ def measure(bench: Bench) -> None:
             bench.note(
                 case,
                 "fits",
-                lambda case=case, curvature=curvature: theirs_measured(case, curvature),
+                partial(theirs_measured, case, curvature),
                 library=peer.NAME,
                 structure="kron",
                 curvature=curvature,

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks import ours, peer
 from benchmarks.cases import Batches, Bench, Settings, batched, synthetic
-from benchmarks.measure import Failure, Measurement, attempt, measured, tidy
+from benchmarks.measure import Measurement, attempt, measured, tidy
 from benchmarks.networks import Pooled, lenet, perceptron
 
 FEATURES = 64  # inputs of the perceptrons
@@ -87,7 +87,7 @@ def measure(bench: Bench) -> None:
         for point in axis.points(bench.settings):
             measure_point(bench, axis, point, ended)
     for limit in LIMITS[:2] if bench.settings.quick else LIMITS:
-        note(bench, "memory", limit, ours.NAME, "predictive", "exact", lambda limit=limit: bounded(bench, limit))
+        note(bench, "memory", limit, ours.NAME, "predictive", "exact", partial(bounded, bench.settings, limit))
 
 
 def measure_point(bench: Bench, axis: Axis, point: Point, ended: set[tuple[str, str, str]]) -> None:
@@ -120,9 +120,9 @@ def questions(
     x = synthetic(point.shape, point.classes, point.inputs, settings.device)[0]
     for curvature in axis.fits:
         fit = partial(ours.fit, model, curvature=curvature)
-        yield (ours.NAME, "fit", curvature), lambda fit=fit: fit_measured(settings, batches, fit)
+        yield (ours.NAME, "fit", curvature), partial(fit_measured, settings, batches, fit)
     if axis.name == "outputs":
-        yield (ours.NAME, "bounded fit", "exact"), lambda: bounded_fit(settings, batches, model)
+        yield (ours.NAME, "bounded fit", "exact"), partial(bounded_fit, settings, batches, model)
     if axis.predicts:
         yield (
             (ours.NAME, "predictive", "exact"),
@@ -135,7 +135,7 @@ def questions(
         lambda: fit_measured(settings, batches, lambda data: peer.fit(frozen, data)),
     )
     if axis.predicts:
-        yield (peer.NAME, "predictive", "exact"), lambda: theirs_predicted(settings, frozen, batches, point, x)
+        yield (peer.NAME, "predictive", "exact"), partial(theirs_predicted, settings, frozen, batches, point, x)
 
 
 def theirs_predicted(settings: Settings, model: nn.Module, batches: Batches, point: Point, x: Any) -> Any:
@@ -181,17 +181,14 @@ def bounded_fit(settings: Settings, batches: Batches, model: nn.Module) -> dict[
     return {**found.as_dict(), "limit_bytes": LIMITS[0]}
 
 
-def bounded(bench: Bench, limit: int) -> dict[str, Any] | Failure:
+def bounded(settings: Settings, limit: int) -> dict[str, Any]:
     """A predictive under `memory=`: bytes beyond model, inputs and what is returned."""
-    settings = bench.settings
     torch.manual_seed(0)
     model = lenet().to(settings.device).eval()
     count = 16 if settings.quick else 4096 if settings.cuda else 512
     data = synthetic((1, 28, 28), 10, 128, settings.device)
     posterior = ours.fit(model, batched(data, 128))
     x = synthetic((1, 28, 28), 10, count, settings.device)[0]
-    functional = lambda: posterior.functional(x, memory=limit)  # noqa: E731
-    functional()
-    found = timed_briefly(settings, functional)
-    returned = sum(tensor.nbytes for tensor in functional())
+    found = predicted(settings, partial(posterior.functional, memory=limit), x)
+    returned = sum(tensor.nbytes for tensor in posterior.functional(x, memory=limit))
     return {**found.as_dict(), "limit_bytes": limit, "beyond_bytes": found.extra - returned, "inputs": count}

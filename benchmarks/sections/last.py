@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def measure(bench: Bench) -> None:
             bench.note(
                 case,
                 "last",
-                lambda case=case, kind=(structure, curvature): ours_measured(case, *kind),
+                partial(ours_measured, case, structure, curvature),
                 library=ours.NAME,
                 structure=structure,
                 curvature=curvature,
@@ -41,7 +42,7 @@ def measure(bench: Bench) -> None:
                 bench.note(
                     case,
                     "last",
-                    lambda case=case, kind=(structure, curvature): theirs_measured(case, *kind),
+                    partial(theirs_measured, case, structure, curvature),
                     library=peer.NAME,
                     structure=structure,
                     curvature=curvature,
@@ -81,15 +82,18 @@ def theirs_measured(case: Case, structure: str, curvature: str) -> dict[str, Any
     weights = sum(parameter.numel() for parameter in list(case.model.parameters())[-2:])
     if structure == "full" and weights > PEER_FULL_WEIGHTS and not case.settings.cuda:
         return Failure(f"left out: {weights:,} products over the data").as_dict()
-    fit: Callable[[Any], Any] = lambda data: peer.fit(case.model, data, curvature, structure, "last_layer")  # noqa: E731
+
+    def refuse(size: int) -> Failure | None:
+        return peer.too_large(case.model, size, case.classes, case.settings.device, weights)
+
     # Its diagonal keeps Jacobians of a batch: on the host that ends the process.
-    refused = peer.too_large(case.model, len(case.batches[0][0]), case.classes, case.settings.device, weights)
+    refused = refuse(len(case.batches[0][0]))
     if structure == "diag" and refused:
         return refused.as_dict()
+    fit = partial(peer.fit, case.model, curvature=curvature, structure=structure, weights="last_layer")
     found = fit_measured(case, fit)
     posterior = fit(case.batches[:2])
     sizes = tuple(size for size in (batch_of(case), 64, 16, 4, 1) if size <= batch_of(case))
-    refuse = lambda size: peer.too_large(case.model, size, case.classes, case.settings.device, weights)  # noqa: E731
     return {**found, "variances": variances(case, lambda x: peer.functional(posterior, x, True), sizes, refuse)}
 
 

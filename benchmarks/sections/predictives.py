@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +25,7 @@ def measure(bench: Bench) -> None:
         bench.note(
             case,
             "predictives",
-            lambda case=case: ours_measured(case, QUICK_SIZES if quick else SIZES),
+            partial(ours_measured, case, QUICK_SIZES if quick else SIZES),
             library=ours.NAME,
             structure="kron",
             task="predictive",
@@ -33,7 +34,7 @@ def measure(bench: Bench) -> None:
             bench.note(
                 case,
                 "predictives",
-                lambda case=case: theirs_measured(case, QUICK_SIZES if quick else PEER_SIZES),
+                partial(theirs_measured, case, QUICK_SIZES if quick else PEER_SIZES),
                 library=peer.NAME,
                 structure="kron",
                 task="predictive",
@@ -60,7 +61,10 @@ def theirs_measured(case: Case, sizes: tuple[int, ...]) -> dict[str, Any]:
     """The same of laplace-torch."""
     model = peer.freeze_unsupported(case.model)
     posterior = peer.fit(model, case.batches[:2], curvature_of(case))
-    refuse = lambda size: peer.too_large(model, size, case.classes, case.settings.device)  # noqa: E731
+
+    def refuse(size: int) -> Failure | None:
+        return peer.too_large(model, size, case.classes, case.settings.device)
+
     return curve(case, lambda x: peer.functional(posterior, x), sizes, refuse)
 
 
@@ -73,7 +77,7 @@ def curve(
     """Inputs per second at several batch sizes, until larger ones fail, slow down or take too long; and the best."""
     points: list[dict[str, Any]] = []
     for size in sizes:
-        found = refuse(size) or attempt(lambda size=size: point(case, functional, size))
+        found = refuse(size) or attempt(partial(point, case, functional, size))
         points.append({"batch": size, **(found.as_dict() if isinstance(found, Failure) else found)})
         if isinstance(found, Failure):
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 from benchmarks import ours, peer
@@ -15,14 +16,12 @@ BATCHES = 8  # the data's size changes nothing: no data are passed over
 def measure(bench: Bench) -> None:
     """A record per network and library, one prior precision for all weights."""
     for case in bench.cases(NETWORKS):
-        bench.note(
-            case, "tuning", lambda case=case: ours_measured(case), library=ours.NAME, structure="kron", task="tune"
-        )
+        bench.note(case, "tuning", partial(ours_measured, case), library=ours.NAME, structure="kron", task="tune")
         if bench.settings.peer:
             bench.note(
                 case,
                 "tuning",
-                lambda case=case: theirs_measured(case),
+                partial(theirs_measured, case),
                 library=peer.NAME,
                 structure="kron",
                 task="tune",
