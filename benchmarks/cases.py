@@ -136,7 +136,8 @@ class Case:
     def measure_unit(self) -> dict[str, Any]:
         """The plain pass, warmed up."""
         forward_backward(self.model, self.batches[:2])
-        found = self.settings.measured(lambda: forward_backward(self.model, self.batches), 5)
+        patience = 3 * self.settings.patience  # all fits are divided by it
+        found = measured(lambda: forward_backward(self.model, self.batches), self.settings.device, 5, patience)
         return {**found.as_dict(), "operations": count.plain_pass(self.shapes, self.examples).as_dict()}
 
     def against_unit(self) -> dict[str, Any]:

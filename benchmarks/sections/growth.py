@@ -39,7 +39,6 @@ class Axis:
     """What grows, over which sizes, and what is measured of it."""
 
     name: str
-    label: str
     sizes: tuple[int, ...]
     point: Callable[[int], Point]
     fits: tuple[str, ...] = ("exact",)
@@ -63,7 +62,7 @@ def of_examples(size: int) -> Point:
 
 
 def of_batch(size: int) -> Point:
-    return Point("batch", size, partial(perceptron, FEATURES, PLAIN_WIDTH, 10), (FEATURES,), 10, 2048, size, size)
+    return Point("batch", size, partial(perceptron, FEATURES, PLAIN_WIDTH, 10), (FEATURES,), 10, 1024, size, size)
 
 
 def of_positions(size: int) -> Point:
@@ -71,11 +70,13 @@ def of_positions(size: int) -> Point:
 
 
 AXES = (
-    Axis("weights", "weights D", (32, 64, 128, 256, 512, 1024, 2048), of_width),
-    Axis("outputs", "outputs C", (2, 4, 8, 16, 32, 64, 128, 256), of_outputs, ("exact", "MC(1)")),
-    Axis("examples", "examples N", (512, 1024, 2048, 4096, 8192, 16384), of_examples, predicts=False),
-    Axis("batch", "batch", (1, 4, 16, 64, 256, 1024), of_batch),
-    Axis("positions", "positions T", (4, 8, 16, 32, 64, 128, 256), of_positions, ("exact", "MC(1)")),
+    Axis("weights", (32, 64, 128, 256, 512, 1024, 2048), of_width),
+    Axis("outputs", (2, 4, 8, 16, 32, 64, 128, 256), of_outputs, ("exact", "MC(1)")),
+    Axis("examples", (512, 1024, 2048, 4096, 8192, 16384), of_examples, predicts=False),
+    # A fit costs most in small batches and a predictive in large ones: each begins where it is cheap.
+    Axis("batch", (1024, 256, 64, 16, 4), of_batch, predicts=False),
+    Axis("batch", (1, 4, 16, 64, 256, 1024), of_batch, fits=()),
+    Axis("positions", (4, 8, 16, 32, 64, 128, 256), of_positions, ("exact", "MC(1)")),
 )
 LIMITS = (1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30)  # bytes, as `memory=`
 
@@ -130,10 +131,8 @@ def questions(
         )
     if not settings.peer:
         return
-    yield (
-        (peer.NAME, "fit", "exact"),
-        lambda: fit_measured(settings, batches, lambda data: peer.fit(frozen, data)),
-    )
+    if axis.fits:
+        yield (peer.NAME, "fit", "exact"), partial(fit_measured, settings, batches, partial(peer.fit, frozen))
     if axis.predicts:
         yield (peer.NAME, "predictive", "exact"), partial(theirs_predicted, settings, frozen, batches, point, x)
 

@@ -83,7 +83,7 @@ def curve(
             break
         best = max(each["per_second"] for each in points)
         median = found["time"]["median"]
-        if median > case.settings.patience / 4 or (median > 0.5 and points[-1]["per_second"] < 0.9 * best):
+        if median > case.settings.patience / 3 or (median > 0.5 and points[-1]["per_second"] < 0.75 * best):
             break
     tidy()
     worked = [each for each in points if "per_second" in each]
