@@ -74,8 +74,11 @@ def draw(run: Run, axis: str, label: str, tasks: list[str], title: str, path: Pa
         found = curves(run, axis, task)
         panel(row[0], [(style, times(points)) for style, points in found], f"{task}: seconds")
         panel(row[1], [(style, memory(points)) for style, points in found], f"{task}: peak memory, MiB")
+    sizes = [each["size"] for task in tasks for _, points in curves(run, axis, task) for each in points]
+    low, high = min(sizes), max(sizes)
     for each in panels[-1]:
         each.set_xlabel(label)
+        each.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.35)  # shared; with room for the names
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
@@ -108,20 +111,25 @@ def panel(axes: Any, found: list[tuple[Style, list[tuple[float, float]]]], label
         return
     linear(axes, [points for _, points in found if points])
     for (style, x, y), shift in zip(ends, spread([y for _, _, y in ends], axes), strict=True):
-        axes.annotate(
-            style.label, (x, y), (7, shift), textcoords="offset points", color=style.colour, fontsize=8, va="center"
-        )
-    left, right = axes.get_xlim()
-    axes.set_xlim(left, right * (right / left) ** 0.28)  # room for the names
+        named(axes, style.label, (x, y), (7, shift), style.colour, 8)
+
+
+def named(axes: Any, text: str, point: tuple[float, float], shift: tuple[float, float], colour: str, size: int) -> None:
+    """A name beside a point, readable where it lies on a curve."""
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
+    axes.annotate(text, point, shift, textcoords="offset points", color=colour, fontsize=size, va="center", bbox=behind)
 
 
 def linear(axes: Any, curves: list[list[tuple[float, float]]]) -> None:
-    """A line of slope 1 through the first point of the lowest curve, within the panel."""
+    """A line of slope 1 through the first point of the lowest curve, named, within the panel."""
     x, y = min((points[0] for points in curves), key=lambda point: point[1])
     low, high = axes.get_ylim()
     end = max(point[0] for points in curves for point in points)
+    top = max(high, min(high * 3, 1.5 * y * end / x))
     axes.plot([x, end], [y, y * end / x], color=GREY, linestyle=":", linewidth=1)
-    axes.set_ylim(low, max(high, min(high * 3, 1.5 * y * end / x)))
+    half = math.sqrt(x * min(end, top / y * x))
+    named(axes, "linear", (half, y * half / x), (4, -7), GREY, 7)
+    axes.set_ylim(low, top)
 
 
 def spread(heights: list[float], axes: Any) -> list[float]:
