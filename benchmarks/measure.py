@@ -20,9 +20,10 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of every repeat, in order."""
+    """Seconds of every repeat, in order, and of the processor over all threads, where it does the work."""
 
     seconds: tuple[float, ...]
+    processor: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -34,7 +35,8 @@ class Timing:
         return (max(self.seconds) - min(self.seconds)) / 2
 
     def as_dict(self) -> dict[str, Any]:
-        return {"median": self.median, "spread": self.spread, "repeats": len(self.seconds), "seconds": self.seconds}
+        found = {"median": self.median, "spread": self.spread, "repeats": len(self.seconds), "seconds": self.seconds}
+        return {**found, "processor": statistics.median(self.processor)} if self.processor else found
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,12 @@ def elapsed(function: Callable[[], Any], device: torch.device) -> float:
 def timed(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Timing:
     """Repeat the call; less often when all calls together take longer than patience seconds. Warm up before."""
     seconds: list[float] = []
+    processor: list[float] = []
     while len(seconds) < repeats and (not seconds or sum(seconds) < patience):
+        start = time.process_time()
         seconds.append(elapsed(function, device))
-    return Timing(tuple(seconds))
+        processor.append(time.process_time() - start)
+    return Timing(tuple(seconds), tuple(processor) if device.type == "cpu" else ())
 
 
 @dataclass(frozen=True)

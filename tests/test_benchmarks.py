@@ -130,8 +130,8 @@ def test_repeats_end_with_patience() -> None:
     assert len(calls) == 5
     once = measure.measured(lambda: calls.append(1), device, 4, 0.0)
     assert len(calls) == 6 and len(once.timing.seconds) == 1
-    timing = measure.Timing((1.0, 4.0, 2.0))
-    assert timing.median == 2.0 and timing.spread == 1.5
+    timing = measure.Timing((1.0, 4.0, 2.0), (2.0, 3.0, 2.5))
+    assert timing.median == 2.0 and timing.spread == 1.5 and timing.as_dict()["processor"] == 2.5
 
 
 def test_memory_of_a_call_is_seen() -> None:
@@ -395,6 +395,10 @@ def test_goals_of_predictions_compare_the_best_batches() -> None:
     assert rate.value == 45 and rate.met
     memory = judged(found, "memory of that predictive", "ViT")
     assert memory.value == pytest.approx(250 / 20) and memory.met is False
+    assert goals.processor_ratio(found, "vit") is None
+    for each, busy in zip(found.records, (10.0, 8.0), strict=True):
+        each["best"]["time"]["processor"] = busy
+    assert goals.processor_ratio(found, "vit") == pytest.approx((8 / 4) / (10 / 100))
     default = Run({**found.header, "precision": "default"}, found.records)
     rate = judged(default, "closed-form predictive", "ViT")  # another bound
     assert rate.met is False and rate.missed_by == pytest.approx(100 / 45)

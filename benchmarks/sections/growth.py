@@ -66,7 +66,7 @@ def of_batch(size: int) -> Point:
 
 
 def of_positions(size: int) -> Point:
-    return Point("positions", size, partial(Pooled, CHANNELS, 64, 2, 4, 10), (size, CHANNELS), 10, 256, 64, 8)
+    return Point("positions", size, partial(Pooled, CHANNELS, 64, 2, 4, 10), (size, CHANNELS), 10, 64, 32, 8)
 
 
 AXES = (
@@ -122,7 +122,7 @@ def questions(
     for curvature in axis.fits:
         fit = partial(ours.fit, model, curvature=curvature)
         yield (ours.NAME, "fit", curvature), partial(fit_measured, settings, batches, fit)
-    if axis.name == "outputs":
+    if axis.name in ("outputs", "examples"):
         yield (ours.NAME, "bounded fit", "exact"), partial(bounded_fit, settings, batches, model)
     if axis.predicts:
         yield (
