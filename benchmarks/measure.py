@@ -10,7 +10,7 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -195,6 +195,35 @@ def available_bytes() -> int:
     except (OSError, ValueError):
         pass
     return 1 << 62
+
+
+@contextlib.contextmanager
+def within_memory(device: torch.device, share: float = 0.85) -> Iterator[None]:
+    """On the host, let allocations beyond a share of what is free fail, before the system ends a process for them."""
+    try:
+        import resource
+    except ImportError:  # not on every system
+        resource = None  # type: ignore[assignment]
+    if device.type != "cpu" or resource is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = private_bytes() + int(share * available_bytes())
+    ceiling = min((each for each in (soft, hard, wanted) if each != resource.RLIM_INFINITY), default=wanted)
+    resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def private_bytes() -> int:
+    """What the limit counts already: private memory of this process, touched or not."""
+    try:
+        with open("/proc/self/status") as file:
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+    except (OSError, ValueError):
+        return 0
 
 
 def device_name(device: torch.device) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks import peer
 from benchmarks.cases import Bench, Settings
 from benchmarks.journal import Journal, merge
-from benchmarks.measure import PRECISIONS, Failure, attempt, device_name, set_precision
+from benchmarks.measure import PRECISIONS, Failure, attempt, device_name, set_precision, within_memory
 from benchmarks.networks import LAST, NETWORKS
 from benchmarks.sections import SECTIONS
 from benchmarks.tables import show
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, console: Console) -> Journal:
     bench = Bench(settings, journal, tuple(options.networks))
     if settings.peer:
         attempt(peer.load)  # where it is missing, its measurements say so
-    with fast_collection():
+    with fast_collection(), within_memory(device):
         for name in options.sections:
             began = time.perf_counter()
             outcome = attempt(partial(SECTIONS[name], bench))

@@ -145,6 +145,18 @@ def test_memory_of_a_call_is_seen() -> None:
     assert 0.9 * (1 << 26) < found.extra < 3 * (1 << 26)
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the limit is the system's")
+def test_too_much_memory_fails_and_the_limit_is_lifted() -> None:
+    def allocate() -> None:
+        torch.empty(measure.available_bytes(), dtype=torch.uint8, device="cpu")  # asked for, never touched
+
+    with measure.within_memory(torch.device("cpu"), share=0.5):
+        found = measure.attempt(allocate)
+        assert isinstance(found, measure.Failure) and found.reason == "out of memory"
+        assert not isinstance(measure.attempt(lambda: torch.ones(1 << 20)), measure.Failure)
+    assert measure.attempt(allocate) is None
+
+
 def test_precisions_are_set_or_refused() -> None:
     flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
