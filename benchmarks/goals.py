@@ -83,7 +83,7 @@ class Outcome:
         assert self.value is not None
         if self.goal.unit == "runs":
             return "runs: **met**" if self.met else "does not run: **missed**"
-        verdict = "**met**" if self.met else f"**missed** by {self.missed_by:.2g}x"
+        verdict = "**met**" if self.met else f"**missed** by {self.missed_by:.3g}x"
         return f"{shown(self.value, self.goal.unit)}: {verdict}"
 
 
