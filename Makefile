@@ -3,11 +3,13 @@
 #   PYTHON      the interpreter that .venv is made from (3.10 or newer)
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
+#   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
 
 PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
+FILES ?= $(wildcard benchmarks/results/*.json)
 
 VENV := .venv
 STAMPS := $(VENV)/.stamps
@@ -32,7 +34,7 @@ endif
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cuda lint format docs api demo bench hooks carry clean
+.PHONY: help install test test-cuda lint format docs api demo bench bench-page hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -69,6 +71,9 @@ demo: $(PACKAGE) ## real images: train, fit, tune and compare (ARGS="--help" for
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
 	@$(RUN) -m benchmarks.run $(ARGS)
 
+bench-page: $(TOOLS) ## write docs/benchmarks.md and its figures from FILES, which are benchmarks/results/*.json
+	@$(RUN) -m benchmarks.report $(FILES) --markdown docs/benchmarks.md --figures docs/figures/benchmarks
+
 hooks: $(TOOLS) ## run lint before every commit
 	@$(VENV)/bin/pre-commit install
 
@@ -96,7 +101,7 @@ $(STAMPS)/package: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(STAMPS)/tools: $(STAMPS)/package
 	@echo "installing the tools for tests, types and style"
-	@$(INSTALL) -e '.[test,docs,dev]'
+	@$(INSTALL) -e '.[test,docs,dev,bench]'
 	@echo "installing the libraries to compare with"
 	@$(INSTALL) --no-deps $(ORACLES)
 	@touch $@

@@ -10,7 +10,7 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,9 +20,10 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of every repeat, in order."""
+    """Seconds of every repeat, in order, and of the processor over all threads, where it does the work."""
 
     seconds: tuple[float, ...]
+    processor: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -34,7 +35,8 @@ class Timing:
         return (max(self.seconds) - min(self.seconds)) / 2
 
     def as_dict(self) -> dict[str, Any]:
-        return {"median": self.median, "spread": self.spread, "repeats": len(self.seconds), "seconds": self.seconds}
+        found = {"median": self.median, "spread": self.spread, "repeats": len(self.seconds), "seconds": self.seconds}
+        return {**found, "processor": statistics.median(self.processor)} if self.processor else found
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def attempt(function: Callable[[], Any]) -> Any:
         if "can't allocate memory" in message:
             failure = Failure("out of memory")
         else:
-            failure = Failure(f"{type(error).__name__}: {message[:160]}".rstrip(": "))
+            failure = Failure(f"{type(error).__name__}: {message[:300]}".rstrip(": "))
     # Outside the handlers: the traceback held the tensors of the failed call.
     tidy()
     return failure
@@ -79,20 +81,49 @@ def synchronise(device: torch.device) -> None:
 
 
 def elapsed(function: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+    """Seconds of one call, the device's work included: by the device's own clock where it has one."""
     synchronise(device)
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
     start = time.perf_counter()
     function()
-    synchronise(device)
     return time.perf_counter() - start
 
 
 def timed(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Timing:
-    """Repeat the call; less often when one call already takes longer than patience seconds. Warm up before."""
+    """Repeat the call; less often when all calls together take longer than patience seconds. Warm up before."""
     seconds: list[float] = []
-    while len(seconds) < repeats and (not seconds or max(seconds) < patience):
+    processor: list[float] = []
+    while len(seconds) < repeats and (not seconds or sum(seconds) < patience):
+        start = time.process_time()
         seconds.append(elapsed(function, device))
-    return Timing(tuple(seconds))
+        processor.append(time.process_time() - start)
+    return Timing(tuple(seconds), tuple(processor) if device.type == "cpu" else ())
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of a call and the memory of one of them."""
+
+    timing: Timing
+    peak: int  # bytes, what was held before included; 0 on the CPU
+    extra: int  # bytes beyond what was held before
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"time": self.timing.as_dict(), "peak_bytes": self.peak, "extra_bytes": self.extra}
+
+
+def measured(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Measurement:
+    """Memory of a first call, then times of further ones; only one call where it takes longer than patience."""
+    with PeakMemory(device) as memory:
+        first = elapsed(function, device)
+    timing = timed(function, device, repeats, patience) if first < patience else Timing((first,))
+    return Measurement(timing, memory.total, memory.extra)
 
 
 class PeakMemory:
@@ -137,11 +168,6 @@ class PeakMemory:
             self.sampler.join()
             self.extra = max(self.extra, resident_bytes() - self.start)
 
-    @property
-    def bytes(self) -> int:
-        """The number to report: the total where the device knows it."""
-        return self.total or self.extra
-
 
 def release_heap() -> None:
     """Hand freed memory back to the system: a call that reuses it would seem to need none."""
@@ -171,6 +197,35 @@ def available_bytes() -> int:
     return 1 << 62
 
 
+@contextlib.contextmanager
+def within_memory(device: torch.device, share: float = 0.85) -> Iterator[None]:
+    """On the host, let allocations beyond a share of what is free fail, before the system ends a process for them."""
+    try:
+        import resource
+    except ImportError:  # not on every system
+        resource = None  # type: ignore[assignment]
+    if device.type != "cpu" or resource is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = private_bytes() + int(share * available_bytes())
+    ceiling = min((each for each in (soft, hard, wanted) if each != resource.RLIM_INFINITY), default=wanted)
+    resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def private_bytes() -> int:
+    """What the limit counts already: private memory of this process, touched or not."""
+    try:
+        with open("/proc/self/status") as file:
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+    except (OSError, ValueError):
+        return 0
+
+
 def device_name(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
@@ -184,7 +239,19 @@ def device_name(device: torch.device) -> str:
     return f"{name}, {torch.get_num_threads()} threads"
 
 
+# Whether float32 products may be made in TF32: of matrices, and in convolutions.
+TF32 = {"fp32": (False, False), "tf32": (True, True), "default": (False, True)}
+PRECISIONS = (*TF32, "bf16")
+
+
 def set_precision(precision: str) -> None:
-    """fp32: products of float32 in float32; tf32: in TF32 on a GPU that has it."""
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    """How float32 products are made, in both libraries.
+
+    fp32: in float32; tf32: in TF32 on a GPU that has it; default: as torch and lapwing come; bf16: in bfloat16 where
+    lapwing's own policy allows it, which this is the place to set.
+    """
+    if precision == "bf16":
+        raise ValueError("precision='bf16' was asked for, but this version of lapwing has no such policy; use tf32.")
+    if precision not in TF32:
+        raise ValueError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)}.")
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = TF32[precision]

@@ -1,20 +1,26 @@
-"""The networks that the speed table is measured on; smaller variants of the last two also serve the tests."""
+"""The networks that the tables are measured on; smaller variants of some also serve the tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def mlp(classes: int = 10) -> nn.Module:
-    """784-512-512-classes with ReLU: 670k weights."""
+def perceptron(inputs: int, width: int, classes: int) -> nn.Module:
+    """Two hidden layers with ReLU."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, classes)
+        nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
     )
+
+
+def mlp(classes: int = 10, width: int = 512) -> nn.Module:
+    """784-512-512-classes with ReLU: 670k weights."""
+    return perceptron(784, width, classes)
 
 
 def lenet(classes: int = 10) -> nn.Module:
@@ -134,20 +140,79 @@ def vit(
     return VisionTransformer(classes, width, blocks, heads, patch, size, class_token)
 
 
+class TokenModel(nn.Module):
+    """Embedded tokens and positions, causal blocks, and the next token's logits at every position."""
+
+    def __init__(self, vocabulary: int, width: int, blocks: int, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(0.02 * torch.randn(1, tokens, width))
+        self.blocks = nn.Sequential(*[TransformerBlock(width, heads, causal=True) for _ in range(blocks)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(tokens) + self.position)))
+
+
+def gpt(vocabulary: int = 1000, width: int = 256, blocks: int = 4, heads: int = 4, tokens: int = 64) -> nn.Module:
+    """A token model: 3.7M weights as it stands; (B, T) tokens to (B, T, vocabulary) logits."""
+    return TokenModel(vocabulary, width, blocks, heads, tokens)
+
+
+class Pooled(nn.Module):
+    """A transformer over vectors whose outputs are averaged: as many positions as the input has."""
+
+    def __init__(self, channels: int, width: int, blocks: int, heads: int, classes: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(channels, width)
+        self.blocks = nn.Sequential(*[TransformerBlock(width, heads) for _ in range(blocks)])
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.project(x)).mean(1))
+
+
 @dataclass(frozen=True)
 class Network:
-    """One row of the speed table: how to build the network, its input shape and how many examples it is fitted to."""
+    """A network of the tables: how to build it, what goes in, and how many examples it is fitted to."""
 
     title: str
-    build: Callable[[int], nn.Module]
+    build: Callable[[], nn.Module]
+    quick: Callable[[], nn.Module]  # a small one of the same kind, to see that everything runs
     shape: tuple[int, ...]
+    classes: int
     examples: int
-    quick_examples: int
+    quick_classes: int = 10
+    tokens: bool = False  # inputs are tokens, and the next one is to be named at every position
 
 
+SMALL_VIT = partial(vit, width=32, blocks=2, heads=2, patch=8)
 NETWORKS = {
-    "mlp": Network("MLP 784-512-512", mlp, (1, 28, 28), 10_000, 1_024),
-    "lenet": Network("LeNet", lenet, (1, 28, 28), 10_000, 512),
-    "resnet18": Network("ResNet-18", resnet18, (3, 32, 32), 2_048, 64),
-    "vit": Network("ViT, width 384, 6 blocks", vit, (3, 32, 32), 1_024, 64),
+    "mlp": Network("MLP 784-512-512", mlp, partial(mlp, width=32), (1, 28, 28), 10, 10_000),
+    "lenet": Network("LeNet", lenet, lenet, (1, 28, 28), 10, 10_000),
+    "resnet18": Network("ResNet-18", resnet18, partial(resnet18, width=4), (3, 32, 32), 10, 4_096),
+    "resnet18-100": Network(
+        "ResNet-18, 100 classes", partial(resnet18, 100), partial(resnet18, 20, 4), (3, 32, 32), 100, 4_096, 20
+    ),
+    "vit": Network("ViT, width 384, 6 blocks", vit, SMALL_VIT, (3, 32, 32), 10, 4_096),
+    "gpt": Network(
+        "GPT, width 256, 4 blocks, 64 tokens", gpt, partial(gpt, 50, 16, 1, 2), (64,), 1_000, 4_096, 50, True
+    ),
+}
+# The last layer alone, behind a network whose other weights are taken as certain.
+LAST = {
+    "last-10": Network("ResNet-18, last layer", resnet18, partial(resnet18, width=4), (3, 32, 32), 10, 4_096),
+    "last-100": Network(
+        "ResNet-18 of width 16, last layer",
+        partial(resnet18, 100, 16),
+        partial(resnet18, 20, 4),
+        (3, 32, 32),
+        100,
+        4_096,
+        20,
+    ),
+    "last-1000": Network(
+        "ResNet-18, last layer", partial(resnet18, 1_000), partial(resnet18, 300, 4), (3, 32, 32), 1_000, 4_096, 300
+    ),
 }

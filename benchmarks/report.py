@@ -1,143 +1,91 @@
-"""The measurements as tables, for a terminal and for a page."""
+"""A page and figures from measurements: `python -m benchmarks.report FILE... --markdown docs/benchmarks.md`."""
 
 from __future__ import annotations
 
+import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-PEER = "laplace-torch"
-FIT_COLUMNS = ("network", "N", "fit", "seconds", "without eigh", "× fwd+bwd", f"{PEER} / this", "peak GiB")
-PREDICTION_COLUMNS = ("network", "predictive", "inputs/s", "at batch", "peak GiB", f"this / {PEER}", "stopped by")
+from benchmarks.journal import Run, merge, read
+from benchmarks.tables import NOTES, goal_table, heading, markdown, show, tables
 
-
-def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+ORDER = {"fp32": 0, "tf32": 1, "bf16": 2, "default": 3}
 
 
-def gibibytes(value: int) -> str:
-    return f"{value / 2**30:.2f}"
+def by_machine(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of the same machine together, by precision; GPUs first."""
+    found: dict[tuple[str, bool], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.header["machine"], run.header["quick"]), []).append(run)
+    for own in found.values():
+        own.sort(key=lambda run: ORDER.get(run.header["precision"], len(ORDER)))
+    return sorted(found.values(), key=lambda own: own[0].header["device"] != "cuda")
 
 
-def seconds(time: dict[str, Any]) -> str:
-    """The median with its spread, or a mark where there was one repeat only."""
-    if time["repeats"] == 1:
-        return f"{number(time['median'])} (1 run)"
-    return f"{number(time['median'])} ± {time['spread']:.1g}"
+def measured_part(runs: Sequence[Run], figures: dict[int, list[tuple[str, str]]] | None = None) -> list[str]:
+    """The lines between the markers; figures by the index of their machine, as (title, path)."""
+    lines: list[str] = []
+    for index, own in enumerate(by_machine(runs)):
+        lines += [f"## {heading(own[0])}", ""]
+        lines += markdown(goal_table(own))
+        for table in tables(own):
+            lines += markdown(table)
+        for title, path in (figures or {}).get(index, []):
+            lines += [f"![{title}]({path})", ""]
+    return [*lines, "### What the columns mean", "", *[f"- {note}" for note in NOTES], ""]
 
 
-def fit_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row for the plain pass and one per fit."""
-    baseline = result["forward_backward"]
-    title = f"{result['title']} ({result['parameters'] / 1e6:.2g}M)"
-    rows = [(title, f"{result['examples']:,}", "forward and backward", seconds(baseline), "", "1", "", "")]
-    theirs = result["fits"].get(PEER, {}).get("time")
-    for name, fit in result["fits"].items():
-        if "failure" in fit:
-            rows.append(("", "", name, fit["failure"], "", "", "", ""))
-            continue
-        median = fit["time"]["median"]
-        decompositions = fit.get("decompositions")
-        rows.append(
-            (
-                "",
-                "",
-                name,
-                seconds(fit["time"]),
-                number(median - decompositions["median"]) if decompositions else "",
-                number(median / baseline["median"]),
-                number(theirs["median"] / median) if theirs else "",
-                gibibytes(fit["peak_bytes"]),
-            )
+def write_page(path: Path, lines: Sequence[str]) -> None:
+    """Replace what is between the markers, and nothing else; a page without them gets them at its end."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else "# Benchmarks\n"
+    if text.count(BEGIN) != text.count(END) or text.count(BEGIN) > 1:
+        raise ValueError(
+            f"{path} has {text.count(BEGIN)} times {BEGIN} and {text.count(END)} times {END}; expected one each."
         )
-    return rows
-
-
-def prediction_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row per library, at its best batch size."""
-    rows = []
-    theirs = result["predictions"].get(PEER, {}).get("best")
-    for index, (name, prediction) in enumerate(result["predictions"].items()):
-        title = result["title"] if index == 0 else ""
-        if "best" not in prediction:
-            rows.append((title, name, prediction["failure"], "", "", "", ""))
-            continue
-        best, last = prediction["best"], prediction["points"][-1]
-        stopped = f"{last['failure']} at batch {last['batch']}" if "failure" in last else ""
-        ratio = number(best["per_second"] / theirs["per_second"]) if theirs else ""
-        rows.append(
-            (title, name, number(best["per_second"]), str(best["batch"]), gibibytes(best["peak_bytes"]), ratio, stopped)
-        )
-    return rows
-
-
-def agreement_line(result: dict[str, Any]) -> str:
-    """How far the two libraries are apart on the same weights."""
-    outcome = result["agreement"]
-    if "failure" in outcome:
-        return f"{result['title']}: functional covariances not compared ({outcome['failure']})"
-    difference = outcome["relative_difference"]
-    return f"{result['title']}: functional covariances of {PEER} and lapwing differ by {difference:.1e} (relative)"
-
-
-def heading(report: dict[str, Any]) -> str:
-    quick = ", quick run: too few data to judge by" if report["quick"] else ""
-    return (
-        f"{report['machine']}, torch {report['torch']}, {report['precision']}, {report['classes']} outputs, "
-        f"batches of {report['batch_size']}{quick}"
-    )
-
-
-def notes(report: dict[str, Any]) -> list[str]:
-    """What the columns mean."""
-    on_gpu = report["device"] == "cuda"
-    peak = "the allocator's, model and data included" if on_gpu else "growth of the process, sampled"
-    return [
-        "Seconds are medians with half the range; data are on the device before the clock starts.",
-        "Fits include the eigendecompositions; the column beside leaves them out, where they are known.",
-        f"lapwing fits all weights; {PEER} fits those of Linear and Conv2d, the others frozen, since it refuses them.",
-        f"Predictives are full (N, C, C) functional covariances. Peak memory: {peak}.",
-    ]
-
-
-def show(report: dict[str, Any], console: Console) -> None:
-    """Print the tables."""
-    for title, columns, make_rows in (
-        ("Fits", FIT_COLUMNS, fit_rows),
-        ("Predictives", PREDICTION_COLUMNS, prediction_rows),
-    ):
-        table = Table(title=f"{title}: {heading(report)}", title_justify="left")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for result in report["results"]:
-            for row in make_rows(result):
-                table.add_row(*[escape(cell) for cell in row])
-            table.add_section()
-        console.print(table)
-    for result in report["results"]:
-        console.print(agreement_line(result), highlight=False, markup=False)
-    for line in notes(report):
-        console.print(line, style="dim", highlight=False)
-
-
-def markdown_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    # A bar in a reported error must not open a new cell.
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return lines
-
-
-def write_markdown(report: dict[str, Any], path: Path) -> None:
-    """Write the tables as a page."""
-    results = report["results"]
-    lines = ["# Speed", "", f"{heading(report)}.", "", *[f"- {line}" for line in notes(report)], "", "## Fits", ""]
-    lines += markdown_table(FIT_COLUMNS, [row for result in results for row in fit_rows(result)])
-    lines += ["", "## Predictives", ""]
-    lines += markdown_table(PREDICTION_COLUMNS, [row for result in results for row in prediction_rows(result)])
-    lines += ["", "## Agreement", "", *[f"- {agreement_line(result)}" for result in results], ""]
+    if BEGIN not in text:
+        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join([f"{before}{BEGIN}", "", *lines]) + f"{END}{after}", encoding="utf-8")
+
+
+def draw(runs: Sequence[Run], folder: Path, page: Path | None) -> dict[int, list[tuple[str, str]]]:
+    """Figures of every machine, with their paths as the page sees them."""
+    from benchmarks.figures import growth_figures  # needs matplotlib, which measuring does not
+
+    start = page.parent if page else Path(".")
+    return {
+        index: [
+            (title, Path(os.path.relpath(path, start)).as_posix())
+            for run in own
+            for title, path in growth_figures(run, folder)
+        ]
+        for index, own in enumerate(by_machine(runs))
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Merge, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(prog="benchmarks.report", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--markdown", type=Path, help="the page whose measured part is replaced")
+    parser.add_argument("--figures", type=Path, help="the folder that figures are written to")
+    options = parser.parse_args(arguments)
+    runs = merge([read(path) for path in options.files])
+    figures = draw(runs, options.figures, options.markdown) if options.figures else None
+    if options.markdown:
+        write_page(options.markdown, measured_part(runs, figures))
+    if not options.markdown and not options.figures:
+        console = Console(width=None if Console().is_terminal else 150)
+        for own in by_machine(runs):
+            for run in own:
+                show(run, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""What the library is to reach, as data, and whether a run reaches it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.journal import Record, Run
+
+OURS, PEER = "lapwing", "laplace-torch"
+GIB = 2**30
+TITLES = {
+    "mlp": "MLP",
+    "lenet": "LeNet",
+    "resnet18": "ResNet-18",
+    "resnet18-100": "ResNet-18, 100 classes",
+    "vit": "ViT",
+    "gpt": "GPT",
+    "last-100": "100 outputs, 128 features",
+    "last-1000": "1,000 outputs",
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number of a run, and the bound that it is to keep to."""
+
+    what: str
+    case: str
+    sense: str  # "<=" or ">="
+    bound: float
+    unit: str
+    value: Callable[[Run], float | None]
+    devices: tuple[str, ...] = ("cuda",)
+    precisions: tuple[str, ...] = ()  # all of them where none is named
+
+    def concerns(self, run: Run) -> bool:
+        """Whether the goal is one for this device and precision."""
+        header = run.header
+        return header["device"] in self.devices and (not self.precisions or header["precision"] in self.precisions)
+
+    def outcome(self, run: Run) -> Outcome:
+        """What the run says."""
+        return Outcome(self, self.value(run) if self.concerns(run) else None)
+
+    @property
+    def words(self) -> str:
+        """The bound as text."""
+        if self.unit == "runs":
+            return "runs"
+        return f"{'≤' if self.sense == '<=' else '≥'} {shown(self.bound, self.unit)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A measured number beside its goal."""
+
+    goal: Goal
+    value: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """None where there is no measurement."""
+        if self.value is None or math.isnan(self.value):
+            return None
+        return self.value <= self.goal.bound if self.goal.sense == "<=" else self.value >= self.goal.bound
+
+    @property
+    def missed_by(self) -> float:
+        """The factor between the measurement and the goal, above 1 where it is missed."""
+        assert self.value is not None
+        over = self.value / self.goal.bound if self.goal.bound else math.inf
+        return over if self.goal.sense == "<=" else 1 / over if over else math.inf
+
+    @property
+    def words(self) -> str:
+        """The measurement and the verdict, as text."""
+        if self.met is None:
+            return "–"
+        assert self.value is not None
+        if self.goal.unit == "runs":
+            return "runs: **met**" if self.met else "does not run: **missed**"
+        verdict = "**met**" if self.met else f"**missed** by {self.missed_by:.3g}x"
+        return f"{shown(self.value, self.goal.unit)}: {verdict}"
+
+
+def shown(value: float, unit: str) -> str:
+    """Three digits with the unit."""
+    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{digits}{unit}" if unit in ("x", "") else f"{digits} {unit}"
+
+
+def median(record: Record | None, key: str = "time") -> float | None:
+    """The median of a record's times."""
+    return None if record is None or key not in record else float(record[key]["median"])
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    """A quotient, where both are known."""
+    return None if above is None or not below else above / below
+
+
+def predictive(run: Run, network: str, library: str) -> Record | None:
+    """The best batch of a predictive."""
+    found = run.one(section="predictives", network=network, library=library)
+    return None if found is None else found.get("best")
+
+
+def predictive_ratio(run: Run, network: str) -> float | None:
+    """Inputs per second over laplace-torch's."""
+    mine, theirs = (predictive(run, network, library) for library in (OURS, PEER))
+    return None if mine is None or theirs is None else mine["per_second"] / theirs["per_second"]
+
+
+def processor_ratio(run: Run, network: str) -> float | None:
+    """The same by the processor's time, all threads together: what else a machine does matters less."""
+    mine, theirs = (predictive(run, network, library) for library in (OURS, PEER))
+    if mine is None or theirs is None or not all("processor" in each["time"] for each in (mine, theirs)):
+        return None
+    return ratio(theirs["time"]["processor"] / theirs["batch"], mine["time"]["processor"] / mine["batch"])
+
+
+def per_input(record: Record) -> float:
+    """Bytes beyond what was held, for each input of the batch."""
+    return float(record["extra_bytes"]) / record["batch"]
+
+
+def predictive_memory(run: Run, network: str) -> float | None:
+    """Memory per input of laplace-torch over ours, each at its best batch."""
+    mine, theirs = (predictive(run, network, library) for library in (OURS, PEER))
+    return None if mine is None or theirs is None else ratio(per_input(theirs), per_input(mine))
+
+
+def variance_difference(run: Run, network: str) -> float | None:
+    """The largest relative difference to laplace-torch's variances."""
+    found = run.one(section="agreement", network=network, reference=PEER, structure="kron")
+    return None if found is None else float(found["variance_difference"])
+
+
+def measure_seconds(record: Record | None) -> float | None:
+    """A fit without its decompositions."""
+    whole = median(record)
+    return None if whole is None else whole - (median(record, "decompositions") or 0.0)
+
+
+def fit_over_unit(run: Run, network: str, curvature: str, structure: str = "kron") -> float | None:
+    """A fit without decompositions over a plain pass."""
+    section = "diag" if structure == "diag" else "fits"
+    found = run.one(section=section, network=network, library=OURS, structure=structure, curvature=curvature)
+    return None if found is None else ratio(measure_seconds(found), found.get("unit_seconds"))
+
+
+def over_counted(record: Record | None) -> float | None:
+    """A fit's time over what its operations take at the rate of the plain pass."""
+    if record is None or "operations" not in record or "unit_seconds" not in record:
+        return None
+    expected = record["operations"]["total"] / record["unit_operations"] * record["unit_seconds"]
+    return ratio(measure_seconds(record), expected)
+
+
+def fit_over_counted(run: Run, network: str) -> float | None:
+    """The same of the exact fit with Kronecker factors."""
+    return over_counted(run.one(section="fits", network=network, library=OURS, structure="kron", curvature="exact"))
+
+
+def fit_over_peer(run: Run, network: str) -> float | None:
+    """laplace-torch's exact fit over ours, both with decompositions."""
+    mine, theirs = (
+        run.one(section="fits", network=network, library=library, structure="kron", curvature="exact")
+        for library in (OURS, PEER)
+    )
+    return ratio(median(theirs), median(mine))
+
+
+def diagonal_memory(run: Run, curvature: str) -> float | None:
+    """GiB at the peak of a diagonal fit of ResNet-18."""
+    found = run.one(section="diag", network="resnet18", library=OURS, curvature=curvature)
+    return None if found is None else (found["peak_bytes"] or found["extra_bytes"]) / GIB
+
+
+def tuning_milliseconds(run: Run, network: str) -> float | None:
+    """One prior precision by the evidence."""
+    seconds = median(run.one(section="tuning", network=network, library=OURS))
+    return None if seconds is None else 1000 * seconds
+
+
+def last_variances(run: Run, structure: str) -> Record | None:
+    """Variances of the last layer with 1,000 outputs."""
+    found = run.one(section="last", network="last-1000", library=OURS, structure=structure)
+    inner = None if found is None else found["variances"]
+    return None if inner is None or "failure" in inner else {**inner, "classes": found["classes"]} if found else None
+
+
+def variances_over_forward(run: Run, structure: str) -> float | None:
+    """Variances over the network's own forward pass."""
+    found = last_variances(run, structure)
+    return None if found is None else ratio(median(found), median(found["forward"]))
+
+
+def variances_memory(run: Run, structure: str) -> float | None:
+    """Memory beyond the forward pass's, over that of one (N, C, C) tensor."""
+    found = last_variances(run, structure)
+    if found is None:
+        return None
+    whole = 4.0 * found["batch"] * found["classes"] ** 2
+    return max(0.0, found["extra_bytes"] - found["forward"]["extra_bytes"]) / whole
+
+
+def full_runs(run: Run) -> float | None:
+    """1 where the full last layer runs, 0 where it was tried and failed."""
+    tried = run.find(section="last", network="last-100", library=OURS, structure="full")
+    if not tried:
+        return None
+    return float("failure" not in tried[-1] and "failure" not in tried[-1]["variances"])
+
+
+def decomposition_seconds(run: Run) -> float | None:
+    """All eigendecompositions of ResNet-18."""
+    found = run.one(section="fits", network="resnet18", library=OURS, structure="kron", curvature="exact")
+    return median(found, "decompositions")
+
+
+def growth(run: Run, axis: str, task: str = "fit", library: str = OURS, curvature: str = "exact") -> list[Record]:
+    """The points of one curve, by size."""
+    found = run.find(section="growth", axis=axis, task=task, library=library, curvature=curvature)
+    return sorted((each for each in found if "failure" not in each), key=lambda each: float(each["size"]))
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float | None:
+    """Of the line through log-log points, by least squares."""
+    logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
+    if len(logs) < 2:
+        return None
+    centre_x, centre_y = (sum(each[i] for each in logs) / len(logs) for i in (0, 1))
+    spread = sum((x - centre_x) ** 2 for x, _ in logs)
+    return ratio(sum((x - centre_x) * (y - centre_y) for x, y in logs), spread)
+
+
+def time_slope(run: Run, axis: str = "examples", **which: Any) -> float | None:
+    """How a curve's time grows: 1 is linear."""
+    return slope((each["size"], each["time"]["median"]) for each in growth(run, axis, **which))
+
+
+def memory_growth(run: Run) -> float | None:
+    """Memory of a fit under `memory=` to the most examples over that to a quarter of them."""
+    found = growth(run, "examples", "bounded fit")
+    return ratio(found[-1]["extra_bytes"], found[max(0, len(found) - 3)]["extra_bytes"]) if len(found) > 1 else None
+
+
+def bounded_memory(run: Run, axis: str, task: str) -> float | None:
+    """Memory that was taken over `memory=`, at most."""
+    found = growth(run, axis, task)
+    taken = [each.get("beyond_bytes", each["extra_bytes"]) / each["limit_bytes"] for each in found]
+    return max(taken) if taken else None
+
+
+BOTH = ("cpu", "cuda")
+FIVE = ("mlp", "lenet", "resnet18", "resnet18-100", "vit")
+FOUR = ("mlp", "lenet", "resnet18", "vit")
+RATE = "closed-form predictive, `kron`, all weights: inputs/s over laplace-torch's"
+
+
+def per_network(
+    what: str, bounds: dict[str, float], sense: str, unit: str, value: Callable[..., float | None], **more: Any
+) -> list[Goal]:
+    """The same goal for several networks."""
+    devices, precisions = more.pop("devices", ("cuda",)), more.pop("precisions", ())
+    return [
+        Goal(what, TITLES[name], sense, bound, unit, partial(value, network=name, **more), devices, precisions)
+        for name, bound in bounds.items()
+    ]
+
+
+EQUAL = ("fp32", "tf32", "bf16")
+GOALS: tuple[Goal, ...] = (
+    *per_network(
+        f"{RATE}, equal precision",
+        {"mlp": 100, "lenet": 60, "resnet18": 30, "resnet18-100": 30, "vit": 30},
+        ">=",
+        "x",
+        predictive_ratio,
+        precisions=EQUAL,
+    ),
+    *per_network(
+        f"{RATE}, both in their defaults",
+        dict.fromkeys(FIVE, 100),
+        ">=",
+        "x",
+        predictive_ratio,
+        precisions=("default",),
+    ),
+    *per_network(
+        "variances in these defaults, relative to laplace-torch's",
+        dict.fromkeys(FIVE, 1e-3),
+        "<=",
+        "",
+        variance_difference,
+        precisions=("default",),
+    ),
+    *per_network(f"{RATE}, on the CPU", {"mlp": 300, "lenet": 50}, ">=", "x", predictive_ratio, devices=("cpu",)),
+    *per_network(
+        "likewise, by the processor's time: what else the machine does matters less",
+        {"mlp": 300, "lenet": 50},
+        ">=",
+        "x",
+        processor_ratio,
+        devices=("cpu",),
+    ),
+    *per_network(
+        "memory of that predictive per input: laplace-torch's over ours",
+        dict.fromkeys(FIVE, 20),
+        ">=",
+        "x",
+        predictive_memory,
+        devices=BOTH,
+    ),
+    *per_network(
+        "fit, MC(1), without decompositions, over forward and backward",
+        {"mlp": 1.4, "lenet": 2.5, "resnet18": 2.5, "vit": 1.4},
+        "<=",
+        "x",
+        fit_over_unit,
+        curvature="MC(1)",
+    ),
+    *per_network(
+        "fit, exact, likewise, over its counted operations at that rate",
+        dict.fromkeys(FOUR, 1.3),
+        "<=",
+        "x",
+        fit_over_counted,
+    ),
+    *per_network(
+        "fit, exact, likewise, over forward and backward",
+        {"mlp": 5, "lenet": 5, "resnet18": 8, "vit": 12},
+        "<=",
+        "x",
+        fit_over_unit,
+        curvature="exact",
+    ),
+    *per_network(
+        "fit, exact, with decompositions: laplace-torch's time over ours",
+        {"mlp": 10, "lenet": 10, "resnet18": 4, "vit": 4},
+        ">=",
+        "x",
+        fit_over_peer,
+    ),
+    *(
+        Goal(
+            "`diag` fit of ResNet-18 at batch 128, peak", kind, "<=", 6, "GiB", partial(diagonal_memory, curvature=kind)
+        )
+        for kind in ("exact", "MC(1)")
+    ),
+    *(
+        Goal(
+            "`diag` fit of ResNet-18 over forward and backward",
+            kind,
+            "<=",
+            bound,
+            "x",
+            partial(fit_over_unit, network="resnet18", curvature=kind, structure="diag"),
+        )
+        for kind, bound in (("exact", 10.0), ("MC(1)", 3.0))
+    ),
+    *per_network(
+        "tuning the prior by the evidence", dict.fromkeys((*FIVE, "gpt"), 50), "<=", "ms", tuning_milliseconds
+    ),
+    *(
+        Goal(
+            "last layer, 1,000 outputs: variances over the network's forward pass",
+            f"`{kind}`",
+            "<=",
+            2,
+            "x",
+            partial(variances_over_forward, structure=kind),
+        )
+        for kind in ("kron", "ekfac", "diag")
+    ),
+    *(
+        Goal(
+            "last layer, 1,000 outputs: memory beyond that pass, over one (N, C, C)",
+            f"`{kind}`",
+            "<=",
+            0.5,
+            "x",
+            partial(variances_memory, structure=kind),
+        )
+        for kind in ("kron", "ekfac", "diag")
+    ),
+    Goal("last layer, `full`", TITLES["last-100"], ">=", 1, "runs", full_runs),
+    Goal("decompositions of ResNet-18's factors", "`kron`", "<=", 0.4, "s", decomposition_seconds),
+    Goal("growth: time of a fit in N, slope in log-log", "MLP", "<=", 1.05, "", time_slope, BOTH),
+    Goal(
+        "growth: memory of a fit under `memory=`, most examples over a quarter of them",
+        "MLP",
+        "<=",
+        1.1,
+        "x",
+        memory_growth,
+        BOTH,
+    ),
+    Goal(
+        "growth: memory of a fit over `memory=`, any number of outputs",
+        "MLP",
+        "<=",
+        1,
+        "x",
+        partial(bounded_memory, axis="outputs", task="bounded fit"),
+        BOTH,
+    ),
+    Goal(
+        "growth: memory of a predictive over `memory=`",
+        "LeNet",
+        "<=",
+        1,
+        "x",
+        partial(bounded_memory, axis="memory", task="predictive"),
+        BOTH,
+    ),
+)

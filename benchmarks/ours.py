@@ -1,0 +1,34 @@
+"""lapwing, as the benchmark calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from benchmarks.cases import CURVATURES, Batches
+
+NAME = "lapwing"
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    curvature: str = "exact",
+    structure: str = "kron",
+    weights: Any = "all",
+    memory: float | None = None,
+) -> Any:
+    """The posterior with prior precision 1."""
+    import lapwing as lw
+
+    return lw.fit(
+        model,
+        batches,
+        "classification",
+        weights=weights,
+        structure=structure,
+        curvature=CURVATURES[curvature],
+        prior=1.0,
+        memory=memory,
+    )

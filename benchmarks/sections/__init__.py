@@ -1,0 +1,18 @@
+"""What can be measured, each in a file of its own: `measure(bench)` writes records to the bench's journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.cases import Bench
+from benchmarks.sections import agreement, diag, fits, growth, last, predictives, tuning
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "fits": fits.measure,
+    "predictives": predictives.measure,
+    "diag": diag.measure,
+    "last": last.measure,
+    "tuning": tuning.measure,
+    "agreement": agreement.measure,
+    "growth": growth.measure,
+}
