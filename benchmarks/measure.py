@@ -239,19 +239,32 @@ def device_name(device: torch.device) -> str:
     return f"{name}, {torch.get_num_threads()} threads"
 
 
-# Whether float32 products may be made in TF32: of matrices, and in convolutions.
-TF32 = {"fp32": (False, False), "tf32": (True, True), "default": (False, True)}
-PRECISIONS = (*TF32, "bf16")
+@dataclass(frozen=True)
+class Precision:
+    """How float32 products are made: torch's switches for matrices and convolutions, and lapwing's policy."""
+
+    matrices: bool  # whether they may be in TF32
+    convolutions: bool
+    arithmetic: str
+
+
+PRECISIONS = {
+    "fp32": Precision(False, False, "float32"),
+    "tf32": Precision(True, True, "tf32"),
+    "bf16": Precision(True, True, "bf16"),
+    "default": Precision(False, True, "auto"),  # as torch and lapwing come
+}
+chosen = [PRECISIONS["default"]]
+
+
+def arithmetic() -> str:
+    """The policy that lapwing is asked to follow."""
+    return chosen[0].arithmetic
 
 
 def set_precision(precision: str) -> None:
-    """How float32 products are made, in both libraries.
-
-    fp32: in float32; tf32: in TF32 on a GPU that has it; default: as torch and lapwing come; bf16: in bfloat16 where
-    lapwing's own policy allows it, which this is the place to set.
-    """
-    if precision == "bf16":
-        raise ValueError("precision='bf16' was asked for, but this version of lapwing has no such policy; use tf32.")
-    if precision not in TF32:
+    """How float32 products are made, in both libraries: a name in PRECISIONS."""
+    if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)}.")
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = TF32[precision]
+    chosen[0] = own = PRECISIONS[precision]
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = own.matrices, own.convolutions

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from benchmarks.cases import CURVATURES, Batches
+from benchmarks.measure import arithmetic
 
 NAME = "lapwing"
 
@@ -31,4 +32,5 @@ def fit(
         curvature=CURVATURES[curvature],
         prior=1.0,
         memory=memory,
+        arithmetic=arithmetic(),
     )

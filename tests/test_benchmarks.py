@@ -159,15 +159,24 @@ def test_too_much_memory_fails_and_the_limit_is_lifted() -> None:
 
 def test_precisions_are_set_or_refused() -> None:
     flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    kept = measure.chosen[0]
+    expected = {
+        "tf32": (True, True, "tf32"),
+        "bf16": (True, True, "bf16"),
+        "default": (False, True, "auto"),
+        "fp32": (False, False, "float32"),
+    }
     try:
-        for name, expected in (("tf32", (True, True)), ("default", (False, True)), ("fp32", (False, False))):
+        for name, (matrices, convolutions, arithmetic) in expected.items():
             measure.set_precision(name)
-            assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == expected
-        for name in ("bf16", "fp31"):
-            with pytest.raises(ValueError, match=name):
-                measure.set_precision(name)
+            assert torch.backends.cuda.matmul.allow_tf32 == matrices
+            assert torch.backends.cudnn.allow_tf32 == convolutions
+            assert measure.arithmetic() == arithmetic
+        with pytest.raises(ValueError, match="fp31"):
+            measure.set_precision("fp31")
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+        measure.chosen[0] = kept
 
 
 def test_only_the_figures_need_matplotlib() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from conftest import DEVICE
 from torch import Tensor, nn
 
 import lapwing as lw
+from conftest import DEVICE
 from lapwing import fused
 from lapwing.arithmetic import Arithmetic
 from lapwing.jacobians import Acts, Layout, Matrix, Term

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numbers", "inner", "examples"])
 def _split(x, high, low, scale, numbers, inner, examples, TWO: tl.constexpr, BLOCK: tl.constexpr):
     """float32 -> 16 bits, times a power of two per example; what is lost goes to `low`."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -25,7 +25,7 @@ def _split(x, high, low, scale, numbers, inner, examples, TWO: tl.constexpr, BLO
         tl.store(low + place, rest, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number", "top"])
 def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
     """Powers of two that bring numbers just below `2^top`; one for those that are zero or not finite."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -91,7 +91,7 @@ def _flipped(tile, OB: tl.constexpr):
         return tl.permute(tile, (0, 2, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "G", "blocks"])
 def _gram(
     grad,
     grad_low,
@@ -175,7 +175,7 @@ def _gram(
         tl.store(made + part * KP * KP + line[:, None] * KP + line[None, :], total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "B", "G", "examples"])
 def _squares(
     grad,
     grad_low,
