@@ -33,7 +33,7 @@ class Arithmetic:
         return torch.float64 if self.name == "float64" else torch.float32
 
     def passes(self, predicting: bool = False) -> Any:
-        """A context for passes through the network, or for those after the forward pass of a prediction."""
+        """A context for passes through the network and products; or for the gradients of a prediction."""
         if self.name == "float32":
             return switched("ieee")
         if self.name in ("tf32", "bf16") or (predicting and self.name == "auto"):

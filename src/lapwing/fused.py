@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from .jacobians import Acts
@@ -145,12 +146,20 @@ def rotation_top(width: int) -> int:
     return 14 - math.ceil(math.log2(width) / 2)
 
 
+shorter: Any = WeakTensorKeyDictionary()  # of bases that are in use: they never change
+
+
 def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A basis times a power of two, its vectors no longer than one, and that factor."""
-    basis = basis if dense(basis) else basis.contiguous()
-    factor = power(torch.linalg.vector_norm(basis, dim=-2).amax().reshape(1), 0)
-    flat = basis.as_strided((basis.numel(),), (1,), basis.storage_offset())
-    return parts(basis, flat, factor, basis.numel(), False, half).high, factor
+    """A basis times a power of two, its vectors no longer than one, and that factor; kept as long as the basis is."""
+    kept = shorter.get(basis)
+    if kept is None or kept[0].dtype != half:
+        plain = basis if dense(basis) else basis.contiguous()
+        factor = power(torch.linalg.vector_norm(plain, dim=-2).amax().reshape(1), 0)
+        flat = plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
+        kept = parts(plain, flat, factor, plain.numel(), False, half).high, factor
+        shorter[basis] = kept
+    high, factor = kept
+    return high, factor
 
 
 def turned(x: Tensor, basis: Tensor, dtype: Any = None, earlier: Tensor | None = None) -> Tensor:
@@ -227,14 +236,13 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
     shape = (padded,) if diagonal else (padded, padded)
     made = torch.empty((examples, groups * row_blocks * splits, *shape), device=weight.device)
     kernels().gram[(examples * groups, row_blocks, splits)](
-        grad.high, grad.low, act.high, act.low, weight.sqrt().contiguous(), made,
+        grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), made,
         columns, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
         TWO=grad.two, DIAGONAL=diagonal, PLAIN=interpreted(), KP=padded, OB=tile.rows, IB=tile.width,
         TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     total = made.sum(1)
-    unscale = (grad.scale * act.scale).square().reciprocal()
-    return total[:, :columns] * unscale[:, None] if diagonal else total[:, :columns, :columns] * unscale[:, None, None]
+    return total[:, :columns] if diagonal else total[:, :columns, :columns]
 
 
 def square_sums(grad: Operand, act: Operand) -> Tensor:
@@ -247,9 +255,8 @@ def square_sums(grad: Operand, act: Operand) -> Tensor:
     each = -(-examples // splits)
     splits = -(-examples // each)
     made = torch.empty((splits, groups, rows, width), device=grad.high.device)
-    unscale = (grad.scale * act.scale).reciprocal()
     kernels().squares[(groups * row_blocks, column_blocks, splits)](
-        grad.high, grad.low, act.high, act.low, unscale, made,
+        grad.high, grad.low, act.high, act.low, grad.scale, act.scale, made,
         columns, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,
         TWO=grad.two, KP=tile.padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps,
         num_stages=tile.stages,

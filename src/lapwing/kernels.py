@@ -32,7 +32,7 @@ def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
     mask = place < number
     value = tl.load(largest + place, mask=mask, other=1.0)
     exponent = top - tl.ceil(tl.log2(value))
-    exponent = tl.minimum(tl.maximum(exponent, -100.0), 100.0)
+    exponent = tl.minimum(tl.maximum(exponent, -40.0), 40.0)
     good = (value > 0) & (value < float("inf"))
     tl.store(scale + place, tl.where(good, tl.exp2(exponent), 1.0), mask=mask)
 
@@ -97,6 +97,8 @@ def _gram(
     grad_low,
     act,
     act_low,
+    grad_scale,
+    act_scale,
     root,
     made,
     K,
@@ -164,6 +166,8 @@ def _gram(
                 low = (tile - high.to(tl.float32)).to(tl.bfloat16)
                 total = tl.dot(low, _flipped(high, OB), total)
                 total = tl.dot(high, _flipped(low, OB), total)
+    unscale = 1.0 / (tl.load(grad_scale + example) * tl.load(act_scale + example))
+    total = total * unscale * unscale
     part = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
     part = part.to(tl.int64)
     line = tl.arange(0, KP)
@@ -181,7 +185,8 @@ def _squares(
     grad_low,
     act,
     act_low,
-    scale,
+    grad_scale,
+    act_scale,
     made,
     K,
     B,
@@ -224,7 +229,7 @@ def _squares(
             grad + grad_at, grad_low + grad_at, act + act_at, act_low + act_at, k, o, i, K, T, O, I,
             grad_k, grad_t, grad_o, act_t, act_i, TWO, KP * OB, IB, TB,
         )  # fmt: skip
-        factor = tl.load(scale + each)
+        factor = 1.0 / (tl.load(grad_scale + each) * tl.load(act_scale + each))
         tile = tl.reshape(tile * factor, (OB, KP, IB))
         total += tl.sum(tile * tile, 1)
         grad_at += grad_b

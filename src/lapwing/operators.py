@@ -199,10 +199,10 @@ class Dense:
 
     @cached_property
     def inverse_root(self) -> Tensor:
-        """L^-T: on a GPU many small solves take longer than products."""
+        """L^-T in float64: on a GPU many small solves take longer than products, also in that precision."""
         identity = torch.eye(len(self.matrix), dtype=torch.float64, device=self.matrix.device)
         made: Tensor = torch.linalg.solve_triangular(self.cholesky.double(), identity, upper=False)
-        return made.mT.to(self.matrix.dtype)
+        return made.mT
 
     def mv(self, v: Tensor) -> Tensor:
         """P v."""
@@ -243,7 +243,7 @@ class Dense:
         """(b, K, P): `J R`."""
         rows = jacobian.rows(examples).transpose(0, 1).to(self.matrix.dtype)
         if self.matrix.is_cuda and len(self.matrix) <= SMALL:
-            return rows @ self.inverse_root
+            return (rows.double() @ self.inverse_root).to(rows.dtype)
         flat = rows.reshape(-1, rows.shape[-1])
         solved: Tensor = torch.linalg.solve_triangular(self.cholesky, flat.T, upper=False)
         return solved.T.reshape(rows.shape)

@@ -111,8 +111,8 @@ def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half
     if two or not given.is_cuda:
         return fused.split(places(function(given.float(), kernels, *options)), 0, two, half)
     part = fused.split(given, 0, False, half, fused.rotation_top(width))
-    kernels, factor = fused.shortened(kernels.flatten(1).mT, half)
-    kernels = kernels.mT.reshape(groups * width, -1, *window.kernel)
+    short, factor = fused.shortened(basis, half)
+    kernels = short.mT.reshape(groups * width, -1, *window.kernel)
     layout = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}[given.dim()]
     made = places(
         function(part.high.contiguous(memory_format=layout), kernels.contiguous(memory_format=layout), *options)

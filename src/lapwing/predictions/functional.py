@@ -149,8 +149,7 @@ def _functional(
     columns = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
     for tape in network.tapes(x, create_graph, columns):
         form = network.form(tape.output)
-        with network.budget.arithmetic.passes(predicting=True):
-            made = _covariance(precision, tape, form, variance_only)
+        made = _covariance(precision, tape, form, variance_only)
         means.append(kept(tape.output))
         covariances.append(_arrange(kept(made), form, variance_only))
     return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
@@ -158,7 +157,8 @@ def _functional(
 
 def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) -> Tensor:
     """(B, F, F), (B, F) variances, or (B, T, C, C) where the outermost layer alone is uncertain."""
-    found = tape.pull_outputs()
+    with tape.budget.arithmetic.passes(predicting=True):
+        found = tape.pull_outputs()
     spectra = aligned_spectra(precision, found, form) if tape.closed else None
     if spectra is not None:
         if not variance_only:
@@ -201,8 +201,7 @@ def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool
     means, weights, bases = [], [], []
     for tape in network.tapes(x, create_graph, 1):
         form = network.form(tape.output)
-        with network.budget.arithmetic.passes(predicting=True):
-            spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
+        spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
         if spectra is None:
             return None
         means.append(kept(tape.output))
@@ -241,7 +240,7 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
 def given(network: Network, precision: Blocks, mean: Tensor, found: Jacobians, x: Inputs) -> Functional:
     """What `functional` says of inputs whose outputs and Jacobians are known."""
     form = network.form(mean)
-    with network.budget.arithmetic.passes(predicting=True):
+    with network.budget.arithmetic.passes():
         made = precision.quad(found, form.positions > 1 and form.outputs == 1)
     return finite(Functional(mean, _arrange(made.detach(), form, False)), x)
 

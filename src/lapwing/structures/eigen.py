@@ -98,14 +98,37 @@ def decomposed(side: Tensor, name: str) -> Side:
 
 
 def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name, Tensor]]:
-    """Eigenvalues in float64 of small matrices; those on a GPU are found on the host while the GPU goes on."""
-    if not any(block.is_cuda for block in blocks.values()):
+    """Eigenvalues in float64 of small matrices, none negative; on a GPU they are found while others are.
+
+    There they are as exact as the matrices, whose own sums are in the precision that they come in.
+    """
+    some = next(iter(blocks.values()), None)
+    if some is None or not some.is_cuda:
         return lambda: stacked_eigenvalues(blocks)
-    wide = {name: block.detach().double().cpu() for name, block in blocks.items()}
-    pool = ThreadPoolExecutor(1)  # torch takes several threads for each, and the GPU needs some to be driven
-    waiting = {name: pool.submit(torch.linalg.eigvalsh, block) for name, block in wide.items()}
+    device = some.device
+    here = torch.cuda.current_stream(device)
+    ready = here.record_event()
+
+    def work(block: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        own = torch.cuda.Stream(device)
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(own):
+            own.wait_event(ready)
+            values = decomposed(block.detach().unsqueeze(0), "")[1][0].double()
+            values.record_stream(here)
+            return values, own.record_event()
+
+    pool = ThreadPoolExecutor(2)
+    waiting = {name: pool.submit(work, block) for name, block in blocks.items()}
     pool.shutdown(wait=False)
-    return lambda: {name: job.result().to(blocks[name].device) for name, job in waiting.items()}
+
+    def gathered() -> dict[Name, Tensor]:
+        made = {}
+        for name, job in waiting.items():
+            made[name], done = job.result()
+            here.wait_event(done)
+        return made
+
+    return gathered
 
 
 def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:
