@@ -216,6 +216,8 @@ def worth(axes: tuple[Axis, ...], images: int, channels: int, groups: int, cuda:
     taps = math.prod(axis.kernel for axis in axes)
     if taps == 1 or channels == 1:  # nothing to share; or products of vectors, which sum less exactly
         return False
+    if cuda:  # large products run on the tensor cores at ten times the rate, which no count of operations here knows
+        return False
     operations, _, moved, calls = counted(axes)
     width, rows = channels * taps, images * math.prod(axis.places for axis in axes)
     # Large symmetric products are done by their lower blocks.
@@ -223,4 +225,4 @@ def worth(axes: tuple[Axis, ...], images: int, channels: int, groups: int, cuda:
     unfolded = groups * rows * width * (share * width + COPIED)
     pixels = math.prod(axis.size for axis in axes)
     offsets = images * groups * channels * (operations * channels + COPIED * (moved + 3 * pixels))
-    return offsets + FINISHED * groups * width**2 + (CUDA_CALL if cuda else CPU_CALL) * calls < unfolded
+    return offsets + FINISHED * groups * width**2 + CPU_CALL * calls < unfolded
