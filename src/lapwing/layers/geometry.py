@@ -15,11 +15,10 @@ from functools import lru_cache
 Range = tuple[int, int]
 Cell = tuple[Range, ...]  # one interval of every inner axis
 
-# What else takes time, in multiplications and additions of a large product: as measured on a CPU, and on a GPU as
-# counted from bytes.
+# What else takes time, in multiplications and additions of a large product, as measured on a CPU.
 COPIED = 80  # a number copied to another order
 FINISHED = 300  # a number of the result: summed over windows, mirrored, put in order
-CPU_CALL, CUDA_CALL = 5e5, 1e8
+CALL = 5e5  # of torch
 
 
 @dataclass(frozen=True)
@@ -225,4 +224,4 @@ def worth(axes: tuple[Axis, ...], images: int, channels: int, groups: int, cuda:
     unfolded = groups * rows * width * (share * width + COPIED)
     pixels = math.prod(axis.size for axis in axes)
     offsets = images * groups * channels * (operations * channels + COPIED * (moved + 3 * pixels))
-    return offsets + FINISHED * groups * width**2 + CPU_CALL * calls < unfolded
+    return offsets + FINISHED * groups * width**2 + CALL * calls < unfolded

@@ -63,19 +63,36 @@ def decompose_side(side: Tensor, name: str) -> Side:
     return decompose_sides([(name, side)])[0]
 
 
-def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
-    """Torch's eigenvalues and eigenvectors of (G, n, n)."""
+def enlarged(side: Tensor) -> tuple[Tensor, int]:
+    """(G, n, n) as torch is fast at them, and how many eigenvalues below all others that adds."""
     size = side.shape[-1]
     if not side.is_cuda or side.dtype != torch.float32 or not JACOBI[0] <= size <= JACOBI[1]:
-        values, vectors = torch.linalg.eigh(side)
-        return values, vectors
+        return side, 0
     # A block of its own below all others: its eigenvectors come first and meet none of the rest.
     added = JACOBI[1] + 16 - size
     padded = torch.nn.functional.pad(side, (0, added, 0, added))
     below = -0.1 * torch.linalg.vector_norm(side, dim=(-2, -1)).clamp(min=torch.finfo(side.dtype).tiny)
     padded.diagonal(dim1=-2, dim2=-1)[:, size:] = below[:, None]
-    values, vectors = torch.linalg.eigh(padded)
-    return values[:, added:], vectors[:, :size, added:].contiguous()
+    return padded, added
+
+
+def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
+    """Torch's eigenvalues and eigenvectors of (G, n, n)."""
+    large, added = enlarged(side)
+    values, vectors = torch.linalg.eigh(large)
+    if not added:
+        return values, vectors
+    return values[:, added:], vectors[:, : side.shape[-1], added:].contiguous()
+
+
+def eigenvalues(side: Tensor) -> Tensor:
+    """Torch's eigenvalues of (G, n, n), none negative; in float64 where float32 fails to converge."""
+    large, added = enlarged(side)
+    try:
+        values = torch.linalg.eigvalsh(large)[:, added:]
+    except RuntimeError:
+        values = torch.linalg.eigvalsh(side.double()).to(side.dtype)
+    return values.clamp(min=0)
 
 
 def decomposed(side: Tensor, name: str) -> Side:
@@ -113,7 +130,7 @@ def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name,
         own = torch.cuda.Stream(device)
         with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(own):
             own.wait_event(ready)
-            values = decomposed(block.detach().unsqueeze(0), "")[1][0].double()
+            values = eigenvalues(block.detach().unsqueeze(0))[0].double()
             values.record_stream(here)
             return values, own.record_event()
 

@@ -1,0 +1,189 @@
+"""Gradients of many outputs at once: operations with a gradient of our own, against torch's, one output at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lapwing as lw
+from conftest import DEVICE
+from lapwing.layers.attention import Attention
+from lapwing.layers.norm import frozen_batch_norm
+from lapwing.layers.pooling import Pool
+from lapwing.memory import Budget
+from lapwing.tracer import Tracer
+
+
+def normal(*shape: int) -> Tensor:
+    """Numbers in float64 that require gradients."""
+    return torch.randn(*shape, dtype=torch.float64, device=DEVICE).requires_grad_()
+
+
+def same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], columns: int = 4) -> None:
+    """Equal outputs; equal gradients, one column at a time and all at once."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    grads = torch.randn(columns, *ours.shape, dtype=ours.dtype, device=ours.device)
+    expected = [torch.autograd.grad(theirs, inputs, grad, retain_graph=True) for grad in grads]
+
+    def back(grad: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(ours, inputs, grad, retain_graph=True)
+
+    at_once = torch.vmap(back)(grads)
+    for column, reference in enumerate(expected):
+        for one, many, right in zip(back(grads[column]), at_once, reference, strict=True):
+            torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(many[column], right, rtol=1e-9, atol=1e-12)
+
+
+def masks() -> dict[str, dict[str, Any]]:
+    """Options of attention over 5 positions that look at 6."""
+    torch.manual_seed(3)
+    chosen = torch.rand(2, 3, 5, 6, device=DEVICE) < 0.6
+    chosen[..., 0] = True
+    return {
+        "plain": {},
+        "scale": {"scale": 0.3},
+        "causal": {"is_causal": True},
+        "booleans": {"attn_mask": chosen},
+        "numbers": {"attn_mask": torch.randn(5, 6, dtype=torch.float64, device=DEVICE)},
+        "per example": {"attn_mask": torch.randn(2, 1, 1, 6, dtype=torch.float64, device=DEVICE)},
+    }
+
+
+@pytest.mark.parametrize("name", list(masks()))
+def test_attention(name: str) -> None:
+    """With every kind of mask."""
+    torch.manual_seed(0)
+    options = masks()[name]
+    query, key, value = normal(2, 3, 5, 4), normal(2, 3, 6, 4), normal(2, 3, 6, 7)
+    ours = Attention.apply(query, key, value, options)
+    same_gradients(ours, F.scaled_dot_product_attention(query, key, value, **options), [query, key, value])
+
+
+def test_attention_of_batched_inputs() -> None:
+    """Where more than the gradients comes in a batch."""
+    torch.manual_seed(0)
+    query, key, value = normal(3, 2, 5, 4), normal(2, 6, 4), normal(2, 6, 4)
+
+    def squares(own: Callable[..., Tensor]) -> Any:
+        def one(each: Tensor) -> Tensor:
+            return own(each, key, value).square().sum()
+
+        return torch.autograd.grad(sum(one(each) for each in query), [query, key, value])
+
+    found = squares(lambda *each: Attention.apply(*each, {}))
+    for ours, theirs in zip(found, squares(F.scaled_dot_product_attention), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
+    """With running statistics, in any number of dimensions."""
+    torch.manual_seed(0)
+    given = normal(*shape)
+    values: dict[str, Any] = {
+        "input": given,
+        "running_mean": torch.randn(4, dtype=torch.float64, device=DEVICE),
+        "running_var": torch.rand(4, dtype=torch.float64, device=DEVICE) + 0.1,
+        "weight": normal(4) if affine else None,
+        "bias": normal(4) if affine else None,
+        "training": False,
+        "eps": 1e-3,
+    }
+    same_gradients(frozen_batch_norm(values), F.batch_norm(**values), [given])
+
+
+@pytest.mark.parametrize(("kernel", "shape"), [((2, 2), (3, 2, 6, 8)), ((2, 3), (2, 1, 4, 9)), ((1, 4), (2, 3, 5, 8))])
+def test_max_pooling(kernel: tuple[int, int], shape: tuple[int, ...]) -> None:
+    """Equal numbers in a window too: the first of them takes the gradient, as in torch."""
+    torch.manual_seed(0)
+    given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
+    same_gradients(Pool.apply(given, *kernel), F.max_pool2d(given, kernel), [given])
+
+
+POOLS = {
+    "side by side": nn.MaxPool2d(2),
+    "overlapping": nn.MaxPool2d(3, 2, padding=1),
+    "rest": nn.MaxPool2d(2, ceil_mode=True),
+    "dilated": nn.MaxPool2d(2, dilation=2),
+}
+
+
+@pytest.mark.parametrize("name", list(POOLS))
+def test_pools_in_networks(name: str) -> None:
+    """Those with a gradient of ours and the others."""
+    torch.manual_seed(0)
+    size = 7 if name == "rest" else 8
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), POOLS[name], nn.Flatten(), nn.LazyLinear(3))
+    model(torch.randn(1, 1, size, size))
+    model = model.double().to(DEVICE)
+    x = torch.randn(4, 1, size, size, dtype=torch.float64, device=DEVICE)
+    la = lw.fit(model, (x, torch.tensor([0, 1, 2, 0], device=DEVICE)), "classification", structure="diag")
+    rows = jacobian(model, x)
+    expected = torch.einsum("bkp,p,blp->bkl", rows, la.precision.variance(), rows)
+    torch.testing.assert_close(la.functional(x).cov, expected)
+
+
+def jacobian(model: nn.Module, x: Tensor) -> Tensor:
+    """(B, K, D), one output of one example at a time."""
+    rows = []
+    for output in model(x):
+        grads = [torch.autograd.grad(each, list(model.parameters()), retain_graph=True) for each in output]
+        rows.append(torch.stack([torch.cat([part.flatten() for part in grad]) for grad in grads]))
+    return torch.stack(rows)
+
+
+def test_columns_pass_every_operation_together() -> None:
+    """No operation of a residual network with norms, pools and attention is done once per column."""
+    torch.manual_seed(0)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(1, 4, 3, padding=1)
+            self.norm = nn.BatchNorm2d(4)
+            self.layer = nn.LayerNorm(4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.last = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.max_pool2d(F.gelu(self.norm(self.first(x))), 2).flatten(2).mT
+            x = self.layer(x)
+            return self.last((x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
+
+    model = Mixed().to(DEVICE).eval()
+    tracer = Tracer(model, tuple(name for name, _ in model.named_parameters()), Budget(10**9), predicting=True)
+    x = torch.randn(3, 1, 8, 8, device=DEVICE)
+    tracer.cost(x)
+    tape = tracer.trace(x)
+    counts = []
+    for columns in (2, 6):
+        cotangents = torch.eye(6, device=DEVICE)[:columns, None].expand(columns, 3, 6)
+        tape.pull(cotangents)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            tape.pull(cotangents)
+        counts.append(sum(event.count for event in profile.key_averages() if event.key.startswith("aten::")))
+    assert counts[0] == counts[1]
+
+
+def test_second_derivatives_are_torchs() -> None:
+    """The gradient of a covariance in the inputs, through attention and batch norm, by finite differences."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(12, 2)).double().to(DEVICE).eval()
+    x = torch.randn(4, 3, 4, dtype=torch.float64, device=DEVICE)
+    la = lw.fit(model, (x, torch.randn(4, 2, dtype=torch.float64, device=DEVICE)), "regression", structure="diag")
+    asked = x[:1].clone().requires_grad_()
+    (found,) = torch.autograd.grad(la.functional(asked, create_graph=True).cov.sum(), asked)
+    step, place = 1e-5, (0, 1, 2)
+    shifted = [x[:1].clone() for _ in range(2)]
+    shifted[0][place] += step
+    shifted[1][place] -= step
+    high, low = (float(la.functional(each).cov.sum()) for each in shifted)
+    assert float(found[place]) == pytest.approx((high - low) / (2 * step), rel=1e-5)
