@@ -52,6 +52,11 @@ def usable(grad: Tensor, columns: int = 1) -> bool:
     return kernels() is not None
 
 
+def worthwhile(jacobian: int, operands: int) -> bool:
+    """Whether an example's Jacobian has so many numbers, beside those it is made of, that it is better not made."""
+    return 4 * jacobian >= operands
+
+
 def attempted(compute: Callable[[], Tensor]) -> Tensor | None:
     """What the kernels give; None, and a warning once, where they do not run: then there is a slower way."""
     try:

@@ -72,6 +72,11 @@ class Moments(Protocol):
         ...
 
 
+def turned_columns(made: Tensor, basis: Tensor) -> Tensor:
+    """(b, G, K, O, n) in a basis (G, n, n) of its columns."""
+    return made @ (basis[0] if basis.shape[0] == 1 else basis.unsqueeze(1))
+
+
 @dataclass(frozen=True)
 class Acts:
     """Layer inputs (B, G, T, width), made for a slice of the examples at a time since patches are large."""
@@ -117,15 +122,22 @@ class Term:
         """(b, G, K, O, I): the per-example Jacobian in the given bases."""
         act_basis, grad_basis = (left, right) if self.flipped else (right, left)
         grad = self.grad[:, examples]
-        if grad_basis is not None:
-            grad = turned(grad, grad_basis)
-        act = self.acts(examples, act_basis).to(grad.dtype)
         columns, count, groups, positions, rows = grad.shape
+        # Either side is turned where it is smaller: before the product by its positions, or in the product.
+        act_first = positions <= columns * rows or self.acts.index is not None
+        grad_first = positions <= self.acts.width
+        if grad_basis is not None and grad_first:
+            grad = turned(grad, grad_basis)
+        act = self.acts(examples, act_basis if act_first else None).to(grad.dtype)
         # One product with the columns beside the rows: broadcasting over columns would copy the inputs K times.
         tall = grad.permute(1, 2, 0, 4, 3).reshape(count * groups, columns * rows, positions)
         width = act.shape[-1]  # given, since a use without positions leaves a reshape nothing to infer it from
         made = torch.bmm(tall, act.reshape(count * groups, positions, width))
         made = made.reshape(count, groups, columns, rows, width)
+        if act_basis is not None and not act_first:
+            made = turned_columns(made, act_basis)
+        if grad_basis is not None and not grad_first:
+            made = grad_basis.mT.unsqueeze(1) @ made
         return made.transpose(-1, -2) if self.flipped else made
 
 
@@ -233,7 +245,7 @@ class Matrix:
             return found
         made = []
         root = weight.sqrt().unsqueeze(1)
-        for examples in self._chunks(1):
+        for examples in self._chunks(2):
             rows = scaled(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
             made.append(rows @ rows.transpose(-1, -2))
         return torch.cat(made)
@@ -256,14 +268,12 @@ class Matrix:
         return torch.cat(made)
 
     def _fusable(self) -> bool:
-        """Whether the fused kernels serve: several positions, one use, on a GPU."""
+        """Whether the fused kernels serve: several positions, one use, on a GPU, and a Jacobian worth not making."""
         term = self.terms[0]
-        return (
-            len(self.terms) == 1
-            and not term.flipped
-            and term.acts.index is None
-            and fused.usable(term.grad, self.columns)
-        )
+        if len(self.terms) > 1 or term.flipped or term.acts.index is not None:
+            return False
+        operands = term.grad[:, 0].numel() + self.layout.matrix[0] * term.acts.positions * term.acts.width
+        return fused.usable(term.grad, self.columns) and fused.worthwhile(self.columns * self.size, operands)
 
     def _pairs(
         self, left: Tensor | None, right: Tensor | None, predicting: bool

@@ -46,6 +46,7 @@ def max_pool(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwa
     stride = values.get("stride")
     plain = (
         isinstance(given, Tensor)
+        and given.is_cuda  # on a CPU scattering is faster
         and given.requires_grad
         and given.dim() == 4
         and (stride in (None, (), []) or _pair(stride) == kernel)

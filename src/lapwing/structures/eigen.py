@@ -92,7 +92,8 @@ def eigenvalues(side: Tensor) -> Tensor:
         values = torch.linalg.eigvalsh(large)[:, added:]
     except RuntimeError:
         values = torch.linalg.eigvalsh(side.double()).to(side.dtype)
-    return values.clamp(min=0)
+    made: Tensor = values.clamp(min=0)
+    return made
 
 
 def decomposed(side: Tensor, name: str) -> Side:
