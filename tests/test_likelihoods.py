@@ -174,6 +174,23 @@ def test_energies_and_constants_are_the_definition(name: str) -> None:
         assert relative(whole_energy(case, large, case.y), total) < 1e-12
 
 
+@pytest.mark.parametrize("size", [1.0, 10.0, 60.0, 500.0])
+def test_roots_of_sure_networks(size: float) -> None:
+    """In float32 too, curvature is exact to its own size, and finite, where one minus a probability would be zero."""
+    torch.manual_seed(0)
+    f = (size * torch.randn(40, 1, 6)).float()
+    root = lw.Categorical().root(f, torch.zeros(40, 1, dtype=torch.long)).double()
+    assert root.shape[-1] == 5 and bool(torch.isfinite(root).all())
+    p = f.double().softmax(-1)
+    others = (1 - torch.eye(6, dtype=torch.float64)) @ p[..., None]
+    expected = torch.diag_embed(p * others[..., 0]) - torch.triu(p[..., :, None] * p[..., None, :], 1)
+    expected = torch.triu(expected) + torch.triu(expected, 1).mT
+    made = root @ root.mT
+    sizes = expected.diagonal(dim1=-2, dim2=-1).sqrt()
+    bound = 1e-4 * sizes[..., :, None] * sizes[..., None, :] + 1e-36
+    assert bool(((made - expected).abs() <= bound).all())
+
+
 @EVERY
 def test_roots_are_the_output_curvature(name: str) -> None:
     """For all columns at once and for some of them, at scale one; nothing at ignored labels."""

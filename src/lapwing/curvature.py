@@ -46,7 +46,7 @@ class Kind(Protocol):
         """Power of the scale."""
         ...
 
-    def count(self, form: Form) -> int:
+    def count(self, form: Form, likelihood: Likelihood) -> int:
         """K: columns per example."""
         ...
 
@@ -68,6 +68,12 @@ class View:
     create_graph: bool = False
 
 
+def rank_of(likelihood: Likelihood, outputs: int) -> int:
+    """Columns of a likelihood's root at one position: its outputs, where it does not say."""
+    rank = getattr(likelihood, "rank", None)
+    return outputs if rank is None else int(rank(outputs))
+
+
 @dataclass(frozen=True)
 class GGN:
     """The exact generalised Gauss-Newton: a column per position and root column."""
@@ -75,19 +81,20 @@ class GGN:
     name: str = "ggn"
     degree: int = 1
 
-    def count(self, form: Form) -> int:
-        """T x C."""
-        return form.positions * form.outputs
+    def count(self, form: Form, likelihood: Likelihood) -> int:
+        """T x R: the rank of the curvature at a position."""
+        return form.positions * rank_of(likelihood, form.outputs)
 
     def columns(self, view: View, start: int, stop: int) -> Tensor:
         """Each column has one position's root and zeros elsewhere: sharing one leaves cross terms."""
         examples, positions, width = view.f.shape
+        rank = rank_of(view.likelihood, width)
         made = view.f.new_zeros(stop - start, examples, positions, width)
-        for position in range(start // width, -(-stop // width)):
-            own = slice(max(start - position * width, 0), min(stop - position * width, width))
+        for position in range(start // rank, -(-stop // rank)):
+            own = slice(max(start - position * rank, 0), min(stop - position * rank, rank))
             here = slice(position, position + 1)
             root = view.likelihood.root(view.f[:, here], view.y[:, here], own)  # (N, 1, C, r)
-            first = position * width + own.start - start
+            first = position * rank + own.start - start
             made[first : first + root.shape[-1], :, position] = root[:, 0].permute(2, 0, 1)
         return made
 
@@ -104,7 +111,7 @@ class MonteCarlo:
         if not is_count(self.samples):
             raise ValueError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
 
-    def count(self, form: Form) -> int:
+    def count(self, form: Form, likelihood: Likelihood) -> int:
         """One column per sample."""
         return self.samples
 
@@ -124,7 +131,7 @@ class Empirical:
     name: str = "empirical"
     degree: int = 2
 
-    def count(self, form: Form) -> int:
+    def count(self, form: Form, likelihood: Likelihood) -> int:
         """One."""
         return 1
 
@@ -150,7 +157,7 @@ class Auto:
 
     def choose(self, form: Form, likelihood: Likelihood) -> tuple[Kind, str]:
         """The choice and its reason."""
-        columns = GGN().count(form)
+        columns = GGN().count(form, likelihood)
         if columns > AUTO_LIMIT and isinstance(likelihood, Custom) and likelihood.sample is None:
             return GGN(), f"exact GGN: {columns} columns per example, and the likelihood has no `sample` to draw labels"
         if columns <= AUTO_LIMIT:
@@ -189,7 +196,7 @@ class Batch:
 
     def columns(self) -> Iterator[dict[Part, Matrix | Explicit]]:
         """Chunks of columns of `S^T J`, per range of each weight."""
-        total = self.kind.count(self.view.form)
+        total = self.kind.count(self.view.form, self.view.likelihood)
         for start in range(0, total, self.step):
             columns = self.kind.columns(self.view, start, min(start + self.step, total))
             yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype))
@@ -333,7 +340,7 @@ class Source:
     ) -> Batch:
         form = checked.form
         kind = self._choose(form)
-        tracer.columns = kind.count(form) > 1
+        tracer.columns = kind.count(form, checked.likelihood) > 1
         tape = tracer.trace(inputs)
         if self.measured is not None and self.plan.generic != self.measured:
             new = ", ".join(sorted(self.plan.generic - self.measured))
@@ -358,7 +365,7 @@ class Source:
         if isinstance(kind, Auto):
             kind, self.reason = kind.choose(form, self.likelihood)
             self.kind, self.auto = kind, True
-        elif self.auto and kind.name == "ggn" and GGN().count(form) > AUTO_LIMIT:
+        elif self.auto and kind.name == "ggn" and GGN().count(form, self.likelihood) > AUTO_LIMIT:
             self.kind, self.reason = Auto().choose(form, self.likelihood)
             if self.kind.name != "ggn":
                 raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")

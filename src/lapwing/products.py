@@ -136,7 +136,7 @@ class Products:
         kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
         view = View(likelihood, widened(form.flatten(output.detach())), y, form, examples, self.seed)
-        columns = form.restore(kind.columns(view, 0, kind.count(form))).to(output.dtype)  # (K, N, ...)
+        columns = form.restore(kind.columns(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
         columns = columns.reshape(*columns.shape[:2], -1)
         pushed = jacobian_vectors(self.model, inputs, self.space, v)
         weights = torch.einsum("knc,snc->skn", columns, pushed.reshape(*pushed.shape[:2], -1))

@@ -178,11 +178,26 @@ class Categorical:
             return self.labelled(y).to(f.dtype)
         return self._shares(y, f).sum(-1).sqrt()
 
+    @staticmethod
+    def rank(outputs: int) -> int:
+        """Probabilities sum to one: one column less than classes."""
+        return max(1, outputs - 1)
+
     def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
-        """`diag(p) - p p^T = S S^T` with `S_cr = sqrt(p_r) (1[c = r] - p_c)`."""
+        """`diag(p) - p p^T = S S^T` by its Cholesky factor, one column less than there are classes.
+
+        With `s_r = p_r + p_(r+1) + ...`, `S_rr = sqrt(p_r s_(r+1) / s_r)` and `S_cr = -S_rr p_c / s_(r+1)` for c > r.
+        Only probabilities are added: nothing cancels where the network is sure.
+        """
         p = f.softmax(-1)
-        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, columns]
-        root = (identity - p[..., :, None]) * p.sqrt()[..., None, columns]
+        own = range(self.rank(f.shape[-1]))[columns]
+        sums = torch.nn.functional.pad(p.flip(-1).cumsum(-1).flip(-1), (0, 1))
+        here, after = sums[..., own.start : own.stop], sums[..., own.start + 1 : own.stop + 1]
+        diagonal = (p[..., own.start : own.stop] / torch.where(here > 0, here, 1.0) * after).sqrt()
+        rows = torch.arange(f.shape[-1], device=f.device)[:, None]
+        places = torch.arange(own.start, own.stop, device=f.device)
+        below = torch.where(rows > places, p[..., :, None], 0.0) / torch.where(after > 0, after, 1.0)[..., None, :]
+        root = diagonal[..., None, :] * ((rows == places).to(f.dtype) - below)
         return root * self._strength(y, f)[..., None, None]
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
