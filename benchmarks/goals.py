@@ -44,7 +44,8 @@ class Goal:
 
     def outcome(self, run: Run) -> Outcome:
         """What the run says."""
-        return Outcome(self, self.value(run) if self.concerns(run) else None)
+        judged = self.concerns(run) and not run.header.get("quick", False)  # small networks say nothing of large ones
+        return Outcome(self, self.value(run) if judged else None)
 
     @property
     def words(self) -> str:
@@ -246,8 +247,9 @@ def time_slope(run: Run, axis: str = "examples", **which: Any) -> float | None:
 
 def memory_growth(run: Run) -> float | None:
     """Memory of a fit under `memory=` to the most examples over that to a quarter of them."""
-    found = growth(run, "examples", "bounded fit")
-    return ratio(found[-1]["extra_bytes"], found[max(0, len(found) - 3)]["extra_bytes"]) if len(found) > 1 else None
+    by_size = {each["size"]: each["extra_bytes"] for each in growth(run, "examples", "bounded fit")}
+    most = max(by_size, default=0)
+    return ratio(by_size[most], by_size[most / 4]) if most / 4 in by_size else None
 
 
 def bounded_memory(run: Run, axis: str, task: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,44 @@ def test_policies_round_and_change_nothing_else(structure: str) -> None:
         assert float((other.functional(x).cov - expected).norm() / expected.norm()) < max(bound, 1e-4)
         assert other.update((x, y)).N == 24
     assert float((wide.with_arithmetic("tf32").functional(x.double()).cov - expected).norm()) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "full", "block"])
+def test_files_keep_the_policy(name: str, structure: str, tmp_path: Path) -> None:
+    """And numbers in its precision."""
+    model, x, y = network()
+    la = lw.fit(model, (x, y), "classification", structure=structure, arithmetic=name)
+    la.save(tmp_path / "posterior")
+    found = lw.load(tmp_path / "posterior", model)
+    assert found.arithmetic == name and found.mode.dtype == la.mode.dtype
+    assert torch.equal(found.functional(x).cov, la.functional(x).cov)
+
+
+def test_networks_of_several_dtypes() -> None:
+    """The widest of them is kept."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.last(self.first(x).tanh().double())
+            return made
+
+    torch.manual_seed(0)
+    model, x = Mixed().to(DEVICE), torch.randn(6, 3, device=DEVICE)
+    la = lw.fit(model, (x, torch.arange(6, device=DEVICE) % 2), "classification")
+    torch.testing.assert_close(la.with_arithmetic("float32").functional(x).cov, la.functional(x).cov)
+
+
+def test_priors_made_of_curvature_in_float32() -> None:
+    """A g-prior's ratios are those of the fit, rounded."""
+    model, x, y = network()
+    la = lw.fit(model, (x, y), "classification", prior=lw.Prior.g_prior(1.0))
+    made = la.with_arithmetic("float64").functional(x).cov
+    torch.testing.assert_close(made.float(), la.functional(x).cov, rtol=1e-3, atol=1e-5)
 
 
 def test_the_mean_is_the_networks(untouched: None) -> None:

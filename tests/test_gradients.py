@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from conftest import DEVICE
+from lapwing.layers import attention
 from lapwing.layers.attention import Attention
 from lapwing.layers.norm import frozen_batch_norm
 from lapwing.layers.pooling import Pool
@@ -187,3 +189,116 @@ def test_second_derivatives_are_torchs() -> None:
     shifted[1][place] -= step
     high, low = (float(la.functional(each).cov.sum()) for each in shifted)
     assert float(found[place]) == pytest.approx((high - low) / (2 * step), rel=1e-5)
+
+
+class Gamma(nn.Module):
+    """Any positive scale."""
+
+    def forward(self, raw: Tensor) -> Tensor:
+        return raw.exp()
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_scales_that_are_computed_keep_their_path(name: str) -> None:
+    """Scale or shift of a batch norm as a function of a weight, the other one plain."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE).eval()
+    nn.utils.parametrize.register_parametrization(model[1], name, Gamma())
+    x = torch.randn(5, 3, dtype=torch.float64, device=DEVICE)
+    la = lw.fit(model, (x, torch.arange(5, device=DEVICE) % 2), "classification", structure="diag")
+    assert sum(parameter.numel() for parameter in model.parameters()) == la.D
+    rows = jacobian(model, x)
+    order = dict(zip((name for name, _ in model.named_parameters()), sizes(model), strict=True))
+    starts = {each: sum(list(order.values())[:place]) for place, each in enumerate(order)}
+    index = torch.cat([torch.arange(starts[each], starts[each] + order[each]) for each in la.space.names]).to(DEVICE)
+    rows = rows[..., index]
+    torch.testing.assert_close(
+        la.functional(x).cov, torch.einsum("bkp,p,blp->bkl", rows, la.precision.variance(), rows)
+    )
+
+
+def sizes(model: nn.Module) -> list[int]:
+    """Numbers of every parameter."""
+    return [parameter.numel() for parameter in model.parameters()]
+
+
+class Masked(nn.Module):
+    """Attention whose mask is a buffer that every forward pass fills; it is put back afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("mask", torch.zeros(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x).unsqueeze(1)
+        self.mask.copy_(torch.tensor([[0.0, -1, 2], [1, 0, 0], [0, 3, 0]]))
+        made = F.scaled_dot_product_attention(query, query, x.unsqueeze(1), attn_mask=self.mask)
+        return self.out(made.squeeze(1).mean(1))
+
+
+def test_masks_as_they_were_in_the_forward_pass() -> None:
+    """Buffers are put back before gradients are asked for."""
+    torch.manual_seed(0)
+    model = Masked().double().to(DEVICE)
+    x = torch.randn(4, 3, 4, dtype=torch.float64, device=DEVICE)
+    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification", structure="diag")
+    step = 1e-6
+    other = copy.deepcopy(model)  # a plain call leaves the mask filled
+    parameter = other.query.weight
+    gradient = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            parameter[0, 1] += sign * step
+            gradient.append(other(x).clone())
+            parameter[0, 1] -= sign * step
+    slope = (gradient[0] - gradient[1]) / (2 * step)
+    (place,) = (index for index, name in enumerate(la.space.names) if name == "query.weight")
+    start = sum(sizes_of(la)[:place])
+    vectors = torch.zeros(1, la.D, dtype=torch.float64, device=DEVICE)
+    vectors[0, start + 1] = 1.0
+    moved = lw.predictions.functional.functional_samples(la._network(None), x, vectors)[0] - other(x)
+    torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-8)
+
+
+def sizes_of(la: lw.Laplace) -> list[int]:
+    """Numbers of every uncertain weight."""
+    return [shape.numel() for shape in la.space.shapes]
+
+
+def test_attention_in_parts() -> None:
+    """The same gradients where all columns do not fit at once."""
+    torch.manual_seed(0)
+    query, key, value = normal(6, 5, 4), normal(6, 7, 4), normal(6, 7, 3)
+    shares = ((query @ key.mT) * 0.5).softmax(-1)
+    grad = normal(6, 3, 5, 3)
+    with torch.no_grad():
+        whole = attention.gradients(query, key, value, shares, 0.5, grad)
+        kept = attention.AT_ONCE_CPU, attention.AT_ONCE_CUDA
+        try:
+            attention.AT_ONCE_CPU = attention.AT_ONCE_CUDA = 4 * 3 * 35 * 2
+            parts = attention.gradients(query, key, value, shares, 0.5, grad)
+        finally:
+            attention.AT_ONCE_CPU, attention.AT_ONCE_CUDA = kept
+    for one, other in zip(parts, whole, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_networks_with_autocast_inside() -> None:
+    """Torch's own gradients serve there."""
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query = self.query(x).unsqueeze(1)
+            with torch.autocast(torch.device(DEVICE).type, torch.bfloat16):
+                made = F.scaled_dot_product_attention(query, query, query)
+            return self.out(made.float().squeeze(1).mean(1))
+
+    torch.manual_seed(0)
+    model, x = Half().to(DEVICE), torch.randn(4, 3, 4, device=DEVICE)
+    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification")
+    assert bool(torch.isfinite(la.functional(x).cov).all())

@@ -5,6 +5,7 @@ On a GPU they run as they are; without one, where Triton is installed, its inter
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 from collections.abc import Iterator
@@ -160,3 +161,48 @@ def test_networks(structure: str) -> None:
         variances = la.functional(x, variance_only=True).cov
         assert worst(variances, wide.cov.diagonal(dim1=1, dim2=2)) < bound
     assert not fused.broken
+
+
+def test_gradients_of_covariances() -> None:
+    """Kernels leave graphs alone: gradients in the inputs go through layer inputs too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2)).to(DEVICE)
+    x, y = torch.randn(4, 2, 6, device=DEVICE), torch.arange(4, device=DEVICE) % 2
+    la = lw.fit(model, (x, y), "classification", arithmetic="float32")
+    asked = x[:1].clone().requires_grad_()
+    (found,) = torch.autograd.grad(la.functional(asked, create_graph=True).cov.sum(), asked)
+    wide = copy.deepcopy(model).double()
+    la = lw.fit(wide, (x.double(), y), "classification")
+    asked = x[:1].double().requires_grad_()
+    (expected,) = torch.autograd.grad(la.functional(asked, create_graph=True).cov.sum(), asked)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_examples_of_one_product_apart() -> None:
+    """In products of gradients with weights too."""
+    torch.manual_seed(0)
+    grad, weight = torch.randn(6, 20, device=DEVICE), torch.randn(20, 8, device=DEVICE)
+    grad[1] *= 1e-9
+    grad[2] *= 1e9
+    expected = grad.double() @ weight.double()
+    assert worst(fused.product(grad, weight), expected) < 1e-5
+    grad[3, 0] = math.nan
+    found = fused.product(grad, weight)
+    assert bool(torch.isnan(found[3]).all()) and worst(found[[0, 1, 2, 4, 5]], expected[[0, 1, 2, 4, 5]]) < 1e-5
+
+
+def test_kernels_that_fail_leave_torchs_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also inside a backward pass, which comes before all else."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).to(DEVICE)
+    x, y = torch.randn(5, 4, 3, device=DEVICE), torch.zeros(5, 4, dtype=torch.long, device=DEVICE)
+    expected = lw.fit(model, (x, y), "classification", arithmetic="tf32").log_evidence()
+    monkeypatch.setattr(fused, "WORTH_PARTS", 1.0)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(fused, "launch", fails)
+    with pytest.warns(UserWarning, match="no compiler"):
+        la = lw.fit(model, (x, y), "classification", arithmetic="float32")
+    assert float(la.log_evidence()) == pytest.approx(float(expected), rel=1e-3)

@@ -449,3 +449,28 @@ def test_dense_curvature_in_single_precision() -> None:
     expected = (jacobian @ torch.linalg.solve(matrix, jacobian.mT)).diagonal(dim1=1, dim2=2)
     assert float(torch.linalg.cond(matrix)) > 1e6
     assert bool(((found / expected).log().abs() < 3e-3).all())
+
+
+def test_weight_and_bias_of_one_parameter() -> None:
+    """Where the bias is a row of the weight their Jacobians add up."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(3, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, self.matrix, self.matrix[0, :3])
+
+    torch.manual_seed(0)
+    model = Shared().double().to(DEVICE)
+    x = torch.randn(5, 6, dtype=torch.float64, device=DEVICE)
+    la = lw.fit(model, (x, torch.arange(5, device=DEVICE) % 3), "classification", structure="full")
+    rows = torch.stack(
+        [
+            torch.stack([torch.autograd.grad(each, model.matrix, retain_graph=True)[0].flatten() for each in output])
+            for output in model(x)
+        ]
+    )
+    covariance = torch.linalg.inv(la.precision.blocks[0].operator.matrix)
+    torch.testing.assert_close(la.functional(x).cov, rows @ covariance @ rows.mT)

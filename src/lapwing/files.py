@@ -13,6 +13,7 @@ import secrets
 import time
 import typing
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from . import curvature, jacobians, likelihoods, structures
+from .arithmetic import Arithmetic, as_arithmetic
 from .batches import device_of, unwrapped
 from .codec import Decoder, Encoder, Unsaveable, short
 from .core import Structure
@@ -40,7 +42,7 @@ from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
 from .tape import Plan
 
-FORMAT = 1  # raised whenever an older lapwing could misread a file
+FORMAT = 2  # raised whenever an older lapwing could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = (
@@ -91,6 +93,7 @@ def save(la: Laplace, path: str | os.PathLike[str]) -> None:
     except Unsaveable as error:
         raise ValueError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
     made["likelihood"] = likelihood_of(la, encoder)
+    made["arithmetic"] = la.arithmetic
     made["used"] = list(la.space.names)
     made["network"] = network_of(la.model)
     made["fingerprint"] = fingerprint(la.model)
@@ -250,6 +253,11 @@ def refuse_formats(texts: dict[str, str], source: Path) -> None:
     number = texts.get("format", "")
     if "lapwing" not in texts or "checksum" not in texts or not number.isdecimal() or number == "0":
         raise Mismatch(f"{source} is a safetensors file without a posterior of lapwing. Use Laplace.save to write one.")
+    if len(number) <= 9 and int(number) < FORMAT:
+        raise Mismatch(
+            f"{source} has format {number}, of lapwing before its first release, and this one reads format {FORMAT}. "
+            "Fit again, or load it with the version that wrote it."
+        )
     if len(number) > 9 or int(number) > FORMAT:
         from . import __version__
 
@@ -266,7 +274,8 @@ def parsed(text: str) -> dict[str, Any]:
         raise ValueError(f"it holds {constant}")
 
     content = json.loads(text, parse_constant=refuse)
-    names = {*PLAIN, *extras(), "sums", "structure", "kind", "likelihood", "used", "network", "fingerprint"}
+    others = {"sums", "structure", "kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
+    names = {*PLAIN, *extras(), *others}
     if not isinstance(content, dict) or set(content) != names:
         given = sorted(content) if isinstance(content, dict) else content
         raise ValueError(f"it holds {short(given)}; expected {sorted(names)}")
@@ -332,7 +341,8 @@ def assembled(
     space = asked.only(used)
     if space.names != used or not used:
         raise ValueError(f"the used weights {short(used)} are not among {short(asked.names)}")
-    check_values(values, kind, structure, space, model)
+    arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
+    check_values(values, kind, structure, space, model, arithmetic)
     made = decompose(structure, kind, sums, space)
     return Laplace(
         model=model,
@@ -341,7 +351,7 @@ def assembled(
         structure=structure,
         kind=kind,
         curvature=made,
-        budget=limit,
+        budget=replace(limit, arithmetic=arithmetic),
         timings={"measure": 0.0, "decompose": time.perf_counter() - began},
         identity=Identity.of(model),
         sums=sums,
@@ -399,7 +409,12 @@ def check_space(asked: Space, model: nn.Module) -> None:
 
 
 def check_values(
-    values: dict[str, Any], kind: Kind | Hessian, structure: Structure, space: Space, model: nn.Module
+    values: dict[str, Any],
+    kind: Kind | Hessian,
+    structure: Structure,
+    space: Space,
+    model: nn.Module,
+    arithmetic: Arithmetic,
 ) -> None:
     """Refuse numbers that do not fit each other."""
     usual = type(kind)()
@@ -410,7 +425,7 @@ def check_values(
     if space.mask is not None and not getattr(structure, "masks", False):
         raise ValueError(f"a mask with structure {type(structure).__name__}")
     expected = space.vector(model)
-    mode, dtype = values["mode"], torch.promote_types(expected.dtype, torch.float32)
+    mode, dtype = values["mode"], torch.promote_types(expected.dtype, arithmetic.dtype)
     if mode.shape != expected.shape or mode.dtype != dtype:
         raise ValueError(f"its mode is {mode.dtype} of shape {tuple(mode.shape)}; expected {dtype} {len(expected)}")
     if not torch.equal(mode, expected.detach().to(mode)):

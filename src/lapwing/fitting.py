@@ -90,7 +90,9 @@ def fit(
             raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
         own = start.base is not None or (start.kind in ("diagonal", "unitwise") and start.precision.numel() > 1)
         usual = Prior.scalar(1.0) if own else start
-        diagonal = fit(model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory)
+        diagonal = fit(
+            model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory, arithmetic=arithmetic
+        )
         return spread_variance(diagonal, model)
 
     if isinstance(family, Gaussian) and isinstance(family.noise, str):

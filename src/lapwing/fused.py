@@ -33,7 +33,7 @@ def kernels() -> Any:
     """The kernels' module, or None where Triton is not there."""
     try:
         from . import kernels as made
-    except ImportError:
+    except Exception:  # not there, or not in working order
         return None
     return made
 
@@ -50,6 +50,12 @@ def usable(grad: Tensor, columns: int = 1) -> bool:
     if not interpreted() and (not grad.is_cuda or torch.cuda.get_device_capability(grad.device)[0] < 8):
         return False
     return kernels() is not None
+
+
+def partial_sums(columns: int, rows: int) -> int:
+    """Numbers that an example's inner products take on the way, or more: columns and rows of the weight O."""
+    padded = max(16, power_of_two(columns))
+    return padded**2 * -(-rows // (1 if padded > 32 else max(1, ROWS // 2 // padded)))
 
 
 def worthwhile(jacobian: int, operands: int) -> bool:
@@ -100,8 +106,14 @@ def split(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = TOP) ->
 def power(largest: Tensor, top: int) -> Tensor:
     """Powers of two that bring numbers below 2^top: they round nothing."""
     made = torch.empty_like(largest)
-    kernels().scale[(-(-largest.numel() // 1024),)](largest, made, largest.numel(), top, BLOCK=1024)
+    launch("scale", (-(-largest.numel() // 1024),), largest, made, largest.numel(), top, BLOCK=1024)
     return made
+
+
+def launch(name: str, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+    """Run a kernel on the device of its first tensor, whichever is the current one."""
+    with torch.cuda.device_of(given[0]):
+        getattr(kernels(), name)[grid](*given, **options)
 
 
 def parts(x: Tensor, flat: Tensor, scale: Tensor, inner: int, two: bool, half: torch.dtype) -> Operand:
@@ -110,9 +122,8 @@ def parts(x: Tensor, flat: Tensor, scale: Tensor, inner: int, two: bool, half: t
     high = torch.empty(numbers, dtype=half, device=x.device)
     low = torch.empty_like(high) if two else high
     block = 2048
-    kernels().split[(-(-numbers // block),)](
-        flat, high, low, scale, numbers, inner, examples, TWO=two, BLOCK=block, num_warps=8
-    )
+    grid = (-(-numbers // block),)
+    launch("split", grid, flat, high, low, scale, numbers, inner, examples, TWO=two, BLOCK=block, num_warps=8)
     shape, stride = x.shape, x.stride()
     return Operand(high.as_strided(shape, stride), low.as_strided(shape, stride), scale, two)
 
@@ -240,11 +251,12 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
     splits = -(-column_blocks // blocks)
     shape = (padded,) if diagonal else (padded, padded)
     made = torch.empty((examples, groups * row_blocks * splits, *shape), device=weight.device)
-    kernels().gram[(examples * groups, row_blocks, splits)](
+    launch(
+        "gram", (examples * groups, row_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), made,
         columns, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
-        TWO=grad.two, DIAGONAL=diagonal, PLAIN=interpreted(), KP=padded, OB=tile.rows, IB=tile.width,
-        TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
+        TWO=grad.two, FINE=grad.high.dtype == torch.float16, DIAGONAL=diagonal, PLAIN=interpreted(),
+        KP=padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     total = made.sum(1)
     return total[:, :columns] if diagonal else total[:, :columns, :columns]
@@ -260,7 +272,8 @@ def square_sums(grad: Operand, act: Operand) -> Tensor:
     each = -(-examples // splits)
     splits = -(-examples // each)
     made = torch.empty((splits, groups, rows, width), device=grad.high.device)
-    kernels().squares[(groups * row_blocks, column_blocks, splits)](
+    launch(
+        "squares", (groups * row_blocks, column_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, made,
         columns, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,
         TWO=grad.two, KP=tile.padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps,
@@ -302,14 +315,14 @@ def multiplied(left: Tensor, right: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
-    first, second = whole(x.reshape(-1, x.shape[-1])), whole(weight)
+    first, second = split(x.reshape(-1, x.shape[-1]).float(), 0, True, torch.float16), whole(weight)
     made = multiplied(first.high, second.high)
     if made.is_cuda:
         made = torch.addmm(made, first.low, second.high, out_dtype=torch.float32, out=made)
         made = torch.addmm(made, first.high, second.low, out_dtype=torch.float32, out=made)
     else:
         made = made + multiplied(first.low, second.high) + multiplied(first.high, second.low)
-    made *= (first.scale * second.scale).reciprocal()
+    made *= (first.scale * second.scale).reciprocal()[:, None]
     return made.reshape(*x.shape[:-1], weight.shape[-1])
 
 

@@ -50,6 +50,9 @@ class Layout:
         return Layout((groups, rows, columns), (0, 1, 2), (groups, rows, columns))
 
 
+LARGEST_GRID = 65_535  # blocks along one axis of a kernel's grid
+
+
 def turned(rows: Tensor, basis: Tensor) -> Tensor:
     """(..., G, T, n) rows in a basis (G, n, n): one large product where there is one group, not one per example."""
     return rows @ (basis[0] if basis.shape[0] == 1 else basis)
@@ -148,6 +151,7 @@ class Matrix:
     terms: tuple[Term, ...]
     layout: Layout
     budget: Budget
+    graph: bool = False  # whether inputs and gradients lead back to the network's inputs
 
     @property
     def columns(self) -> int:
@@ -270,7 +274,9 @@ class Matrix:
     def _fusable(self) -> bool:
         """Whether the fused kernels serve: several positions, one use, on a GPU, and a Jacobian worth not making."""
         term = self.terms[0]
-        if len(self.terms) > 1 or term.flipped or term.acts.index is not None:
+        if self.graph or len(self.terms) > 1 or term.flipped or term.acts.index is not None:
+            return False
+        if self.layout.matrix[1] > LARGEST_GRID:
             return False
         operands = term.grad[:, 0].numel() + self.layout.matrix[0] * term.acts.positions * term.acts.width
         return fused.usable(term.grad, self.columns) and fused.worthwhile(self.columns * self.size, operands)
@@ -280,8 +286,10 @@ class Matrix:
     ) -> Iterator[tuple[fused.Operand, fused.Operand]]:
         """Gradients and inputs in the bases for the fused kernels, some examples at a time."""
         term = self.terms[0]
-        groups, _, width = self.layout.matrix
+        groups, rows, width = self.layout.matrix
         each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
+        if predicting:
+            each += 4 * groups * fused.partial_sums(self.columns, rows)
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
         for examples in self.budget.slices(self.examples, each, 0.3):
             grad = fused.rotated(term.grad[:, examples], left, 1, two, half)

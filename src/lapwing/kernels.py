@@ -63,11 +63,11 @@ def _tile(
     """(ROWS, IB): the Jacobian of one example for rows (k, o) and columns i."""
     made = tl.zeros((ROWS, IB), dtype=tl.float32)
     rows = ((k < K) & (o < O))[:, None]
-    grad_at = k.to(tl.int64)[:, None] * grad_k + o[:, None] * grad_o
-    act_at = i[None, :] * act_i
+    grad_at = k.to(tl.int64)[:, None] * grad_k + o.to(tl.int64)[:, None] * grad_o
+    act_at = i.to(tl.int64)[None, :] * act_i
     columns = (i < I)[None, :]
     for start in range(0, T, TB):
-        t = start + tl.arange(0, TB)
+        t = (start + tl.arange(0, TB)).to(tl.int64)
         inside = t < T
         left_at = grad_at + t[None, :] * grad_t
         right_at = act_at + t[:, None] * act_t
@@ -117,6 +117,7 @@ def _gram(
     act_i,
     blocks,
     TWO: tl.constexpr,
+    FINE: tl.constexpr,  # whether products of the tile have 16 bits instead of 8: differences of outputs need them
     DIAGONAL: tl.constexpr,
     PLAIN: tl.constexpr,  # Triton's interpreter has no products of bfloat16
     KP: tl.constexpr,
@@ -162,7 +163,7 @@ def _gram(
         else:
             high = tile.to(tl.bfloat16)
             total = tl.dot(high, _flipped(high, OB), total)
-            if TWO:
+            if FINE:
                 low = (tile - high.to(tl.float32)).to(tl.bfloat16)
                 total = tl.dot(low, _flipped(high, OB), total)
                 total = tl.dot(high, _flipped(low, OB), total)

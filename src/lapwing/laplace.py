@@ -107,9 +107,14 @@ class Laplace:
         return replace(self, temperature=search.checked_temperature(temperature), trace=None)
 
     def with_arithmetic(self, arithmetic: str) -> Laplace:
-        """The same posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'."""
+        """The posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'.
+
+        From 'float64' to another its numbers are rounded to the network's own precision, float32 at least.
+        """
         made = as_arithmetic(arithmetic)
-        dtype = torch.promote_types(self.model.get_parameter(self.space.names[0]).dtype, made.dtype)
+        dtype = made.dtype
+        for name in self.space.names:
+            dtype = torch.promote_types(dtype, self.model.get_parameter(name).dtype)
 
         def cast(tensor: Tensor) -> Tensor:
             return tensor.to(dtype) if tensor.dtype in (torch.float32, torch.float64) else tensor
@@ -200,7 +205,7 @@ class Laplace:
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
         Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64), unless
-        the last layer alone is uncertain: then it is exact.
+        the last layer alone is uncertain: then variances are exact, and covariances of outputs without positions.
         `create_graph`: both can be differentiated in x, which has to require gradients; also under `no_grad`.
         """
         if joint and variance_only:

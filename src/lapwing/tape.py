@@ -326,6 +326,8 @@ class Tape:
                 continue
             axis = self._axis(use)
             leading = axis is not None and axis.axis == 0 and axis.fold != "minor"
+            if len(set(use.names)) < len(use.names):  # weight and bias of one parameter: their Jacobians add up
+                continue
             if leading and not others.intersection(use.names) and not set(self.generic).intersection(use.names):
                 return use
         return None
@@ -367,7 +369,7 @@ class Tape:
                 self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
         made: dict[Part, Matrix | Explicit] = {}
         for name, contributions in found.items():
-            made.update(merge(name, contributions, self._size(name), self.budget))
+            made.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
         if self.generic:
             rows = generic_rows(
                 self.model,
@@ -482,7 +484,9 @@ def cut(contributions: list[Contribution]) -> list[Contribution]:
     return made
 
 
-def merge(name: str, contributions: list[Contribution], size: int, budget: Budget) -> dict[Part, Matrix | Explicit]:
+def merge(
+    name: str, contributions: list[Contribution], size: int, budget: Budget, graph: bool = False
+) -> dict[Part, Matrix | Explicit]:
     """Put the uses of one weight together: positions of all uses are summed; unlike kinds become explicit rows."""
     contributions = cut(contributions)
     parts = sorted({contribution.part for contribution in contributions})
@@ -494,7 +498,7 @@ def merge(name: str, contributions: list[Contribution], size: int, budget: Budge
         for part in parts:
             own = [contribution for contribution in contributions if contribution.part == part]
             terms = tuple(contribution.value for contribution in own if isinstance(contribution.value, Term))
-            made[part] = Matrix(terms, own[0].layout, budget)
+            made[part] = Matrix(terms, own[0].layout, budget, graph)
         return made
     total: Tensor | None = None
     for part, value, layout in contributions:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from .base import Handler
 
-LARGEST = 1 << 16  # pairs of positions up to which weights of attention are held; beyond, torch's fused gradient
+# Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
+LARGEST_CPU, LARGEST_CUDA = 1 << 12, 1 << 16
+AT_ONCE_CPU, AT_ONCE_CUDA = 1 << 26, 1 << 30  # bytes of them for all columns
 
 
 def _open_body(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,6 +46,14 @@ def gradients(
 
     Columns stand beside positions, so that what belongs to no column is never copied for each.
     """
+    each = 4 * grad.shape[1] * shares[0].numel()
+    step = max(1, (AT_ONCE_CUDA if grad.is_cuda else AT_ONCE_CPU) // max(1, each))
+    if grad.shape[0] > step:
+        pieces = [
+            gradients(some[0], some[1], some[2], some[3], scale, some[4])
+            for some in zip(*(whole.split(step) for whole in (query, key, value, shares, grad)), strict=True)
+        ]
+        return tuple(torch.cat(made) for made in zip(*pieces, strict=True))
     count, columns, positions, width = grad.shape
     beside = grad.permute(0, 2, 1, 3).reshape(count, positions, columns * width)
     of_value = (shares.mT @ beside).reshape(count, -1, columns, width).permute(0, 2, 1, 3)
@@ -129,22 +139,27 @@ def scaled_dot_product(recorder: Any, func: Callable[..., Any], args: tuple[Any,
     options = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = (options.pop(name) for name in names[:3])
     mask = options.get("attn_mask")
+    learnt = isinstance(mask, Tensor) and mask.requires_grad
+    if isinstance(mask, Tensor) and not learnt:
+        options["attn_mask"] = mask.clone()  # a buffer is put back before gradients are taken
     plain = (
         recorder.second
         or not recorder.columns
+        or query.is_nested
+        or torch.is_autocast_enabled(query.device.type)
         or options.get("enable_gqa", False)
         or options.get("dropout_p", 0.0)
         or not query.requires_grad
         or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
         or query.dtype not in (torch.float32, torch.float64)
         or not query.dtype == key.dtype == value.dtype
-        or query.shape[-2] * key.shape[-2] > LARGEST
+        or query.shape[-2] * key.shape[-2] > (LARGEST_CUDA if query.is_cuda else LARGEST_CPU)
         or not query.numel()
         or not key.numel()
-        or (isinstance(mask, Tensor) and mask.requires_grad)
+        or learnt
     )
     if plain:
-        return func(*args, **kwargs)
+        return func(query, key, value, **options)
     return Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
 
 

@@ -77,13 +77,19 @@ class BilinearRule(PlainInputs):
             yield bias_contribution(use.refs["bias"], grad)
 
 
+def exactly(grad: Tensor, weight: Tensor) -> Tensor:
+    """`grad @ weight` in parts, or in one where kernels do not run."""
+    made = None if grad.dtype != torch.float32 or fused.broken else fused.attempted(lambda: fused.product(grad, weight))
+    return grad @ weight if made is None else made
+
+
 class Back(torch.autograd.Function):
     """Gradients through a linear map, as exact as in float32 and on the tensor cores; columns are more rows."""
 
     @staticmethod
     def forward(grad: Tensor, weight: Tensor) -> Tensor:
         """(..., O) and (O, I) -> (..., I)."""
-        return fused.product(grad, weight)
+        return exactly(grad, weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -94,7 +100,7 @@ class Back(torch.autograd.Function):
         """Only gradients come in batches."""
         if in_dims[1] is not None:
             return grad @ weight.movedim(in_dims[1], 0), 0
-        return fused.product(grad.movedim(in_dims[0], 0), weight), 0
+        return exactly(grad.movedim(in_dims[0], 0), weight), 0
 
 
 class Exact(torch.autograd.Function):
@@ -148,6 +154,8 @@ def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
 def recorded_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
     """Whether gradients through the input are all that is asked of a large linear map in float32 on a GPU."""
     if not recorder.exact or recorder.second or not given.requires_grad or weight.dtype != given.dtype:
+        return False
+    if torch.is_autocast_enabled(given.device.type):
         return False
     others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in found and each is not None]
     operations = math.prod(given.shape[:-1]) * weight.numel()

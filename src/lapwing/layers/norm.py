@@ -98,7 +98,12 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
         if not found:
             return func(*args, **kwargs)
         applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
-        output = frozen_batch_norm(applied) if name == "batch norm" else function(**applied)
+        computed = any(
+            role not in found and isinstance(values.get(role), Tensor) and values[role].requires_grad
+            for role in ("weight", "bias")
+        )
+        frozen = name == "batch norm" and not computed  # a scale that is a function of weights has a path of its own
+        output = frozen_batch_norm(applied) if frozen else function(**applied)
         given = values["input"]
         bare = {**values, "weight": None, **({"bias": None} if "bias" in names else {})}
 

@@ -63,33 +63,48 @@ def decompose_side(side: Tensor, name: str) -> Side:
     return decompose_sides([(name, side)])[0]
 
 
+def padding(side: Tensor) -> bool:
+    """Whether torch is faster at a larger matrix."""
+    return side.is_cuda and side.dtype == torch.float32 and JACOBI[0] <= side.shape[-1] <= JACOBI[1]
+
+
 def enlarged(side: Tensor) -> tuple[Tensor, int]:
     """(G, n, n) as torch is fast at them, and how many eigenvalues below all others that adds."""
     size = side.shape[-1]
-    if not side.is_cuda or side.dtype != torch.float32 or not JACOBI[0] <= size <= JACOBI[1]:
+    if not padding(side):
         return side, 0
     # A block of its own below all others: its eigenvectors come first and meet none of the rest.
     added = JACOBI[1] + 16 - size
     padded = torch.nn.functional.pad(side, (0, added, 0, added))
-    below = -0.1 * torch.linalg.vector_norm(side, dim=(-2, -1)).clamp(min=torch.finfo(side.dtype).tiny)
-    padded.diagonal(dim1=-2, dim2=-1)[:, size:] = below[:, None]
+    padded.diagonal(dim1=-2, dim2=-1)[:, size:] = -1.0
     return padded, added
+
+
+def unit(side: Tensor) -> tuple[Tensor, Tensor]:
+    """(G, n, n) divided by its largest number, and that (G, 1): no square of it is lost then."""
+    largest = side.abs().amax((-2, -1), keepdim=True)
+    largest = torch.where(largest > 0, largest, 1.0)
+    return side / largest, largest[:, 0]
 
 
 def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
     """Torch's eigenvalues and eigenvectors of (G, n, n)."""
-    large, added = enlarged(side)
+    scaled, size = unit(side) if padding(side) else (side, side.new_ones(()))
+    large, added = enlarged(scaled)
     values, vectors = torch.linalg.eigh(large)
     if not added:
         return values, vectors
-    return values[:, added:], vectors[:, : side.shape[-1], added:].contiguous()
+    return values[:, added:] * size, vectors[:, : side.shape[-1], added:].contiguous()
 
 
 def eigenvalues(side: Tensor) -> Tensor:
     """Torch's eigenvalues of (G, n, n), none negative; in float64 where float32 fails to converge."""
-    large, added = enlarged(side)
+    scaled, size = unit(side) if padding(side) else (side, side.new_ones(()))
+    large, added = enlarged(scaled)
     try:
-        values = torch.linalg.eigvalsh(large)[:, added:]
+        values = torch.linalg.eigvalsh(large)[:, added:] * size
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         values = torch.linalg.eigvalsh(side.double()).to(side.dtype)
     made: Tensor = values.clamp(min=0)
@@ -106,6 +121,8 @@ def decomposed(side: Tensor, name: str) -> Side:
         values, vectors = eigh(side)
         if not bool(torch.isfinite(values).all()):
             raise RuntimeError("not finite")
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         try:
             wide, basis = torch.linalg.eigh(side.double())
