@@ -93,8 +93,8 @@ class Normal(Belief):
     seed: int
     factor: Tensor | None = None  # (N, T, C, R) with `factor factor^T` the covariance, where there are no blocks
     joint: Tensor | None = None  # (N, F, N, F) over all inputs, in the network's own order of outputs
-    basis: Tensor | None = None  # (C, R): the factor is `basis diag(deviation)`, and is not made for all places
-    deviation: Tensor | None = None  # (N, T, R)
+    deviation: Tensor | None = None  # (N, T, R): the factor is `basis diag(deviation)`, and is not made for all places
+    basis: Tensor | None = None  # (C, R); None: the identity, outputs are independent
 
     @property
     def mean(self) -> Tensor:
@@ -104,8 +104,8 @@ class Normal(Belief):
     @cached_property
     def variance(self) -> Tensor:
         """(N, T, C): never below zero, where rounding would take it."""
-        if self.basis is not None and self.deviation is not None:
-            return self.deviation.square() @ self.basis.square().mT
+        if self.deviation is not None:
+            return self.deviation.square() if self.basis is None else self.deviation.square() @ self.basis.square().mT
         if self.blocks is None:
             return self.root.square().sum(-1)
         return self.blocks.diagonal(dim1=-2, dim2=-1).clamp(min=0)
@@ -113,14 +113,17 @@ class Normal(Belief):
     @property
     def covariance(self) -> Tensor:
         """(N, T, C, C)."""
-        if self.basis is not None and self.deviation is not None:
-            return spread([(self.basis, self.deviation.square())])
+        if self.deviation is not None:
+            variances = self.deviation.square()
+            return torch.diag_embed(variances) if self.basis is None else spread([(self.basis, variances)])
         return self.root @ self.root.mT if self.blocks is None else self.blocks
 
     @property
     def row_sums(self) -> Tensor:
         """(N, T, C): of the covariance."""
-        if self.basis is not None and self.deviation is not None:
+        if self.deviation is not None and self.basis is None:
+            return self.deviation.square()
+        if self.deviation is not None and self.basis is not None:
             return (self.deviation.square() * self.basis.sum(0)) @ self.basis.mT
         return self.covariance.sum(-1)
 
@@ -147,13 +150,14 @@ class Normal(Belief):
     @property
     def rank(self) -> int:
         """R: normal numbers that a draw of one place's outputs takes."""
-        return self.root.shape[-1] if self.basis is None else self.basis.shape[-1]
+        return self.root.shape[-1] if self.deviation is None else self.deviation.shape[-1]
 
     def _spread(self, eps: Tensor, chosen: slice) -> Tensor:
         """`root eps` at some of the places: (S, m or 1, R) -> (S, m, C)."""
         with torch.autocast(self.mean.device.type, enabled=False):
-            if self.basis is not None and self.deviation is not None:
-                return (eps * self.deviation.flatten(0, 1)[chosen]) @ self.basis.mT
+            if self.deviation is not None:
+                made = eps * self.deviation.flatten(0, 1)[chosen]
+                return made if self.basis is None else made @ self.basis.mT
             root = self.root.flatten(0, 1)[chosen]
             if eps.shape[1] == 1:
                 return torch.einsum("mcr,sr->smc", root, eps[:, 0])

@@ -189,7 +189,7 @@ class Spectral(NamedTuple):
     """The Gaussian over the outputs as `basis diag(deviation^2) basis^T` at every place: never C x C for each."""
 
     mean: Tensor  # (B, ...)
-    basis: Tensor  # (C, R)
+    basis: Tensor | None  # (C, R); None: the identity
     deviation: Tensor  # (B, T, R)
 
 
@@ -198,20 +198,25 @@ def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool
     if not network.closed(x):
         return None
     kept = alone if create_graph else torch.detach
-    means, weights, bases = [], [], []
+    means: list[Tensor] = []
+    weights: list[Tensor] = []
+    bases: list[Tensor] = []
     for tape in network.tapes(x, create_graph, 1):
         form = network.form(tape.output)
         spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
         if spectra is None:
             return None
         means.append(kept(tape.output))
+        if all(basis is None for basis, _ in spectra):  # independent outputs: their variances add up
+            weights.append(kept(torch.stack([each for _, each in spectra]).sum(0)))
+            continue
         weights.append(kept(torch.cat([each for _, each in spectra], -1)))
         bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
     mean, weight = torch.cat(means), torch.cat(weights)
     refuse_broken([mean, weight], x)
     # The square root has no derivative at zero.
     deviation = torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)
-    return Spectral(mean, torch.cat(bases, -1).detach(), deviation)
+    return Spectral(mean, torch.cat(bases, -1).detach() if bases else None, deviation)
 
 
 def _basis(basis: Tensor | None, outputs: int, like: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ class Regression(Numbers):
 
     def _log_density(self, flat: Tensor) -> Tensor:
         """(N, T, K) -> (N, T): some inputs at a time where their covariances are not there yet."""
-        if self.source.basis is None:
+        if self.source.deviation is None:
             made: Tensor = self._density().log_prob(flat)
             return made
         parts = []

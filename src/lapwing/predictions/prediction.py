@@ -132,7 +132,7 @@ class Classes(Prediction):
     def _log_alpha(self) -> Tensor:
         """(N, T, C) float64: the bridge's Dirichlet."""
         normalised = self.link == "bridge_normalised"
-        if isinstance(self.belief, Normal) and self.belief.basis is not None:
+        if isinstance(self.belief, Normal) and self.belief.deviation is not None:
             return links.log_bridge_of(self.belief.mean, self.belief.variance, self.belief.row_sums, normalised)
         return links.log_bridge(self.belief.mean, self.belief.covariance, normalised)
 

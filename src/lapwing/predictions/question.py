@@ -157,7 +157,8 @@ def linearised(
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
     if isinstance(made, engine.Spectral):
-        basis, deviation = made.basis.to(mean.dtype), made.deviation.to(mean.dtype)
+        basis = None if made.basis is None else made.basis.to(mean.dtype)
+        deviation = made.deviation.to(mean.dtype)
         return Normal(form, network.budget, mean, None, question.samples, seed, basis=basis, deviation=deviation)
     examples, positions, outputs = mean.shape
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
