@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Setting = Callable[[], "Laplace"]  # made when it is asked, since each holds numbers for all weights
 SHARE = 0.5  # of the budget for Jacobians that are kept from one call to the next
+KEPT = 1 << 30  # bytes of it at least, where `memory=` does not say: keeping saves passes, whatever caches hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Scores:
                 visit(each)
             return sum(count(each.inputs) for each in self.kept)
         network = self.la._network(memory)
-        room = SHARE * network.budget.bytes
+        room = SHARE * (network.budget.bytes if memory is not None else max(network.budget.bytes, KEPT))
         half = max(1, int((1 - SHARE) * network.budget.bytes))
         network = replace(network, budget=replace(network.budget, bytes=half))
         kept: list[Slice] | None = []
