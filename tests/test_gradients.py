@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,22 +64,6 @@ def test_attention(name: str) -> None:
     query, key, value = normal(2, 3, 5, 4), normal(2, 3, 6, 4), normal(2, 3, 6, 7)
     ours = Attention.apply(query, key, value, options)
     same_gradients(ours, F.scaled_dot_product_attention(query, key, value, **options), [query, key, value])
-
-
-def test_attention_of_batched_inputs() -> None:
-    """Where more than the gradients comes in a batch."""
-    torch.manual_seed(0)
-    query, key, value = normal(3, 2, 5, 4), normal(2, 6, 4), normal(2, 6, 4)
-
-    def squares(own: Callable[..., Tensor]) -> Any:
-        def one(each: Tensor) -> Tensor:
-            return own(each, key, value).square().sum()
-
-        return torch.autograd.grad(sum(one(each) for each in query), [query, key, value])
-
-    found = squares(lambda *each: Attention.apply(*each, {}))
-    for ours, theirs in zip(found, squares(F.scaled_dot_product_attention), strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6)])
@@ -300,5 +283,7 @@ def test_networks_with_autocast_inside() -> None:
 
     torch.manual_seed(0)
     model, x = Half().to(DEVICE), torch.randn(4, 3, 4, device=DEVICE)
-    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification")
-    assert bool(torch.isfinite(la.functional(x).cov).all())
+    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification", structure="diag")
+    rows = jacobian(model, x)
+    expected = torch.einsum("bkp,p,blp->bkl", rows, la.precision.variance(), rows)
+    torch.testing.assert_close(la.functional(x).cov, expected, rtol=2e-2, atol=2e-3 * float(expected.abs().max()))

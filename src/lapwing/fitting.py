@@ -22,7 +22,7 @@ from .identity import Identity
 from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood
 from .measuring import decompose, measure, measure_hessian, wait, with_residuals
-from .memory import DIAG_LIMIT, budget
+from .memory import budget
 from .modes import plainly
 from .priors import Number, Prior, as_prior
 from .products import Products
@@ -30,7 +30,6 @@ from .progress import Progress
 from .random import DEFAULT_SEED
 from .selection import Weights, select
 from .space import trainable
-from .structures.diag import Diag
 from .tape import Plan
 
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
@@ -113,7 +112,7 @@ def fit(
     if generator is not None:
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan()
-    working = limit if memory is not None or not isinstance(shape, Diag) else limit.at_most(DIAG_LIMIT)
+    working = limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes))
     source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress))
     began = time.perf_counter()
     selected = [model.get_parameter(name) for name in space.names]

@@ -298,12 +298,10 @@ def in_parts(x: Tensor, operations: float) -> bool:
     return operations >= WORTH_PARTS and usable(x)
 
 
-def whole(x: Tensor, two: bool = True) -> Operand:
-    """A tensor with one scale for all of it."""
-    x = x if dense(x) else x.contiguous()
-    flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
-    largest = torch.linalg.vector_norm(flat, math.inf).reshape(1)
-    return parts(x, flat, power(largest, TOP), x.numel(), two, torch.float16)
+def whole(x: Tensor) -> Operand:
+    """A tensor in two parts with one scale for all of it."""
+    made = split(x.unsqueeze(0), 0, True, torch.float16)
+    return Operand(made.high[0], made.low[0], made.scale, True)
 
 
 def multiplied(left: Tensor, right: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from .arithmetic import AUTO, Arithmetic, as_arithmetic
 # pieces leave its caches: LeNet's predictions were 1.5 times faster at 128 MiB than at 1 GiB, the MLP's as fast.
 CPU_LIMIT = 1 << 27
 CUDA_LIMIT = 24 << 30
-DIAG_LIMIT = 10 << 30  # diagonal fits gain nothing by more; about half of an estimate is taken
 
 
 @dataclass(frozen=True)

@@ -82,16 +82,8 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, query: Any, key: Any, value: Any, shares: Any, grad: Any, scale: float) -> Any:
-        """Columns of gradients; anything else that is batched becomes part of the positions' axis n."""
-        if all(dim is None for dim in in_dims[:4]):
-            return gradients(query, key, value, shares, scale, grad.movedim(in_dims[4], 1)), (1, 1, 1)
-        size = info.batch_size
-        spread = [
-            (each.movedim(dim, 0) if dim is not None else each.expand(size, *each.shape)).flatten(0, 1)
-            for each, dim in zip((query, key, value, shares, grad), in_dims, strict=False)
-        ]
-        made = gradients(spread[0], spread[1], spread[2], spread[3], scale, spread[4].unsqueeze(1))
-        return tuple(each.squeeze(1).unflatten(0, (size, -1)) for each in made), (0, 0, 0)
+        """Only gradients come in batches: the rest is the forward pass's."""
+        return gradients(query, key, value, shares, scale, grad.movedim(in_dims[4], 1)), (1, 1, 1)
 
 
 class Attention(torch.autograd.Function):
@@ -115,7 +107,7 @@ class Attention(torch.autograd.Function):
         lead = query.shape[:-2]
         flat = [each.reshape(-1, *each.shape[-2:]) for each in (query, key, value, shares)]
         grad = grads[0].reshape(-1, *grads[0].shape[-2:])
-        made = Backward.apply(*flat, grad, scale)  # type: ignore[no-untyped-call]
+        made = Backward.apply(*flat, grad, scale)  # type: ignore[no-untyped-call]  # torch does not annotate it
         return *(each.reshape(*lead, *each.shape[-2:]) for each in made), None
 
 
@@ -160,7 +152,7 @@ def scaled_dot_product(recorder: Any, func: Callable[..., Any], args: tuple[Any,
     )
     if plain:
         return func(query, key, value, **options)
-    return Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
+    return Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 HANDLERS: dict[Any, Handler] = {

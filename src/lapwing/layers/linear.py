@@ -97,9 +97,7 @@ class Back(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, grad: Tensor, weight: Tensor) -> Any:
-        """Only gradients come in batches."""
-        if in_dims[1] is not None:
-            return grad @ weight.movedim(in_dims[1], 0), 0
+        """Only gradients come in batches: the weight is the forward pass's."""
         return exactly(grad.movedim(in_dims[0], 0), weight), 0
 
 
@@ -116,7 +114,7 @@ class Exact(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
         (weight,) = ctx.saved_tensors
-        return Back.apply(grads[0], weight), None, None  # type: ignore[no-untyped-call]
+        return Back.apply(grads[0], weight), None, None  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 LINEAR = LinearRule()

@@ -75,7 +75,7 @@ def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     if weight is not None:
         slope = slope * weight.detach()
     fixed = {role: each.detach() if isinstance(each, Tensor) else each for role, each in values.items()}
-    applied: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]
+    applied: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return applied
 
 

@@ -58,7 +58,7 @@ def max_pool(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwa
     )
     if not plain:
         return func(*args, **kwargs)
-    return Pool.apply(given, *kernel)  # type: ignore[no-untyped-call]
+    return Pool.apply(given, *kernel)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 def _pair(value: Any) -> tuple[int, int]:

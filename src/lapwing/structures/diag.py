@@ -21,6 +21,7 @@ class Diag:
     """Independent weights: squares of Jacobian entries, summed."""
 
     masks = True  # single elements of a tensor can be selected
+    enough = 10 << 30  # bytes of a budget beyond which a fit gains nothing; about half of it is taken
 
     def measure(self, source: Source) -> dict[Part, Tensor]:
         """(P,) per range of each weight."""

@@ -68,41 +68,37 @@ def padding(side: Tensor) -> bool:
     return side.is_cuda and side.dtype == torch.float32 and JACOBI[0] <= side.shape[-1] <= JACOBI[1]
 
 
-def enlarged(side: Tensor) -> tuple[Tensor, int]:
-    """(G, n, n) as torch is fast at them, and how many eigenvalues below all others that adds."""
+def enlarged(side: Tensor) -> tuple[Tensor, int, Tensor]:
+    """(G, n, n) as torch is fast at them, how many eigenvalues below all others that adds, and their unit (G, 1).
+
+    Numbers are divided by the largest, so that those added are neither lost beside them nor the other way round.
+    """
     size = side.shape[-1]
     if not padding(side):
-        return side, 0
-    # A block of its own below all others: its eigenvectors come first and meet none of the rest.
-    added = JACOBI[1] + 16 - size
-    padded = torch.nn.functional.pad(side, (0, added, 0, added))
-    padded.diagonal(dim1=-2, dim2=-1)[:, size:] = -1.0
-    return padded, added
-
-
-def unit(side: Tensor) -> tuple[Tensor, Tensor]:
-    """(G, n, n) divided by its largest number, and that (G, 1): no square of it is lost then."""
+        return side, 0, side.new_ones(())
     largest = side.abs().amax((-2, -1), keepdim=True)
     largest = torch.where(largest > 0, largest, 1.0)
-    return side / largest, largest[:, 0]
+    # A block of its own below all others: its eigenvectors come first and meet none of the rest.
+    added = JACOBI[1] + 16 - size
+    padded = torch.nn.functional.pad(side / largest, (0, added, 0, added))
+    padded.diagonal(dim1=-2, dim2=-1)[:, size:] = -1.0
+    return padded, added, largest[:, 0]
 
 
 def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
     """Torch's eigenvalues and eigenvectors of (G, n, n)."""
-    scaled, size = unit(side) if padding(side) else (side, side.new_ones(()))
-    large, added = enlarged(scaled)
+    large, added, unit = enlarged(side)
     values, vectors = torch.linalg.eigh(large)
     if not added:
         return values, vectors
-    return values[:, added:] * size, vectors[:, : side.shape[-1], added:].contiguous()
+    return values[:, added:] * unit, vectors[:, : side.shape[-1], added:].contiguous()
 
 
 def eigenvalues(side: Tensor) -> Tensor:
     """Torch's eigenvalues of (G, n, n), none negative; in float64 where float32 fails to converge."""
-    scaled, size = unit(side) if padding(side) else (side, side.new_ones(()))
-    large, added = enlarged(scaled)
+    large, added, unit = enlarged(side)
     try:
-        values = torch.linalg.eigvalsh(large)[:, added:] * size
+        values = torch.linalg.eigvalsh(large)[:, added:] * unit
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
