@@ -16,11 +16,11 @@ from .diagnosis import remarks
 from .identity import Identity
 from .measuring import decompose, measure, measure_hessian, wait
 from .memory import budget
+from .plan import Plan
 from .priors import Prior
 from .progress import Progress
 from .space import Space
 from .structures import EKFAC
-from .tape import Plan
 from .trees import changed
 
 if TYPE_CHECKING:

@@ -21,10 +21,11 @@ from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .likelihoods import Custom, Form, Likelihood, score, warn_of_probabilities, widened
 from .memory import Budget
+from .plan import Plan
 from .progress import Progress
 from .random import Hashed
 from .space import Space
-from .tape import Plan, Tape
+from .tape import Tape
 from .tracer import Tracer
 
 Item = TypeVar("Item")

@@ -36,11 +36,11 @@ from .likelihoods import Likelihood
 from .measuring import decompose
 from .memory import Budget, budget
 from .modes import plainly
+from .plan import Plan
 from .priors import Prior
 from .space import Space
 from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
-from .tape import Plan
 
 FORMAT = 2  # raised whenever an older lapwing could misread a file
 

@@ -24,13 +24,13 @@ from .likelihoods import Gaussian, Likelihood
 from .measuring import decompose, measure, measure_hessian, wait, with_residuals
 from .memory import budget
 from .modes import plainly
+from .plan import Plan
 from .priors import Number, Prior, as_prior
 from .products import Products
 from .progress import Progress
 from .random import DEFAULT_SEED
 from .selection import Weights, select
 from .space import trainable
-from .tape import Plan
 
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
     nn.CrossEntropyLoss: "classification",

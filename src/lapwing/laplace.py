@@ -24,6 +24,7 @@ from .likelihoods import Gaussian, Likelihood
 from .memory import Budget, budget
 from .modes import plainly
 from .operators import Blocks
+from .plan import Plan
 from .predictions import functional as outputs
 from .predictions import question as questions
 from .predictions.observations import Regression
@@ -32,7 +33,6 @@ from .priors import Number, Prior, as_prior
 from .progress import Progress
 from .random import DEFAULT_SEED, drawing
 from .space import Space
-from .tape import Plan
 from .trees import changed
 from .tuning import search
 from .tuning.trace import Trace

@@ -19,7 +19,9 @@ from .batches import Inputs, call, count, map_tensors, restore_buffers
 from .diagnosis import FAILURES, explained, refuse_nan
 from .layers.base import BatchAxis, Use, batch_axes
 from .memory import Budget
-from .tape import Plan, Recording, Tape, signature
+from .plan import Plan, signature
+from .recording import Recording
+from .tape import Tape
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}

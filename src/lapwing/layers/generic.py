@@ -13,7 +13,7 @@ from ..batches import Inputs, call, map_tensors, restore_buffers, take, under
 from ..memory import Budget
 
 if TYPE_CHECKING:
-    from ..tape import Plan
+    from ..plan import Plan
 
 
 def generic_rows(

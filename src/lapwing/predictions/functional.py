@@ -20,9 +20,10 @@ from ..likelihoods import Form
 from ..memory import Budget
 from ..operators import Blocks
 from ..outermost import Outermost, Piece, Spectrum, identity_cotangents, spread, spread_variance
+from ..plan import Plan
 from ..products import jacobian_vectors
 from ..space import Space
-from ..tape import Plan, Tape
+from ..tape import Tape
 from ..tracer import Tracer
 
 EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact, whatever the weights
