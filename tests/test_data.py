@@ -281,7 +281,8 @@ def test_outputs_under_a_name() -> None:
         fitted(wrong, x, y, "classification")
 
 
-LOWER = {torch.float32: 2e-4, torch.bfloat16: 0.15}
+# A GPU multiplies in TF32 and 16 bits where its user allows the first, as torch's convolutions do by default.
+LOWER = {torch.float32: 2e-4 if DEVICE == "cpu" else 1e-3, torch.bfloat16: 0.15}
 
 
 @pytest.mark.parametrize("dtype", LOWER, ids=str)

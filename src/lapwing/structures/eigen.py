@@ -21,11 +21,16 @@ Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a dia
 def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
     """Of named sides (G, n, n), or (G, n) where they are diagonal; no eigenvalue is negative."""
     finite_curvature(sides)
-    large = [place for place, (_, side) in enumerate(sides) if side.is_cuda and side.dim() == 3 and side.shape[-1] > 1]
+    large = [place for place, (_, side) in enumerate(sides) if apart(side)]
     made: dict[int, Side] = {}
     if len(large) > 1:
         made = side_by_side(sides, sorted(large, key=lambda place: -sides[place][1].shape[-1]))
     return [made[place] if place in made else decomposed(side, name) for place, (name, side) in enumerate(sides)]
+
+
+def apart(side: Tensor) -> bool:
+    """Whether a stream of its own pays; a side that is differentiated stays where the graph is kept."""
+    return side.is_cuda and side.dim() == 3 and side.shape[-1] > 1 and not side.requires_grad
 
 
 def side_by_side(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
