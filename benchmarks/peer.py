@@ -113,10 +113,25 @@ def too_large(
     """On the host, running out of memory ends the process instead of raising: leave out what cannot fit."""
     if device.type == "cuda":
         return None
+    # Eight copies of the Jacobian in float32: the most that was measured, on the ViT.
+    return unless_fitting(8 * jacobian_bytes(model, inputs, classes, weights), 0.7 * available_bytes())
+
+
+def diagonal_too_large(model: nn.Module, inputs: int, classes: int, device: torch.device) -> Failure | None:
+    """On a GPU a diagonal fit that does not fit can end in an illegal access, and the process with it."""
+    if device.type != "cuda":
+        return too_large(model, inputs, classes, device)
+    # Four copies: the least that was measured, on the MLP.
+    return unless_fitting(4 * jacobian_bytes(model, inputs, classes), torch.cuda.mem_get_info(device)[1])
+
+
+def jacobian_bytes(model: nn.Module, inputs: int, classes: int, weights: int | None = None) -> int:
+    """A batch's Jacobian in float32."""
     if weights is None:
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    # Eight copies of the Jacobian in float32: the most that was measured, on the ViT.
-    needed = 8 * 4 * inputs * classes * weights
-    if needed < 0.7 * available_bytes():
-        return None
-    return Failure(f"left out: needs about {needed / 2**30:.0f} GiB")
+    return 4 * inputs * classes * weights
+
+
+def unless_fitting(needed: float, there: float) -> Failure | None:
+    """Why something is left out, or nothing."""
+    return None if needed < there else Failure(f"left out: needs about {needed / 2**30:.0f} GiB")

@@ -46,7 +46,7 @@ def theirs_measured(case: Case, curvature: str) -> dict[str, Any]:
     batches = case.batches[:PEER_BATCHES]
     if case.network.tokens:
         return Failure("left out: it refuses outputs at several positions, after making all their Jacobians").as_dict()
-    refused = peer.too_large(model, len(batches[0][0]), case.classes, case.settings.device)
+    refused = peer.diagonal_too_large(model, len(batches[0][0]), case.classes, case.settings.device)
     if refused:
         return refused.as_dict()
     examples = sum(len(targets) for _, targets in batches)

@@ -34,7 +34,7 @@ class Pool(torch.autograd.Function):
         columns = torch.arange(wide, device=index.device)
         # (..., h, high, w, wide)
         chosen = (row[..., :, None, :, None] == rows) & (column[..., :, None, :, None] == columns)
-        spread = grads[0][..., :, None, :, None] * chosen
+        spread = grads[0][..., :, None, :, None] * chosen.to(grads[0].dtype)  # mixed dtypes multiply more slowly
         return spread.flatten(-2).flatten(-3, -2), None, None
 
 
