@@ -136,9 +136,12 @@ def test_kernels_that_fail_leave_the_slower_way(monkeypatch: pytest.MonkeyPatch)
     matrix(grad, act, "float32").variance(weight, left, right)
 
 
+@pytest.mark.parametrize("in_parts", [False, True], ids=["rotated", "in_parts"])
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag"])
-def test_networks(structure: str) -> None:
+def test_networks(structure: str, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions with strides, padding, dilation and groups, and linear maps over positions, whole fits."""
+    if in_parts:  # rotations in 16 bits, which only large ones are worth
+        monkeypatch.setattr(fused, "WORTH_SPLITTING", 1)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 6, 3, padding=1),

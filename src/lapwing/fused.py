@@ -142,7 +142,7 @@ def rotated(x: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.d
     """(..., G, T, n) in a basis (G, n, n) as a 16-bit operand; in one part the product itself is in 16 bits."""
     if basis is None:
         return split(x, axis, two, half)
-    if x.device.type != "cuda" or basis.shape[0] > 1 or (two and x.shape[-1] < WORTH_SPLITTING):
+    if x.device.type != "cuda" or basis.shape[0] > 1 or (two and not worth_parts(x, basis)):
         return split(turned(x, basis), axis, two, half)
     part = split(x, axis, two, half, rotation_top(x.shape[-1]))
     if not two:
@@ -155,6 +155,11 @@ def rotated(x: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.d
     made = turned(part.high, own.low, torch.float32, made)
     again = split(made, axis, True, half)
     return Operand(again.high, again.low, again.scale * part.scale * own.scale, True)
+
+
+def worth_parts(x: Tensor, basis: Tensor) -> bool:
+    """Whether a rotation on the device of x is faster in two parts than in float32."""
+    return x.device.type == "cuda" and basis.shape[0] == 1 and basis.shape[-1] >= WORTH_SPLITTING
 
 
 def rotation_top(width: int) -> int:

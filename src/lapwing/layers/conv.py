@@ -150,6 +150,8 @@ class ConvRule(PlainInputs):
                 return seen.transpose(1, 2).reshape(count, groups, -1, width)
 
             def turned(examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> fused.Operand:
+                if two and fused.worth_parts(given, basis):  # there is no fast convolution in float32
+                    return fused.rotated(act(examples).float(), basis, 0, two, half)
                 return turned_patches(given[examples], window, basis, two, half)
 
             acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
