@@ -259,6 +259,25 @@ def bounded_memory(run: Run, axis: str, task: str) -> float | None:
     return max(taken) if taken else None
 
 
+def products_needed(run: Run, network: str, within: float = 0.05) -> float | None:
+    """Products with the Jacobian until all log precisions stay this near to those of a solve that has arrived."""
+    found = run.one(section="linear", network=network)
+    if found is None:
+        return None
+    needed = math.inf
+    for point in sorted(found["points"], key=lambda each: -float(each["products"])):
+        if point["precision_error"] > within:
+            break
+        needed = float(point["products"])
+    return needed
+
+
+def weight_copies(run: Run, network: str) -> float | None:
+    """Memory of a solve beyond `memory=`, in vectors of all weights."""
+    found = run.one(section="linear", network=network)
+    return None if found is None else float(found["copies"])
+
+
 BOTH = ("cpu", "cuda")
 FIVE = ("mlp", "lenet", "resnet18", "resnet18-100", "vit")
 FOUR = ("mlp", "lenet", "resnet18", "vit")
@@ -393,6 +412,20 @@ GOALS: tuple[Goal, ...] = (
     ),
     Goal("last layer, `full`", TITLES["last-100"], ">=", 1, "runs", full_runs),
     Goal("decompositions of ResNet-18's factors", "`kron`", "<=", 0.4, "s", decomposition_seconds),
+    *per_network(
+        "mode of the linear model: products until log precisions are within 0.05",
+        {"resnet18": 10},
+        "<=",
+        "",
+        products_needed,
+    ),
+    *per_network(
+        "mode of the linear model: memory beyond `memory=`, in copies of the weights",
+        {"resnet18": 3},
+        "<=",
+        "",
+        weight_copies,
+    ),
     Goal("growth: time of a fit in N, slope in log-log", "MLP", "<=", 1.05, "", time_slope, BOTH),
     Goal(
         "growth: memory of a fit under `memory=`, most examples over a quarter of them",

@@ -183,6 +183,27 @@ def tuning_table(runs: Sequence[Run]) -> Table:
     return Table("Tuning the prior by the evidence", columns, tuple(rows))
 
 
+def linear_table(runs: Sequence[Run]) -> Table:
+    """The mode of the linear model: what so many products reach."""
+    columns = ("network", "N", "precision", "products", "decrement, nats", "largest error of a log precision")
+    rows: list[Row] = []
+    for _, precision, found in by_network(runs, "linear"):
+        for record in found:
+            if "points" not in record:
+                rows.append((*titles(record, precision), record["failure"], "", ""))
+                continue
+            rows += [
+                (
+                    *titles(record, precision),
+                    number(point["products"]),
+                    f"{point['decrement']:.2g}",
+                    f"{point['precision_error']:.2g}",
+                )
+                for point in record["points"]
+            ]
+    return Table("The mode of the linear model", columns, tuple(rows))
+
+
 def agreement_table(runs: Sequence[Run]) -> Table:
     """How far lapwing is from its references."""
     columns = (
@@ -276,6 +297,7 @@ MAKERS = (
     diagonal_table,
     last_table,
     tuning_table,
+    linear_table,
     agreement_table,
     growth_table,
     failure_table,

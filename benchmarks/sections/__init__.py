@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.cases import Bench
-from benchmarks.sections import agreement, diag, fits, growth, last, predictives, tuning
+from benchmarks.sections import agreement, diag, fits, growth, last, linear, predictives, tuning
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "fits": fits.measure,
@@ -13,6 +13,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "diag": diag.measure,
     "last": last.measure,
     "tuning": tuning.measure,
+    "linear": linear.measure,
     "agreement": agreement.measure,
     "growth": growth.measure,
 }

@@ -1,0 +1,114 @@
+"""The mode of the linear model: products with the Jacobian against what they reach, and the memory that they take."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import ours
+from benchmarks.cases import Batches, Bench, Case, batched
+from benchmarks.networks import NETWORKS
+
+CASES = ("lenet", "resnet18")
+STEPS = (1, 2, 3, 5, 7, 10, 15)
+REFERENCE = 60  # steps that are taken to have arrived
+EXAMPLES = 2048
+TRAINING, QUICK_TRAINING = 300, 10  # steps of Adam
+MEMORY = 256 << 20
+OFF = 1e-3  # effective dimensions of a group that is switched off: its precision has no value to come near to
+
+
+def measure(bench: Bench) -> None:
+    """A record per network: a solve at the tuned prior, stopped ever later, and tuning itself."""
+    for case in bench.cases({name: NETWORKS[name] for name in CASES}):
+        bench.note(
+            case, "linear", partial(solves, case), library=ours.NAME, structure="kron", curvature="exact", task="solve"
+        )
+
+
+def solves(case: Case) -> dict[str, Any]:
+    """How near a solve comes to the log precisions of one that has arrived, after so many products."""
+    batches = patterned(case)
+    model = trained(case, batches)
+    posterior = ours.fit(model, batches, "exact")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # steps that are not enough are the subject
+        tuned = posterior.with_prior(layerwise(posterior)).tune(mode="linear", data=batches)
+        begin = posterior.with_prior(tuned.prior)
+        arrived = begin.at_linear_mode(batches, steps=2 if case.settings.quick else REFERENCE, tolerance=1e-9)
+        goal, gamma = updated(arrived)
+        points = []
+        for steps in STEPS[:2] if case.settings.quick else STEPS:
+            made = begin.at_linear_mode(batches, steps=steps, tolerance=1e-9)
+            found, _ = updated(made)
+            points.append(
+                {
+                    "products": made.linear.products,
+                    "decrement": made.linear.decrement,
+                    "precision_error": float((found - goal).abs()[gamma > OFF].max()),
+                }
+            )
+        found = case.settings.measured(lambda: begin.at_linear_mode(batches, steps=2, tolerance=1e-9), 2)
+        bounded = case.settings.measured(
+            lambda: begin.at_linear_mode(batches, steps=2, tolerance=1e-9, memory=MEMORY), 1
+        )
+        tuning = case.settings.measured(
+            lambda: posterior.with_prior(layerwise(posterior)).tune(mode="linear", data=batches), 1
+        )
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        **found.as_dict(),
+        "examples": sum(len(targets) for _, targets in batches),
+        "points": points,
+        "copies": max(0.0, bounded.extra - MEMORY) / (4 * weights),
+        "tuning": {"seconds": tuning.timing.median, "steps": len(tuned.trace)},
+        "groups": len(gamma),
+        "off": int((gamma <= OFF).sum()),
+    }
+
+
+def patterned(case: Case) -> Batches:
+    """Images of a smooth pattern for each class in noise, a tenth of the labels at random: something to learn."""
+    count = 32 if case.settings.quick else EXAMPLES
+    generator = torch.Generator().manual_seed(1)
+    channels, *size = case.network.shape
+    coarse = torch.randn(case.classes, channels, 4, 4, generator=generator)
+    patterns = F.interpolate(coarse, size=tuple(size), mode="bilinear")
+    labels = torch.randint(case.classes, (count,), generator=generator)
+    inputs = 0.5 * patterns[labels] + torch.randn(count, *case.network.shape, generator=generator)
+    other = torch.randint(case.classes, (count,), generator=generator)
+    labels = torch.where(torch.rand(count, generator=generator) < 0.1, other, labels)
+    return batched((inputs.to(case.settings.device), labels.to(case.settings.device)), case.settings.batch_size)
+
+
+def trained(case: Case, batches: Batches) -> nn.Module:
+    """A copy of the network after some steps of Adam."""
+    model = copy.deepcopy(case.model).train()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    for step in range(QUICK_TRAINING if case.settings.quick else TRAINING):
+        inputs, targets = batches[step % len(batches)]
+        optimiser.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimiser.step()
+    return model.eval()
+
+
+def layerwise(posterior: Any) -> Any:
+    """One precision per tensor; tuning chooses where to begin."""
+    import lapwing as lw
+
+    return lw.Prior.layerwise(1.0)
+
+
+def updated(posterior: Any) -> tuple[Tensor, Tensor]:
+    """MacKay's log precisions `gamma_g / |theta*_g|^2` at a linear mode, and gamma."""
+    gamma = posterior.evidence().effective_dimensions
+    weights = posterior.mode + posterior.linear.displacement
+    squares = posterior.prior.stretches(posterior.space).sums(weights.double().square())
+    return (gamma / squares).log(), gamma
