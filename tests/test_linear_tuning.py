@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lapwing as lw
 from fitting import built, classes, fitted, normal
-from lapwing.tuning.alternate import Anderson
+from lapwing.tuning.alternate import Anderson, newton
+from lapwing.tuning.ascent import gradient_of
+from lapwing.tuning.profile import profile
 from tables import moved
 from test_purity import changed, snapshot
 
@@ -283,6 +285,28 @@ def test_too_few_turns() -> None:
     assert not made.trace.converged and not made.linear.converged
     assert made.evidence().where == "the mode of the linear model"
     assert made.trace.values[-1] == pytest.approx(float(made.log_evidence()), abs=1e-6)
+
+
+def test_newtons_step_is_that_of_the_marginal_likelihood() -> None:
+    """In log precision and log scale, with a mode that follows: by second derivatives of the closed form."""
+    x, y = regression_data()
+    la = fitted(linear_network(0), x, y, lw.Gaussian(0.3), "full", prior=0.8)
+    at = la.at_linear_mode((moved(x), moved(y)), tolerance=1e-17)
+    problem = profile(at._question, at.prior)
+    point = problem.at(problem.start())
+    pull = 0.8 * (at.mode + at.linear.displacement)
+    answers = (pull @ at.precision.solve(pull)).cpu()[None]
+    step = newton(problem, point, answers, gradient_of(problem, point), torch.ones(2, dtype=torch.bool))
+    wide = torch.cat([x, torch.ones(30, 1).double()], 1)
+
+    def value(z: Tensor) -> Tensor:
+        cov = wide @ wide.T / z[0].exp() + (-z[1]).exp() * torch.eye(30).double()
+        return torch.distributions.MultivariateNormal(torch.zeros(30).double(), cov).log_prob(y[:, 0])
+
+    here = torch.tensor([math.log(0.8), -2 * math.log(0.3)], dtype=torch.float64)
+    gradient = torch.autograd.functional.jacobian(value, here)
+    expected = -torch.linalg.solve(torch.autograd.functional.hessian(value, here), gradient)
+    assert torch.allclose(step, expected, rtol=1e-6)
 
 
 def test_extrapolation_finds_a_linear_maps_fixed_point() -> None:
