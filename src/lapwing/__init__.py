@@ -7,6 +7,7 @@ from .files import load
 from .fitting import fit, products
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+from .linear.mode import LinearMode
 from .predictions.functional import Functional
 from .predictions.prediction import Prediction
 from .priors import Prior
@@ -36,6 +37,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Kron",
     "Laplace",
+    "LinearMode",
     "MonteCarlo",
     "Poisson",
     "Prediction",
