@@ -42,7 +42,7 @@ from .space import Space
 from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
 
-FORMAT = 2  # raised whenever an older lapwing could misread a file
+FORMAT = 3  # raised whenever an older lapwing could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = (
@@ -72,7 +72,7 @@ PARTS: tuple[type, ...] = (
     jacobians.Layout,
     likelihoods.Form,
 )
-PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior")
+PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior", "scale_invariant")
 KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 # What is written under its own name, and read by the annotation of the field.
 PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "mode")
@@ -446,4 +446,7 @@ def check_values(
     prior: Prior = values["prior"]
     if prior.kind not in PRIORS or not prior.precision.is_floating_point() or not bool((prior.precision > 0).all()):
         raise ValueError(f"its prior is {short(prior.kind)} with precisions {short(prior.precision)}")
+    strange = [name for own in prior.sets for name in own if name not in dict(model.named_parameters())]
+    if strange or not all(prior.sets):
+        raise ValueError(f"its prior has sets of weights, {short(prior.sets)}, that the network does not have")
     prior.count(space)

@@ -16,7 +16,7 @@ from .batches import Inputs, unwrapped
 from .complaints import checked_count, checked_generator, made_by, nearest
 from .continuing import device_named, moved, updated
 from .core import Curvature, Structure
-from .coverage import Coverage, Row
+from .coverage import Coverage, Row, scales
 from .curvature import Hessian, Kind, Totals
 from .evidence import Evidence, Question
 from .identity import Identity
@@ -254,6 +254,7 @@ class Laplace:
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
         rows = []
+        invariant = scales(self.prior.sets, self.prior.straddling(self.space))
         for name, parameter in self.model.named_parameters():
             if name in self.space.names:
                 rule, words = self.rules[name], self.curvature.approximation(name) + self.space.selected(name)
@@ -261,7 +262,7 @@ class Laplace:
                 rule, words = "unused", "left out"
             else:
                 rule, words = "not selected", "fixed"
-            rows.append(Row(name, tuple(parameter.shape), rule, words))
+            rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
         return Coverage(tuple(rows), self.reason)
 
     @plainly
