@@ -5,6 +5,7 @@ from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
 from .files import load
 from .fitting import fit, products
+from .health import Diagnosis, Finding
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predictions.functional import Functional
@@ -27,8 +28,10 @@ __all__ = [
     "Coverage",
     "Custom",
     "Diag",
+    "Diagnosis",
     "Empirical",
     "Evidence",
+    "Finding",
     "Full",
     "Functional",
     "Gaussian",

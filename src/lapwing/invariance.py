@@ -102,23 +102,24 @@ class Probe:
     inputs: Inputs
     weights: dict[str, Tensor]  # parameters by their first name; zeros, which hide what they do, are replaced
     modules: list[Names]  # parameters, by the module that owns them: `weight` and `bias` together, others alone
+    replaced: dict[str, Tensor]  # weights and buffers that are not the network's own
     plain: Tensor = field(init=False)  # outputs, flat
     variation: float = field(init=False)  # root mean square of the outputs' deviations from their mean over examples
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # of a network in half precision
     columns: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(model: nn.Module, inputs: Inputs) -> Probe:
         """Weights and inputs in float32 at least: the tolerance is below what half precision can tell."""
+        own = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
         weights = {
-            name: seeded(parameter.detach(), place, PROBE) if not bool(parameter.any()) else wide(parameter.detach())
-            for place, (name, parameter) in enumerate(model.named_parameters())
-            if parameter.is_floating_point()
+            name: wide(parameter) if bool(parameter.any()) else seeded(parameter, place, PROBE)
+            for place, (name, parameter) in enumerate(own.items())
         }
-        narrow = [p for p in model.parameters() if p.is_floating_point() and wide(p).dtype != p.dtype]
-        buffers = {n: wide(b) for n, b in model.named_buffers() if b.is_floating_point()} if narrow else {}
-        inputs = map_tensors(wide, inputs) if narrow else inputs
-        return Probe(model, inputs, weights, owned(model, weights), buffers)
+        replaced = {name: weight for name, weight in weights.items() if weight is not own[name]}
+        if any(weight.dtype != own[name].dtype for name, weight in weights.items()):
+            replaced |= {name: wide(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+            inputs = map_tensors(wide, inputs)
+        return Probe(model, inputs, weights, owned(model, weights), replaced)
 
     def __post_init__(self) -> None:
         number = count(self.inputs)
@@ -135,7 +136,7 @@ class Probe:
     def run(self, weights: dict[str, Tensor]) -> Tensor:
         """Outputs of the network with some weights replaced, the same random numbers every time."""
         torch.manual_seed(0)  # `evaluation` puts the generators back
-        return call(under(self.model, {**self.buffers, **self.weights, **weights}), self.inputs)
+        return call(under(self.model, {**self.replaced, **weights}), self.inputs)
 
     def outputs(self, weights: dict[str, Tensor]) -> Tensor:
         """The same, flat and in float64."""
@@ -148,10 +149,11 @@ class Probe:
 
     def invariant(self, names: Names) -> bool:
         """Whether all scales of these weights together give the same outputs, and other weights do not."""
-        limit = TOLERANCE * self.variation
-        scaled = max(self.change({name: k * self.weights[name] for name in names}) for k in FACTORS)
-        if scaled > limit:
-            return False
+        scaled = 0.0
+        for k in FACTORS:
+            scaled = max(scaled, self.change({name: k * self.weights[name] for name in names}))
+            if scaled > TOLERANCE * self.variation:
+                return False
         others = self.change({name: own + shaken(own, place) for place, (name, own) in enumerate(self._own(names))})
         return others > FAINTEST * self.variation and scaled <= SHARE * others
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ from .space import Space
 from .trees import changed
 from .tuning import search
 from .tuning.trace import Trace
+
+if TYPE_CHECKING:
+    from .health import Diagnosis
 
 
 @made_by("lapwing.fit(model, data, likelihood)")
@@ -264,6 +267,14 @@ class Laplace:
                 rule, words = "not selected", "fixed"
             rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
         return Coverage(tuple(rows), self.reason)
+
+    @plainly
+    def diagnose(self, data: Any) -> Diagnosis:
+        """Whether the network is fit for this, in sentences with what to do, from one pass over its training data."""
+        from .health import diagnose  # which needs much of the engine
+
+        self._network(None)  # refuses a network that has changed
+        return diagnose(self, data)
 
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
