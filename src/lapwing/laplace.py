@@ -21,6 +21,8 @@ from .curvature import Hessian, Kind, Totals
 from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
+from .linear import finding
+from .linear.mode import LinearMode
 from .memory import Budget, budget
 from .modes import plainly
 from .operators import Blocks
@@ -66,6 +68,7 @@ class Laplace:
     seed: int  # of drawn labels
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
     trace: Trace | None = None  # how `tune` came here
+    linear: LinearMode | None = None  # the mode of the linear model, where evidence is then taken
 
     @property
     def D(self) -> int:
@@ -128,6 +131,7 @@ class Laplace:
             curvature=changed(self.curvature, cast),
             sums=changed(self.sums, cast),
             mode=self.mode.to(dtype),
+            linear=self.linear and replace(self.linear, displacement=self.linear.displacement.to(dtype)),
         )
 
     @property
@@ -145,9 +149,30 @@ class Laplace:
     @property
     def _question(self) -> Question:
         """What the evidence depends on besides prior and noise."""
+        mode, totals, linear = self.mode, self.totals, self.linear
+        if linear is not None:
+            mode, totals = mode + linear.displacement, replace(totals, energy=linear.energy, rest=linear.rest)
         return Question(
-            self.curvature, self.kind.degree, self.mode, self.space, self.likelihood, self.totals, self.temperature
+            self.curvature, self.kind.degree, mode, self.space, self.likelihood, totals, self.temperature, linear
         )
+
+    @plainly
+    def at_linear_mode(
+        self,
+        data: Any,
+        *,
+        tolerance: float = finding.TOLERANCE,
+        steps: int = finding.STEPS,
+        memory: float | None = None,
+        progress: bool = False,
+    ) -> Laplace:
+        """Find the mode of the linear model's own loss on the training data, where evidence is then taken: a new value.
+
+        It stops once the loss is about `tolerance` nats above its minimum, or after some `steps` of one product with
+        the Jacobian and one with its transpose. `memory`: bytes for data and outputs that are kept between passes. A
+        mode that was found before is where it starts.
+        """
+        return finding.find(self, data, tolerance, steps, memory, progress)
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
