@@ -5,7 +5,7 @@ from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
 from .files import load
 from .fitting import fit, products
-from .health import Diagnosis, Finding
+from .health import Diagnosis
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .predictions.functional import Functional
@@ -13,6 +13,7 @@ from .predictions.prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
+from .symptoms import Finding
 from .tuning.trace import Trace, TuningWarning
 from .tuning.validation import validation_nll
 

@@ -13,6 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Normal, Poisson
 
 from .batches import Batches, Inputs, count, evaluation, take
 from .diagnosis import InExample, Watch, output_of, wrong_target
+from .groups import Groups
 from .likelihoods import Likelihood, widened
 from .products import flatten
 
@@ -39,7 +40,7 @@ class Seen:
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # outputs and targets, for a constant
     rows: int = 0
 
-    def noise(self, groups: Any) -> Tensor:
+    def noise(self, groups: Groups) -> Tensor:
         """(groups,): the variance of the total gradient over other data of this size, summed over each group."""
         if self.pieces < 2:
             return torch.full_like(self.squares, math.nan)
@@ -73,7 +74,7 @@ class Residuals:
         elif isinstance(made, Categorical | Bernoulli):
             self.kind = "surprises"
             surprise, known = surprises(likelihood, made, y)
-            entropy = made.entropy()[known]
+            entropy = made.entropy()[known]  # type: ignore[no-untyped-call]  # torch's own
             self.count += float(known.sum())
             self.first += float(surprise[known].sum())
             self.second += float(entropy.sum())
@@ -96,7 +97,7 @@ def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) 
 
 
 def examine(la: Laplace, data: Any) -> Seen:
-    """Pass over the data once; gradients are kept by the posterior's weights, and their squares by its prior's groups."""
+    """Pass over the data once; gradients are summed, and their squares by the groups of the prior."""
     space, groups = la.space, la.prior.stretches(la.space)
     parameters = [la.model.get_parameter(name) for name in space.names]
     zeros = torch.zeros(la.D, dtype=torch.promote_types(la.mode.dtype, torch.float32), device=la.mode.device)
@@ -146,7 +147,7 @@ def piece(la: Laplace, inputs: Inputs, targets: Tensor, seen: Seen) -> tuple[Ten
         raise wrong_target(likelihood, y, form)
     f = widened(form.flatten(output))
     energy = likelihood.energy(f, y).sum()
-    seen.energy += float(energy)
+    seen.energy += float(energy.detach())
     seen.residuals.add(likelihood, f.detach(), y)
     if seen.rows < ROWS:
         seen.kept.append((f.detach(), y))
@@ -166,10 +167,10 @@ def constant_energy(likelihood: Likelihood, kept: list[tuple[Tensor, Tensor]]) -
     def loss() -> Tensor:
         search.zero_grad()
         value = likelihood.energy(constant.expand(f.shape), y).sum() / len(y)
-        value.backward()  # type: ignore[no-untyped-call]  # torch's own
+        value.backward()
         return value
 
     with torch.enable_grad():
-        search.step(loss)  # type: ignore[no-untyped-call]  # torch's own
+        search.step(loss)
     with torch.no_grad():
         return own, float(likelihood.energy(constant.expand(f.shape), y).sum())
