@@ -8,6 +8,7 @@ from .fitting import fit, products
 from .health import Diagnosis
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+from .linear.mode import LinearMode
 from .predictions.functional import Functional
 from .predictions.prediction import Prediction
 from .priors import Prior
@@ -40,6 +41,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Kron",
     "Laplace",
+    "LinearMode",
     "MonteCarlo",
     "Poisson",
     "Prediction",

@@ -18,7 +18,6 @@ from .priors import Prior
 from .space import Space
 from .trees import changed
 
-
 TRAINED, LINEAR = "the trained weights", "the mode of the linear model"
 
 
@@ -135,7 +134,7 @@ class Question:
         scale = float(noise_scale(self.likelihood, noise))
         if self.linear.under(prior, scale, self.temperature, self.space):
             return LINEAR
-        return f"{LINEAR} under another prior, noise or temperature; find it again by at_linear_mode"
+        return f"{LINEAR}, found under another prior, noise or temperature; find it again by at_linear_mode"
 
     def note(self) -> str:
         """Why the evidence is no marginal likelihood, or nothing."""

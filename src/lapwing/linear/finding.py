@@ -55,9 +55,7 @@ def opened(la: Laplace, data: Any, memory: float | None, progress: bool) -> Iter
         yield Solver(passes, e) if kept else Streamed(passes, e)
 
 
-def find(
-    la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool
-) -> Laplace:
+def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:
     """The posterior with the mode of its linear model under its prior."""
     check_options(tolerance, steps)
     target = Target.of(la)
@@ -104,8 +102,8 @@ def check_data(la: Laplace, facts: Facts) -> None:
         )
     if abs(facts.energy - la.totals.energy) > OTHER * (abs(la.totals.energy) + 1e-6 * la.N):
         warnings.warn(
-            f"The network's energy is {facts.energy:.6g} on this data and was {la.totals.energy:.6g} on the data it was "
-            "fitted to: other data, or augmentations drawn anew? The evidence is that of this data.",
+            f"The network's energy is {facts.energy:.6g} on this data and was {la.totals.energy:.6g} on the data it "
+            "was fitted to: other data, or augmentations drawn anew? The evidence is that of this data.",
             TuningWarning,
             stacklevel=7,
         )

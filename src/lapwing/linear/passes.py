@@ -107,8 +107,8 @@ class Passes:
             # Forward mode's own decompositions still use what torch has deprecated.
             warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
             try:
-                output, pushed = jvp(run, (weights,), (tangents,))
-                return output, pushed
+                made = jvp(run, (weights,), (tangents,))
+                return made[0], made[1]
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, NotImplementedError):

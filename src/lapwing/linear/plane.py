@@ -36,7 +36,8 @@ class Terms:
         values, vectors = torch.linalg.eigh(scale[:, None] * self.hessian * scale)
         size = values.abs()
         inverse = torch.where(size > 1e-12 * size.max(), 1 / size.clamp(min=1e-300), 0.0)
-        return -scale * (vectors @ (inverse * (vectors.T @ (scale * self.gradient))))
+        made: Tensor = -scale * (vectors @ (inverse * (vectors.T @ (scale * self.gradient))))
+        return made
 
 
 def energy_terms(likelihood: Likelihood, u: Tensor, vectors: Sequence[Tensor], y: Tensor, c: Tensor) -> Tensor:
@@ -81,9 +82,7 @@ def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tupl
 def _shortened(
     terms: Callable[[Tensor], Terms], c: Tensor, here: Terms, step: Tensor, slope: float, slack: float
 ) -> tuple[Tensor, Terms] | None:
-    """The first of ever shorter steps that keeps enough of its promise, or flattens the slope where rounding hides it.
-
-    """
+    """The first of ever shorter steps that keeps enough of its promise, or flattens the slope below rounding."""
     length = 1.0
     for _ in range(60):
         there = c + length * step

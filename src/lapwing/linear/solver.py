@@ -1,8 +1,8 @@
 """Locally optimal conjugate gradients on the linear model's loss, with the outputs of all examples kept.
 
-One step takes the gradient (one product with J^T), multiplies it by the inverse of the fitted posterior precision, takes
-one product with J, and then minimises the loss exactly over the plane of this direction and the last: that needs no
-pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients.
+One step takes the gradient (one product with J^T), multiplies it by the inverse of the fitted posterior precision,
+takes one product with J, and then minimises the loss exactly over the plane of this direction and the last: that needs
+no pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients.
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ class Target:
         def precondition(g: Tensor) -> float:
             return solved(blocks, g)
 
-        return Target(
-            scale / la.temperature, la.mode, delta, centre, precondition, la.prior, scale, la.temperature
-        )
+        return Target(scale / la.temperature, la.mode, delta, centre, precondition, la.prior, scale, la.temperature)
 
     def residual(self, e: Tensor, chosen: slice) -> Tensor:
         """`theta~ + e - mu`, of some weights."""
