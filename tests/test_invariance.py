@@ -60,7 +60,7 @@ def test_sets_that_are_known(name: str) -> None:
     assert torch.equal(drawn, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("name", ["transformer", "resnet", "batch norm"])
+@pytest.mark.parametrize("name", ["transformer", "resnet", "batch norm", "weight norm, layer norm"])
 def test_sets_are_those_of_the_function_and_not_of_its_weights(name: str) -> None:
     """Zeros, large weights, float64 and half precision give the same ones."""
     known = NETWORKS[name]
