@@ -5,6 +5,7 @@ from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
 from .files import load
 from .fitting import fit, products
+from .health import Diagnosis
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .linear.mode import LinearMode
@@ -13,6 +14,7 @@ from .predictions.prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
+from .symptoms import Finding
 from .tuning.trace import Trace, TuningWarning
 from .tuning.validation import validation_nll
 
@@ -28,8 +30,10 @@ __all__ = [
     "Coverage",
     "Custom",
     "Diag",
+    "Diagnosis",
     "Empirical",
     "Evidence",
+    "Finding",
     "Full",
     "Functional",
     "Gaussian",

@@ -43,7 +43,7 @@ from .space import Space
 from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
 
-FORMAT = 2  # raised whenever an older lapwing could misread a file
+FORMAT = 3  # raised whenever an older lapwing could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = (
@@ -74,7 +74,7 @@ PARTS: tuple[type, ...] = (
     likelihoods.Form,
     LinearMode,
 )
-PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior")
+PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior", "scale_invariant")
 KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 # What is written under its own name, and read by the annotation of the field.
 PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "mode")
@@ -465,6 +465,9 @@ def check_values(
         raise ValueError(f"it knows impossible things of the network ({short(plan.axes)}, {short(plan.costs)})")
     if set(values["rules"]) != set(values["asked"].names):
         raise ValueError("its rules are not those of its weights")
+    sets = values["prior"].sets
+    if not all(sets) or not {name for own in sets for name in own} <= dict(model.named_parameters()).keys():
+        raise ValueError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
     check_prior(values["prior"], space)
 
 

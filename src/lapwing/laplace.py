@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .batches import Inputs, unwrapped
 from .complaints import checked_count, checked_generator, made_by, nearest
 from .continuing import device_named, moved, updated
 from .core import Curvature, Structure
-from .coverage import Coverage, Row
+from .coverage import Coverage, Row, scales
 from .curvature import Hessian, Kind, Totals
 from .evidence import Evidence, Question
 from .identity import Identity
@@ -39,6 +39,9 @@ from .space import Space
 from .trees import changed
 from .tuning import search
 from .tuning.trace import Trace
+
+if TYPE_CHECKING:
+    from .health import Diagnosis
 
 
 @made_by("lapwing.fit(model, data, likelihood)")
@@ -300,6 +303,7 @@ class Laplace:
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
         rows = []
+        invariant = scales(self.prior.sets, self.prior.straddling(self.space))
         for name, parameter in self.model.named_parameters():
             if name in self.space.names:
                 rule, words = self.rules[name], self.curvature.approximation(name) + self.space.selected(name)
@@ -307,8 +311,16 @@ class Laplace:
                 rule, words = "unused", "left out"
             else:
                 rule, words = "not selected", "fixed"
-            rows.append(Row(name, tuple(parameter.shape), rule, words))
+            rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
         return Coverage(tuple(rows), self.reason)
+
+    @plainly
+    def diagnose(self, data: Any) -> Diagnosis:
+        """Whether the network is fit for this, in sentences with what to do, from one pass over its training data."""
+        from .health import diagnose  # which needs much of the engine
+
+        self._network(None)  # refuses a network that has changed
+        return diagnose(self, data)
 
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
