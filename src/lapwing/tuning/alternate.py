@@ -28,8 +28,9 @@ from .trace import Step, Trace
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-SMALL = 0.5  # effective dimensions below which a group's precision matters little to anything
-LOOSE = 0.1  # of the logarithms' last change: what an inexact mode may change them by
+SMALL = 0.5  # effective dimensions below which precisions matter little to anything
+LOOSE = 0.1  # what an inexact mode may change log precisions by, or a share of their last change where that is less
+TIGHT = 1e-3  # that share at least: it is halved by turns that do not come nearer
 LONGEST = 3.0  # the longest step in a logarithm: a factor of 20
 CONCAVE = 0.2  # the share of the second derivative at a mode held fixed that has to be left where it follows
 HISTORY = 5  # turns that an extrapolation is made of
@@ -228,11 +229,11 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
     """The turns; where it ends precisions and mode belong together."""
     asked, anderson = turns.asked, Anderson()
     place = place_of(turns.allowed.clip(vector(turns.problem.start())))
-    gamma, moved = turns.problem.at(place).gamma, 1.0
+    gamma, moved, share = turns.problem.at(place).gamma, 1.0, 1.0
     here: Tensor | None = None  # the last place that was kept, its value, and where a plain turn led from there
     value, plain = -math.inf, vector(place)
     for _ in range(asked.steps):
-        problem, answers = turns.mode(place, exactness(gamma, turns.range().free, moved))
+        problem, answers = turns.mode(place, exactness(gamma, turns.range().free, share * moved))
         point, z = problem.at(place), vector(place)
         if here is None:
             check_data(turns.la, turns.solver.facts)
@@ -249,21 +250,23 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
         turns.off |= (gamma < OFF) & (gamma >= point.pull) & turns.allowed.free[:-1]
         free = turns.range().free
         here, value, plain = z, point.value, turns.better(problem, point, answers)
-        moved = float((plain - z).abs().max())
+        before, moved = moved, float((plain - z).abs().max())
+        if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
+            share = max(0.5 * share, TIGHT)
         anderson.note(z, plain)
         following = turns.allowed.clip(torch.where(free, anderson.next(free), z))
         if max(moved, float((following - z).abs().max())) <= asked.tolerance:
             return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
         place = place_of(following)
-    turns.note(turns.mode(place, exactness(gamma, turns.range().free, moved))[0].at(place))
+    turns.note(turns.mode(place, exactness(gamma, turns.range().free, share * moved))[0].at(place))
     return place, f"{asked.steps} turns were not enough", False
 
 
-def exactness(gamma: Tensor, free: Tensor, moved: float) -> float:
-    """Nats that the mode may be away from its own by, so that log precisions are right to a share of their change.
+def exactness(gamma: Tensor, free: Tensor, error: float) -> float:
+    """Nats that the mode may be away from its own by, so that log precisions are wrong by no more than an error.
 
-    An error of `t` nats in one group changes `log |theta - mu|^2` there by at most `2 sqrt(2 t / gamma)`.
+    An error of `t` nats that is spread as the effective dimensions are changes `log |theta - mu|^2` of a group by about
+    `2 sqrt(2 t / gamma)`, with the sum of all.
     """
-    own = gamma[free[:-1]]
-    smallest = float(own.clamp(min=SMALL).min()) if len(own) else 1.0
-    return max(0.125 * smallest * (LOOSE * min(moved, 1.0)) ** 2, 1e-14)
+    total = float(gamma[free[:-1]].sum())
+    return max(0.125 * max(total, SMALL) * min(error, LOOSE) ** 2, 1e-14)

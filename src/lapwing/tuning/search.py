@@ -32,7 +32,7 @@ NOISES = 1e6  # how far the noise may be from the residuals' root mean square, e
 TEMPERATURES = (1e-4, 1e4)
 STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
-TURNS, TURNED = 100, 1e-3  # steps and tolerance with mode='linear'
+TURNS, TURNED = 100, 1e-2  # steps and tolerance with mode='linear': a hundredth of a precision
 OFF = 1e-3  # effective dimensions below which a group is switched off
 Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
 
