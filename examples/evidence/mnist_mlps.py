@@ -1,0 +1,130 @@
+"""The MLPs of a published comparison on MNIST and Fashion-MNIST, and what the evidence of the linear model repairs.
+
+    python examples/evidence/mnist_mlps.py --data DIR [--set mnist fashion_mnist] [--training published protocol]
+
+MLP 784-200-200-10 with tanh and dropout, 20,000 steps of 100 images. Published with Variational-LLA: NLL and ECE of
+the network, of KFAC and of a diagonal over all weights, and of the last layer, all with one precision by the evidence
+at the trained weights. The evidence at the mode of the linear model comes after them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+
+import torch
+from common import CONSOLE, WAYS, Row, Way, cross_entropy, finish, folder, options
+from readers import Pair, digits
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import nn
+
+OURS = (
+    Way("diagonal, theta~, one precision", "trained", "one", "diag"),
+    Way("last layer full, theta~, one", "trained", "one", "full", "last_layer"),
+    Way("last layer KFAC, theta~, one", "trained", "one", "kron", "last_layer"),
+    Way("diagonal, theta*, one precision", "linear", "one", "diag"),
+    Way("diagonal, theta*, one per tensor", "linear", "groups", "diag"),
+    Way("last layer KFAC, theta*, one", "linear", "one", "kron", "last_layer"),
+)
+# NLL, ECE, OOD-AUC: the published result files, by row.
+PUBLISHED = {
+    "mnist": {
+        "MAP": (0.0759, 0.0078, 0.9047),
+        "evidence at theta~, one precision": (0.0945, 0.0286, 0.9488),
+        "diagonal, theta~, one precision": (0.1430, 0.0716, 0.9221),
+        "last layer full, theta~, one": (0.0814, 0.0152, 0.9094),
+        "last layer KFAC, theta~, one": (0.0811, 0.0147, 0.9087),
+    },
+    "fashion_mnist": {
+        "MAP": (0.3733, 0.0085, 0.8737),
+        "evidence at theta~, one precision": (0.3767, 0.0139, 0.9320),
+        "diagonal, theta~, one precision": (0.3973, 0.0430, 0.9139),
+        "last layer full, theta~, one": (0.3729, 0.0085, 0.8817),
+        "last layer KFAC, theta~, one": (0.3728, 0.0077, 0.8805),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the network was trained."""
+
+    optimiser: str
+    rate: float
+    decay: float
+
+
+# The protocol of the paper ends at an NLL of .31, far from the published .0759. The published result files name a
+# weight decay of .001, which with Adam (a line that the published script has switched off) comes to the figure.
+TRAININGS = {"published": Training("adam", 1e-3, 1e-3), "protocol": Training("sgd", 1e-3, 0.0)}
+
+
+def network(seed: int) -> nn.Sequential:
+    """784-200-200-10, tanh, dropout of a tenth."""
+    torch.manual_seed(seed)
+    hidden = [nn.Linear(784, 200), nn.Tanh(), nn.Dropout(0.1), nn.Linear(200, 200), nn.Tanh(), nn.Dropout(0.1)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(200, 10))
+
+
+def train(model: nn.Module, pair: Pair, how: Training, steps: int, batch: int = 100) -> float:
+    """Steps of a constant rate; seconds."""
+    began = time.perf_counter()
+    x, y = pair
+    if how.optimiser == "adam":
+        optimiser: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=how.rate, weight_decay=how.decay)
+    else:
+        optimiser = torch.optim.SGD(model.parameters(), lr=how.rate, momentum=0.5, weight_decay=how.decay)
+    model.train()
+    done = 0
+    while done < steps:
+        for chosen in torch.randperm(len(x), device=x.device).split(batch)[: steps - done]:
+            optimiser.zero_grad()
+            cross_entropy(model(x[chosen]), y[chosen]).backward()
+            optimiser.step()
+            done += 1
+    model.eval()
+    return time.perf_counter() - began
+
+
+def beside(rows: list[Row], published: dict[str, tuple[float, float, float]]) -> None:
+    """What was published, and what came out here."""
+    table = Table(box=SIMPLE_HEAD, title="published and here: NLL, ECE, OOD-AUC")
+    for heading in ("row", "published", "here"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        if row.name in published:
+            here = [row.scores[name] for name in ("nll", "ece", "auroc")]
+            table.add_row(row.name, *("  ".join(f"{value:.4f}" for value in side) for side in (published[row.name], here)))
+    CONSOLE.print(table, highlight=False)
+
+
+def one(asked: argparse.Namespace, name: str, training: str) -> list[Row]:
+    """One network, from training to the figure."""
+    task = digits(folder(asked, name), name)
+    if asked.quick:
+        task = task.cut(300, 100)
+    task = task.to(asked.device)
+    model = network(asked.seed).to(asked.device)
+    spent = train(model, task.train, TRAININGS[training], 60 if asked.quick else 20_000)
+    CONSOLE.print(f"{task.name}, training as in the {training}: {spent:.1f} s", highlight=False)
+    kept = f"mlp-{name}" if training == "published" else f"mlp-{name}-{training}"
+    title = "MLP 784-200-200-10" if training == "published" else f"MLP 784-200-200-10 ({training})"
+    rows = finish(asked, kept, model, task, title, ways=WAYS + OURS)
+    if training == "published" and not asked.quick:
+        beside(rows, PUBLISHED[name])
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> list[Row]:
+    """The networks that were asked for."""
+    parser = options(__doc__)
+    parser.add_argument("--set", nargs="+", choices=list(PUBLISHED), default=["mnist"])
+    parser.add_argument("--training", nargs="+", choices=list(TRAININGS), default=["published"])
+    asked = parser.parse_args(arguments)
+    return [row for name in asked.set for training in asked.training for row in one(asked, name, training)]
+
+
+if __name__ == "__main__":
+    main()
