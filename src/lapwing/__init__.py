@@ -5,13 +5,16 @@ from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
 from .files import load
 from .fitting import fit, products
+from .health import Diagnosis
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+from .linear.mode import LinearMode
 from .predictions.functional import Functional
 from .predictions.prediction import Prediction
 from .priors import Prior
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
+from .symptoms import Finding
 from .tuning.trace import Trace, TuningWarning
 from .tuning.validation import validation_nll
 
@@ -27,8 +30,10 @@ __all__ = [
     "Coverage",
     "Custom",
     "Diag",
+    "Diagnosis",
     "Empirical",
     "Evidence",
+    "Finding",
     "Full",
     "Functional",
     "Gaussian",
@@ -36,6 +41,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Kron",
     "Laplace",
+    "LinearMode",
     "MonteCarlo",
     "Poisson",
     "Prediction",

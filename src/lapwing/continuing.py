@@ -72,6 +72,7 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
         timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
         sums=sums,
         trace=None,
+        linear=None,  # that of the earlier data
     )
 
 
@@ -163,6 +164,7 @@ def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
         sums=on(la.sums),
         prior=on(la.prior),
         likelihood=on(la.likelihood),
+        linear=on(la.linear),
         budget=la.budget if device == la.mode.device else budget(None, device, la.budget.arithmetic),
         identity=identity,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -14,6 +14,7 @@ class Row:
     shape: tuple[int, ...]
     rule: str
     approximation: str
+    scale: str = ""  # of a weight whose scale does not matter: with which others
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,25 @@ class Coverage:
 
     def __str__(self) -> str:
         """A table that fits a terminal."""
-        cells = [("parameter", "shape", "rule", "approximation")]
-        cells += [(row.name, "x".join(map(str, row.shape)) or "()", row.rule, row.approximation) for row in self.rows]
-        widths = [max(len(line[column]) for line in cells) for column in range(4)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells]
+        cells = [("parameter", "shape", "rule", "approximation", "scale")]
+        cells += [
+            (row.name, "x".join(map(str, row.shape)) or "()", row.rule, row.approximation, row.scale)
+            for row in self.rows
+        ]
+        columns = range(5 if any(row.scale for row in self.rows) else 4)
+        widths = [max(len(line[column]) for line in cells) for column in columns]
+        lines = ["  ".join(line[column].ljust(widths[column]) for column in columns) for line in cells]
         return "\n".join(["curvature: " + self.curvature, *(line.rstrip() for line in lines)])
+
+
+def scales(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    """By parameter: that its scale does not matter, together with which others."""
+    made = {}
+    shared = set(straddling)
+    for own in sets:
+        for name in own:
+            others = [each for each in own if each != name]
+            words = f" with {', '.join(others[:2])}" + (f" and {len(others) - 2} more" if len(others) > 2 else "")
+            note = ", but its precision is shared with others" if own in shared else ""
+            made[name] = "invariant" + (words if others else "") + note
+    return made

@@ -13,9 +13,12 @@ from .core import Curvature
 from .curvature import Totals
 from .likelihoods import Likelihood
 from .likelihoods.base import checked_noise
+from .linear.mode import LinearMode
 from .priors import Prior
 from .space import Space
 from .trees import changed
+
+TRAINED, LINEAR = "the trained weights", "the mode of the linear model"
 
 
 def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
@@ -68,6 +71,7 @@ class Question:
     likelihood: Likelihood
     totals: Totals
     temperature: float = 1.0
+    linear: LinearMode | None = None  # mode and totals are then those of the linear model
 
     def strength(self, scale: Tensor) -> Tensor:
         """() what multiplies H: the scale to its degree, less with temperature, of degree 1 always."""
@@ -96,7 +100,7 @@ class Question:
         with torch.no_grad():
             fit, distance, volume = (float(part) for part in self.parts(prior, noise))
             gamma = self.effective_dimensions(prior, noise)
-        return Evidence(fit, distance, volume, gamma, self.note(), prior, self.space)
+        return Evidence(fit, distance, volume, gamma, self.note(), prior, self.space, self.where(prior, noise))
 
     def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
@@ -122,6 +126,15 @@ class Question:
         scaled = strength.double() * values.double()
         plain = prior if base is None else Prior.scalar(prior.precision)  # the ratios are in the eigenvalues
         return scaled / (scaled + plain.delta(self.space, self.mode).detach().double())
+
+    def where(self, prior: Prior, noise: float | Tensor | None = None) -> str:
+        """In words: at which weights the evidence is taken."""
+        if self.linear is None:
+            return TRAINED
+        scale = float(noise_scale(self.likelihood, noise))
+        if self.linear.under(prior, scale, self.temperature, self.space):
+            return LINEAR
+        return f"{LINEAR}, found under another prior, noise or temperature; find it again by at_linear_mode"
 
     def note(self) -> str:
         """Why the evidence is no marginal likelihood, or nothing."""
@@ -156,6 +169,7 @@ class Evidence:
     note: str
     prior: Prior
     space: Space
+    where: str = TRAINED  # at which weights it was taken
 
     @property
     def complexity(self) -> float:
@@ -191,6 +205,8 @@ class Evidence:
             f"log volume {self.log_volume:.4f})",
             f"effective dimensions  {self.gamma:>14.4f}   of {self.space.size:,} weights",
         ]
+        if self.where != TRAINED:
+            lines.insert(1, f"  at {self.where}")
         if 1 < len(self.effective_dimensions) <= 40:
             width = max(len(name) for name in self.groups)
             sizes = self.prior.stretches(self.space).sizes.tolist()

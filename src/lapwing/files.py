@@ -33,6 +33,7 @@ from .identity import Identity, digest, fingerprint, named_tensors
 from .laplace import Laplace
 from .layers.base import BatchAxis
 from .likelihoods import Likelihood
+from .linear.mode import LinearMode
 from .measuring import decompose
 from .memory import Budget, budget
 from .modes import plainly
@@ -42,7 +43,7 @@ from .space import Space
 from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
 
-FORMAT = 2  # raised whenever an older lapwing could misread a file
+FORMAT = 3  # raised whenever an older lapwing could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = (
@@ -71,8 +72,9 @@ PARTS: tuple[type, ...] = (
     Factors,
     jacobians.Layout,
     likelihoods.Form,
+    LinearMode,
 )
-PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior")
+PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior", "scale_invariant")
 KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 # What is written under its own name, and read by the annotation of the field.
 PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "mode")
@@ -90,6 +92,8 @@ def save(la: Laplace, path: str | os.PathLike[str]) -> None:
     try:
         made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, *extras(), "sums")}
         made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "kind")}
+        if la.linear is not None:
+            made["linear"] = encoder.encode(la.linear, "linear")
     except Unsaveable as error:
         raise ValueError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
     made["likelihood"] = likelihood_of(la, encoder)
@@ -276,7 +280,7 @@ def parsed(text: str) -> dict[str, Any]:
     content = json.loads(text, parse_constant=refuse)
     others = {"sums", "structure", "kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
     names = {*PLAIN, *extras(), *others}
-    if not isinstance(content, dict) or set(content) != names:
+    if not isinstance(content, dict) or set(content) - {"linear"} != names:
         given = sorted(content) if isinstance(content, dict) else content
         raise ValueError(f"it holds {short(given)}; expected {sorted(names)}")
     return content
@@ -343,6 +347,8 @@ def assembled(
         raise ValueError(f"the used weights {short(used)} are not among {short(asked.names)}")
     arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
     check_values(values, kind, structure, space, model, arithmetic)
+    linear = decoder.decode(content["linear"], LinearMode, "linear") if "linear" in content else None
+    check_linear(linear, values["mode"], space)
     made = decompose(structure, kind, sums, space)
     return Laplace(
         model=model,
@@ -355,8 +361,24 @@ def assembled(
         timings={"measure": 0.0, "decompose": time.perf_counter() - began},
         identity=Identity.of(model),
         sums=sums,
+        linear=linear,
         **values,
     )
+
+
+def check_linear(linear: LinearMode | None, mode: Tensor, space: Space) -> None:
+    """Refuse a mode of the linear model that is not of these weights."""
+    if linear is None:
+        return
+    shape, dtype = linear.displacement.shape, linear.displacement.dtype
+    if shape != mode.shape or dtype != mode.dtype:
+        raise ValueError(f"its linear mode is {dtype} of shape {tuple(shape)}; expected {mode.dtype} {len(mode)}")
+    report = (linear.losses, linear.decrements, linear.gradients, linear.passes)
+    if len({len(each) for each in report}) != 1 or not linear.losses:
+        raise ValueError("its linear mode's report has columns of different lengths")
+    if not linear.scale > 0 or not linear.temperature > 0:
+        raise ValueError(f"its linear mode has scale {linear.scale} and temperature {linear.temperature}")
+    check_prior(linear.prior, space)
 
 
 def chosen_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, totals: Totals) -> Likelihood:
@@ -443,7 +465,14 @@ def check_values(
         raise ValueError(f"it knows impossible things of the network ({short(plan.axes)}, {short(plan.costs)})")
     if set(values["rules"]) != set(values["asked"].names):
         raise ValueError("its rules are not those of its weights")
-    prior: Prior = values["prior"]
+    check_prior(values["prior"], space)
+
+
+def check_prior(prior: Prior, space: Space) -> None:
+    """Refuse a prior that is not of these weights."""
     if prior.kind not in PRIORS or not prior.precision.is_floating_point() or not bool((prior.precision > 0).all()):
         raise ValueError(f"its prior is {short(prior.kind)} with precisions {short(prior.precision)}")
+    strange = [name for own in prior.sets for name in own if name not in dict(model.named_parameters())]
+    if strange or not all(prior.sets):
+        raise ValueError(f"its prior has sets of weights, {short(prior.sets)}, that the network does not have")
     prior.count(space)

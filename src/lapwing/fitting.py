@@ -31,6 +31,7 @@ from .progress import Progress
 from .random import DEFAULT_SEED
 from .selection import Weights, select
 from .space import trainable
+from .tuning.search import MODES, Mode
 
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
     nn.CrossEntropyLoss: "classification",
@@ -72,8 +73,15 @@ def fit(
     arithmetic: str = "auto",
     progress: bool = False,
     generator: torch.Generator | None = None,
+    mode: Mode = "trained",
 ) -> Laplace:
-    """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights."""
+    """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights.
+
+    `mode="linear"`: evidence is taken at the mode of the linear model, which is then found on the same data.
+    """
+    if mode not in MODES:
+        near = nearest(mode, MODES) if isinstance(mode, str) else ""
+        raise ValueError(f"mode={mode!r} is not known; {near}Known: {', '.join(MODES)}.")
     model = unwrapped(model)
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
@@ -83,6 +91,11 @@ def fit(
     device = device_of(model)
     limit = budget(memory, device, arithmetic)
     batches = Batches(data, device)
+    if mode == "linear" and batches.one_shot:
+        raise ValueError(
+            "mode='linear' passes over the data many times; a one-shot iterator was given. Give a DataLoader, a list "
+            "of batches or tensors."
+        )
 
     def variance() -> Tensor:
         if batches.one_shot:
@@ -132,9 +145,9 @@ def fit(
     assert not isinstance(chosen, Auto)
     family = family.bound(source.totals.form)
     reason = source.reason or f"{chosen.name}, as asked"
-    mode = space.vector(model)
-    mode = mode.to(torch.promote_types(mode.dtype, limit.arithmetic.dtype))
-    return Laplace(
+    trained = space.vector(model)
+    trained = trained.to(torch.promote_types(trained.dtype, limit.arithmetic.dtype))
+    la = Laplace(
         model,
         space,
         family,
@@ -143,7 +156,7 @@ def fit(
         made,
         start,
         source.totals,
-        mode,
+        trained,
         plan,
         limit,
         reason,
@@ -154,6 +167,7 @@ def fit(
         asked,
         seed,
     )
+    return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
 
 
 def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:

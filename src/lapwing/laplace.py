@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,19 @@ from .batches import Inputs, unwrapped
 from .complaints import checked_count, checked_generator, made_by, nearest
 from .continuing import device_named, moved, updated
 from .core import Curvature, Structure
-from .coverage import Coverage, Row
+from .coverage import Coverage, Row, scales
 from .curvature import Hessian, Kind, Totals
 from .evidence import Evidence, Question
 from .identity import Identity
 from .likelihoods import Gaussian, Likelihood
+from .linear import finding
+from .linear.mode import LinearMode
 from .memory import Budget, budget
 from .modes import plainly
 from .operators import Blocks
 from .plan import Plan
 from .predictions import functional as outputs
+from .predictions import means
 from .predictions import question as questions
 from .predictions.observations import Regression
 from .predictions.prediction import Classes, Prediction
@@ -36,6 +39,9 @@ from .space import Space
 from .trees import changed
 from .tuning import search
 from .tuning.trace import Trace
+
+if TYPE_CHECKING:
+    from .health import Diagnosis
 
 
 @made_by("lapwing.fit(model, data, likelihood)")
@@ -63,6 +69,7 @@ class Laplace:
     seed: int  # of drawn labels
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
     trace: Trace | None = None  # how `tune` came here
+    linear: LinearMode | None = None  # the mode of the linear model, where evidence is then taken
 
     @property
     def D(self) -> int:
@@ -125,6 +132,7 @@ class Laplace:
             curvature=changed(self.curvature, cast),
             sums=changed(self.sums, cast),
             mode=self.mode.to(dtype),
+            linear=self.linear and replace(self.linear, displacement=self.linear.displacement.to(dtype)),
         )
 
     @property
@@ -142,9 +150,30 @@ class Laplace:
     @property
     def _question(self) -> Question:
         """What the evidence depends on besides prior and noise."""
+        mode, totals, linear = self.mode, self.totals, self.linear
+        if linear is not None:
+            mode, totals = mode + linear.displacement, replace(totals, energy=linear.energy, rest=linear.rest)
         return Question(
-            self.curvature, self.kind.degree, self.mode, self.space, self.likelihood, self.totals, self.temperature
+            self.curvature, self.kind.degree, mode, self.space, self.likelihood, totals, self.temperature, linear
         )
+
+    @plainly
+    def at_linear_mode(
+        self,
+        data: Any,
+        *,
+        tolerance: float = finding.TOLERANCE,
+        steps: int = finding.STEPS,
+        memory: float | None = None,
+        progress: bool = False,
+    ) -> Laplace:
+        """Find the mode of the linear model's own loss on the training data, where evidence is then taken: a new value.
+
+        It stops once the loss is about `tolerance` nats above its minimum, or after some `steps` of one product with
+        the Jacobian and one with its transpose. `memory`: bytes for data and outputs that are kept between passes. A
+        mode that was found before is where it starts.
+        """
+        return finding.find(self, data, tolerance, steps, memory, progress)
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
@@ -171,17 +200,24 @@ class Laplace:
         tolerance: float | None = None,
         limits: tuple[float, float] = search.LIMITS,
         predict: Mapping[str, Any] | None = None,
+        mode: search.Mode = "trained",
+        memory: float | None = None,
+        progress: bool = False,
     ) -> Laplace:
         """Choose prior precisions, and the noise where there is one, without the training data: a new value.
 
         By the `evidence` or MacKay's `fixed_point`, by the NLL on validation `data`, or on a `grid`; see `trace`.
+        `mode="linear"`: by the evidence at the mode of the linear model, which takes the training data as `data`.
         """
-        asked = search.settings(self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict)
+        passes = search.Passing(mode, memory, progress)
+        asked = search.settings(
+            self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict, passes
+        )
         return search.tune(self, asked, start)
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, D): weights drawn from the posterior."""
+        """(n, D): weights drawn from the posterior, around the trained ones."""
         checked_generator(generator)
         with drawing(generator, self.mode.device):
             return self.mode + self._deviations(n, generator)
@@ -200,6 +236,7 @@ class Laplace:
         variance_only: bool = False,
         memory: float | None = None,
         create_graph: bool = False,
+        mean: str = "network",
     ) -> outputs.Functional:
         """Mean and covariance of the outputs at x, noise excluded.
 
@@ -207,26 +244,37 @@ class Laplace:
         Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64), unless
         the last layer alone is uncertain: then variances are exact, and covariances of outputs without positions.
         `create_graph`: both can be differentiated in x, which has to require gradients; also under `no_grad`.
+        `mean`: the network's own output, or the output of the linear model at its mode (see `at_linear_mode`).
         """
+        shift = means.displacement(self, mean)
         if joint and variance_only:
             raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
-            return outputs.functional(network, self.precision, x, joint, variance_only, create_graph)
+            made = outputs.functional(network, self.precision, x, joint, variance_only, create_graph)
         except outputs.TooManyOutputs as many:
             if joint or create_graph:
                 raise ValueError(
                     f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
                     f"{outputs.EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
                 ) from None
-            return outputs.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
+            made = outputs.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
+        return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
 
     @plainly
-    def functional_samples(self, x: Inputs, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
+    def functional_samples(
+        self, x: Inputs, n: int, generator: torch.Generator | None = None, *, mean: str = "network"
+    ) -> Tensor:
+        """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs.
+
+        `mean`: draws around the trained weights, or around the mode of the linear model.
+        """
         checked_generator(generator)
+        shift = means.displacement(self, mean)
         with drawing(generator, self.mode.device):
-            return outputs.functional_samples(self._network(None), x, self._deviations(n, generator))
+            deviations = self._deviations(n, generator)
+            deviations = deviations if shift is None else deviations + shift
+            return outputs.functional_samples(self._network(None), x, deviations)
 
     @plainly
     def predict(
@@ -240,20 +288,22 @@ class Laplace:
         memory: float | None = None,
         generator: torch.Generator | None = None,
         create_graph: bool = False,
+        mean: str = "network",
     ) -> Prediction:
         """What is known of the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
         `method`: outputs of the linearised network, or of the network itself at `samples` draws of the weights.
         `link`: how outputs become labels ("probit", "bridge", "bridge_normalised", "mc", "natural", "mean"); each
         likelihood has its own default. `joint`: outputs are correlated between inputs. `create_graph`: the answer can
-        be differentiated in x.
+        be differentiated in x. `mean`: around the network's own outputs, or those of the linear model at its mode.
         """
-        question = questions.Question.of(self.likelihood, method, link, samples, joint, create_graph)
+        question = questions.Question.of(self.likelihood, method, link, samples, joint, create_graph, mean)
         return questions.predict(self, x, question, memory, generator)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
         rows = []
+        invariant = scales(self.prior.sets, self.prior.straddling(self.space))
         for name, parameter in self.model.named_parameters():
             if name in self.space.names:
                 rule, words = self.rules[name], self.curvature.approximation(name) + self.space.selected(name)
@@ -261,8 +311,16 @@ class Laplace:
                 rule, words = "unused", "left out"
             else:
                 rule, words = "not selected", "fixed"
-            rows.append(Row(name, tuple(parameter.shape), rule, words))
+            rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
         return Coverage(tuple(rows), self.reason)
+
+    @plainly
+    def diagnose(self, data: Any) -> Diagnosis:
+        """Whether the network is fit for this, in sentences with what to do, from one pass over its training data."""
+        from .health import diagnose  # which needs much of the engine
+
+        self._network(None)  # refuses a network that has changed
+        return diagnose(self, data)
 
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .complaints import nearest
 from .groups import Groups
@@ -49,6 +49,7 @@ class Prior:
     patterns: tuple[str, ...] = ()
     mean: Number = 0.0
     base: Tensor | None = None  # (D,): fixed ratios, which the precisions multiply
+    sets: tuple[tuple[str, ...], ...] = ()  # names of weights whose common scale does not matter
 
     def __post_init__(self) -> None:
         known = [name for name, each in vars(Prior).items() if isinstance(each, staticmethod)]
@@ -99,6 +100,26 @@ class Prior:
             )
         return Prior("groups", _checked([*precisions.values()], "Prior.groups"), tuple(precisions), mean)
 
+    @staticmethod
+    def scale_invariant(
+        model: nn.Module,
+        data: Any,
+        *,
+        merge: bool = False,
+        precision: Number | list[float] = 1.0,
+        mean: Number = 0.0,
+    ) -> Prior:
+        """One precision per parameter tensor, with the sets of tensors whose common scale changes no output.
+
+        The sets are found on the first batch of `data` and stand in `sets` and in `la.coverage()`. `merge`: one
+        precision per set, and one for each other tensor.
+        """
+        from .invariance import invariant_sets  # which needs much of the engine
+
+        made = _checked(precision, "Prior.scale_invariant").reshape(-1)
+        kind = "scale_invariant" if merge else "layerwise"
+        return Prior(kind, made, mean=mean, sets=invariant_sets(model, data))
+
     def group(self, space: Space) -> Tensor:
         """(D,): the number of each weight's group."""
         return self.stretches(space).vector()
@@ -116,13 +137,25 @@ class Prior:
             numbers, lengths = list(range(count)), [each for number, each in rows for _ in range(number)]
         else:
             lengths = [shape.numel() for shape in space.shapes]
-            numbers = [*range(count)] if self.kind == "layerwise" else [self._fitting(name) for name in space.names]
+            numbers = self._numbers(space)
         made = torch.tensor([numbers, lengths], device="cpu")
         made = made[:, made[1] > 0]
         groups = Groups(made[0], made[1], count)
         if space.mask is None or count == 1:
             return groups
         return Groups.of(groups.vector()[space.mask.cpu()], count)
+
+    def _numbers(self, space: Space) -> list[int]:
+        """The group of each tensor, where tensors are not divided."""
+        if self.kind == "layerwise":
+            return [*range(len(space.names))]
+        if self.kind == "groups":
+            return [self._fitting(name) for name in space.names]
+        if self.kind != "scale_invariant":
+            return [0] * len(space.names)
+        owners = {name: own[0] for own in self.sets for name in own}
+        seen: dict[str, int] = {}  # sets by their first name, in the order of the weights
+        return [seen.setdefault(owners.get(name, name), len(seen)) for name in space.names]
 
     def _fitting(self, name: str) -> int:
         for number, pattern in enumerate(self.patterns):
@@ -148,7 +181,10 @@ class Prior:
             "layerwise": len(space.names),
             "unitwise": sum(_rows(shape) for shape in space.shapes),
             "diagonal": space.size,
-        }.get(self.kind, len(self.patterns))
+            "groups": len(self.patterns),
+        }.get(self.kind)
+        if groups is None:
+            groups = max(self._numbers(space), default=-1) + 1
         if self.kind == "groups":
             for name in space.names:
                 self._fitting(name)
@@ -174,7 +210,31 @@ class Prior:
             return space.names
         if self.kind == "groups":
             return self.patterns
+        if self.kind == "scale_invariant":
+            return self._sets_by_name(space)
         return Names(space, self.kind == "unitwise")
+
+    def _sets_by_name(self, space: Space) -> tuple[str, ...]:
+        """The tensors of each group, in a few words."""
+        members: dict[int, list[str]] = {}
+        for name, number in zip(space.names, self._numbers(space), strict=True):
+            members.setdefault(number, []).append(name)
+        return tuple(together(names) for names in members.values())
+
+    def straddling(self, space: Space, sets: Iterable[tuple[str, ...]] | None = None) -> list[tuple[str, ...]]:
+        """Sets (its own, or others) whose precision some weights outside of the set share, not all by their curvature.
+
+        Their scale then decides how large the precision of the others is.
+        """
+        if self.kind in ("unitwise", "diagonal", "g_prior"):
+            return []
+        numbers = dict(zip(space.names, self._numbers(space), strict=True))
+        found = []
+        for own in self.sets if sets is None else sets:
+            inside = {numbers[name] for name in own if name in numbers}
+            if any(number in inside for name, number in numbers.items() if name not in own):
+                found.append(own)
+        return found
 
     def bound(self, curvature: Curvature, examples: int) -> Prior:
         """A g-prior with the ratios of a curvature; any other prior, or one already bound, is itself."""
@@ -213,6 +273,11 @@ class Prior:
         precision, mean, base = self.precision, self.mean, self.base
         if self.kind in ("layerwise", "diagonal") and precision.numel() > 1:
             precision = precision[self.group(space)[left].unique().to(precision.device)]
+        if self.kind == "scale_invariant" and precision.numel() > 1:
+            # In the order in which they are met: a set may lose the tensor that it was numbered by.
+            numbers = dict(zip(space.names, self._numbers(space), strict=True))
+            met = dict.fromkeys(numbers[name] for name in kept.names)
+            precision = precision[torch.tensor([*met], device=precision.device)]
         if self.kind == "unitwise" and precision.numel() > 1:
             owners = [
                 name in kept.names
@@ -266,6 +331,11 @@ class Names(Sequence[str]):
         tensor = bisect.bisect_right(self.ends, number)
         start = self.ends[tensor - 1] if tensor else 0
         return f"{self.names[tensor]}[{number - start}]"
+
+
+def together(names: Sequence[str]) -> str:
+    """Several names as one: all of three, or the first and how many more."""
+    return " + ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _rows(shape: torch.Size) -> int:

@@ -354,6 +354,16 @@ def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
+def shifted(network: Network, x: Inputs, shift: Tensor) -> Tensor:
+    """(B, ...): `f + J v` for one vector (D,), by forward mode."""
+    x = network.prepare(x)
+    with network.asked():
+        network.outputs(x)  # so that its cost is known
+        made = _pushed(network, x, shift[None])[0]
+    refuse_broken([made], x)
+    return made
+
+
 def apply(found: Mapping[Part, Piece], space: Space, vectors: Tensor) -> Tensor:
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
     if space.mask is not None:

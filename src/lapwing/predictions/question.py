@@ -19,7 +19,7 @@ from ..likelihoods import Form, Likelihood
 from ..products import unflatten
 from ..random import DEFAULT_SEED
 from . import functional as engine
-from . import links
+from . import links, means
 from .beliefs import Belief, Normal, Samples
 from .observations import Mixture, Moments, Outputs, Regression
 from .prediction import Binary, Classes, Prediction, target_form
@@ -50,10 +50,17 @@ class Question:
     joint: bool
     create_graph: bool
     family: str
+    mean: str = "network"
 
     @staticmethod
     def of(
-        likelihood: Likelihood, method: str, link: str | None, samples: int | None, joint: bool, create_graph: bool
+        likelihood: Likelihood,
+        method: str,
+        link: str | None,
+        samples: int | None,
+        joint: bool,
+        create_graph: bool,
+        mean: str = "network",
     ) -> Question:
         """Names checked against what the likelihood's family has."""
         if method not in METHODS:
@@ -71,7 +78,12 @@ class Question:
         if joint and chosen in ("natural", "mean"):
             raise ValueError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
         number = samples if samples is not None else (WEIGHTS if method == "sampled" else POINTS)
-        return Question(method, chosen, number, joint, create_graph, family)
+        if means.checked_mean(mean) == "linear" and method == "sampled":
+            raise ValueError(
+                "mean='linear' with method='sampled', which asks the network itself at drawn weights, and the mode of "
+                "the linear model is none of its own; use method='linearised'."
+            )
+        return Question(method, chosen, number, joint, create_graph, family, mean)
 
 
 def predict(
@@ -139,8 +151,10 @@ def linearised(
     la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
 ) -> Normal:
     """The Gaussian over the outputs of the linearised network."""
+    shift = means.displacement(la, question.mean)
     network = la._network(memory)
     seed = seed_of(generator)
+    mean = None if shift is None else means.linear(network, x, shift, question.create_graph)
     try:
         made = engine.compact(network, la.precision, x, question.joint, question.create_graph)
     except engine.TooManyOutputs as many:
@@ -150,7 +164,8 @@ def linearised(
                 f"{which} with {many} outputs per example; expected at most {engine.EXACT_OUTPUTS}. "
                 "method='sampled' has no such limit."
             ) from None
-        return _estimated(la, network, x, question, seed)
+        return _estimated(la, network, x, question, seed, mean)
+    made = made if mean is None else made._replace(mean=mean)
     if isinstance(made, engine.Functional) and not question.joint:
         return normal(network, made, question, seed)
     form = network.form(made.mean)
@@ -176,15 +191,17 @@ def normal(network: engine.Network, made: engine.Functional, question: Question,
     return Normal(form, network.budget, mean, blocks, question.samples, seed)
 
 
-def _estimated(la: Laplace, network: engine.Network, x: Inputs, question: Question, seed: int) -> Normal:
+def _estimated(
+    la: Laplace, network: engine.Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
+) -> Normal:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.plan.shape(x))
     if form.outputs <= engine.SAMPLES:
         made = engine.sampled_functional(network, la.precision, x, DEFAULT_SEED, False)
-        mean = form.flatten(made.mean).to(made.cov.dtype)
+        mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
         return Normal(form, network.budget, mean, made.cov.reshape(*mean.shape, -1), question.samples, seed)
     made = engine.sampled_factor(network, la.precision, x, DEFAULT_SEED)
-    mean = form.flatten(made.mean).to(made.cov.dtype)
+    mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
     return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
 
 

@@ -24,14 +24,44 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 Method = Literal["evidence", "fixed_point", "validation", "grid"]
+Mode = Literal["trained", "linear"]
+MODES = ("trained", "linear")
 METHODS = ("evidence", "fixed_point", "validation", "grid")
 LIMITS = (1e-10, 1e10)  # of precisions
 NOISES = 1e6  # how far the noise may be from the residuals' root mean square, either way
 TEMPERATURES = (1e-4, 1e4)
 STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
+TURNS, TURNED = 100, 1e-3  # steps and tolerance with mode='linear'
 OFF = 1e-3  # effective dimensions below which a group is switched off
 Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
+
+
+@dataclass(frozen=True)
+class Passing:
+    """At which weights the evidence is taken, and how the training data are passed over for it."""
+
+    mode: Mode = "trained"
+    memory: float | None = None
+    progress: bool = False
+
+    def check(self, method: str, data: Any) -> None:
+        """Refuse what does not belong together."""
+        mode = self.mode
+        if mode not in MODES:
+            near = nearest(mode, MODES) if isinstance(mode, str) else ""
+            raise ValueError(f"mode={mode!r} is not known; {near}Known: {', '.join(MODES)}.")
+        if mode == "trained":
+            if self.memory is not None or self.progress:
+                raise ValueError("memory= and progress= are for passes over the training data, with mode='linear'.")
+            return
+        if method not in ("evidence", "fixed_point"):
+            raise ValueError(
+                f"mode='linear' with method={method!r}, whose score does not depend on a mode; use method='evidence' "
+                "or 'fixed_point', or leave mode= out."
+            )
+        if data is None:
+            raise ValueError("mode='linear' passes over the training data; give it as data=(x, y) or a DataLoader.")
 
 
 @dataclass(frozen=True)
@@ -48,6 +78,7 @@ class Settings:
     tolerance: float
     limits: tuple[float, float]
     predict: Mapping[str, Any]
+    passing: Passing
 
 
 def checked_temperature(temperature: float) -> float:
@@ -111,6 +142,7 @@ def settings(
     tolerance: float | None,
     limits: tuple[float, float],
     predict: Mapping[str, Any] | None,
+    passing: Passing,
 ) -> Settings:
     """Check what belongs together."""
     if not isinstance(method, str):
@@ -119,6 +151,8 @@ def settings(
         )
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
+    passing.check(method, data)
+    mode = passing.mode
     switches = {"prior": prior, "temperature": temperature} | ({} if noise is None else {"noise": noise})
     check_kinds(switches, grid, steps, tolerance, predict)
     given = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
@@ -136,16 +170,21 @@ def settings(
             "The evidence cannot choose a temperature: it only grows as the likelihood counts less. "
             "Use method='validation' with data=, or method='grid' with data=."
         )
-    if data is not None and method in ("evidence", "fixed_point"):
-        raise ValueError(f"data= was given, but method={method!r} needs none; use method='validation' or 'grid'.")
+    if data is not None and method in ("evidence", "fixed_point") and mode == "trained":
+        raise ValueError(
+            f"data= was given, but method={method!r} needs none at the trained weights; use mode='linear' with the "
+            "training data, or method='validation' or 'grid' with other data."
+        )
     if grid is not None and method != "grid":
         raise ValueError(f"grid= was given, but method={method!r} has none; use method='grid'.")
     if not (prior or noise or temperature):
         raise ValueError("There is nothing to tune: prior=False, and neither noise nor temperature.")
     low, high = checked_limits(limits)
-    steps = STEPS[method] * (prior + noise + temperature) if steps is None else steps
-    tolerance = TOLERANCES[method] if tolerance is None else tolerance
-    return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), dict(predict or {}))
+    steps = (TURNS if mode == "linear" else STEPS[method] * (prior + noise + temperature)) if steps is None else steps
+    usual = TURNED if mode == "linear" else TOLERANCES[method]
+    tolerance = usual if tolerance is None else tolerance
+    options = dict(predict or {})
+    return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), options, passing)
 
 
 def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
@@ -153,6 +192,12 @@ def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
+    if asked.passing.mode == "linear":
+        from .alternate import alternate  # which needs this file
+
+        return alternate(la, asked, start)
+    if asked.data is None:
+        la = replace(la, linear=None)  # the evidence at the trained weights
     made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
     return made[asked.method](la, asked)
 
@@ -245,11 +290,16 @@ def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace:
                     f"The noise is at the {word} allowed, {limit:.3g}: "
                     + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
                 )
-    for text in trace.warnings:
-        warnings.warn(text, TuningWarning, stacklevel=7)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
     likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]  # see settings
-    return replace(la, prior=prior, likelihood=likelihood, trace=trace)
+    return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
+
+
+def warned(la: Laplace, level: int) -> Laplace:
+    """The same; what tuning found odd is said now."""
+    for text in la.trace.warnings if la.trace is not None else ():
+        warnings.warn(text, TuningWarning, stacklevel=level)
+    return la
 
 
 @dataclass(frozen=True)

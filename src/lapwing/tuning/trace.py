@@ -24,6 +24,9 @@ class Step:
     noise: float | None  # None where the likelihood has none
     temperature: float
     gamma: Tensor | None  # (groups,), where the evidence was asked
+    decrement: float | None = None  # of the linear model's loss, where its mode was looked for
+    gradient: float | None = None  # |g| of it
+    products: float | None = None  # taken until then
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,9 @@ class Trace:
     stopped: str
     converged: bool
     warnings: tuple[str, ...]
+    decrements: tuple[float, ...] = ()  # of the linear model's loss at each step, where its mode was looked for
+    gradients: tuple[float, ...] = ()  # |g| of it
+    products: tuple[float, ...] = ()  # over all data, taken until then
 
     @staticmethod
     def of(
@@ -69,6 +75,9 @@ class Trace:
             stopped,
             converged,
             tuple(told),
+            tuple(step.decrement for step in steps if step.decrement is not None),
+            tuple(step.gradient for step in steps if step.gradient is not None),
+            tuple(step.products for step in steps if step.products is not None),
         )
 
     def warned(self, text: str) -> Trace:
@@ -98,6 +107,8 @@ class Trace:
             found = self.precisions[self.best].tolist()
             words = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.groups, found, strict=True))
             lines.append(f"  precision: {words}")
+        if self.products:
+            lines.append(f"  {self.products[-1]:g} products over the data")
         if self.noises:
             lines.append(f"  noise {self.noises[self.best]:.4g}")
         if self.temperatures[self.best] != 1:

@@ -1,0 +1,109 @@
+"""From a posterior and its training data to the mode of the linear model."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..complaints import is_count
+from ..progress import Progress
+from ..tuning.trace import TuningWarning
+from .examples import gathered, room
+from .mode import LinearMode
+from .passes import Passes
+from .solver import Facts, Log, Solver
+from .streaming import Streamed
+from .target import Target
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+TOLERANCE = 1e-2  # nats
+STEPS = 200
+OTHER = 1e-2  # the share by which the network's energy may differ from that of the fit: augmentations, roundings
+
+
+def check_options(tolerance: Any, steps: Any) -> None:
+    """Refuse what is no number."""
+    good = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and math.isfinite(tolerance)
+    if not good or tolerance <= 0:
+        raise ValueError(f"tolerance={tolerance!r}: expected a positive number of nats, such as 0.01.")
+    if not is_count(steps):
+        raise ValueError(f"steps={steps!r}: expected a positive whole number.")
+
+
+@contextmanager
+def opened(la: Laplace, data: Any, memory: float | None, progress: bool) -> Iterator[Solver | Streamed]:
+    """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
+    network = la._network(memory)
+    device = la.mode.device
+    examples = gathered(data, device, memory)
+    bar = Progress(progress)
+    passes = Passes(network, la.likelihood, examples.batches, la.totals.form, bar)
+    e = torch.zeros_like(la.mode) if la.linear is None else la.linear.displacement.to(la.mode).clone()
+    assert la.totals.form is not None
+    numbers = la.N * math.prod(la.totals.form.shape)
+    itemsize = torch.promote_types(network.selected[0].dtype, torch.float32).itemsize
+    kept = examples.ordered and 3 * numbers * itemsize <= room(memory, device)
+    with closing(bar), passes.asked():
+        yield Solver(passes, e) if kept else Streamed(passes, e)
+
+
+def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:
+    """The posterior with the mode of its linear model under its prior."""
+    check_options(tolerance, steps)
+    target = Target.of(la)
+    with opened(la, data, memory, progress) as solver:
+        log = solver.solve(target, tolerance, steps)
+        check_data(la, solver.facts)
+        made = finished(solver, target, log)
+    if not made.converged:
+        warnings.warn(
+            f"The mode of the linear model was not reached: {made.stopped}, and the loss is still about "
+            f"{made.decrement:.3g} nats above its minimum; use more steps=, or a larger tolerance=.",
+            TuningWarning,
+            stacklevel=6,
+        )
+    return replace(la, linear=made, trace=None)
+
+
+def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
+    """What was found, as a value."""
+    solver.refresh()
+    return LinearMode(
+        solver.e,
+        solver.energy(),
+        solver.facts.rest,
+        target.prior,
+        target.scale,
+        target.temperature,
+        tuple(log.losses),
+        tuple(log.decrements),
+        tuple(log.gradients),
+        tuple(log.passes),
+        solver.products,
+        log.converged,
+        log.stopped,
+    )
+
+
+def check_data(la: Laplace, facts: Facts) -> None:
+    """Refuse other data than those of the fit; say so where only the losses differ."""
+    if facts.examples != la.N:
+        raise ValueError(
+            f"data has {facts.examples} examples, and the posterior was fitted to {la.N}; expected the data that it "
+            "was fitted to (all of it, after an update)."
+        )
+    if abs(facts.energy - la.totals.energy) > OTHER * (abs(la.totals.energy) + 1e-6 * la.N):
+        warnings.warn(
+            f"The network's energy is {facts.energy:.6g} on this data and was {la.totals.energy:.6g} on the data it "
+            "was fitted to: other data, or augmentations drawn anew? The evidence is that of this data.",
+            TuningWarning,
+            stacklevel=7,
+        )

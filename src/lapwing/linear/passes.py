@@ -1,0 +1,143 @@
+"""Passes of a network over its training data: products with its Jacobian and with the transpose."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..batches import Batches, Inputs, call, count, merged, restore_buffers, take, tensors, under
+from ..curvature import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
+from ..diagnosis import InExample, Watch, wrong_target
+from ..likelihoods import Form, Likelihood, widened
+from ..predictions.functional import Network
+from ..products import _double_backward, unflatten
+from ..progress import Progress
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some examples, with targets in the likelihood's form."""
+
+    inputs: Inputs
+    y: Tensor
+    form: Form
+    likelihood: Likelihood  # knowing the outputs' shape
+
+
+@dataclass(eq=False)
+class Passes:
+    """A network, its likelihood and data; call inside `asked`."""
+
+    network: Network
+    likelihood: Likelihood
+    batches: Batches
+    like: Form | None  # of the fit's outputs
+    progress: Progress
+    forward: bool = True  # whether the network has forward mode
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """The network in evaluation mode, as for any question."""
+        # Fused attention has no forward mode; one kernel for both products keeps them transposes of each other.
+        with self.network.asked(), sdpa_kernel([SDPBackend.MATH]):
+            yield
+
+    def parts(self, what: str) -> Iterator[Part]:
+        """All examples, in pieces whose activations fit the budget: the same ones in every pass."""
+        watch = Watch()
+        source = self.progress.track(self.batches, len(self.batches), what)
+        seen = 0
+        for inputs, targets in merged(watch.counted(source), self._most):
+            try:
+                made = self._checked(inputs, targets)
+            except InExample as error:
+                raise watch.located(error, seen) from None
+            seen += count(inputs)
+            step = self.network.budget.count(7 * self.network.plan.cost(inputs), count(inputs))
+            for start in range(0, count(inputs), step):
+                chosen = slice(start, start + step)
+                yield Part(take(inputs, chosen), made.y[chosen], made.form, made.likelihood)
+        if not seen:
+            raise ValueError("The data has no examples: the loader is empty.")
+
+    def _most(self, inputs: Inputs) -> int:
+        """Up to how many examples small batches are put together."""
+        self.network.outputs(inputs)  # so that its cost is known
+        cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
+        bytes_ = min(cap, self.network.budget.bytes)
+        return max(1, min(MERGED_EXAMPLES, int(bytes_ / (7 * self.network.plan.cost(inputs)))))
+
+    def _checked(self, inputs: Inputs, targets: Tensor) -> Part:
+        shape = (count(inputs), *self.network.plan.shape(inputs))
+        form = self.likelihood.form(torch.empty(shape, device="meta"), targets, self.like)
+        y = self.likelihood.targets(targets, form)
+        if not bool(self.likelihood.valid(y, form)):
+            raise wrong_target(self.likelihood, y, form)
+        return Part(inputs, y, form, self.likelihood.bound(form))
+
+    def push(self, part: Part, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and `J v`, (N, T, C) each, for a vector (D,)."""
+        model, space = self.network.model, self.network.space
+        weights = {name: model.get_parameter(name).detach() for name in space.names}
+        tangents = {name: piece.to(weights[name].dtype) for name, piece in unflatten(vector, space).items()}
+
+        def run(given: dict[str, Tensor]) -> Tensor:
+            return call(under(model, given), part.inputs)
+
+        made = self._forward(run, weights, tangents) if self.forward else None
+        if made is None:
+            with torch.no_grad():
+                output = run(weights)
+            made = output, _double_backward(run, weights, tangents)
+        restore_buffers(model)
+        return widened(part.form.flatten(made[0])), widened(part.form.flatten(made[1]))
+
+    def _forward(
+        self, run: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor], tangents: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """By forward mode, or None where the network has none."""
+        with torch.no_grad(), warnings.catch_warnings():
+            # Forward mode's own decompositions still use what torch has deprecated.
+            warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
+            try:
+                made = jvp(run, (weights,), (tangents,))
+                return made[0], made[1]
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError):
+                restore_buffers(self.network.model)
+                self.forward = False
+                return None
+
+    def pull(self, part: Part, cotangent: Callable[[Tensor], Tensor], total: Tensor) -> None:
+        """Add `J^T c` to a vector over all elements of the named tensors; c (N, T, C) is a function of the outputs."""
+        model, space = self.network.model, self.network.space
+        leaves = {name: model.get_parameter(name).detach().requires_grad_() for name in space.names}
+        places = {
+            name: total[place].view(shape)
+            for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+        }
+        direct = all(leaf.dtype == total.dtype for leaf in leaves.values())
+        for name, leaf in leaves.items() if direct else ():
+            leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
+        with torch.enable_grad():
+            output = call(under(model, leaves), part.inputs)
+        given = part.form.restore(cotangent(widened(part.form.flatten(output.detach())))).to(output.dtype)
+        if direct:
+            torch.autograd.backward(output, given, inputs=list(leaves.values()))
+            for name, leaf in leaves.items():
+                if leaf.grad is not None and leaf.grad.data_ptr() != places[name].data_ptr():
+                    places[name].copy_(leaf.grad)
+        else:
+            found = torch.autograd.grad(output, list(leaves.values()), given, allow_unused=True)
+            for name, gradient in zip(leaves, found, strict=True):
+                if gradient is not None:
+                    places[name].add_(gradient.to_dense())
+        restore_buffers(model)

@@ -1,0 +1,231 @@
+"""Locally optimal conjugate gradients on the linear model's loss, with the outputs of all examples kept.
+
+One step takes the gradient (one product with J^T), multiplies it by the inverse of the fitted posterior precision,
+takes one product with J, and then minimises the loss exactly over the plane of this direction and the last: that needs
+no pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import score
+from .passes import Part, Passes
+from .plane import Terms, descend, energy_terms
+from .target import Target, norm
+
+REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
+STALE = 5  # steps without a better gradient, once rounding hides what they gain
+
+
+@dataclass
+class Log:
+    """How it went: one entry for each gradient."""
+
+    losses: list[float] = field(default_factory=list)
+    decrements: list[float] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
+    passes: list[float] = field(default_factory=list)
+    stopped: str = ""
+    converged: bool = False
+
+    def note(self, loss: float, decrement: float, gradient: float, products: float) -> None:
+        """One gradient."""
+        self.losses.append(loss)
+        self.decrements.append(decrement)
+        self.gradients.append(gradient)
+        self.passes.append(products)
+
+    def extend(self, other: Log) -> None:
+        """What came after."""
+        for name in ("losses", "decrements", "gradients", "passes"):
+            getattr(self, name).extend(getattr(other, name))
+        self.stopped, self.converged = other.stopped, other.converged
+
+
+@dataclass
+class Facts:
+    """What the first pass says of the data."""
+
+    examples: int = 0
+    energy: float = 0.0  # of the network itself
+    rest: float = 0.0
+
+
+@dataclass
+class Stopping:
+    """When to stop: the decrement is small, and so was the last gain; or rounding hides all that is left."""
+
+    tolerance: float
+    slack: float = 0.0
+    gain: float = 0.0
+    best: float = math.inf
+    stale: int = 0
+
+    def ends(self, decrement: float, log: Log) -> bool:
+        """Whether this is the end; the log then says why."""
+        if decrement <= self.tolerance and self.gain <= max(self.tolerance, self.slack):
+            log.converged, log.stopped = True, f"the decrement is at most {self.tolerance:g}"
+            return True
+        self.stale = self.stale + 1 if self.gain <= self.slack and decrement > 0.5 * self.best else 0
+        self.best = min(self.best, decrement)
+        if self.stale >= STALE:
+            log.converged = decrement <= max(self.tolerance, self.slack)
+            log.stopped = "no step lowers the loss beyond rounding"
+        return self.stale >= STALE
+
+
+@dataclass(eq=False)
+class Solver:
+    """The weights so far, the last direction, and the outputs of both; to be used inside `passes.asked`."""
+
+    passes: Passes
+    e: Tensor  # (D,): theta - theta~
+    facts: Facts = field(default_factory=Facts)
+    products: float = 0.0
+    d: Tensor | None = None  # (D,)
+    parts: list[Part] = field(default_factory=list)  # without their inputs
+    u: list[Tensor] = field(default_factory=list)  # f + J e
+    w: list[Tensor] = field(default_factory=list)  # J d
+    old: int = 0  # steps since the outputs were made from the weights
+
+    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
+        """Walk downhill until the decrement is below the tolerance, or for so many steps."""
+        log, stopping = Log(), Stopping(tolerance)
+        if not self.u and bool((self.e != 0).any()):
+            self.refresh()
+        for step in range(steps + 1):
+            g = self._gradient(target)
+            length = norm(g)
+            squared = target.precondition(g)  # g is now the direction
+            loss, stopping.slack = self._loss(target)
+            checked(squared, loss)
+            log.note(loss, 0.5 * squared, length, self.products)
+            if stopping.ends(0.5 * squared, log):
+                return log
+            if step < steps:
+                stopping.gain = self._advance(target, g, squared, stopping.slack)
+        log.stopped = f"{steps} steps were not enough"
+        return log
+
+    def _gradient(self, target: Target) -> Tensor:
+        """(D,): one product with J^T. The first of all passes also takes the outputs."""
+        space = self.passes.network.space
+        total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
+        first = not self.u
+        for number, part in enumerate(self.passes.parts("gradient")):
+
+            def cotangent(f: Tensor, number: int = number, part: Part = part) -> Tensor:
+                if first:
+                    self._keep(part, f, f)
+                return score(part.likelihood, self.u[number], part.y) * target.strength
+
+            self.passes.pull(part, cotangent, total)
+        self.products += 0.5
+        g = total if space.mask is None else total[space.mask.to(total.device)]
+        target.add_gradient(self.e, g)
+        return g
+
+    def _keep(self, part: Part, f: Tensor, u: Tensor) -> None:
+        """An example's outputs, and its share of the facts."""
+        self.parts.append(Part(None, part.y, part.form, part.likelihood))
+        self.u.append(u.clone() if u is f else u)  # f may be the network's own memory
+        noted(self.facts, part, f)
+
+    def refresh(self) -> None:
+        """The outputs of the linear model from the weights themselves: one product with J."""
+        first = not self.u
+        for number, part in enumerate(self.passes.parts("outputs")):
+            f, pushed = self.passes.push(part, self.e)
+            if first:
+                self._keep(part, f, f + pushed)
+            else:
+                self.u[number] = f + pushed
+        self.products += 0.5
+        self.old = 0
+
+    def energy(self) -> float:
+        """Of the linear model, at scale 1."""
+        made = [
+            part.likelihood.energy(u, part.y).sum(dtype=torch.float64)
+            for part, u in zip(self.parts, self.u, strict=True)
+        ]
+        return float(torch.stack(made).sum())
+
+    def _loss(self, target: Target) -> tuple[float, float]:
+        """And how far rounding takes it."""
+        loss = target.strength * self.energy() + target.products(self.e, ())[0]
+        return loss, torch.finfo(self.u[0].dtype).eps * abs(loss)
+
+    def _advance(self, target: Target, z: Tensor, squared: float, slack: float) -> float:
+        """To the least loss in the plane of z and the last direction: one product with J; says what it gained."""
+        q = [self.passes.push(part, z)[1] for part in self.passes.parts("product")]
+        self.products += 0.5
+        vectors = [z] if self.d is None else [z, self.d]
+        outputs = [q] if self.d is None else [q, self.w]
+        half, linear, gram = target.products(self.e, vectors)
+
+        def terms(c: Tensor) -> Terms:
+            made = [
+                energy_terms(part.likelihood, u, own, part.y, c)
+                for part, u, *own in zip(self.parts, self.u, *outputs, strict=True)
+            ]
+            total = target.strength * torch.stack(made).sum(0).cpu()
+            number = len(vectors)
+            value = float(total[0]) + half + float(linear @ c + 0.5 * c @ gram @ c)
+            hessian = total[1 + number :].reshape(number, number)
+            return Terms(value, total[1 : 1 + number] + linear + gram @ c, 0.5 * (hessian + hessian.T) + gram)
+
+        c, first, last = descend(terms, len(vectors), slack)
+        if self.d is None:
+            transposed(float(first.gradient[0]), squared, float(linear[0]), self.e.dtype)
+        numbers = c.tolist()
+        self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
+        self.e += self.d
+        self.w = combined(outputs, numbers)
+        for place, move in enumerate(self.w):
+            self.u[place] += move
+        self.old += 1
+        if self.old >= REFRESH:
+            self.refresh()
+        return first.value - last.value
+
+
+def combined(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
+    """`c_i v_i`, part by part; the vectors are used up."""
+    made = [each.mul_(numbers[0]) for each in outputs[0]]
+    for more, number in zip(outputs[1:], numbers[1:], strict=True):
+        for each, other in zip(made, more, strict=True):
+            each.add_(other, alpha=number)
+    return made
+
+
+def noted(facts: Facts, part: Part, f: Tensor) -> None:
+    """Add an example's share to the facts."""
+    facts.examples += len(f)
+    facts.energy += float(part.likelihood.energy(f, part.y).sum(dtype=torch.float64))
+    facts.rest += float(part.likelihood.rest(part.y))
+
+
+def checked(squared: float, loss: float) -> None:
+    """Refuse gradients and losses that are not finite."""
+    if not math.isfinite(squared) or not math.isfinite(loss):
+        raise ValueError(
+            f"The linear model's loss is {loss:g} and its squared gradient {squared:g}; expected finite numbers. Use a "
+            "larger prior precision, or a network in float64."
+        )
+
+
+def transposed(forward: float, backward: float, prior: float, dtype: torch.dtype) -> None:
+    """Refuse products with J and J^T that do not belong together: `g^T z` must be the same by either."""
+    size = abs(forward - prior) + abs(backward - prior) + abs(prior)
+    if abs(forward - backward) > max(1e-2, 1e3 * torch.finfo(dtype).eps) * size:
+        raise ValueError(
+            f"A derivative of the linear model's loss is {forward:.6g} by forward and {backward:.6g} by reverse mode; "
+            "expected the same. The data must come in the same order with the same values in every pass, and the "
+            "network's backward formulas must be right (a custom autograd function?)."
+        )

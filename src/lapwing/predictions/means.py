@@ -1,0 +1,50 @@
+"""Around which outputs predictions are made: the network's own, or those of the linear model at its mode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..batches import Inputs
+from ..complaints import nearest
+from . import functional as engine
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+MEANS = ("network", "linear")
+
+
+def checked_mean(mean: str) -> str:
+    """One of the names."""
+    if mean not in MEANS:
+        near = nearest(mean, MEANS) if isinstance(mean, str) else ""
+        raise ValueError(f"mean={mean!r} is not known; {near}Known: {', '.join(MEANS)}.")
+    return mean
+
+
+def displacement(la: Laplace, mean: str) -> Tensor | None:
+    """(D,): from the trained weights to those that the mean is taken at; None for none."""
+    if checked_mean(mean) == "network":
+        return None
+    if la.linear is None:
+        raise ValueError(
+            "mean='linear' was asked of a posterior without a mode of the linear model; find it by "
+            "la.at_linear_mode(data), la.tune(mode='linear', data=...) or fit(..., mode='linear')."
+        )
+    return la.linear.displacement
+
+
+def linear(network: engine.Network, x: Inputs, shift: Tensor, create_graph: bool) -> Tensor:
+    """(B, ...): `f(x) + J(x) shift`, with its graph back to x on request."""
+    if not create_graph:
+        with torch.no_grad():
+            return engine.shifted(network, x, shift)
+    made = []
+    with engine.prepared(network, x, create_graph) as given:
+        for tape in network.tapes(given, create_graph):
+            own = engine.apply(tape.pull_outputs(), network.space, shift[None])[0].T
+            made.append(tape.output + own.reshape(tape.output.shape).to(tape.output.dtype))
+    return torch.cat(made)

@@ -1,0 +1,270 @@
+"""Prior precisions and noise by the evidence at the mode of the linear model: the mode, then the precisions, in turn.
+
+At a mode that belongs to its precisions the partial derivative of the evidence is the total one, so both meet at a
+maximum of the evidence itself. A turn takes the mode, then either MacKay's update, or Newton's step on the evidence
+with the mode's own answer to it by the fitted posterior, `d theta* / d log delta_g = - P^-1 Lambda_g (theta* - mu)`.
+Turns are extrapolated (Anderson) where that does not lower the evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..linear.finding import STEPS, check_data, finished, opened
+from ..linear.solver import Log, Solver
+from ..linear.streaming import Streamed
+from ..linear.target import Target
+from ..priors import Number, Prior
+from .ascent import Range, gradient_of, mackay, place_of, vector
+from .profile import Place, Point, Profile, profile
+from .search import OFF, Settings, complaints, noise_limits, noise_of, warned
+from .trace import Step, Trace
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+SMALL = 0.5  # effective dimensions below which a group's precision matters little to anything
+LOOSE = 0.1  # of the logarithms' last change: what an inexact mode may change them by
+LONGEST = 3.0  # the longest step in a logarithm: a factor of 20
+CONCAVE = 0.05  # the share of the second derivative at a mode held fixed that has to be left where it follows
+HISTORY = 5  # turns that an extrapolation is made of
+
+
+@dataclass(eq=False)
+class Turns:
+    """One posterior and its data, with all that goes from one turn to the next."""
+
+    la: Laplace
+    asked: Settings
+    solver: Solver | Streamed
+    problem: Profile  # at the trained weights
+    allowed: Range
+    off: Tensor  # (groups,) booleans: switched off, and left
+    log: Log = field(default_factory=Log)
+    steps: list[Step] = field(default_factory=list)
+
+    def at(self, place: Place) -> Laplace:
+        """The posterior at some precisions and noise."""
+        prior = self.problem.prior.with_precision(place.precision.exp()) if self.asked.prior else self.la.prior
+        own = self.la.likelihood
+        likelihood = own.with_noise(place.noise) if self.asked.noise else own  # type: ignore[attr-defined]  # see settings
+        return replace(self.la, prior=prior, likelihood=likelihood, linear=None, trace=None)
+
+    def mode(self, place: Place, tolerance: float) -> tuple[Profile, Tensor]:
+        """The evidence as a function of precisions and noise at the mode of the linear model that these have.
+
+        And (groups,) how strongly the mode answers: `c_g = sum_g v P^-1 v` with `v = Lambda (theta* - mu)`.
+        """
+        target = Target.of(self.at(place))
+        self.log.extend(self.solver.solve(target, tolerance, STEPS))
+        prior, space = self.problem.prior, self.la.space
+        groups, e = prior.stretches(space), self.solver.e
+        pull = target.delta * target.residual(e, slice(None))
+        answer = pull.clone()
+        target.precondition(answer)
+        answers = groups.sums(pull * answer)
+        mode = self.la.mode + e
+        squares = (mode - prior.centre(space, mode)).double().square()
+        if prior.base is not None:
+            squares = squares * prior.base.to(squares)
+        own = self.problem.question
+        totals = replace(own.totals, energy=self.solver.energy(), rest=self.solver.facts.rest)
+        question = replace(own, mode=mode.to(own.mode.dtype), totals=totals)
+        return replace(self.problem, question=question, squares=groups.sums(squares)), answers
+
+    def note(self, point: Point) -> None:
+        """One turn: the evidence where precisions and mode belong together."""
+        place, log = point.place, self.log
+        noise = noise_of(self.la, place.noise)
+        self.steps.append(
+            Step(
+                point.value,
+                place.precision.exp(),
+                noise,
+                self.la.temperature,
+                point.gamma,
+                log.decrements[-1],
+                log.gradients[-1],
+                log.passes[-1],
+            )
+        )
+
+    def better(self, problem: Profile, point: Point, answers: Tensor) -> Tensor:
+        """(groups + 1,): precisions and noise that raise the evidence."""
+        z, allowed = vector(point.place), self.range()
+        update = mackay(problem, allowed, point)
+        step = update - z
+        if self.asked.method == "evidence":
+            gradient = gradient_of(problem, point)
+            step = newton(problem, point, answers, gradient, allowed.open(z, gradient))
+            # Where the evidence is not concave it goes on uphill all the same.
+            away = gradient.sign() * (update - z).abs().clamp(min=1.0)
+            step = torch.where(torch.isfinite(step), step, away).clamp(-LONGEST, LONGEST)
+        step[:-1] = torch.where(falling(point, answers), (2 * point.gamma / OFF).log().clamp(min=1.0), step[:-1])
+        return allowed.clip(torch.where(allowed.free, z + step, z))
+
+    def range(self) -> Range:
+        """What may still change."""
+        own = torch.cat([~self.off, torch.ones(1, dtype=torch.bool, device="cpu")])
+        return replace(self.allowed, free=self.allowed.free & own)
+
+
+def falling(point: Point, answers: Tensor) -> Tensor:
+    """(groups,) booleans: those that the prior holds already, and for which the evidence wants still more of it.
+
+    There `gamma` and `pull` both fall as 1 / delta, so nothing turns that on the way to being switched off.
+    """
+    held = (point.spread > 0.9 * point.gamma) & (answers > 0.9 * point.pull)
+    return held & (point.gamma > point.pull) & (point.gamma < 1)
+
+
+def newton(problem: Profile, point: Point, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
+    """(groups + 1,): Newton's step on the evidence with a mode that follows; NaN where that is no way uphill.
+
+    `-d2 / dz_g^2 = (spread_g + pull_g) / 2 - c_g`, with the scale `c_g - degree spread_g / 2`, of the scale itself
+    `scale energy / T - sum c + degree^2 sum spread / 2`.
+    """
+    degree = problem.question.degree
+    held = 0.5 * (point.spread + point.pull)
+    own = held - answers
+    own = torch.where(own > CONCAVE * held, own, math.nan)
+    first = torch.where(open_[:-1], gradient[:-1], 0.0)
+    if not bool(open_[-1]):
+        return torch.cat([first / own, torch.zeros_like(gradient[-1:])])
+    cross = torch.where(open_[:-1] & torch.isfinite(own), answers - 0.5 * degree * point.spread, 0.0)
+    corner = point.surprise + 0.5 * degree**2 * float(point.spread.sum())
+    known = own.nan_to_num(1.0)
+    left = corner - float(answers.sum()) - float((cross.square() / known).sum())
+    last = math.nan
+    if left > CONCAVE * corner:
+        last = (float(gradient[-1]) - float((cross * first / known).sum())) / left
+    return torch.cat([(first - cross * (last if last == last else 0.0)) / own, gradient.new_tensor([last])])
+
+
+@dataclass
+class Anderson:
+    """The fixed point of a map from its last few steps: the combination of them that the map moves least."""
+
+    places: list[Tensor] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
+
+    def note(self, place: Tensor, image: Tensor) -> None:
+        """One step."""
+        self.places, self.images = [*self.places[-HISTORY:], place], [*self.images[-HISTORY:], image]
+
+    def forget(self) -> None:
+        """All but the last step."""
+        self.places, self.images = self.places[-1:], self.images[-1:]
+
+    def next(self, free: Tensor) -> Tensor:
+        """The map of the best combination; of one step alone, its image."""
+        image, place = self.images[-1], self.places[-1]
+        if len(self.places) < 2:
+            return image
+        left = torch.stack([(i - p)[free] for p, i in zip(self.places, self.images, strict=True)])
+        changes = (left[1:] - left[:-1]).T
+        made = torch.stack([b - a for a, b in zip(self.images[:-1], self.images[1:], strict=True)]).T
+        # Steps that are nearly dependent would be combined with huge numbers of both signs.
+        weights = torch.linalg.lstsq(changes, left[-1], rcond=1e-6, driver="gelsd").solution
+        found = image - made @ weights
+        far = float((found - place).abs().max()) > 4 * max(float((image - place).abs().max()), 1.0)
+        return image if far else found
+
+
+def begin(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+    """Under `delta_g = P_g / |theta_g - mu_g|^2`, which makes the turns covariant under a rescaling of the weights."""
+    if not asked.prior or start is not None:
+        return la
+    problem = profile(replace(la, linear=None)._question, la.prior)
+    precision = problem.sizes.double() / problem.squares
+    low, high = asked.limits
+    good = torch.isfinite(precision) & (precision > 0) & ~problem.flat
+    own = problem.prior.precision
+    made = torch.where(good, precision.clamp(low, high), own)
+    return replace(la, prior=problem.prior.with_precision(made))
+
+
+def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+    """Mode and precisions in turn until neither moves."""
+    la = begin(la, asked, start)
+    problem = profile(replace(la, linear=None)._question, la.prior)
+    allowed, without = bounds(la, asked, problem)
+    with opened(la, asked.data, asked.passing.memory, asked.passing.progress) as solver:
+        turns = Turns(la, asked, solver, problem, allowed, torch.zeros_like(without))
+        place, stopped, converged = turned(turns)
+        last = turns.at(place)
+        found = finished(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))
+    gamma = turns.steps[-1].gamma
+    assert gamma is not None
+    names = problem.prior.names(la.space)
+    free = torch.cat([allowed.free[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
+    told = complaints(names, place, gamma, free, without, asked)
+    if not converged:
+        told.append(f"Tuning did not converge: {stopped}.")
+    trace = Trace.of(asked.method, "log evidence", names, turns.steps, stopped, converged, told)
+    return warned(replace(last, linear=found, trace=trace), 7)
+
+
+def bounds(la: Laplace, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
+    """What may change and how far, and the groups about which the data say nothing."""
+    groups = len(problem.sizes)
+    empty = problem.sizes == 0
+    without = problem.flat & ~empty & asked.prior
+    low, high = (
+        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in asked.limits
+    )
+    if asked.noise:
+        quiet, loud = noise_limits(la)
+        low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
+    free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
+    return Range(free, low, high), without
+
+
+def turned(turns: Turns) -> tuple[Place, str, bool]:
+    """The turns; where it ends precisions and mode belong together."""
+    asked, anderson = turns.asked, Anderson()
+    place = place_of(turns.allowed.clip(vector(turns.problem.start())))
+    gamma = turns.problem.at(place).gamma
+    moved, best, image = 1.0, -math.inf, None
+    for number in range(asked.steps):
+        problem, answers = turns.mode(place, exactness(gamma, turns.range().free, moved))
+        if not number:
+            check_data(turns.la, turns.solver.facts)
+        point = problem.at(place)
+        if not point.finite:
+            turns.at(place).log_evidence()  # says what is wrong
+        slack = turns.log.decrements[-1] + 1e-12 * abs(point.value)
+        if image is not None and point.value < best - slack:  # extrapolated too far: back to the plain turn
+            anderson.forget()
+            place, image = image, None
+            continue
+        turns.note(point)
+        best, gamma = max(best, point.value), point.gamma
+        turns.off |= (gamma < OFF) & (gamma >= point.pull) & turns.allowed.free[:-1]
+        free = turns.range().free
+        z, after = vector(place), turns.better(problem, point, answers)
+        moved = float((after - z).abs().max())
+        anderson.note(z, after)
+        following = turns.allowed.clip(torch.where(free, anderson.next(free), z))
+        left = max(moved, float((following - z).abs().max()))
+        if left <= asked.tolerance:
+            return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
+        image = place_of(after) if not torch.equal(following, after) else None
+        place = place_of(following)
+    turns.note(turns.mode(place, exactness(gamma, turns.range().free, moved))[0].at(place))
+    return place, f"{asked.steps} turns were not enough", False
+
+
+def exactness(gamma: Tensor, free: Tensor, moved: float) -> float:
+    """Nats that the mode may be away from its own by, so that log precisions are right to a share of their change.
+
+    An error of `t` nats in one group changes `log |theta - mu|^2` there by at most `2 sqrt(2 t / gamma)`.
+    """
+    own = gamma[free[:-1]]
+    smallest = float(own.clamp(min=SMALL).min()) if len(own) else 1.0
+    return max(0.125 * smallest * (LOOSE * min(moved, 1.0)) ** 2, 1e-14)
