@@ -24,6 +24,7 @@ import lapwing as lw
 from lapwing.evaluate import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
+TURNS = 20  # between the mode of the linear model and the precisions, at most
 # Okabe and Ito's colours, told apart by the colour-blind; markers differ too.
 GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
 COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
@@ -37,6 +38,7 @@ TITLES = {
     "auroc": "OOD-AUROC",
     "evidence": "log evidence",
     "gamma": "eff. dim.",
+    "products": "products",
     "seconds": "seconds",
 }
 
@@ -123,8 +125,7 @@ def train(
 def prior(kind: str, model: nn.Module, data: Pair) -> lw.Prior:
     """Where tuning starts."""
     if kind == "groups":
-        made = getattr(lw.Prior, "scale_invariant", None)
-        return lw.Prior.layerwise(1.0) if made is None else made(model, (data[0][:64], data[1][:64]))
+        return lw.Prior.scale_invariant(model, (data[0][:64], data[1][:64]))
     return lw.Prior.g_prior(1.0) if kind == "g-prior" else lw.Prior.scalar(1.0)
 
 
@@ -179,17 +180,23 @@ def judged(la: lw.Laplace, task: Task) -> dict[str, float]:
     return normals(predicted.mean, predicted.variance, task.test[1])
 
 
-def tuned(la: lw.Laplace, way: Way, start: lw.Prior, task: Task) -> lw.Laplace:
+def tuned(la: lw.Laplace, way: Way, start: lw.Prior, task: Task, turns: int = TURNS) -> lw.Laplace:
     """The posterior with the prior that a way chooses."""
     if way.mode == "validation":
         return la.with_prior(start).tune("validation", data=task.validation, limits=(1e-4, 1e8))
-    if way.mode == "linear" and "mode" in la.tune.__code__.co_varnames:
-        return la.tune(mode="linear", data=task.train, start=start)
+    if way.mode == "linear":
+        # From the start that the trained weights' size gives; logarithms of precisions to a twentieth are enough here.
+        return la.with_prior(start).tune(mode="linear", data=task.train, tolerance=0.05, steps=turns)
     return la.tune(start=start)
 
 
 def compare(
-    model: nn.Module, task: Task, likelihood: str = "classification", ways: Sequence[Way] = WAYS, **settings: Any
+    model: nn.Module,
+    task: Task,
+    likelihood: str = "classification",
+    ways: Sequence[Way] = WAYS,
+    turns: int = TURNS,
+    **settings: Any,
 ) -> tuple[list[Row], dict[str, lw.Laplace]]:
     """A row for the network and one for every way; and the fits, before tuning."""
     rows = [plain(model, task, likelihood)]
@@ -204,9 +211,11 @@ def compare(
         began = time.perf_counter()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", lw.TuningWarning)
-            la = tuned(fits[key], way, prior(way.prior, model, task.train), task)
+            la = tuned(fits[key], way, prior(way.prior, model, task.train), task, turns)
         spent = time.perf_counter() - began
         scores = judged(la, task) | {"seconds": spent}
+        if la.linear is not None:
+            scores["products"] = la.linear.products
         if way.mode != "validation":
             parts = la.evidence()
             scores |= {"evidence": parts.total, "gamma": parts.gamma}
@@ -244,7 +253,7 @@ def shown(name: str, value: float | None) -> str:
     """A number with as many digits as mean something."""
     if value is None:
         return "-"
-    digits = {"evidence": ",.0f", "gamma": ",.0f", "seconds": ".1f", "mse": ".5f"}.get(name, ".4f")
+    digits = {"evidence": ",.0f", "gamma": ",.0f", "products": ".0f", "seconds": ".1f", "mse": ".5f"}.get(name, ".4f")
     return f"{value:{digits}}"
 
 
@@ -322,11 +331,11 @@ def swept(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, float]]
 
 def finish(asked: argparse.Namespace, name: str, model: nn.Module, task: Task, title: str, **settings: Any) -> list[Row]:
     """Compare, print and keep: what most scripts end with."""
-    rows, fits = compare(model, task, **settings)
+    rows, fits = compare(model, task, turns=2 if asked.quick else TURNS, **settings)
     la = fits["all, kron"]
     ours = [row for row in rows if row.prior == "one" and row.fit == "all, kron" and row.mode != "validation"]
     spread = torch.tensor([value for row in ours for value in row.precisions.values()]).log10()
-    points = curve(la, task, float(spread.min()) - 1.5, float(spread.max()) + 1.5, 5 if asked.quick else 13)
+    points = curve(la, task, float(spread.min()) - 1.5, float(spread.max()) + 1.5, 3 if asked.quick else 13)
     weights = sum(parameter.numel() for parameter in model.parameters())
     keep(asked.out, name, rows, f"{title}, {weights:,} weights, {task.name}", points, weights=weights, seed=asked.seed)
     return rows

@@ -83,9 +83,9 @@ def settle(model: nn.Module, x: Tensor) -> None:
 
 def normalised(model: nn.Module) -> Tensor:
     """(D,): the trained weights that stand before a BatchNorm, zero elsewhere."""
-    kept = [name for name in ("0.weight", "3.weight") if name in dict(model.named_parameters())]
-    parts = [parameter if name in kept else torch.zeros_like(parameter) for name, parameter in model.named_parameters()]
-    return torch.cat([part.detach().flatten() for part in parts])
+    kept = ("0.weight", "3.weight")
+    parts = [tensor.detach() * (name in kept) for name, tensor in model.named_parameters()]
+    return torch.cat([part.flatten() for part in parts])
 
 
 def through(model: nn.Module, la: lw.Laplace) -> Plane:
@@ -101,7 +101,7 @@ def through(model: nn.Module, la: lw.Laplace) -> Plane:
 
 def landscape(model: nn.Module, la: lw.Laplace, pair: Pair, count: int) -> Landscape:
     """Both losses on a grid that holds the points and the contours."""
-    x, y = pair
+    x, y = pair[0].double(), pair[1]
     plane = through(model, la)
     deviations = torch.linalg.inv(plane.shape).diagonal().sqrt()
     reach = torch.tensor([0.75 * plane.mode[0], 0.0]) + 1.3 * LEVELS[-1] * deviations
@@ -111,7 +111,6 @@ def landscape(model: nn.Module, la: lw.Laplace, pair: Pair, count: int) -> Lands
     delta = la.prior.delta(la.space, la.mode).double()
     double = {name: tensor.detach().double() for name, tensor in model.named_parameters()}
     buffers = {n: t.double() if t.is_floating_point() else t for n, t in model.named_buffers()}
-    x = x.double()
 
     def split(flat: Tensor) -> dict[str, Tensor]:
         sizes = [tensor.numel() for tensor in double.values()]
@@ -124,17 +123,15 @@ def landscape(model: nn.Module, la: lw.Laplace, pair: Pair, count: int) -> Lands
     with torch.no_grad():
         base = outputs(double)
         model.train()  # the loss that was trained: with the statistics of the batch, which is all data
-        kept = {name: tensor.clone() for name, tensor in model.named_buffers()}
         own, linear = [], []
         for q in b:
             for p in a:
                 weights = plane.centre + p * plane.axes[0] + q * plane.axes[1]
                 penalty = 0.5 * (delta * weights.square()).sum()
-                own.append(F.cross_entropy(functional_call(model, (split(weights), copies(buffers)), (x,)), y, reduction="sum") + penalty)
+                f = functional_call(model, (split(weights), copies(buffers)), (x,))
+                own.append(F.cross_entropy(f, y, reduction="sum") + penalty)
                 linear.append(F.cross_entropy(base + p * slopes[0] + q * slopes[1], y, reduction="sum") + penalty)
         model.eval()
-        for name, tensor in model.named_buffers():
-            tensor.copy_(kept[name])
     shape = (len(b), len(a))
     return Landscape(a, b, torch.stack(own).view(shape), torch.stack(linear).view(shape), plane)
 
@@ -153,14 +150,19 @@ def ellipse(plane: Plane, level: float, centre: tuple[float, float]) -> Tensor:
 
 def draw(made: Landscape, path: Path) -> None:
     """Two panels of contours."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        CONSOLE.print("No picture was made: pip install 'lapwing[figures]' for matplotlib.")
+        return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 5), layout="constrained", dpi=100)
+    figure = Figure(figsize=(11, 5.3), layout="constrained", dpi=100)
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     least = float(torch.minimum(made.network, made.linear).min())
-    levels = least + torch.logspace(-0.5, 3.0, 15).numpy()
+    levels = least + torch.logspace(0.0, 3.0, 19).numpy()
     for panel, values, title in zip(panels, (made.network, made.linear), titles(), strict=True):
         shaded = panel.contourf(made.a, made.b, values.clamp(max=levels[-1]), levels=levels, cmap="Greys_r", norm="log")
         panel.contour(made.a, made.b, values, levels=levels, colors="black", linewidths=0.4)
@@ -169,8 +171,8 @@ def draw(made: Landscape, path: Path) -> None:
         panel.set_xlabel(r"from $\tilde\theta$ to $\theta^*$")
         panel.set_aspect("equal")
     panels[0].set_ylabel("scale of the normalised weights")
-    panels[1].legend(loc="upper right", fontsize=9)
-    figure.colorbar(shaded, ax=panels, shrink=0.8, label="loss with regularisation", format="%.0f")
+    panels[1].legend(loc="lower right", fontsize=9)
+    figure.colorbar(shaded, ax=panels, shrink=0.8, label="loss with regularisation", format="%.0f", ticks=levels[6::3])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     CONSOLE.print(f"Figure: {path}", highlight=False)
@@ -200,6 +202,7 @@ def interactive(made: Landscape, path: Path) -> None:
     except ImportError:
         CONSOLE.print("No interactive figure was made: pip install 'lapwing[figures]' for plotly.")
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure = make_subplots(1, 2, specs=[[{"type": "surface"}] * 2], subplot_titles=titles())
     top = float(made.linear.max())
     low = float(torch.minimum(made.network, made.linear).min())
@@ -229,16 +232,12 @@ def points(made: Landscape, values: Tensor, at_mode: bool) -> list[Any]:
     plane, traces = made.plane, []
     for level in LEVELS:
         x, y = ellipse(plane, level, plane.mode if at_mode else (0.0, 0.0))
-        line = {"color": GREEN, "width": 6}
-        traces.append(
-            graph_objects.Scatter3d(x=x, y=y, z=height(x, y), mode="lines", line=line, name=f"Gaussian, {level:g}", showlegend=at_mode)
-        )
+        look = {"mode": "lines", "line": {"color": GREEN, "width": 6}, "name": f"Gaussian, {level:g}"}
+        traces.append(graph_objects.Scatter3d(x=x, y=y, z=height(x, y), showlegend=at_mode, **look))
     for name, colour, (p, q) in (("theta~", ORANGE, (0.0, 0.0)), ("theta*", BLUE, plane.mode)):
         x, y = torch.tensor([p], dtype=torch.float64), torch.tensor([q], dtype=torch.float64)
-        marker = {"color": colour, "size": 6}
-        traces.append(
-            graph_objects.Scatter3d(x=x, y=y, z=height(x, y), mode="markers", marker=marker, name=name, showlegend=at_mode)
-        )
+        look = {"mode": "markers", "marker": {"color": colour, "size": 6}, "name": name}
+        traces.append(graph_objects.Scatter3d(x=x, y=y, z=height(x, y), showlegend=at_mode, **look))
     return traces
 
 
@@ -251,8 +250,8 @@ def main(arguments: list[str] | None = None) -> Landscape:
     train(model, pair, F.cross_entropy, epochs=20 if asked.quick else 100, batch=len(pair[0]), rate=1e-2)
     settle(model, pair[0])
     la = lw.fit(model, pair, "classification", structure="full")
-    la = la.tune(mode="linear", data=pair, start=lw.Prior.layerwise(1.0))
-    made = landscape(model, la, pair, 21 if asked.quick else 81)
+    la = la.tune(mode="linear", data=pair, tolerance=0.05)
+    made = landscape(model, la, pair, 11 if asked.quick else 61)
     draw(made, asked.out / "landscape.png")
     interactive(made, asked.out / "landscape.html")
     return made

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from common import CONSOLE, WAYS, Row, cross_entropy, folder, judged, keep, options, plain, prior, train, tuned
+from common import CONSOLE, TURNS, WAYS, Row, cross_entropy, folder, judged, keep, options, plain, prior, train, tuned
 from readers import colour
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -89,14 +89,14 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     torch.manual_seed(asked.seed)
     model = network(*((32, 1) if asked.quick else (512, 5))).to(asked.device)
     with steps.step("training"):
-        train(model, task.train, cross_entropy, epochs=1 if asked.quick else asked.epochs, rate=2e-3, batch=128)
+        train(model, task.train, cross_entropy, epochs=6 if asked.quick else asked.epochs, rate=2e-3, batch=128)
     rows = [plain(model, task, "classification")]
     with steps.step("fit, KFAC"):
         la = lw.fit(model, task.train, "classification")
     for way in WAYS[:4]:
         began = time.perf_counter()
         with steps.step(f"tuning: {way.name}"):
-            made = tuned(la, way, prior(way.prior, model, task.train), task)
+            made = tuned(la, way, prior(way.prior, model, task.train), task, 2 if asked.quick else TURNS)
         spent = time.perf_counter() - began
         with steps.step(f"predictions of {len(task.test[0]):,}: {way.name}"):
             scores = judged(made, task)

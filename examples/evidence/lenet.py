@@ -24,10 +24,10 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task = digits(folder(asked, "mnist"), "mnist")
-    task = (task.cut(200, 60) if asked.quick else task.cut(10_000, 4_000)).to(asked.device)
+    task = (task.cut(150, 60) if asked.quick else task.cut(3_000, 1_000)).to(asked.device)
     torch.manual_seed(asked.seed)
     model = network().to(asked.device)
-    train(model, task.train, cross_entropy, epochs=2 if asked.quick else 12)
+    train(model, task.train, cross_entropy, epochs=8 if asked.quick else 20)
     return finish(asked, "lenet", model, task, "LeNet")
 
 

@@ -1,6 +1,6 @@
 """The MLPs of a published comparison on MNIST and Fashion-MNIST, and what the evidence of the linear model repairs.
 
-    python examples/evidence/mnist_mlps.py --data DIR [--set mnist fashion_mnist] [--training published protocol]
+    python examples/evidence/mnist_mlps.py --data DIR [--set mnist fashion_mnist] [--training rate decay protocol]
 
 MLP 784-200-200-10 with tanh and dropout, 20,000 steps of 100 images. Published with Variational-LLA: NLL and ECE of
 the network, of KFAC and of a diagonal over all weights, and of the last layer, all with one precision by the evidence
@@ -24,9 +24,6 @@ OURS = (
     Way("diagonal, theta~, one precision", "trained", "one", "diag"),
     Way("last layer full, theta~, one", "trained", "one", "full", "last_layer"),
     Way("last layer KFAC, theta~, one", "trained", "one", "kron", "last_layer"),
-    Way("diagonal, theta*, one precision", "linear", "one", "diag"),
-    Way("diagonal, theta*, one per tensor", "linear", "groups", "diag"),
-    Way("last layer KFAC, theta*, one", "linear", "one", "kron", "last_layer"),
 )
 # NLL, ECE, OOD-AUC: the published result files, by row.
 PUBLISHED = {
@@ -49,33 +46,31 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Training:
-    """How the network was trained."""
+    """How the network was trained: SGD with momentum .5."""
 
-    optimiser: str
     rate: float
     decay: float
 
 
-# The protocol of the paper ends at an NLL of .31, far from the published .0759. The published result files name a
-# weight decay of .001, which with Adam (a line that the published script has switched off) comes to the figure.
-TRAININGS = {"published": Training("adam", 1e-3, 1e-3), "protocol": Training("sgd", 1e-3, 0.0)}
+# With the rate of the protocol, .001, the network ends at an NLL of .31, far from the published .0759; with .03 at
+# .0750. The published result files name a weight decay of .001; with that and a rate of .1 the precisions are the
+# published ones (28.8 for KFAC over all weights, 7.4 for the last layer), and the NLL is .0813.
+TRAININGS = {"rate": Training(3e-2, 0.0), "decay": Training(1e-1, 1e-3), "protocol": Training(1e-3, 0.0)}
 
 
-def network(seed: int) -> nn.Sequential:
+def network(seed: int, width: int = 200) -> nn.Sequential:
     """784-200-200-10, tanh, dropout of a tenth."""
     torch.manual_seed(seed)
-    hidden = [nn.Linear(784, 200), nn.Tanh(), nn.Dropout(0.1), nn.Linear(200, 200), nn.Tanh(), nn.Dropout(0.1)]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(200, 10))
+    first = [nn.Linear(784, width), nn.Tanh(), nn.Dropout(0.1)]
+    second = [nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.1)]
+    return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(width, 10))
 
 
 def train(model: nn.Module, pair: Pair, how: Training, steps: int, batch: int = 100) -> float:
     """Steps of a constant rate; seconds."""
     began = time.perf_counter()
     x, y = pair
-    if how.optimiser == "adam":
-        optimiser: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=how.rate, weight_decay=how.decay)
-    else:
-        optimiser = torch.optim.SGD(model.parameters(), lr=how.rate, momentum=0.5, weight_decay=how.decay)
+    optimiser = torch.optim.SGD(model.parameters(), lr=how.rate, momentum=0.5, weight_decay=how.decay)
     model.train()
     done = 0
     while done < steps:
@@ -106,13 +101,13 @@ def one(asked: argparse.Namespace, name: str, training: str) -> list[Row]:
     if asked.quick:
         task = task.cut(300, 100)
     task = task.to(asked.device)
-    model = network(asked.seed).to(asked.device)
+    model = network(asked.seed, 20 if asked.quick else 200).to(asked.device)
     spent = train(model, task.train, TRAININGS[training], 60 if asked.quick else 20_000)
-    CONSOLE.print(f"{task.name}, training as in the {training}: {spent:.1f} s", highlight=False)
-    kept = f"mlp-{name}" if training == "published" else f"mlp-{name}-{training}"
-    title = "MLP 784-200-200-10" if training == "published" else f"MLP 784-200-200-10 ({training})"
+    CONSOLE.print(f"{task.name}, {TRAININGS[training]}: {spent:.1f} s", highlight=False)
+    kept = f"mlp-{name}" if training == "rate" else f"mlp-{name}-{training}"
+    title = f"MLP 784-200-200-10, SGD of rate {TRAININGS[training].rate:g}, decay {TRAININGS[training].decay:g}"
     rows = finish(asked, kept, model, task, title, ways=WAYS + OURS)
-    if training == "published" and not asked.quick:
+    if not asked.quick and len(task.test[0]) == 10_000:
         beside(rows, PUBLISHED[name])
     return rows
 
@@ -121,7 +116,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """The networks that were asked for."""
     parser = options(__doc__)
     parser.add_argument("--set", nargs="+", choices=list(PUBLISHED), default=["mnist"])
-    parser.add_argument("--training", nargs="+", choices=list(TRAININGS), default=["published"])
+    parser.add_argument("--training", nargs="+", choices=list(TRAININGS), default=["rate"])
     asked = parser.parse_args(arguments)
     return [row for name in asked.set for training in asked.training for row in one(asked, name, training)]
 

@@ -77,13 +77,13 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser = options(__doc__)
     parser.add_argument("--network", nargs="+", choices=["batchnorm", "fixup"], default=["batchnorm", "fixup"])
     asked = parser.parse_args(arguments)
-    task = halved(colour(folder(asked, "cifar10"), train=5_000))
-    task = (task.cut(100, 40) if asked.quick else task.cut(5_000, 1_000)).to(asked.device)
+    task = halved(colour(folder(asked, "cifar10"), train=2_500))
+    task = (task.cut(100, 40) if asked.quick else task.cut(2_500, 500)).to(asked.device)
     rows = []
     for kind in asked.network:
         torch.manual_seed(asked.seed)
         model = network(kind).to(asked.device)
-        train(model, task.train, cross_entropy, epochs=1 if asked.quick else 20, rate=5e-3)
+        train(model, task.train, cross_entropy, epochs=6 if asked.quick else 25, rate=5e-3)
         title = {"batchnorm": "ResNet with BatchNorm", "fixup": "ResNet with FixUp"}[kind]
         rows += finish(asked, f"resnet-{kind}", model, task, title)
     return rows

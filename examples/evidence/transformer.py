@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     torch.manual_seed(asked.seed)
     length = task.train[0].shape[-2] if words == 0 else task.train[0].shape[1]
     model = Transformer(words, length, 10 if words == 0 else 6).to(asked.device)
-    train(model, task.train, cross_entropy, epochs=1 if asked.quick else 12, rate=3e-3, decay=0.01)
+    train(model, task.train, cross_entropy, epochs=10 if asked.quick else 12, rate=3e-3, decay=0.01)
     return finish(asked, "transformer", model, task, "Transformer, pre-norm")
 
 
