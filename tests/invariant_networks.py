@@ -36,11 +36,13 @@ class Block(nn.Module):
 class Stream(nn.Module):
     """A transformer over tokens whose only normalisations are before each branch and at the end."""
 
-    def __init__(self, bias: bool = True, activation: nn.Module | None = None, tied: bool = False) -> None:
+    def __init__(
+        self, bias: bool = True, activation: nn.Module | None = None, tied: bool = False, blocks: int = 2
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(7, 4)
         self.places = nn.Parameter(torch.randn(5, 4))
-        self.blocks = nn.Sequential(*(Block(4, bias, activation or nn.GELU()) for _ in range(2)))
+        self.blocks = nn.Sequential(*(Block(4, bias, activation or nn.GELU()) for _ in range(blocks)))
         self.norm = nn.LayerNorm(4)
         self.head = nn.Linear(4, 7 if tied else 3, bias=bias)
         if tied:

@@ -465,6 +465,9 @@ def check_values(
         raise ValueError(f"it knows impossible things of the network ({short(plan.axes)}, {short(plan.costs)})")
     if set(values["rules"]) != set(values["asked"].names):
         raise ValueError("its rules are not those of its weights")
+    sets = values["prior"].sets
+    if not all(sets) or not {name for own in sets for name in own} <= dict(model.named_parameters()).keys():
+        raise ValueError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
     check_prior(values["prior"], space)
 
 
@@ -472,7 +475,4 @@ def check_prior(prior: Prior, space: Space) -> None:
     """Refuse a prior that is not of these weights."""
     if prior.kind not in PRIORS or not prior.precision.is_floating_point() or not bool((prior.precision > 0).all()):
         raise ValueError(f"its prior is {short(prior.kind)} with precisions {short(prior.precision)}")
-    strange = [name for own in prior.sets for name in own if name not in dict(model.named_parameters())]
-    if strange or not all(prior.sets):
-        raise ValueError(f"its prior has sets of weights, {short(prior.sets)}, that the network does not have")
     prior.count(space)

@@ -19,6 +19,7 @@ from .plane import Terms, descend, energy_terms
 from .target import Target, norm
 
 REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
+ROUNDING = 1e3  # of the loss's own rounding: decrements below it are as good as none
 STALE = 5  # steps without a better gradient, once rounding hides what they gain
 
 
@@ -58,23 +59,30 @@ class Facts:
 
 @dataclass
 class Stopping:
-    """When to stop: the decrement is small, and so was the last gain; or rounding hides all that is left."""
+    """When to stop: little is left to gain, or rounding hides all that is left.
+
+    What is left is the decrement, times what the last step gained over its own where that was more: the
+    preconditioner may think too much of the curvature.
+    """
 
     tolerance: float
     slack: float = 0.0
-    gain: float = 0.0
+    gain: float = 0.0  # of the last step
+    before: float = 0.0  # the decrement then
     best: float = math.inf
     stale: int = 0
 
     def ends(self, decrement: float, log: Log) -> bool:
         """Whether this is the end; the log then says why."""
-        if decrement <= self.tolerance and self.gain <= max(self.tolerance, self.slack):
+        more = self.gain / self.before if self.before > 0 and self.gain > self.slack else 1.0
+        self.before = decrement
+        if decrement * max(more, 1.0) <= self.tolerance:
             log.converged, log.stopped = True, f"the decrement is at most {self.tolerance:g}"
             return True
         self.stale = self.stale + 1 if self.gain <= self.slack and decrement > 0.5 * self.best else 0
         self.best = min(self.best, decrement)
         if self.stale >= STALE:
-            log.converged = decrement <= max(self.tolerance, self.slack)
+            log.converged = decrement <= max(self.tolerance, ROUNDING * self.slack)
             log.stopped = "no step lowers the loss beyond rounding"
         return self.stale >= STALE
 
@@ -150,16 +158,21 @@ class Solver:
 
     def energy(self) -> float:
         """Of the linear model, at scale 1."""
-        made = [
-            part.likelihood.energy(u, part.y).sum(dtype=torch.float64)
-            for part, u in zip(self.parts, self.u, strict=True)
-        ]
-        return float(torch.stack(made).sum())
+        return self._energies()[0]
+
+    def _energies(self) -> tuple[float, float]:
+        """Summed, and the sum of their sizes."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.e.device)
+        for part, u in zip(self.parts, self.u, strict=True):
+            total += sized(part.likelihood.energy(u, part.y))
+        energy, size = total.tolist()
+        return energy, size
 
     def _loss(self, target: Target) -> tuple[float, float]:
         """And how far rounding takes it."""
-        loss = target.strength * self.energy() + target.products(self.e, ())[0]
-        return loss, torch.finfo(self.u[0].dtype).eps * abs(loss)
+        energy, size = self._energies()
+        half = target.products(self.e, ())[0]
+        return target.strength * energy + half, rounding(target.strength * size + half, self.u[0].dtype)
 
     def _advance(self, target: Target, z: Tensor, squared: float, slack: float) -> float:
         """To the least loss in the plane of z and the last direction: one product with J; says what it gained."""
@@ -211,12 +224,23 @@ def noted(facts: Facts, part: Part, f: Tensor) -> None:
     facts.rest += float(part.likelihood.rest(part.y))
 
 
+def sized(energy: Tensor) -> Tensor:
+    """(2,): the sum of energies (N,), and of their sizes, in float64."""
+    return torch.stack([energy.sum(dtype=torch.float64), energy.abs().sum(dtype=torch.float64)])
+
+
+def rounding(size: float, dtype: torch.dtype) -> float:
+    """How far two evaluations of the same sum may be apart."""
+    return 4 * torch.finfo(dtype).eps * size
+
+
 def checked(squared: float, loss: float) -> None:
     """Refuse gradients and losses that are not finite."""
     if not math.isfinite(squared) or not math.isfinite(loss):
         raise ValueError(
             f"The linear model's loss is {loss:g} and its squared gradient {squared:g}; expected finite numbers. Use a "
-            "larger prior precision, or a network in float64."
+            "larger prior precision, or a network in float64. A likelihood that is not convex in its outputs (a "
+            "variance among them) may have no minimum."
         )
 
 

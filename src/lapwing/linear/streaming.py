@@ -16,7 +16,7 @@ from torch import Tensor
 from ..likelihoods import score
 from .passes import Passes
 from .plane import Terms, energy_terms
-from .solver import Facts, Log, Stopping, checked, noted, transposed
+from .solver import Facts, Log, Stopping, checked, noted, rounding, sized, transposed
 from .target import Target, norm
 
 HALVINGS = 30
@@ -32,6 +32,7 @@ class Streamed:
     products: float = 0.0
     d: Tensor | None = None  # (D,)
     last: float = math.nan  # the energy found by the last pass
+    slack: float = 0.0  # the rounding of the loss
 
     def solve(self, target: Target, tolerance: float, steps: int) -> Log:
         """Walk downhill until the decrement is below the tolerance, or for so many steps."""
@@ -39,7 +40,7 @@ class Streamed:
         for step in range(steps + 1):
             loss, g = self._accepted(target, before, stopping.slack)
             stopping.gain = before - loss if step else 0.0
-            stopping.slack = torch.finfo(self.e.dtype).eps * abs(loss)
+            stopping.slack = self.slack
             before, length = loss, norm(g)
             squared = target.precondition(g)  # g is now the direction
             checked(squared, loss)
@@ -77,20 +78,22 @@ class Streamed:
         space = self.passes.network.space
         total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
         first = not self.facts.examples
-        energy = torch.zeros((), dtype=torch.float64, device=self.e.device)
+        energy = torch.zeros(2, dtype=torch.float64, device=self.e.device)
         for part in self.passes.parts("gradient"):
             f, pushed = self.passes.push(part, self.e)
             if first:
                 noted(self.facts, part, f)
             u = f + pushed
-            energy += part.likelihood.energy(u, part.y).sum(dtype=torch.float64)
+            energy += sized(part.likelihood.energy(u, part.y))
             given = score(part.likelihood, u, part.y) * target.strength
             self.passes.pull(part, functools.partial(alone, given), total)
         self.products += 1.0
         g = total if space.mask is None else total[space.mask.to(total.device)]
         target.add_gradient(self.e, g)
-        self.last = float(energy)
-        loss = target.strength * self.last + target.products(self.e, ())[0]
+        self.last, size = energy.tolist()
+        half = target.products(self.e, ())[0]
+        self.slack = rounding(target.strength * size + half, self.e.dtype)
+        loss = target.strength * self.last + half
         return (loss if math.isfinite(loss) else math.inf), g
 
     def _advance(self, target: Target, z: Tensor, squared: float) -> None:

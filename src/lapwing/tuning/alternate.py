@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SMALL = 0.5  # effective dimensions below which a group's precision matters little to anything
 LOOSE = 0.1  # of the logarithms' last change: what an inexact mode may change them by
 LONGEST = 3.0  # the longest step in a logarithm: a factor of 20
-CONCAVE = 0.05  # the share of the second derivative at a mode held fixed that has to be left where it follows
+CONCAVE = 0.2  # the share of the second derivative at a mode held fixed that has to be left where it follows
 HISTORY = 5  # turns that an extrapolation is made of
 
 
@@ -103,8 +103,7 @@ class Turns:
             gradient = gradient_of(problem, point)
             step = newton(problem, point, answers, gradient, allowed.open(z, gradient))
             # Where the evidence is not concave it goes on uphill all the same.
-            away = gradient.sign() * (update - z).abs().clamp(min=1.0)
-            step = torch.where(torch.isfinite(step), step, away).clamp(-LONGEST, LONGEST)
+            step = torch.where(torch.isfinite(step), step, 2 * (update - z)).clamp(-LONGEST, LONGEST)
         step[:-1] = torch.where(falling(point, answers), (2 * point.gamma / OFF).log().clamp(min=1.0), step[:-1])
         return allowed.clip(torch.where(allowed.free, z + step, z))
 
@@ -229,32 +228,32 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
     """The turns; where it ends precisions and mode belong together."""
     asked, anderson = turns.asked, Anderson()
     place = place_of(turns.allowed.clip(vector(turns.problem.start())))
-    gamma = turns.problem.at(place).gamma
-    moved, best, image = 1.0, -math.inf, None
-    for number in range(asked.steps):
+    gamma, moved = turns.problem.at(place).gamma, 1.0
+    here: Tensor | None = None  # the last place that was kept, its value, and where a plain turn led from there
+    value, plain = -math.inf, vector(place)
+    for _ in range(asked.steps):
         problem, answers = turns.mode(place, exactness(gamma, turns.range().free, moved))
-        if not number:
+        point, z = problem.at(place), vector(place)
+        if here is None:
             check_data(turns.la, turns.solver.facts)
-        point = problem.at(place)
-        if not point.finite:
-            turns.at(place).log_evidence()  # says what is wrong
-        slack = turns.log.decrements[-1] + 1e-12 * abs(point.value)
-        if image is not None and point.value < best - slack:  # extrapolated too far: back to the plain turn
+            if not point.finite:
+                turns.at(place).log_evidence()  # says what is wrong
+        elif not point.value >= value - turns.log.decrements[-1] - 1e-12 * abs(value):
+            # Too far: the plain turn where this was none, and ever shorter ones, all of which begin uphill.
             anderson.forget()
-            place, image = image, None
+            place = place_of(plain if not torch.equal(z, plain) else here + 0.5 * (z - here))
+            plain = vector(place)
             continue
         turns.note(point)
-        best, gamma = max(best, point.value), point.gamma
+        gamma = point.gamma
         turns.off |= (gamma < OFF) & (gamma >= point.pull) & turns.allowed.free[:-1]
         free = turns.range().free
-        z, after = vector(place), turns.better(problem, point, answers)
-        moved = float((after - z).abs().max())
-        anderson.note(z, after)
+        here, value, plain = z, point.value, turns.better(problem, point, answers)
+        moved = float((plain - z).abs().max())
+        anderson.note(z, plain)
         following = turns.allowed.clip(torch.where(free, anderson.next(free), z))
-        left = max(moved, float((following - z).abs().max()))
-        if left <= asked.tolerance:
+        if max(moved, float((following - z).abs().max())) <= asked.tolerance:
             return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
-        image = place_of(after) if not torch.equal(following, after) else None
         place = place_of(following)
     turns.note(turns.mode(place, exactness(gamma, turns.range().free, moved))[0].at(place))
     return place, f"{asked.steps} turns were not enough", False

@@ -1,0 +1,319 @@
+"""Tuning by the evidence at the mode of the linear model: exact laws, and what the trace says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lapwing as lw
+from conftest import DEVICE
+from fitting import built, classes, fitted, normal
+from lapwing.tuning.alternate import Anderson
+from tables import moved
+from test_purity import changed, snapshot
+
+METHODS = ("evidence", "fixed_point")
+
+
+def regression_data() -> tuple[Tensor, Tensor]:
+    """Thirty examples of a noisy linear law."""
+    x = normal(30, 4)
+    return x, x @ torch.tensor([[1.0], [-2.0], [0.5], [0.2]]).double() + 0.7 + 0.3 * normal(30, 1, seed=5)
+
+
+def linear_network(seed: int, size: float = 1.0) -> nn.Module:
+    """A linear model with whatever weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Linear(4, 1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(size)
+    return model
+
+
+def marginal(x: Tensor, y: Tensor, weight: float, bias: float, noise: float) -> float:
+    """The log marginal likelihood of Bayesian linear regression."""
+    cov = x @ x.T / weight + torch.ones(len(x), len(x)).double() / bias + noise**2 * torch.eye(len(x)).double()
+    return float(torch.distributions.MultivariateNormal(torch.zeros(len(x)).double(), cov).log_prob(y[:, 0]))
+
+
+def best(x: Tensor, y: Tensor) -> Tensor:
+    """(3,): logarithms of both precisions and of the noise at the top of the marginal likelihood, by Newton's method."""
+
+    def value(z: Tensor) -> Tensor:
+        cov = x @ x.T / z[0].exp() + torch.ones(len(x), len(x)).double() / z[1].exp()
+        cov = cov + (2 * z[2]).exp() * torch.eye(len(x)).double()
+        return torch.distributions.MultivariateNormal(torch.zeros(len(x)).double(), cov).log_prob(y[:, 0])
+
+    z = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([z], lr=1.0, max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        loss = -value(z)
+        loss.backward()
+        return loss
+
+    search.step(closure)
+    return z.detach()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_linear_model_from_any_weights(method: str, seed: int) -> None:
+    """Precisions, noise, mode and evidence are those of Bayesian linear regression, whatever the weights are."""
+    x, y = regression_data()
+    model = linear_network(seed, 10.0**seed)
+    la = fitted(model, x, y, "regression", "full", prior=lw.Prior.layerwise(1.0))
+    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-9)
+    top = best(x, y)
+    assert made.trace.converged
+    assert torch.allclose(made.prior.precision.log().cpu(), top[:2], atol=1e-6)
+    assert math.log(made.likelihood.noise) == pytest.approx(float(top[2]), abs=1e-6)
+    expected = marginal(x, y, *top.exp().tolist())
+    assert float(made.log_evidence()) == pytest.approx(expected, abs=1e-8)
+    assert made.trace.values[-1] == pytest.approx(expected, abs=1e-8)
+    wide = torch.cat([x, torch.ones(30, 1).double()], 1)
+    scale = math.exp(-2 * float(top[2]))
+    delta = torch.diag(torch.cat([top[0].expand(4), top[1:2]]).exp())
+    ridge = torch.linalg.solve(scale * wide.T @ wide + delta, scale * wide.T @ y)[:, 0]
+    assert torch.allclose((made.mode + made.linear.displacement).cpu(), ridge, atol=1e-6)
+    assert made.linear.converged and made.evidence().where == "the mode of the linear model"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "block", "ekfac"])
+def test_where_it_ends_nothing_moves(method: str, structure: str) -> None:
+    """MacKay's fixed point holds at the mode that these precisions have, and the total derivative vanishes."""
+    model, x, y = network()
+    la = fitted(model, x, y, "classification", structure, prior=lw.Prior.groups({"0": 1.0, "2": 1.0}))
+    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-7)
+    again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-16)
+    assert torch.allclose(again.linear.displacement, made.linear.displacement, atol=1e-4)
+    parts = again.evidence()
+    theta = (again.mode + again.linear.displacement).cpu()
+    pull = torch.stack([piece.square().sum() for piece in theta.split([30, 21])]) * made.prior.precision.cpu()
+    assert torch.allclose(parts.effective_dimensions, pull, rtol=1e-4)
+    before = float(again.log_evidence())
+    for factor in (0.9, 1.1):
+        for place in (0, 1):
+            precision = made.prior.precision.clone()
+            precision[place] *= factor
+            there = again.with_prior(made.prior.with_precision(precision))
+            there = there.at_linear_mode((moved(x), moved(y)), tolerance=1e-10)
+            assert float(there.log_evidence()) < before
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    """A classifier with 60 examples of which it has learnt something."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+    x = normal(60, 4)
+    y = (x[:, :3] * x[:, 1:] * 2 + 0.5 * normal(60, 3, seed=9)).argmax(1)
+    search = torch.optim.Adam(model.parameters(), 0.03)
+    for _ in range(150):
+        search.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        search.step()
+    return model, x, y
+
+
+def test_the_trace_and_the_start() -> None:
+    """It begins at `P_g / |theta_g - mu_g|^2`, and every step has its decrement, gradient and products."""
+    model, x, y = network()
+    la = fitted(model, x, y, "classification", prior=lw.Prior.layerwise(1.0, mean=0.1))
+    made = la.tune(mode="linear", data=(moved(x), moved(y)))
+    weights = [parameter.detach() for parameter in model.parameters()]
+    start = torch.stack([each.numel() / (each - 0.1).square().sum() for each in weights])
+    assert torch.allclose(made.trace.precisions[0].cpu(), start)
+    trace = made.trace
+    assert len(trace) == len(trace.decrements) == len(trace.gradients) == len(trace.products) == len(trace.precisions)
+    assert list(trace.products) == sorted(trace.products) and trace.products[-1] <= made.linear.products
+    assert trace.effective_dimensions.shape == trace.precisions.shape
+    assert "products over the data" in repr(trace)
+    assert trace.values[-1] == pytest.approx(max(trace.values), abs=1e-3)
+    given = la.tune(mode="linear", data=(moved(x), moved(y)), start=3.0).trace
+    assert torch.allclose(given.precisions[0], torch.full_like(given.precisions[0], 3.0))
+    assert given.values[-1] == pytest.approx(trace.values[-1], abs=0.02)
+
+
+def test_covariance_under_rescaling() -> None:
+    """Inputs in other units: weights of a group times k have precisions over k^2, from the first step to the last."""
+    x, y = regression_data()
+    traces = []
+    for k in (1.0, 7.0):
+        model = linear_network(0)
+        with torch.no_grad():
+            model.weight.mul_(k)
+        la = fitted(model, x / k, y, lw.Gaussian(0.4), "full", prior=lw.Prior.layerwise(1.0))
+        traces.append(la.tune(mode="linear", data=(moved(x / k), moved(y)), tolerance=1e-8).trace)
+    first, second = traces
+    assert torch.allclose(first.precisions[:, 0], 49 * second.precisions[:, 0], rtol=1e-6)
+    assert torch.allclose(first.precisions[:, 1], second.precisions[:, 1], rtol=1e-6)
+    assert torch.allclose(torch.tensor(first.values), torch.tensor(second.values), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_without_a_use_are_switched_off(method: str) -> None:
+    """Inputs that have nothing to say: their weights go to the prior's mean, and that is said."""
+    x, y = normal(40, 6), normal(40, 1, seed=3)
+    y = x[:, :1] + 0.1 * y
+    model = nn.Sequential()
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(1)
+                self.used, self.other = nn.Linear(1, 1, bias=False), nn.Linear(5, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x[:, :1]) + self.other(x[:, 1:])
+
+    model = Two().double()
+    residual = x[:, 1:] - x[:, :1] * (x[:, :1] * x[:, 1:]).sum(0) / x[:, :1].square().sum()
+    basis = torch.linalg.qr(residual).Q
+    y = y - basis @ (basis.T @ y)  # nothing in the targets that the others could explain
+    la = fitted(model, x, y, lw.Gaussian(0.1), "full", prior=lw.Prior.layerwise(1.0))
+    with pytest.warns(lw.TuningWarning, match=r"'other.weight' switched off: less than 0.001 effective dimensions"):
+        made = la.tune(method, mode="linear", data=(moved(x), moved(y)), noise=False)
+    assert made.trace.converged
+    assert float(made.evidence().effective_dimensions[1]) < 1e-3
+    after = made.mode + made.linear.displacement
+    assert float(after[1:].abs().max()) < 1e-3 < float(after[0].abs())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_at_the_priors_mean_keep_their_precision_at_the_start(method: str) -> None:
+    """`P / 0` is no precision to begin from."""
+    x, y = regression_data()
+    model = linear_network(0)
+    with torch.no_grad():
+        model.bias.zero_()
+    la = fitted(model, x, y, "regression", "full", prior=lw.Prior.layerwise([2.0, 3.0]))
+    made = la.tune(method, mode="linear", data=(moved(x), moved(y)))
+    assert float(made.trace.precisions[0, 1]) == 3.0
+    assert torch.allclose(made.prior.precision.log().cpu(), best(x, y)[:2], atol=2e-3)
+
+
+@pytest.mark.parametrize("prior", [lw.Prior.scalar(), lw.Prior.g_prior(), lw.Prior.unitwise()])
+def test_other_priors(prior: lw.Prior) -> None:
+    """One precision, ratios of the curvature, one per unit: total derivatives vanish."""
+    model, x, y = network()
+    la = fitted(model, x, y, "classification", "full", prior=prior)
+    with pytest.warns(lw.TuningWarning) if prior.kind == "unitwise" else Quiet():
+        made = la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=1e-6)
+    precision = made.prior.precision.log().clone().requires_grad_()
+    value = made.log_evidence(prior=made.prior.with_precision(precision.exp()))
+    (slope,) = torch.autograd.grad(value, precision)
+    live = made.evidence().effective_dimensions > 1e-3
+    assert float(slope.cpu()[live].abs().max()) < 1e-4
+
+
+class Quiet:
+    """No warning is expected."""
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_noise_alone_and_prior_alone() -> None:
+    """What is not tuned stays as it is."""
+    x, y = regression_data()
+    data = moved(x), moved(y)
+    la = fitted(linear_network(0), x, y, lw.Gaussian(0.9), "full", prior=1.5)
+    alone = la.tune(mode="linear", data=data, prior=False, tolerance=1e-9)
+    assert alone.prior is la.prior
+    values = {noise: marginal(x, y, 1.5, 1.5, noise) for noise in (alone.likelihood.noise * f for f in (0.99, 1, 1.01))}
+    assert max(values, key=lambda noise: values[noise]) == alone.likelihood.noise
+    assert float(alone.log_evidence()) == pytest.approx(values[alone.likelihood.noise], abs=1e-8)
+    held = la.tune(mode="linear", data=data, noise=False, tolerance=1e-9)
+    assert held.likelihood.noise == 0.9
+    p = float(held.prior.precision)
+    assert marginal(x, y, p, p, 0.9) > max(marginal(x, y, p * f, p * f, 0.9) for f in (0.99, 1.01))
+
+
+def test_a_loader_read_anew() -> None:
+    """Shuffled and too large to keep: the same precisions; nothing of the user's is touched."""
+    x, y = regression_data()
+    la = fitted(linear_network(0), x, y, "regression", "full", prior=lw.Prior.layerwise(1.0))
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+    before = snapshot(la.model)
+    made = la.tune(mode="linear", data=loader, memory=100, tolerance=1e-6)
+    assert changed(la.model, before) == []
+    assert torch.allclose(made.prior.precision.log().cpu(), best(x, y)[:2], atol=1e-4)
+
+
+def test_the_trained_weights_again() -> None:
+    """`tune()` is by the evidence there, and leaves the linear mode behind; validation keeps it."""
+    model, x, y = network()
+    la = fitted(model, x, y, "classification")
+    at = la.at_linear_mode((moved(x), moved(y)))
+    plain, after = la.tune(), at.tune()
+    assert after.linear is None
+    assert torch.allclose(after.prior.precision, plain.prior.precision)
+    kept = (
+        at.tune("validation", data=(moved(x), moved(y)), steps=2)
+        if DEVICE == "none"
+        else at.tune("grid", grid=[0.5, 1.0, 2.0], data=(moved(x), moved(y)))
+    )
+    assert kept.linear is at.linear
+
+
+def test_too_few_turns() -> None:
+    """It says so, and precisions and mode still belong together."""
+    model, x, y = network()
+    la = fitted(model, x, y, "classification", prior=lw.Prior.layerwise(1.0))
+    with pytest.warns(lw.TuningWarning, match=r"Tuning did not converge: 2 turns were not enough"):
+        made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=2, tolerance=1e-9)
+    assert not made.trace.converged and not made.linear.converged
+    assert made.evidence().where == "the mode of the linear model"
+    assert made.trace.values[-1] == pytest.approx(float(made.log_evidence()), abs=1e-6)
+
+
+def test_extrapolation_finds_a_linear_maps_fixed_point() -> None:
+    """In as many steps as there are numbers, and one."""
+    matrix = torch.tensor([[0.9, 0.05, 0.0], [0.0, 0.8, 0.1], [0.1, 0.0, 0.7]], dtype=torch.float64)
+    shift = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    top = torch.linalg.solve(torch.eye(3).double() - matrix, shift)
+    anderson, z = Anderson(), torch.zeros(3).double()
+    everything = torch.ones(3, dtype=torch.bool)
+    for _ in range(5):
+        anderson.note(z, matrix @ z + shift)
+        z = anderson.next(everything)
+    assert torch.allclose(z, top, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "linear"}, r"mode='linear' passes over the training data; give it as data="),
+        ({"mode": "liner", "data": ()}, r"mode='liner' is not known; did you mean 'linear'\?"),
+        ({"mode": None}, r"mode=None is not known; Known: trained, linear"),
+        (
+            {"mode": "linear", "method": "validation", "data": ()},
+            r"mode='linear' with method='validation', whose score",
+        ),
+        ({"mode": "linear", "method": "grid"}, r"mode='linear' with method='grid'.*use method='evidence'"),
+        ({"data": ()}, r"data= was given.*needs none at the trained weights; use mode='linear' with the training data"),
+        ({"memory": 1e9}, r"memory= and progress= are for passes over the training data, with mode='linear'"),
+        ({"mode": "linear", "data": (), "temperature": True}, r"The evidence cannot choose a temperature"),
+        ({"mode": "linear", "data": (), "grid": [1.0]}, r"grid= was given, but method='evidence' has none"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], words: str) -> None:
+    """With what to do instead."""
+    x, y = normal(10, 4), classes(3, 10)
+    la = fitted(built(nn.Linear(4, 3)), x, y, "classification")
+    with pytest.raises(ValueError, match=words):
+        la.tune(**options)
