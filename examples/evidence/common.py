@@ -24,7 +24,7 @@ import lapwing as lw
 from lapwing.evaluate import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
-TURNS = 20  # between the mode of the linear model and the precisions, at most
+TURNS = 10  # between the mode of the linear model and the precisions, at most
 # Okabe and Ito's colours, told apart by the colour-blind; markers differ too.
 GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
 COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
@@ -62,6 +62,7 @@ WAYS = (
     Way("evidence at theta*, g-prior", "linear", "g-prior"),
     Way("validation data, one precision", "validation", "one"),
 )
+BASIC = tuple(way for way in WAYS if way.prior != "g-prior")
 
 
 @dataclass(frozen=True)
@@ -227,11 +228,22 @@ def compare(
     return rows, fits
 
 
-def curve(la: lw.Laplace, task: Task, low: float, high: float, count: int = 13) -> list[tuple[float, float]]:
-    """Test NLL for one precision from 10^low to 10^high: what there was to gain."""
-    short = Task(task.name, task.train, task.validation, tuple(each[:1000] for each in task.test))  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Curve:
+    """NLL on the first test examples for one precision, and the network's own on the same."""
+
+    points: list[tuple[float, float]] = field(default_factory=list)
+    network: float = 0.0
+
+
+def curve(la: lw.Laplace, task: Task, low: float, high: float, count: int = 13) -> Curve:
+    """From 10^low to 10^high: what there was to gain."""
+    x, y = task.test
+    short = Task(task.name, task.train, task.validation, (x[:1000], y[:1000]))
     values = torch.logspace(low, high, count).tolist()
-    return [(value, judged(la.with_prior(value), short)["nll"]) for value in values]
+    kind = "classification" if isinstance(la.likelihood, lw.Categorical) else "regression"
+    own = plain(la.model, short, kind).scores["nll"]
+    return Curve([(value, judged(la.with_prior(value), short)["nll"]) for value in values], own)
 
 
 def table(rows: Sequence[Row], title: str) -> None:
@@ -257,18 +269,16 @@ def shown(name: str, value: float | None) -> str:
     return f"{value:{digits}}"
 
 
-def keep(
-    out: Path, name: str, rows: Sequence[Row], title: str, points: Sequence[tuple[float, float]] = (), **more: Any
-) -> None:
+def keep(out: Path, name: str, rows: Sequence[Row], title: str, swept: Curve | None = None, **more: Any) -> None:
     """Print the table, write the figures as JSON and the picture."""
     table(rows, title)
     out.mkdir(parents=True, exist_ok=True)
-    content = {"title": title, "rows": [asdict(row) for row in rows], "curve": list(points), **more}
+    content = {"title": title, "rows": [asdict(row) for row in rows], "curve": asdict(swept or Curve()), **more}
     (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    picture(rows, title, points, out / f"{name}.png")
+    picture(rows, title, swept, out / f"{name}.png")
 
 
-def picture(rows: Sequence[Row], title: str, points: Sequence[tuple[float, float]], path: Path) -> None:
+def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) -> None:
     """NLL and calibration by way, and NLL against one precision with what each way chose."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -279,13 +289,13 @@ def picture(rows: Sequence[Row], title: str, points: Sequence[tuple[float, float
     second = "ece" if "ece" in rows[0].scores else "covered"
     figure = Figure(figsize=(11, 0.34 * len(rows) + 1.7), layout="constrained", dpi=100)
     FigureCanvasAgg(figure)  # not pyplot: nothing global, no window
-    panels = figure.subplots(1, 3 if points else 2, width_ratios=[1, 1, 1.3] if points else [1, 1])
+    panels = figure.subplots(1, 3 if swept else 2, width_ratios=[1, 1, 1.3] if swept else [1, 1])
     for panel, score in zip(panels, ("nll", second), strict=False):
         dots(panel, rows, score, names=panel is panels[0])
     if second == "covered":
         panels[1].axvline(0.9, color=GREY, lw=0.8, ls=":")
-    if points:
-        swept(panels[2], rows, points)
+    if swept:
+        line(panels[2], rows, swept)
     figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -302,17 +312,20 @@ def dots(panel: Any, rows: Sequence[Row], score: str, names: bool) -> None:
     panel.axvline(rows[0].scores[score], color=GREY, lw=0.8, ls="--")
     for place, row in enumerate(rows):
         panel.plot(row.scores[score], -place, MARKERS[row.prior], color=COLOURS[row.mode], ms=7)
-    panel.set_yticks([-place for place in range(len(rows))], [symbols(row.name) for row in rows] if names else [], fontsize=9)
+    panel.set_yticks(
+        [-place for place in range(len(rows))], [symbols(row.name) for row in rows] if names else [], fontsize=9
+    )
     panel.set_ylim(-len(rows) + 0.5, 0.5)
     panel.set_title({"covered": "targets inside 90 % intervals"}.get(score, TITLES[score]), fontsize=10)
     panel.tick_params(axis="x", labelsize=8)
     panel.grid(alpha=0.25)
 
 
-def swept(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, float]]) -> None:
+def line(panel: Any, rows: Sequence[Row], swept: Curve) -> None:
     """NLL against one precision, with the one that each way chose."""
+    points = swept.points
     panel.semilogx([x for x, _ in points], [y for _, y in points], "-", color="black", lw=1.2)
-    panel.axhline(rows[0].scores["nll"], color=GREY, lw=0.8, ls="--")
+    panel.axhline(swept.network, color=GREY, lw=0.8, ls="--", label="MAP")
     styles = {
         "trained": (symbols("evidence at theta~"), "-"),
         "linear": (symbols("evidence at theta*"), "-"),
@@ -323,21 +336,23 @@ def swept(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, float]]
         if row.prior == "one" and row.fit == "all, kron" and points[0][0] <= at <= points[-1][0]:
             label, dashes = styles[row.mode]
             panel.axvline(at, color=COLOURS[row.mode], ls=dashes, label=label)
-    panel.set_title("test NLL against one precision", fontsize=10)
+    panel.set_title("NLL of 1,000 test examples against one precision", fontsize=10)
     panel.tick_params(labelsize=8)
     panel.legend(fontsize=8)
     panel.grid(alpha=0.25)
 
 
-def finish(asked: argparse.Namespace, name: str, model: nn.Module, task: Task, title: str, **settings: Any) -> list[Row]:
+def finish(
+    asked: argparse.Namespace, name: str, model: nn.Module, task: Task, title: str, **settings: Any
+) -> list[Row]:
     """Compare, print and keep: what most scripts end with."""
     rows, fits = compare(model, task, turns=2 if asked.quick else TURNS, **settings)
     la = fits["all, kron"]
     ours = [row for row in rows if row.prior == "one" and row.fit == "all, kron" and row.mode != "validation"]
     spread = torch.tensor([value for row in ours for value in row.precisions.values()]).log10()
-    points = curve(la, task, float(spread.min()) - 1.5, float(spread.max()) + 1.5, 3 if asked.quick else 13)
+    swept = curve(la, task, float(spread.min()) - 1.5, float(spread.max()) + 1.5, 3 if asked.quick else 13)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    keep(asked.out, name, rows, f"{title}, {weights:,} weights, {task.name}", points, weights=weights, seed=asked.seed)
+    keep(asked.out, name, rows, f"{title}, {weights:,} weights, {task.name}", swept, weights=weights, seed=asked.seed)
     return rows
 
 

@@ -7,6 +7,7 @@ A residual network with BatchNorm on CIFAR-10, most of whose weights work on 4 x
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def network(width: int, blocks: int) -> nn.Sequential:
     """Four convolutions down to an eighth of the size, residual blocks there, and a linear head."""
     layers: list[nn.Module] = []
     sizes = (3, width // 8, width // 4, width // 2, width)
-    for place, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for place, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
         layers += [nn.MaxPool2d(2)] if place else []
     layers += [Block(width) for _ in range(blocks)]
@@ -85,9 +86,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     steps = Steps(asked.device)
     with steps.step("reading"):
         task = colour(folder(asked, "cifar10"), train=asked.train)
-        task = (task.cut(48, 16) if asked.quick else task.cut(asked.train, asked.test)).to(asked.device)
+        task = (task.cut(32, 8) if asked.quick else task.cut(asked.train, asked.test)).to(asked.device)
     torch.manual_seed(asked.seed)
-    model = network(*((32, 1) if asked.quick else (512, 5))).to(asked.device)
+    model = network(*((16, 1) if asked.quick else (512, 5))).to(asked.device)
     with steps.step("training"):
         train(model, task.train, cross_entropy, epochs=6 if asked.quick else asked.epochs, rate=2e-3, batch=128)
     rows = [plain(model, task, "classification")]

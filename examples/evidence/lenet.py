@@ -1,4 +1,4 @@
-"""A LeNet-style CNN without normalisation on MNIST: where the evidence chooses the prior, and what it does to predictions.
+"""A LeNet-style CNN without normalisation on MNIST: which prior the evidence chooses, and what predictions it makes.
 
 python examples/evidence/lenet.py --data DIR
 """
@@ -24,10 +24,10 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task = digits(folder(asked, "mnist"), "mnist")
-    task = (task.cut(150, 60) if asked.quick else task.cut(3_000, 1_000)).to(asked.device)
+    task = (task.cut(60, 30) if asked.quick else task.cut(1_500, 1_000)).to(asked.device)
     torch.manual_seed(asked.seed)
     model = network().to(asked.device)
-    train(model, task.train, cross_entropy, epochs=8 if asked.quick else 20)
+    train(model, task.train, cross_entropy, epochs=15 if asked.quick else 30)
     return finish(asked, "lenet", model, task, "LeNet")
 
 

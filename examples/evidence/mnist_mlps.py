@@ -4,7 +4,8 @@
 
 MLP 784-200-200-10 with tanh and dropout, 20,000 steps of 100 images. Published with Variational-LLA: NLL and ECE of
 the network, of KFAC and of a diagonal over all weights, and of the last layer, all with one precision by the evidence
-at the trained weights. The evidence at the mode of the linear model comes after them.
+at the trained weights. The evidence at the mode of the linear model comes after them: hundreds of passes over 55,000
+images, minutes on a GPU (--device cuda) and an hour on one core, where --images 3000 --steps 2000 shows the same.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def beside(rows: list[Row], published: dict[str, tuple[float, float, float]]) ->
     for row in rows:
         if row.name in published:
             here = [row.scores[name] for name in ("nll", "ece", "auroc")]
-            table.add_row(row.name, *("  ".join(f"{value:.4f}" for value in side) for side in (published[row.name], here)))
+            table.add_row(
+                row.name, *("  ".join(f"{value:.4f}" for value in side) for side in (published[row.name], here))
+            )
     CONSOLE.print(table, highlight=False)
 
 
@@ -99,12 +102,15 @@ def one(asked: argparse.Namespace, name: str, training: str) -> list[Row]:
     """One network, from training to the figure."""
     task = digits(folder(asked, name), name)
     if asked.quick:
-        task = task.cut(300, 100)
+        task = task.cut(200, 60)
+    elif asked.images:
+        task = task.cut(asked.images, asked.images)
     task = task.to(asked.device)
     model = network(asked.seed, 20 if asked.quick else 200).to(asked.device)
-    spent = train(model, task.train, TRAININGS[training], 60 if asked.quick else 20_000)
+    spent = train(model, task.train, TRAININGS[training], 60 if asked.quick else asked.steps)
     CONSOLE.print(f"{task.name}, {TRAININGS[training]}: {spent:.1f} s", highlight=False)
     kept = f"mlp-{name}" if training == "rate" else f"mlp-{name}-{training}"
+    kept += f"-{asked.images}" if asked.images else ""
     title = f"MLP 784-200-200-10, SGD of rate {TRAININGS[training].rate:g}, decay {TRAININGS[training].decay:g}"
     rows = finish(asked, kept, model, task, title, ways=WAYS + OURS)
     if not asked.quick and len(task.test[0]) == 10_000:
@@ -117,6 +123,8 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser = options(__doc__)
     parser.add_argument("--set", nargs="+", choices=list(PUBLISHED), default=["mnist"])
     parser.add_argument("--training", nargs="+", choices=list(TRAININGS), default=["rate"])
+    parser.add_argument("--images", type=int, default=0, help="train and test on so many of them only; 0: on all")
+    parser.add_argument("--steps", type=int, default=20_000)
     asked = parser.parse_args(arguments)
     return [row for name in asked.set for training in asked.training for row in one(asked, name, training)]
 

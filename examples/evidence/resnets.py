@@ -9,7 +9,7 @@ precision for all weights cannot be right for all. FixUp has no such freedom: th
 from __future__ import annotations
 
 import torch
-from common import Row, cross_entropy, finish, folder, options, train
+from common import BASIC, Row, cross_entropy, finish, folder, options, train
 from readers import Task, colour
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,7 +33,7 @@ class Normalised(nn.Module):
 
 
 class FixUp(nn.Module):
-    """The same with single numbers as biases and scale in place of BatchNorm, and the second convolution zero at first."""
+    """The same with single numbers as biases and scale in place of BatchNorm; the second convolution is zero at first."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class FixUp(nn.Module):
         return F.relu(self.conv2(y + self.before2) * self.scale + self.after2 + self.short(x))
 
 
-def network(kind: str) -> nn.Sequential:
+def network(kind: str, widths: tuple[int, int, int] = WIDTHS) -> nn.Sequential:
     """A stem, three blocks and a linear head; 20,000 weights."""
-    first, second, third = WIDTHS
+    first, second, third = widths
     block: type[Normalised] | type[FixUp] = Normalised if kind == "batchnorm" else FixUp
     stem: list[nn.Module] = [nn.Conv2d(3, first, 3, 1, 1, bias=kind == "fixup")]
     stem += [nn.BatchNorm2d(first)] if kind == "batchnorm" else []
@@ -77,15 +77,15 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser = options(__doc__)
     parser.add_argument("--network", nargs="+", choices=["batchnorm", "fixup"], default=["batchnorm", "fixup"])
     asked = parser.parse_args(arguments)
-    task = halved(colour(folder(asked, "cifar10"), train=2_500))
-    task = (task.cut(100, 40) if asked.quick else task.cut(2_500, 500)).to(asked.device)
+    task = halved(colour(folder(asked, "cifar10"), train=1_500))
+    task = (task.cut(60, 30) if asked.quick else task.cut(1_500, 400)).to(asked.device)
     rows = []
     for kind in asked.network:
         torch.manual_seed(asked.seed)
-        model = network(kind).to(asked.device)
+        model = network(kind, (4, 8, 16) if asked.quick else WIDTHS).to(asked.device)
         train(model, task.train, cross_entropy, epochs=6 if asked.quick else 25, rate=5e-3)
         title = {"batchnorm": "ResNet with BatchNorm", "fixup": "ResNet with FixUp"}[kind]
-        rows += finish(asked, f"resnet-{kind}", model, task, title)
+        rows += finish(asked, f"resnet-{kind}", model, task, title, ways=BASIC)
     return rows
 
 

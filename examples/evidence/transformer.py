@@ -9,7 +9,7 @@ of all blocks scaled together leave the predictions alone, which no single layer
 from __future__ import annotations
 
 import torch
-from common import Row, cross_entropy, finish, folder, options, train
+from common import BASIC, Row, cross_entropy, finish, folder, options, train
 from readers import Task, digits, questions
 from torch import Tensor, nn
 
@@ -66,14 +66,12 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task, words = data(folder(asked, "text"), asked.quick)
-    if asked.quick:
-        task = task.cut(100, 40)
-    task = task.to(asked.device)
+    task = (task.cut(60, 30) if asked.quick else task.cut(2_000, 500)).to(asked.device)
     torch.manual_seed(asked.seed)
     length = task.train[0].shape[-2] if words == 0 else task.train[0].shape[1]
     model = Transformer(words, length, 10 if words == 0 else 6).to(asked.device)
-    train(model, task.train, cross_entropy, epochs=10 if asked.quick else 12, rate=3e-3, decay=0.01)
-    return finish(asked, "transformer", model, task, "Transformer, pre-norm")
+    train(model, task.train, cross_entropy, epochs=10 if asked.quick else 25, rate=3e-3, decay=0.01)
+    return finish(asked, "transformer", model, task, "Transformer, pre-norm", ways=BASIC)
 
 
 if __name__ == "__main__":

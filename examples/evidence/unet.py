@@ -9,7 +9,7 @@ said on every result. The noise is tuned with the prior.
 from __future__ import annotations
 
 import torch
-from common import WAYS, Row, finish, folder, options, train
+from common import BASIC, Row, finish, folder, options, train
 from readers import Pair, Task, digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,11 +55,11 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task = digits(folder(asked, "fashion_mnist"), "fashion_mnist")
-    task = noisy(task.cut(48, 16) if asked.quick else task.cut(500, 50), asked.seed).to(asked.device)
+    task = noisy(task.cut(32, 8) if asked.quick else task.cut(300, 30), asked.seed).to(asked.device)
     torch.manual_seed(asked.seed)
     model = UNet(4 if asked.quick else 8).to(asked.device)
     train(model, task.train, F.mse_loss, epochs=10 if asked.quick else 40, rate=1e-2)
-    ways = [way for way in WAYS if way.mode != "validation"]
+    ways = [way for way in BASIC if way.mode != "validation"]
     return finish(asked, "unet", model, task, "U-Net", likelihood="regression", ways=ways)
 
 
