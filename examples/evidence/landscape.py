@@ -209,7 +209,14 @@ def interactive(made: Landscape, path: Path) -> None:
     for column, values in enumerate((made.network, made.linear), 1):
         clipped = values.clamp(max=top)
         surface = graph_objects.Surface(
-            x=made.a, y=made.b, z=clipped, cmin=low, cmax=top, colorscale="Greys", showscale=column == 2, opacity=0.9
+            x=made.a.numpy(),
+            y=made.b.numpy(),
+            z=clipped.numpy(),
+            cmin=low,
+            cmax=top,
+            colorscale="Greys",
+            showscale=column == 2,
+            opacity=0.9,
         )
         figure.add_trace(surface, 1, column)
         for trace in points(made, clipped, column == 2):
@@ -233,11 +240,15 @@ def points(made: Landscape, values: Tensor, at_mode: bool) -> list[Any]:
     for level in LEVELS:
         x, y = ellipse(plane, level, plane.mode if at_mode else (0.0, 0.0))
         look = {"mode": "lines", "line": {"color": GREEN, "width": 6}, "name": f"Gaussian, {level:g}"}
-        traces.append(graph_objects.Scatter3d(x=x, y=y, z=height(x, y), showlegend=at_mode, **look))
+        traces.append(
+            graph_objects.Scatter3d(x=x.numpy(), y=y.numpy(), z=height(x, y).numpy(), showlegend=at_mode, **look)
+        )
     for name, colour, (p, q) in (("theta~", ORANGE, (0.0, 0.0)), ("theta*", BLUE, plane.mode)):
         x, y = torch.tensor([p], dtype=torch.float64), torch.tensor([q], dtype=torch.float64)
         look = {"mode": "markers", "marker": {"color": colour, "size": 6}, "name": name}
-        traces.append(graph_objects.Scatter3d(x=x, y=y, z=height(x, y), showlegend=at_mode, **look))
+        traces.append(
+            graph_objects.Scatter3d(x=x.numpy(), y=y.numpy(), z=height(x, y).numpy(), showlegend=at_mode, **look)
+        )
     return traces
 
 

@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     for way in WAYS[:4]:
         began = time.perf_counter()
         with steps.step(f"tuning: {way.name}"):
-            made = tuned(la, way, prior(way.prior, model, task.train), task, 2 if asked.quick else TURNS)
+            made = tuned(la, way, prior(way.prior, model, task.train), task, 1 if asked.quick else TURNS)
         spent = time.perf_counter() - began
         with steps.step(f"predictions of {len(task.test[0]):,}: {way.name}"):
             scores = judged(made, task)

@@ -6,7 +6,7 @@ python examples/evidence/lenet.py --data DIR
 from __future__ import annotations
 
 import torch
-from common import Row, cross_entropy, finish, folder, options, train
+from common import BASIC, Row, cross_entropy, finish, folder, options, train
 from readers import digits
 from torch import nn
 
@@ -24,11 +24,11 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task = digits(folder(asked, "mnist"), "mnist")
-    task = (task.cut(60, 30) if asked.quick else task.cut(1_500, 1_000)).to(asked.device)
+    task = (task.cut(30, 30) if asked.quick else task.cut(800, 1_000)).to(asked.device)
     torch.manual_seed(asked.seed)
     model = network().to(asked.device)
     train(model, task.train, cross_entropy, epochs=15 if asked.quick else 30)
-    return finish(asked, "lenet", model, task, "LeNet")
+    return finish(asked, "lenet", model, task, "LeNet", ways=BASIC)
 
 
 if __name__ == "__main__":

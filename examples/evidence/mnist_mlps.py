@@ -102,7 +102,7 @@ def one(asked: argparse.Namespace, name: str, training: str) -> list[Row]:
     """One network, from training to the figure."""
     task = digits(folder(asked, name), name)
     if asked.quick:
-        task = task.cut(200, 60)
+        task = task.cut(100, 50)
     elif asked.images:
         task = task.cut(asked.images, asked.images)
     task = task.to(asked.device)

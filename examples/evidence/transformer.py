@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task, words = data(folder(asked, "text"), asked.quick)
-    task = (task.cut(60, 30) if asked.quick else task.cut(2_000, 500)).to(asked.device)
+    task = (task.cut(40, 30) if asked.quick else task.cut(800, 500)).to(asked.device)
     torch.manual_seed(asked.seed)
     length = task.train[0].shape[-2] if words == 0 else task.train[0].shape[1]
     model = Transformer(words, length, 10 if words == 0 else 6).to(asked.device)
