@@ -162,9 +162,11 @@ def draw(made: Landscape, path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     least = float(torch.minimum(made.network, made.linear).min())
-    levels = least + torch.logspace(0.0, 3.0, 19).numpy()
+    levels = (least + torch.cat([torch.zeros(1), torch.logspace(0.0, 3.0, 19)])).numpy()
     for panel, values, title in zip(panels, (made.network, made.linear), titles(), strict=True):
-        shaded = panel.contourf(made.a, made.b, values.clamp(max=levels[-1]), levels=levels, cmap="Greys_r", norm="log")
+        shaded = panel.contourf(
+            made.a, made.b, values.clamp(least + 1e-3, float(levels[-1])), levels=levels, cmap="Greys_r", norm="log"
+        )
         panel.contour(made.a, made.b, values, levels=levels, colors="black", linewidths=0.4)
         marks(panel, made.plane, at_mode=values is made.linear)
         panel.set_title(title, fontsize=11)
@@ -172,7 +174,7 @@ def draw(made: Landscape, path: Path) -> None:
         panel.set_aspect("equal")
     panels[0].set_ylabel("scale of the normalised weights")
     panels[1].legend(loc="lower right", fontsize=9)
-    figure.colorbar(shaded, ax=panels, shrink=0.8, label="loss with regularisation", format="%.0f", ticks=levels[6::3])
+    figure.colorbar(shaded, ax=panels, shrink=0.8, label="loss with regularisation", format="%.0f", ticks=levels[7::3])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     CONSOLE.print(f"Figure: {path}", highlight=False)
