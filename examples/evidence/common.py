@@ -339,7 +339,7 @@ def line(panel: Any, rows: Sequence[Row], swept: Curve) -> None:
         if row.prior == "one" and row.fit == "all, kron" and points[0][0] <= at <= points[-1][0]:
             label, dashes = styles[row.mode]
             panel.axvline(at, color=COLOURS[row.mode], ls=dashes, label=label)
-    panel.set_title("NLL of 1,000 test examples against one precision", fontsize=10)
+    panel.set_title("test NLL against one precision", fontsize=10)
     panel.tick_params(labelsize=8)
     panel.legend(fontsize=8)
     panel.grid(alpha=0.25)
