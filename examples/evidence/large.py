@@ -79,13 +79,17 @@ class Steps:
 def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, fit, tune and judge, each measured."""
     parser = options(__doc__)
-    parser.add_argument("--train", type=int, default=10_000, help="images to train on")
+    parser.add_argument("--train", type=int, default=4_000, help="images to train on, at most 49,500")
     parser.add_argument("--test", type=int, default=2_000, help="images to test on")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument(
+        "--groups", action="store_true", help="also one precision per tensor at theta*, the longest step"
+    )
+    parser.add_argument("--turns", type=int, default=TURNS, help="between mode and precisions, at most")
     asked = parser.parse_args(arguments)
     steps = Steps(asked.device)
     with steps.step("reading"):
-        task = colour(folder(asked, "cifar10"), train=asked.train)
+        task = colour(folder(asked, "cifar10"), train=asked.train, held=500)
         task = (task.cut(32, 8) if asked.quick else task.cut(asked.train, asked.test)).to(asked.device)
     torch.manual_seed(asked.seed)
     model = network(*((16, 1) if asked.quick else (512, 5))).to(asked.device)
@@ -94,10 +98,10 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     rows = [plain(model, task, "classification")]
     with steps.step("fit, KFAC"):
         la = lw.fit(model, task.train, "classification")
-    for way in WAYS[:4]:
+    for way in WAYS[: 4 if asked.groups else 3]:
         began = time.perf_counter()
         with steps.step(f"tuning: {way.name}"):
-            made = tuned(la, way, prior(way.prior, model, task.train), task, 1 if asked.quick else TURNS)
+            made = tuned(la, way, prior(way.prior, model, task.train), task, 1 if asked.quick else asked.turns)
         spent = time.perf_counter() - began
         with steps.step(f"predictions of {len(task.test[0]):,}: {way.name}"):
             scores = judged(made, task)
