@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     task = (task.cut(40, 30) if asked.quick else task.cut(800, 500)).to(asked.device)
     torch.manual_seed(asked.seed)
     length = task.train[0].shape[-2] if words == 0 else task.train[0].shape[1]
-    model = Transformer(words, length, 10 if words == 0 else 6).to(asked.device)
+    model = Transformer(words, length, 10 if words == 0 else 6, depth=1 if asked.quick else 2).to(asked.device)
     train(model, task.train, cross_entropy, epochs=10 if asked.quick else 25, rate=3e-3, decay=0.01)
     return finish(asked, "transformer", model, task, "Transformer, pre-norm", ways=BASIC)
 
