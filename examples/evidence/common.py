@@ -1,0 +1,364 @@
+"""What the scripts in this folder share: their options, training, the comparison, its table and its figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from readers import Pair, Task
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lapwing as lw
+from lapwing.evaluate import accuracy, auroc, ece, nll
+
+CONSOLE = Console(width=140)
+TURNS = 6  # between the mode of the linear model and the precisions, at most
+# Okabe and Ito's colours, told apart by the colour-blind; markers differ too.
+GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
+COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
+MARKERS = {"one": "o", "groups": "s", "g-prior": "^", "": "D"}
+TITLES = {
+    "nll": "test NLL",
+    "ece": "ECE",
+    "accuracy": "accuracy",
+    "mse": "MSE",
+    "covered": "in 90 %",
+    "auroc": "OOD-AUROC",
+    "evidence": "log evidence",
+    "gamma": "eff. dim.",
+    "products": "products",
+    "seconds": "seconds",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to choose the prior: where the evidence is taken, which weights share a precision, which weights."""
+
+    name: str
+    mode: str  # "trained", "linear" or "validation"
+    prior: str  # "one", "groups" or "g-prior"
+    structure: str = "kron"
+    weights: str = "all"
+
+
+WAYS = (
+    Way("evidence at theta~, one precision", "trained", "one"),
+    Way("evidence at theta~, one per tensor", "trained", "groups"),
+    Way("evidence at theta*, one precision", "linear", "one"),
+    Way("evidence at theta*, one per tensor", "linear", "groups"),
+    Way("evidence at theta*, g-prior", "linear", "g-prior"),
+    Way("validation data, one precision", "validation", "one"),
+)
+BASIC = tuple(way for way in WAYS if way.prior != "g-prior")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way came to."""
+
+    name: str
+    mode: str
+    prior: str
+    fit: str  # which weights, which structure
+    scores: dict[str, float]
+    precisions: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options that all scripts have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=os.environ.get("LAPWING_DATA", ""), help="folder with the data sets")
+    parser.add_argument("--quick", action="store_true", help="a few examples and steps, to see that it runs")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("evidence-results"), help="folder for the JSON and the figure")
+    return parser
+
+
+def folder(asked: argparse.Namespace, needed: str) -> Path | None:
+    """The folder of data sets, if `needed` is in it; said where the shipped cut is used instead."""
+    if asked.data and Path(asked.data, needed).is_dir():
+        return Path(asked.data)
+    CONSOLE.print(f"No {needed}/ in --data or LAPWING_DATA: this is the cut of Fashion-MNIST that comes with lapwing.")
+    return None
+
+
+def train(
+    model: nn.Module,
+    pair: Pair,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    epochs: int,
+    rate: float = 3e-3,
+    batch: int = 64,
+    decay: float = 0.0,
+) -> float:
+    """Adam with one cycle of the learning rate; seconds."""
+    began = time.perf_counter()
+    x, y = pair
+    steps = max(len(x) // batch, 1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=epochs * steps)
+    model.train()
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(x), device=x.device).split(batch)[:steps]:
+            optimiser.zero_grad()
+            loss(model(x[chosen]), y[chosen]).backward()
+            optimiser.step()
+            schedule.step()
+    model.eval()
+    return time.perf_counter() - began
+
+
+def prior(kind: str, model: nn.Module, data: Pair) -> lw.Prior:
+    """Where tuning starts."""
+    if kind == "groups":
+        return lw.Prior.scale_invariant(model, (data[0][:64], data[1][:64]))
+    return lw.Prior.g_prior(1.0) if kind == "g-prior" else lw.Prior.scalar(1.0)
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """(N, C) -> (N,)."""
+    return -torch.xlogy(probs, probs).sum(-1)
+
+
+def classes(probs: Tensor, task: Task, unknown: Tensor | None) -> dict[str, float]:
+    """Scores of probabilities of the test examples, and at telling them from another kind by their entropy."""
+    made = {"nll": nll(probs, task.test[1]), "ece": ece(probs, task.test[1]), "accuracy": accuracy(probs, task.test[1])}
+    return made if unknown is None else made | {"auroc": auroc(entropy(probs), entropy(unknown))}
+
+
+def outputs(model: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
+    """The network's own."""
+    with torch.no_grad():
+        return torch.cat([model(part) for part in x.split(batch)])
+
+
+def plain(model: nn.Module, task: Task, likelihood: str) -> Row:
+    """The network as it is; in regression with the noise of its training residuals."""
+    began = time.perf_counter()
+    f = outputs(model, task.test[0])
+    if likelihood == "classification":
+        unknown = None if task.unknown is None else outputs(model, task.unknown).softmax(-1)
+        scores = classes(f.softmax(-1), task, unknown)
+    else:
+        noise = (outputs(model, task.train[0]) - task.train[1]).square().mean().sqrt()
+        normal = torch.distributions.Normal(f, noise)
+        scores = normals(normal.mean, normal.variance, task.test[1])
+    return Row("MAP", "", "", "", scores | {"seconds": time.perf_counter() - began})
+
+
+def normals(mean: Tensor, variance: Tensor, y: Tensor) -> dict[str, float]:
+    """Scores of independent normal predictions, per output."""
+    density = torch.distributions.Normal(mean, variance.sqrt())
+    inside = (y - mean).abs() <= 1.6449 * variance.sqrt()
+    return {
+        "nll": float(-density.log_prob(y).mean()),
+        "covered": float(inside.double().mean()),
+        "mse": float((mean - y).square().mean()),
+    }
+
+
+def judged(la: lw.Laplace, task: Task) -> dict[str, float]:
+    """Scores of a posterior on the test examples."""
+    predicted = la.predict(task.test[0])
+    if isinstance(la.likelihood, lw.Categorical):
+        unknown = None if task.unknown is None else la.predict(task.unknown).probs
+        return classes(predicted.probs, task, unknown)
+    return normals(predicted.mean, predicted.variance, task.test[1])
+
+
+def tuned(la: lw.Laplace, way: Way, start: lw.Prior, task: Task, turns: int = TURNS) -> lw.Laplace:
+    """The posterior with the prior that a way chooses; what was odd stands in its trace."""
+    began = la.with_prior(start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lw.TuningWarning)
+        if way.mode == "validation":
+            return began.tune("validation", data=task.validation, limits=(1e-4, 1e8))
+        if way.mode == "linear":
+            # Logarithms of precisions to a twentieth are enough here; one turn alone is to see that it runs.
+            tolerance = 0.05 if turns > 1 else 5.0
+            return began.tune(mode="linear", data=task.train, tolerance=tolerance, steps=turns)
+        return began.tune()
+
+
+def compare(
+    model: nn.Module,
+    task: Task,
+    likelihood: str = "classification",
+    ways: Sequence[Way] = WAYS,
+    turns: int = TURNS,
+    **settings: Any,
+) -> tuple[list[Row], dict[str, lw.Laplace]]:
+    """A row for the network and one for every way; and the fits, before tuning."""
+    rows = [plain(model, task, likelihood)]
+    fits: dict[str, lw.Laplace] = {}
+    for way in ways:
+        key = f"{way.weights}, {way.structure}"
+        if key not in fits:
+            began = time.perf_counter()
+            chosen = {"weights": way.weights, "structure": way.structure} | settings
+            fits[key] = lw.fit(model, task.train, likelihood, **chosen)
+            CONSOLE.print(f"  fit of {fits[key]!r}: {time.perf_counter() - began:.1f} s", highlight=False)
+        began = time.perf_counter()
+        la = tuned(fits[key], way, prior(way.prior, model, task.train), task, turns)
+        spent = time.perf_counter() - began
+        scores = judged(la, task) | {"seconds": spent}
+        if la.linear is not None:
+            scores["products"] = la.linear.products
+        if way.mode != "validation":
+            parts = la.evidence()
+            scores |= {"evidence": parts.total, "gamma": parts.gamma}
+        names = [str(name) for name in la.prior.names(la.space)]
+        precisions = dict(zip(names, la.prior.precision.detach().flatten().tolist(), strict=True))
+        notes = () if la.trace is None else la.trace.warnings
+        rows.append(Row(way.name, way.mode, way.prior, key, scores, precisions, notes))
+        told = ", ".join(f"{TITLES[score]} {shown(score, value)}" for score, value in scores.items())
+        CONSOLE.print(f"  {way.name}: {told}", highlight=False)
+    return rows, fits
+
+
+@dataclass(frozen=True)
+class Curve:
+    """NLL on the first test examples for one precision, and the network's own on the same."""
+
+    points: list[tuple[float, float]] = field(default_factory=list)
+    network: float = 0.0
+
+
+def curve(la: lw.Laplace, task: Task, low: float, high: float, count: int = 13) -> Curve:
+    """From 10^low to 10^high: what there was to gain."""
+    x, y = task.test
+    short = Task(task.name, task.train, task.validation, (x[:1000], y[:1000]))
+    values = torch.logspace(low, high, count).tolist()
+    kind = "classification" if isinstance(la.likelihood, lw.Categorical) else "regression"
+    own = plain(la.model, short, kind).scores["nll"]
+    return Curve([(value, judged(la.with_prior(value), short)["nll"]) for value in values], own)
+
+
+def table(rows: Sequence[Row], title: str) -> None:
+    """Print a row per way."""
+    columns = [name for name in TITLES if any(name in row.scores for row in rows)]
+    made = Table(title=title, box=SIMPLE_HEAD)
+    made.add_column("prior chosen by", no_wrap=True)
+    for name in columns:
+        made.add_column(TITLES[name], justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(row.name, *(shown(name, row.scores.get(name)) for name in columns))
+    CONSOLE.print(made, highlight=False)
+    for row in rows:
+        for note in row.notes:
+            CONSOLE.print(f"  {row.name}: {note}", highlight=False)
+
+
+def shown(name: str, value: float | None) -> str:
+    """A number with as many digits as mean something."""
+    if value is None:
+        return "-"
+    digits = {"evidence": ",.0f", "gamma": ",.0f", "products": ".0f", "seconds": ".1f", "mse": ".5f"}.get(name, ".4f")
+    return f"{value:{digits}}"
+
+
+def keep(out: Path, name: str, rows: Sequence[Row], title: str, swept: Curve | None = None, **more: Any) -> None:
+    """Print the table, write the figures as JSON and the picture."""
+    table(rows, title)
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"title": title, "rows": [asdict(row) for row in rows], "curve": asdict(swept or Curve()), **more}
+    (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    picture(rows, title, swept, out / f"{name}.png")
+
+
+def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) -> None:
+    """NLL and calibration by way, and NLL against one precision with what each way chose."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        CONSOLE.print("No figure was made: pip install 'lapwing[figures]' for matplotlib.")
+        return
+    second = "ece" if "ece" in rows[0].scores else "covered"
+    figure = Figure(figsize=(11, 0.34 * len(rows) + 1.7), layout="constrained", dpi=100)
+    FigureCanvasAgg(figure)  # not pyplot: nothing global, no window
+    panels = figure.subplots(1, 3 if swept else 2, width_ratios=[1, 1, 1.3] if swept else [1, 1])
+    for panel, score in zip(panels, ("nll", second), strict=False):
+        dots(panel, rows, score, names=panel is panels[0])
+    if second == "covered":
+        panels[1].axvline(0.9, color=GREY, lw=0.8, ls=":")
+    if swept:
+        line(panels[2], rows, swept)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    CONSOLE.print(f"Figure: {path}", highlight=False)
+
+
+def symbols(text: str) -> str:
+    """The names of weights as they are written."""
+    return text.replace("theta~", r"$\tilde\theta$").replace("theta*", r"$\theta^*$")
+
+
+def dots(panel: Any, rows: Sequence[Row], score: str, names: bool) -> None:
+    """A dot per row, the network's own as a line through all."""
+    panel.axvline(rows[0].scores[score], color=GREY, lw=0.8, ls="--")
+    for place, row in enumerate(rows):
+        panel.plot(row.scores[score], -place, MARKERS[row.prior], color=COLOURS[row.mode], ms=7)
+    panel.set_yticks(
+        [-place for place in range(len(rows))], [symbols(row.name) for row in rows] if names else [], fontsize=9
+    )
+    panel.set_ylim(-len(rows) + 0.5, 0.5)
+    panel.set_title({"covered": "targets inside 90 % intervals"}.get(score, TITLES[score]), fontsize=10)
+    panel.tick_params(axis="x", labelsize=8)
+    panel.grid(alpha=0.25)
+
+
+def line(panel: Any, rows: Sequence[Row], swept: Curve) -> None:
+    """NLL against one precision, with the one that each way chose."""
+    points = swept.points
+    panel.semilogx([x for x, _ in points], [y for _, y in points], "-", color="black", lw=1.2)
+    panel.axhline(swept.network, color=GREY, lw=0.8, ls="--", label="MAP")
+    styles = {
+        "trained": (symbols("evidence at theta~"), "-"),
+        "linear": (symbols("evidence at theta*"), "-"),
+        "validation": ("validation data", ":"),
+    }
+    for row in rows:
+        at = next(iter(row.precisions.values()), 0.0)
+        if row.prior == "one" and row.fit == "all, kron" and points[0][0] <= at <= points[-1][0]:
+            label, dashes = styles[row.mode]
+            panel.axvline(at, color=COLOURS[row.mode], ls=dashes, label=label)
+    panel.set_title("test NLL against one precision", fontsize=10)
+    panel.tick_params(labelsize=8)
+    panel.legend(fontsize=8)
+    panel.grid(alpha=0.25)
+
+
+def finish(
+    asked: argparse.Namespace, name: str, model: nn.Module, task: Task, title: str, **settings: Any
+) -> list[Row]:
+    """Compare, print and keep: what most scripts end with."""
+    rows, fits = compare(model, task, turns=1 if asked.quick else TURNS, **settings)
+    la = fits["all, kron"]
+    ours = [row for row in rows if row.prior == "one" and row.fit == "all, kron" and row.mode != "validation"]
+    spread = torch.tensor([value for row in ours for value in row.precisions.values()]).log10()
+    swept = curve(la, task, float(spread.min()) - 1.5, float(spread.max()) + 1.5, 3 if asked.quick else 13)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    keep(asked.out, name, rows, f"{title}, {weights:,} weights, {task.name}", swept, weights=weights, seed=asked.seed)
+    return rows
+
+
+def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
+    """The mean over examples."""
+    return F.cross_entropy(f, y)
