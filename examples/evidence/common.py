@@ -24,7 +24,7 @@ import lapwing as lw
 from lapwing.evaluate import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
-TURNS = 6  # between the mode of the linear model and the precisions, at most
+TURNS = 30  # between the mode of the linear model and the precisions, at most
 # Okabe and Ito's colours, told apart by the colour-blind; markers differ too.
 GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
 COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
@@ -85,6 +85,8 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a few examples and steps, to see that it runs")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--images", type=int, default=0, help="examples to train on; 0: as few as two cores are up to")
+    parser.add_argument("--turns", type=int, default=TURNS, help="between mode and precisions, at most")
     parser.add_argument("--out", type=Path, default=Path("evidence-results"), help="folder for the JSON and the figure")
     return parser
 
@@ -349,7 +351,7 @@ def finish(
     asked: argparse.Namespace, name: str, model: nn.Module, task: Task, title: str, **settings: Any
 ) -> list[Row]:
     """Compare, print and keep: what most scripts end with."""
-    rows, fits = compare(model, task, turns=1 if asked.quick else TURNS, **settings)
+    rows, fits = compare(model, task, turns=1 if asked.quick else asked.turns, **settings)
     la = fits["all, kron"]
     ours = [row for row in rows if row.prior == "one" and row.fit == "all, kron" and row.mode != "validation"]
     spread = torch.tensor([value for row in ours for value in row.precisions.values()]).log10()

@@ -2,7 +2,8 @@
 
     python examples/evidence/large.py --data DIR --device cuda
 
-A residual network with BatchNorm on CIFAR-10, most of whose weights work on 4 x 4 positions; --train images of it.
+A residual network with BatchNorm on CIFAR-10, most of whose weights work on 4 x 4 positions; on --images of it, 4,000
+where none are given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from common import CONSOLE, TURNS, WAYS, Row, cross_entropy, folder, judged, keep, options, plain, prior, train, tuned
+from common import CONSOLE, WAYS, Row, cross_entropy, folder, judged, keep, options, plain, prior, train, tuned
 from readers import colour
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -79,18 +80,16 @@ class Steps:
 def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, fit, tune and judge, each measured."""
     parser = options(__doc__)
-    parser.add_argument("--train", type=int, default=4_000, help="images to train on, at most 49,500")
     parser.add_argument("--test", type=int, default=2_000, help="images to test on")
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument(
         "--groups", action="store_true", help="also one precision per tensor at theta*, the longest step"
     )
-    parser.add_argument("--turns", type=int, default=TURNS, help="between mode and precisions, at most")
     asked = parser.parse_args(arguments)
-    steps = Steps(asked.device)
+    steps, images = Steps(asked.device), asked.images or 4_000
     with steps.step("reading"):
-        task = colour(folder(asked, "cifar10"), train=asked.train, held=500)
-        task = (task.cut(32, 8) if asked.quick else task.cut(asked.train, asked.test)).to(asked.device)
+        task = colour(folder(asked, "cifar10"), train=images, held=500)
+        task = (task.cut(32, 8) if asked.quick else task.cut(images, asked.test)).to(asked.device)
     torch.manual_seed(asked.seed)
     model = network(*((16, 1) if asked.quick else (512, 5))).to(asked.device)
     with steps.step("training"):

@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task = digits(folder(asked, "mnist"), "mnist")
-    task = (task.cut(30, 30) if asked.quick else task.cut(800, 1_000)).to(asked.device)
+    task = (task.cut(30, 30) if asked.quick else task.cut(asked.images or 800, 2_000 if asked.images else 1_000)).to(
+        asked.device
+    )
     torch.manual_seed(asked.seed)
     model = network().to(asked.device)
     train(model, task.train, cross_entropy, epochs=15 if asked.quick else 30)

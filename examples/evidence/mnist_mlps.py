@@ -123,7 +123,6 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser = options(__doc__)
     parser.add_argument("--set", nargs="+", choices=list(PUBLISHED), default=["mnist"])
     parser.add_argument("--training", nargs="+", choices=list(TRAININGS), default=["rate"])
-    parser.add_argument("--images", type=int, default=0, help="train and test on so many of them only; 0: on all")
     parser.add_argument("--steps", type=int, default=20_000)
     asked = parser.parse_args(arguments)
     return [row for name in asked.set for training in asked.training for row in one(asked, name, training)]

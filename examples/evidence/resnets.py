@@ -77,8 +77,10 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser = options(__doc__)
     parser.add_argument("--network", nargs="+", choices=["batchnorm", "fixup"], default=["batchnorm", "fixup"])
     asked = parser.parse_args(arguments)
-    task = halved(colour(folder(asked, "cifar10"), train=1_500))
-    task = (task.cut(60, 30) if asked.quick else task.cut(800, 400)).to(asked.device)
+    task = halved(colour(folder(asked, "cifar10"), train=asked.images or 1_500))
+    task = (task.cut(60, 30) if asked.quick else task.cut(asked.images or 800, 2_000 if asked.images else 400)).to(
+        asked.device
+    )
     rows = []
     for kind in asked.network:
         torch.manual_seed(asked.seed)

@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task, words = data(folder(asked, "text"), asked.quick)
-    task = (task.cut(40, 30) if asked.quick else task.cut(800, 500)).to(asked.device)
+    task = (task.cut(40, 30) if asked.quick else task.cut(asked.images or 800, 2_000 if asked.images else 500)).to(
+        asked.device
+    )
     torch.manual_seed(asked.seed)
     length = task.train[0].shape[-2] if words == 0 else task.train[0].shape[1]
     model = Transformer(words, length, 10 if words == 0 else 6, depth=1 if asked.quick else 2).to(asked.device)

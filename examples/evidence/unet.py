@@ -55,7 +55,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Train, compare, print and draw."""
     asked = options(__doc__).parse_args(arguments)
     task = digits(folder(asked, "fashion_mnist"), "fashion_mnist")
-    task = noisy(task.cut(12, 4) if asked.quick else task.cut(100, 20), asked.seed).to(asked.device)
+    task = noisy(
+        task.cut(12, 4) if asked.quick else task.cut(asked.images or 100, 2_000 if asked.images else 20), asked.seed
+    ).to(asked.device)
     torch.manual_seed(asked.seed)
     model = UNet(2 if asked.quick else 8).to(asked.device)
     train(model, task.train, F.mse_loss, epochs=10 if asked.quick else 40, rate=1e-2)

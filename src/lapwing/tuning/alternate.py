@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..linear.finding import STEPS, check_data, finished, opened
+from ..linear.finding import check_data, finished, opened
 from ..linear.solver import Log, Solver
 from ..linear.streaming import Streamed
 from ..linear.target import Target
@@ -28,6 +28,7 @@ from .trace import Step, Trace
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
+SOLVE = 10  # steps that a turn takes towards the mode at most: the next one goes on from there
 SMALL = 0.5  # effective dimensions below which precisions matter little to anything
 LOOSE = 0.1  # what an inexact mode may change log precisions by, or a share of their last change where that is less
 TIGHT = 1e-3  # that share at least: it is halved by turns that do not come nearer
@@ -62,7 +63,7 @@ class Turns:
         And (groups,) how strongly the mode answers: `c_g = sum_g v P^-1 v` with `v = Lambda (theta* - mu)`.
         """
         target = Target.of(self.at(place))
-        self.log.extend(self.solver.solve(target, tolerance, STEPS))
+        self.log.extend(self.solver.solve(target, tolerance, SOLVE))
         prior, space = self.problem.prior, self.la.space
         groups, e = prior.stretches(space), self.solver.e
         pull = target.delta * target.residual(e, slice(None))
@@ -255,7 +256,8 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             share = max(0.5 * share, TIGHT)
         anderson.note(z, plain)
         following = turns.allowed.clip(torch.where(free, anderson.next(free), z))
-        if max(moved, float((following - z).abs().max())) <= asked.tolerance:
+        near = turns.log.converged or turns.log.decrements[-1] <= exactness(gamma, free, asked.tolerance)
+        if near and max(moved, float((following - z).abs().max())) <= asked.tolerance:
             return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
         place = place_of(following)
     turns.note(turns.mode(place, exactness(gamma, turns.range().free, share * moved))[0].at(place))
