@@ -184,23 +184,28 @@ def tuning_table(runs: Sequence[Run]) -> Table:
 
 
 def linear_table(runs: Sequence[Run]) -> Table:
-    """The mode of the linear model: what so many products reach."""
-    columns = ("network", "N", "precision", "products", "decrement, nats", "largest error of a log precision")
+    """The mode of the linear model: what so many products reach in one solve, and in tuning."""
+    columns = ("network", "N", "precision", "what", "products", "decrement, nats", "largest error of a log precision")
     rows: list[Row] = []
     for _, precision, found in by_network(runs, "linear"):
         for record in found:
+            start = titles(record, precision)
             if "points" not in record:
-                rows.append((*titles(record, precision), record["failure"], "", ""))
+                rows.append((*start, record["failure"], "", "", ""))
                 continue
             rows += [
                 (
-                    *titles(record, precision),
+                    *start,
+                    "one solve",
                     number(point["products"]),
                     f"{point['decrement']:.2g}",
                     f"{point['precision_error']:.2g}",
                 )
                 for point in record["points"]
             ]
+            own = record["tuning"]
+            words = f"tuning, {own['turns']} solves, {number(own['seconds'])} s"
+            rows.append((*start, words, number(own["products"]), "", f"{own['precision_error']:.2g}"))
     return Table("The mode of the linear model", columns, tuple(rows))
 
 

@@ -247,6 +247,7 @@ def test_all_sections_run_beside_the_peer(tmp_path: Path, capsys: pytest.Capture
         "Predictives:",
         "Diagonal fits:",
         "The last layer alone:",
+        "The mode of the linear model:",
         "Agreement:",
         "Growth:",
         "Goals:",
