@@ -31,6 +31,8 @@ class Settings:
     patience: float = 8.0  # seconds for the repeats of one measurement
     quick: bool = False
     peer: bool = True
+    structures: tuple[str, ...] = ("kron", "ekfac")  # of fits
+    axes: tuple[str, ...] = ()  # of growth; all where none is named
     say: Callable[[str], None] = lambda line: None
 
     def measured(self, function: Callable[[], Any], repeats: int | None = None) -> Measurement:

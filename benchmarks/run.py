@@ -20,6 +20,7 @@ from benchmarks.journal import Journal, merge
 from benchmarks.measure import PRECISIONS, Failure, attempt, device_name, set_precision, within_memory
 from benchmarks.networks import LAST, NETWORKS
 from benchmarks.sections import SECTIONS
+from benchmarks.sections.growth import NAMES
 from benchmarks.tables import show
 
 
@@ -35,6 +36,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=6.0, help="seconds that the repeats of one call may take")
     parser.add_argument("--quick", action="store_true", help="small networks and few data: does it run?")
+    parser.add_argument("--structures", nargs="+", choices=["kron", "ekfac"], default=["kron", "ekfac"], help="of fits")
+    parser.add_argument("--axes", nargs="+", choices=NAMES, default=[], help="of growth; all where none is named")
     parser.add_argument("--skip-peer", action="store_true", help="leave laplace-torch out")
     parser.add_argument(
         "--json", type=Path, help="write all measurements here; bench/DEVICE-PRECISION.json if not given"
@@ -67,6 +70,8 @@ def run(options: argparse.Namespace, console: Console) -> Journal:
         options.patience,
         options.quick,
         not options.skip_peer,
+        tuple(options.structures),
+        tuple(options.axes),
         lambda line: console.print(line, style="dim", highlight=False, markup=False),
     )
     journal = Journal(header(options, device), path)

@@ -78,16 +78,19 @@ AXES = (
     Axis("batch", (1, 4, 16, 64, 256, 1024), of_batch, fits=()),
     Axis("positions", (4, 8, 16, 32, 64, 128, 256), of_positions, ("exact", "MC(1)")),
 )
+NAMES = ("weights", "outputs", "examples", "batch", "positions", "memory")
 LIMITS = (1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30)  # bytes, as `memory=`
 
 
 def measure(bench: Bench) -> None:
     """Records by axis, size, library, task and curvature; a curve ends where it takes too long."""
-    for axis in AXES:
+    chosen = bench.settings.axes or NAMES
+    for axis in (each for each in AXES if each.name in chosen):
         ended: set[tuple[str, str, str]] = set()
         for point in axis.points(bench.settings):
             measure_point(bench, axis, point, ended)
-    for limit in LIMITS[:2] if bench.settings.quick else LIMITS:
+    limits = LIMITS[:2] if bench.settings.quick else LIMITS
+    for limit in limits if "memory" in chosen else ():
         note(bench, "memory", limit, ours.NAME, "predictive", "exact", partial(bounded, bench.settings, limit))
 
 
