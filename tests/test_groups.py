@@ -98,3 +98,13 @@ def test_which_ranges_share_a_group(prior: str, mask: bool) -> None:
         assert groups.shared(first) == (len(set(numbers[first])) == 1)
         second = ranges[(5 * place + 3) % len(ranges)]
         assert groups.shared(first, second) == (len({*numbers[first], *numbers[second]}) == 1)
+
+
+def test_a_part_is_what_all_have_there() -> None:
+    """Whatever the range: inside a stretch, over several, at the ends."""
+    groups = Groups(torch.tensor([2, 0, 1, 0]), torch.tensor([3, 1, 4, 2]), 3)
+    values = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
+    everything = groups.spread(values)
+    for start in range(10):
+        for stop in range(start + 1, 11):
+            assert torch.equal(groups.part(values, slice(start, stop)), everything[start:stop])

@@ -49,6 +49,15 @@ class Groups:
         lengths, numbers = self.lengths.to(values.device), self.numbers.to(values.device)
         return values[numbers].repeat_interleave(lengths, output_size=int(self.ends[-1]))
 
+    def part(self, values: Tensor, chosen: slice) -> Tensor:
+        """(groups,) -> (stop - start,): what `spread` has there, without the rest."""
+        bounds = torch.tensor([chosen.start, chosen.stop - 1], device="cpu")
+        first, last = torch.searchsorted(self.ends, bounds, right=True).tolist()
+        ends = self.ends[first : last + 1].clamp(max=chosen.stop)
+        lengths = ends.diff(prepend=ends.new_tensor([chosen.start]))
+        own = values[self.numbers[first : last + 1].to(values.device)]
+        return own.repeat_interleave(lengths.to(values.device), output_size=chosen.stop - chosen.start)
+
     def shared(self, *places: slice) -> bool:
         """Whether all weights in some ranges are in one group."""
         if len(self.numbers) == 1:

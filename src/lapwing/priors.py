@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
@@ -263,6 +263,16 @@ class Prior:
         if not precision.requires_grad:
             return numbers.spread(precision.expand(groups))
         return precision.expand(groups)[numbers.vector().to(like.device)]  # whose gradient is the same every time
+
+    def parts(self, space: Space, like: Tensor) -> Callable[[slice], Tensor]:
+        """What `delta` has of some weights, without making all of it."""
+        if self.kind == "g_prior" and self.base is not None:
+            precision, base = self.precision.detach().to(like), self.base.to(like)
+            return lambda chosen: precision * base[chosen]
+        if self.precision.numel() == 1:
+            return self.delta(space, like).detach().__getitem__  # one number, expanded
+        numbers, values = self.stretches(space), self.precision.detach().to(like)
+        return lambda chosen: numbers.part(values, chosen)
 
     def only(self, space: Space, kept: Space) -> Prior:
         """The prior of the weights that are left after unused ones were taken out."""

@@ -30,7 +30,7 @@ class Target:
 
     strength: float  # scale / temperature
     mode: Tensor  # (D,): theta~
-    delta: Tensor  # (D,)
+    delta: Callable[[slice], Tensor]  # precisions of some weights: all of them would be one more vector
     centre: Tensor  # (D,): mu
     precondition: Callable[[Tensor], float]  # g -> P^-1 g in place, and g^T P^-1 g
     prior: Prior
@@ -42,7 +42,7 @@ class Target:
         """Of a posterior, whose precision is the preconditioner."""
         scale = float(la.likelihood.scale)
         with torch.no_grad():
-            delta = la.prior.delta(la.space, la.mode).detach()
+            delta = la.prior.parts(la.space, la.mode)
             centre = la.prior.centre(la.space, la.mode).detach()
         blocks = la.precision
 
@@ -55,19 +55,24 @@ class Target:
         """`theta~ + e - mu`, of some weights."""
         return self.mode[chosen] + e[chosen] - self.centre[chosen]
 
+    def pull(self, e: Tensor, chosen: slice) -> Tensor:
+        """`Lambda (theta~ + e - mu)`, of some weights."""
+        return self.delta(chosen) * self.residual(e, chosen)
+
     def add_gradient(self, e: Tensor, g: Tensor) -> None:
         """Add the prior's part."""
         for chosen in chunks(len(e)):
-            g[chosen] += self.delta[chosen] * self.residual(e, chosen)
+            g[chosen] += self.pull(e, chosen)
 
     def products(self, e: Tensor, vectors: Sequence[Tensor]) -> tuple[float, Tensor, Tensor]:
         """`1/2 |r|^2`, `r^T v_i` and `v_i^T v_j`, all weighted by the precisions, with `r = theta~ + e - mu`."""
         number = len(vectors) + 1
         total = torch.zeros(number, number, dtype=torch.float64, device=e.device)
         for chosen in chunks(len(e)):
+            delta = self.delta(chosen)
             rows = [self.residual(e, chosen), *(vector[chosen] for vector in vectors)]
             for i, row in enumerate(rows):
-                weighted = row * self.delta[chosen]
+                weighted = row * delta
                 for j, other in enumerate(rows[: i + 1]):
                     total[i, j] += (weighted * other).sum(dtype=torch.float64)
         made = total.cpu()

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..linear.finding import check_data, finished, opened
 from ..linear.solver import Log, Solver
 from ..linear.streaming import Streamed
-from ..linear.target import Target
+from ..linear.target import Target, chunks
 from ..priors import Number, Prior
 from .ascent import Range, gradient_of, mackay, place_of, vector
 from .profile import Place, Point, Profile, profile
@@ -66,18 +66,20 @@ class Turns:
         self.log.extend(self.solver.solve(target, tolerance, SOLVE))
         prior, space = self.problem.prior, self.la.space
         groups, e = prior.stretches(space), self.solver.e
-        pull = target.delta * target.residual(e, slice(None))
-        answer = pull.clone()
-        target.precondition(answer)
-        answers = groups.sums(pull * answer)
-        mode = self.la.mode + e
-        squares = (mode - prior.centre(space, mode)).double().square()
+        room = torch.zeros_like(e)  # one vector for both
+        target.add_gradient(e, room)
+        target.precondition(room)
+        for chosen in chunks(len(e)):
+            room[chosen] *= target.pull(e, chosen)
+        answers = groups.sums(room)
+        for chosen in chunks(len(e)):
+            torch.square(target.residual(e, chosen), out=room[chosen])
         if prior.base is not None:
-            squares = squares * prior.base.to(squares)
+            room *= prior.base.to(room)
+        squares = groups.sums(room)
         own = self.problem.question
         totals = replace(own.totals, energy=self.solver.energy(), rest=self.solver.facts.rest)
-        question = replace(own, mode=mode.to(own.mode.dtype), totals=totals)
-        return replace(self.problem, question=question, squares=groups.sums(squares)), answers
+        return replace(self.problem, question=replace(own, totals=totals), squares=squares), answers
 
     def note(self, point: Point) -> None:
         """One turn: the evidence where precisions and mode belong together."""
