@@ -44,9 +44,11 @@ class Settings:
         return self.device.type == "cuda"
 
 
-def synthetic(shape: tuple[int, ...], classes: int, count: int, device: torch.device, tokens: bool = False) -> Any:
+def synthetic(
+    shape: tuple[int, ...], classes: int, count: int, device: torch.device, tokens: bool = False, seed: int = 0
+) -> Any:
     """Inputs and labels on the device, the same in every run."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     if tokens:
         drawn = torch.randint(classes, (count, shape[0] + 1), generator=generator).to(device)
         return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
@@ -93,7 +95,8 @@ class Case:
 
     def inputs(self, count: int) -> Tensor:
         """Other inputs than the data's, to predict at."""
-        return synthetic(self.network.shape, self.classes, count, self.settings.device, self.network.tokens)[0]
+        network = self.network
+        return synthetic(network.shape, self.classes, count, self.settings.device, network.tokens, seed=1)[0]
 
     @property
     def classes(self) -> int:

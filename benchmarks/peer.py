@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -43,6 +44,14 @@ def freeze_unsupported(model: nn.Module) -> nn.Module:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in supported)
     return model
+
+
+def version() -> str | None:
+    """The release that is compared with; None where there is none."""
+    try:
+        return metadata.version("laplace-torch")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def load() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,11 +52,26 @@ def header(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         "machine": device_name(device),
         "device": device.type,
         "torch": torch.__version__,
+        "processor": device_name(torch.device("cpu")),
+        "commit": commit(),
+        "peer": peer.version(),
         "precision": options.precision,
         "batch_size": options.batch_size,
         "quick": options.quick,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def commit() -> str | None:
+    """Which version of the code was measured, `+` with changes; None outside a repository."""
+    root = Path(__file__).resolve().parent
+    try:
+        made = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+"], cwd=root, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return made.stdout.strip()
 
 
 def run(options: argparse.Namespace, console: Console) -> Journal:

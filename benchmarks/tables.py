@@ -79,7 +79,8 @@ def fit_table(runs: Sequence[Run]) -> Table:
                     *start,
                     name,
                     seconds(record["time"]),
-                    number(own) if "decompositions" in record else "",
+                    # An eigenvalue-corrected fit decomposes in the middle of it.
+                    number(own) if "decompositions" in record and record.get("structure") != "ekfac" else "",
                     number(own / unit) if unit and own is not None else "1" if record["library"] == "torch" else "",
                     number(over_counted(record)),
                     number(beside["time"]["median"] / record["time"]["median"]) if beside and comparable else "",

@@ -482,3 +482,9 @@ def test_figures_are_written_and_linked(tmp_path: Path) -> None:
     assert picture.name == "weights-cuda-fp32.png" and picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
     assert "](figures/weights-cuda-fp32.png)" in page.read_text()
+
+
+def test_inputs_to_predict_at_are_not_among_the_data() -> None:
+    case = Case.of("mlp", TINY, Settings(torch.device(DEVICE), quick=True))
+    seen = torch.cat([inputs for inputs, _ in case.batches])
+    assert float((case.inputs(4)[:, None] - seen).abs().amax(-1).min()) > 0.01

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks import ours, peer
@@ -15,7 +16,8 @@ from benchmarks.measure import Failure
 from benchmarks.networks import LAST, NETWORKS, Network
 
 TOLERANCE = 1e-3
-EXAMPLES, BATCH, INPUTS = 24, 16, 2  # two batches, the second smaller
+EXAMPLES, BATCH = 24, 16  # two batches, the second smaller
+INPUTS, MANY_INPUTS = 2, 16  # unseen ones: few enough for a Jacobian of all weights, and where there is none
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def measure(bench: Bench) -> None:
         for compared in COMPARED[case.name]:
             references = [("float64", in_float64)]
             if bench.settings.peer:
-                references.insert(0, (peer.NAME, beside_peer))
+                references = [(peer.NAME, beside_peer), (f"{peer.NAME}, both in float64", exactly), *references]
             for name, function in references:
                 bench.note(
                     case,
@@ -69,16 +71,24 @@ def measure(bench: Bench) -> None:
         )
 
 
-def data_of(case: Case) -> tuple[Any, Tensor]:
-    """Batches and inputs, few enough for a Jacobian."""
+def data_of(case: Case, inputs: int) -> tuple[Any, Tensor]:
+    """Batches, and inputs that are not among them."""
     network = case.network
     data = synthetic(network.shape, case.classes, EXAMPLES, case.settings.device, network.tokens)
-    return batched(data, BATCH), case.inputs(INPUTS)
+    return batched(data, BATCH), case.inputs(inputs)
 
 
-def beside_peer(case: Case, compared: Comparison) -> dict[str, Any]:
+def exactly(case: Case, compared: Comparison) -> dict[str, Any]:
+    """Both libraries on the network in float64, at one input: what is left is no rounding."""
+    return beside_peer(replace(case, model=copy.deepcopy(case.model).double()), compared, 1)
+
+
+def beside_peer(case: Case, compared: Comparison, number: int = INPUTS) -> dict[str, Any]:
     """Both libraries on the same weights: those that laplace-torch takes."""
-    batches, inputs = data_of(case)
+    batches, inputs = data_of(case, number)
+    dtype = next(case.model.parameters()).dtype
+    if dtype == torch.float64:
+        batches, inputs = [(x.double(), y) for x, y in batches], inputs.double()
     whole = compared.weights == "all"
     model = peer.freeze_unsupported(case.model) if whole else case.model
     weights = None if whole else sum(parameter.numel() for parameter in list(model.parameters())[-2:])
@@ -99,7 +109,7 @@ def beside_peer(case: Case, compared: Comparison) -> dict[str, Any]:
 
 def in_float64(case: Case, compared: Comparison) -> dict[str, Any]:
     """The same fit and question with the network and its data in float64: what the precision costs."""
-    batches, inputs = data_of(case)
+    batches, inputs = data_of(case, MANY_INPUTS)
     mine = ours.fit(case.model, batches, "exact", compared.structure, compared.weights)
     model = copy.deepcopy(case.model).double()
     doubled = [(x.double(), y) for x, y in batches]

@@ -13,8 +13,8 @@ from benchmarks.cases import Bench, Case
 from benchmarks.measure import Failure, attempt, tidy
 from benchmarks.networks import NETWORKS
 
-SIZES = (1, 16, 64, 256, 1024, 4096)
-PEER_SIZES = (1, 4, 8, 16, 32, 64, 128)
+SIZES = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
+PEER_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 QUICK_SIZES = (1, 8)
 
 
