@@ -261,8 +261,10 @@ def merged(batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], in
             held, number = [], 0
         if not held:
             limit = most(inputs)
-        held.append((inputs, targets))
         number += size
+        if number < limit:  # it waits for the next batch, which a reader may write over this one
+            inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
+        held.append((inputs, targets))
     if held:
         yield join([each for each, _ in held]), join([each for _, each in held])
 

@@ -105,7 +105,7 @@ def prior_of(la: Laplace, space: Space) -> Prior:
             f"earlier weights alone ({error}) Use with_prior(...) with one precision, or one per named group, before "
             "the update, or fit to all data at once."
         ) from None
-    return la.prior
+    return la.prior.carried(la.space, space)
 
 
 def reason_of(la: Laplace) -> str:

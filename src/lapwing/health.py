@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .batches import Batches
+from .batches import Batches, count
 from .examined import examine
 from .invariance import invariant_sets
 from .symptoms import Finding, Step, at_mode, at_trained, evidences, fitted, likelihood, straddled, switched_off
@@ -64,6 +64,12 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+def found_sets(la: Laplace, data: Any) -> tuple[tuple[str, ...], ...]:
+    """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
+    inputs, _ = next(iter(Batches(data, la.mode.device)), (None, None))
+    return () if inputs is not None and count(inputs) < 2 else invariant_sets(la.model, data)
+
+
 def diagnose(la: Laplace, data: Any) -> Diagnosis:
     """Look at the network's first batch for invariant sets, then pass over the data once."""
     if Batches(data, la.mode.device).one_shot:
@@ -71,7 +77,7 @@ def diagnose(la: Laplace, data: Any) -> Diagnosis:
             "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
             "list of batches or tensors."
         )
-    sets = la.prior.sets or invariant_sets(la.model, data)
+    sets = la.prior.sets or found_sets(la, data)
     seen = examine(la, data)
     if seen.examples != la.N:
         raise ValueError(

@@ -164,8 +164,14 @@ class Prior:
         raise ValueError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
 
     def known(self, names: Iterable[str]) -> None:
-        """Refuse a pattern that fits none of a network's parameters: most likely it is misspelt."""
+        """Refuse a pattern that fits none of a network's parameters, most likely misspelt, and sets of another's."""
         every = list(names)
+        strange = [name for own in self.sets for name in own if name not in every]
+        if strange:
+            raise ValueError(
+                f"Prior.scale_invariant has sets with {', '.join(strange[:4])}, which the network does not have; find "
+                "them on this network: Prior.scale_invariant(model, data)."
+            )
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in every):
                 raise ValueError(
@@ -300,6 +306,21 @@ class Prior:
         if isinstance(mean, Tensor) and mean.numel() > 1:
             mean = mean.reshape(-1)[left.to(mean.device)]
         return replace(self, precision=precision, mean=mean, base=base)
+
+    def carried(self, space: Space, more: Space) -> Prior:
+        """The prior of more weights: groups are numbered as weights come, so numbers go along with their names."""
+        if self.kind != "scale_invariant" or self.precision.numel() == 1:
+            return self
+        old = {name: self.precision[number] for name, number in zip(space.names, self._numbers(space), strict=True)}
+        numbers = self._numbers(more)
+        found = {number: old[name] for name, number in zip(more.names, numbers, strict=True) if name in old}
+        missing = [name for name, number in zip(more.names, numbers, strict=True) if number not in found]
+        if missing:
+            raise ValueError(
+                f"Prior.scale_invariant has no precision for {', '.join(missing)}, which the earlier data never used; "
+                "use with_prior(...) with one precision before the update, or fit to all data at once."
+            )
+        return replace(self, precision=torch.stack([found[number] for number in range(max(numbers) + 1)]))
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""

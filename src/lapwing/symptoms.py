@@ -68,13 +68,14 @@ class Step:
         slope = strength * seen.gradient + la.prior.delta(la.space, la.mode).detach().to(away) * away
         newton = la.precision.solve(slope.to(la.mode)).to(away)
         noise = strength**2 * seen.noise(groups)
-        linear = la.linear
+        linear = la.linear if current(la) else None
         there = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())
+        ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
         return Step(
             (squares / noise).sqrt(),
             0.5 * groups.sums(slope * newton),
-            groups.sums(away.square()) / groups.sums(there.square()),
+            groups.sums(ratios * away.square()) / groups.sums(ratios * there.square()),
             math.sqrt(float(squares.sum()) / float(noise.sum())) if float(noise.sum()) > 0 else math.nan,
             linear is not None,
         )
@@ -83,6 +84,12 @@ class Step:
     def decrement(self) -> float:
         """Nats, of all groups."""
         return float(self.decrements.sum())
+
+
+def current(la: Laplace) -> bool:
+    """Whether it has a mode of the linear model that was found under its own prior, noise and temperature."""
+    scale = float(la.likelihood.scale)
+    return la.linear is not None and la.linear.under(la.prior, scale, la.temperature, la.space)
 
 
 def fitted(la: Laplace, seen: Seen) -> Finding:
@@ -247,14 +254,16 @@ def evidences(la: Laplace, step: Step, gamma: Tensor) -> Finding:
     factor = float(step.ratios[worst]) if float(changes[worst]) > 0 else 1.0
     numbers = {"nats": nats, "ratio": factor}
     name = la.prior.names(la.space)[worst]
-    told += f", and it would give {name!r} {factor:.3g} times the precision"
+    apart = max(factor, 1 / factor) >= TWICE
+    if factor != 1.0:
+        told += f", and it would give {name!r} {factor:.3g} times the precision"
     total = float(gamma.sum())
-    if not nats > NATS + SHARE * total and max(factor, 1 / factor) < TWICE:
+    if not nats > NATS + SHARE * total and not apart:
         return Finding("evidence", "fine", f"{told}.", "", numbers)
     return Finding(
         "evidence",
         "warning",
-        f"{told}: they would choose different priors.",
+        f"{told}: they would choose different priors." if apart else f"{told}.",
         "Use la.tune(mode='linear', data=...), which takes the evidence at the mode of the linear model.",
         numbers,
     )

@@ -66,7 +66,7 @@ def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | N
     if not made.converged:
         warnings.warn(
             f"The mode of the linear model was not reached: {made.stopped}, and the loss is still about "
-            f"{made.decrement:.3g} nats above its minimum; use more steps=, or a larger tolerance=.",
+            f"{log.left:.3g} nats above its minimum; use more steps=, or a larger tolerance=.",
             TuningWarning,
             stacklevel=6,
         )

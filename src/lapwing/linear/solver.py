@@ -20,6 +20,9 @@ from .target import Target, norm
 
 REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
 ROUNDING = 1e3  # of the loss's own rounding: decrements below it are as good as none
+EXACT = 1e-3  # the share of the tolerance below which a decrement is believed
+WINDOWS = (1, 2, 5)  # steps over which gains are added up to see how they fall
+SLOWEST = 0.95  # the least that gains are taken to fall by from one such sum to the next
 STALE = 5  # steps without a better gradient, once rounding hides what they gain
 
 
@@ -33,6 +36,7 @@ class Log:
     passes: list[float] = field(default_factory=list)
     stopped: str = ""
     converged: bool = False
+    left: float = math.inf  # nats to the minimum, about
 
     def note(self, loss: float, decrement: float, gradient: float, products: float) -> None:
         """One gradient."""
@@ -45,7 +49,7 @@ class Log:
         """What came after."""
         for name in ("losses", "decrements", "gradients", "passes"):
             getattr(self, name).extend(getattr(other, name))
-        self.stopped, self.converged = other.stopped, other.converged
+        self.stopped, self.converged, self.left = other.stopped, other.converged, other.left
 
 
 @dataclass
@@ -61,8 +65,8 @@ class Facts:
 class Stopping:
     """When to stop: little is left to gain, or rounding hides all that is left.
 
-    What is left is the decrement, times what the last step gained over its own where that was more: the
-    preconditioner may think too much of the curvature.
+    What is left is the decrement, times what the last step gained over its own where that was more: the preconditioner
+    may think too much of the curvature. Or it is what further steps gain if gains go on to fall as they do.
     """
 
     tolerance: float
@@ -71,13 +75,32 @@ class Stopping:
     before: float = 0.0  # the decrement then
     best: float = math.inf
     stale: int = 0
+    gains: list[float] = field(default_factory=list)
+
+    def left(self, decrement: float) -> float:
+        """Nats to the minimum, about."""
+        more = self.gain / self.before if self.before > 0 and self.gain > self.slack else 1.0
+        made = decrement * max(more, 1.0)
+        if decrement <= EXACT * self.tolerance or len(self.gains) < 2:
+            return made
+        return max(made, *(self.ahead(window) for window in WINDOWS if 2 * window <= len(self.gains)))
+
+    def ahead(self, window: int) -> float:
+        """What is to come if gains go on to fall as their last two sums over some steps did."""
+        last, earlier = sum(self.gains[-window:]), sum(self.gains[-2 * window : -window])
+        if last <= window * self.slack:
+            return 0.0
+        rate = min(last / earlier, SLOWEST) if earlier > 0 else SLOWEST
+        return last * rate / (1 - rate)
 
     def ends(self, decrement: float, log: Log) -> bool:
         """Whether this is the end; the log then says why."""
-        more = self.gain / self.before if self.before > 0 and self.gain > self.slack else 1.0
+        if self.before > 0:
+            self.gains.append(self.gain)
+        log.left = self.left(decrement)
         self.before = decrement
-        if decrement * max(more, 1.0) <= self.tolerance:
-            log.converged, log.stopped = True, f"the decrement is at most {self.tolerance:g}"
+        if log.left <= self.tolerance:
+            log.converged, log.stopped = True, f"at most {self.tolerance:g} nats are left"
             return True
         self.stale = self.stale + 1 if self.gain <= self.slack and decrement > 0.5 * self.best else 0
         self.best = min(self.best, decrement)

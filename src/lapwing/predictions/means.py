@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ..batches import Inputs
 from ..complaints import nearest
+from ..tuning.trace import TuningWarning
 from . import functional as engine
 
 if TYPE_CHECKING:
@@ -33,6 +35,13 @@ def displacement(la: Laplace, mean: str) -> Tensor | None:
         raise ValueError(
             "mean='linear' was asked of a posterior without a mode of the linear model; find it by "
             "la.at_linear_mode(data), la.tune(mode='linear', data=...) or fit(..., mode='linear')."
+        )
+    if not la.linear.under(la.prior, float(la.likelihood.scale), la.temperature, la.space):
+        warnings.warn(
+            "mean='linear': the mode of the linear model was found under another prior, noise or temperature than "
+            "this posterior has; find its own by la.at_linear_mode(data).",
+            TuningWarning,
+            stacklevel=2,
         )
     return la.linear.displacement
 

@@ -22,7 +22,7 @@ from ..linear.target import Target, chunks
 from ..priors import Number, Prior
 from .ascent import Range, gradient_of, mackay, place_of, vector
 from .profile import Place, Point, Profile, profile
-from .search import OFF, Settings, complaints, noise_limits, noise_of, warned
+from .search import OFF, Settings, complaints, noise_at_its_limit, noise_limits, noise_of, warned
 from .trace import Step, Trace
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Lap
     assert gamma is not None
     names = problem.prior.names(la.space)
     free = torch.cat([allowed.free[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
-    told = complaints(names, place, gamma, free, without, asked)
+    told = complaints(names, place, gamma, free, without, asked) + noise_at_its_limit(la, place, asked)
     if not converged:
         told.append(f"Tuning did not converge: {stopped}.")
     trace = Trace.of(asked.method, "log evidence", names, turns.steps, stopped, converged, told)
@@ -242,7 +242,7 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             check_data(turns.la, turns.solver.facts)
             if not point.finite:
                 turns.at(place).log_evidence()  # says what is wrong
-        elif not point.value >= value - turns.log.decrements[-1] - 1e-12 * abs(value):
+        elif not point.value >= value - turns.log.left - 1e-12 * abs(value):
             # Too far: the plain turn where this was none, and ever shorter ones, all of which begin uphill.
             anderson.forget()
             place = place_of(plain if not torch.equal(z, plain) else here + 0.5 * (z - here))
@@ -258,10 +258,12 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             share = max(0.5 * share, TIGHT)
         anderson.note(z, plain)
         following = turns.allowed.clip(torch.where(free, anderson.next(free), z))
-        near = turns.log.converged or turns.log.decrements[-1] <= exactness(gamma, free, asked.tolerance)
+        near = turns.log.converged or turns.log.left <= exactness(gamma, free, asked.tolerance)
         if near and max(moved, float((following - z).abs().max())) <= asked.tolerance:
             return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
         place = place_of(following)
+    if here is not None:  # the last place that was kept, not one that is yet to be tried
+        place = place_of(here)
     turns.note(turns.mode(place, exactness(gamma, turns.range().free, share * moved))[0].at(place))
     return place, f"{asked.steps} turns were not enough", False
 

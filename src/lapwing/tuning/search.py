@@ -184,6 +184,13 @@ def settings(
     usual = TURNED if mode == "linear" else TOLERANCES[method]
     tolerance = usual if tolerance is None else tolerance
     options = dict(predict or {})
+    if options and method in ("evidence", "fixed_point"):
+        raise ValueError(f"predict= was given, but method={method!r} makes no predictions; leave it out.")
+    if options.get("mean", "network") != "network":
+        raise ValueError(
+            f"predict={options!r}: a mode of the linear model belongs to one prior, and many are tried here; expected "
+            "the network's own mean."
+        )
     return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), options, passing)
 
 
@@ -280,16 +287,23 @@ def listed(names: Sequence[str], chosen: Tensor) -> str:
     return words if len(places) <= 3 else f"{words} and {len(places) - 3} more groups"
 
 
+def noise_at_its_limit(la: Laplace, place: Place, asked: Settings) -> list[str]:
+    """What a user should know about a noise that ended at an edge of its range."""
+    if not asked.noise:
+        return []
+    quiet, loud = noise_limits(la)
+    return [
+        f"The noise is at the {word} allowed, {limit:.3g}: "
+        + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
+        for limit, word in ((quiet, "smallest"), (loud, "largest"))
+        if abs(math.log(place.noise / limit)) < 1e-6
+    ]
+
+
 def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace: Trace) -> Laplace:
     """The posterior at what was found, with the way there; warnings are given now."""
-    if asked.noise:
-        quiet, loud = noise_limits(la)
-        for limit, word in ((quiet, "smallest"), (loud, "largest")):
-            if abs(math.log(place.noise / limit)) < 1e-6:
-                trace = trace.warned(
-                    f"The noise is at the {word} allowed, {limit:.3g}: "
-                    + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
-                )
+    for text in noise_at_its_limit(la, place, asked):
+        trace = trace.warned(text)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
     likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]  # see settings
     return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
