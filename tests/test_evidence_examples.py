@@ -26,7 +26,9 @@ NAMES = {
     "transformer": ["transformer"],
     "unet": ["unet"],
     "large": ["large"],
+    "normalised": ["normalised-none", "normalised-batchnorm"],
 }
+STRUCTURES = {"normalised": "kron, "}  # where a script has several, one of them
 
 
 Script = Callable[[str], ModuleType]
@@ -61,7 +63,7 @@ def test_script_compares_the_ways(
         made = rows(tmp_path, kept)
         assert next(iter(made)) == "MAP"
         ways = [
-            f"evidence at {mode}, {groups}"
+            f"{STRUCTURES.get(name, '')}evidence at {mode}, {groups}"
             for mode in ("theta~", "theta*")
             for groups in ("one precision", "one per tensor")
         ]
