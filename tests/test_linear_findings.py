@@ -154,3 +154,21 @@ def test_predictions_are_not_asked_for_in_vain() -> None:
         la.tune(mode="linear", data=data, predict={"link": "mc"})
     with pytest.raises(ValueError, match="belongs to one prior"):
         la.at_linear_mode(data).tune("validation", data=data, predict={"mean": "linear"})
+
+
+def test_advice_that_was_followed_is_not_given_again() -> None:
+    """A posterior tuned at the mode of the linear model need not be at one of the network's own."""
+    model, x, y = separable()
+    data = moved(x), moved(y)
+    la = fitted(model, x, y, "classification", "kron", prior=30.0)
+    assert la.diagnose(data)["mode"].severity == "warning"
+    found = la.tune(mode="linear", data=data).diagnose(data)
+    assert found["mode"].severity == found["evidence"].severity == "fine"
+
+
+def test_a_diagnosis_of_other_data_says_so() -> None:
+    """As many examples, but not those of the fit."""
+    model, x, y = separable()
+    la = fitted(model, x, y, "classification", "kron")
+    with pytest.warns(lw.TuningWarning, match="other data"):
+        la.diagnose((moved(5 * x), moved(y.roll(3))))

@@ -12,6 +12,7 @@ from torch import Tensor
 from .batches import Batches, count
 from .examined import examine
 from .invariance import invariant_sets
+from .linear.finding import check_energy
 from .symptoms import Finding, Step, at_mode, at_trained, evidences, fitted, likelihood, straddled, switched_off
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def diagnose(la: Laplace, data: Any) -> Diagnosis:
         raise ValueError(
             f"data has {seen.examples} examples, and the posterior was fitted to {la.N}; expected the training data."
         )
+    check_energy(la, seen.energy, 5)
     with torch.no_grad():
         step = Step.of(la, seen)
         evidence = at_trained(la).evidence()

@@ -125,6 +125,9 @@ def at_mode(la: Laplace, step: Step, gamma: float) -> Finding:
     where = f"{nats:.3g} nats above its minimum, by one step of Newton's method, with {gamma:.3g} effective dimensions"
     if not nats > allowed:
         return Finding("mode", "fine", f"The network is near a mode of its regularised loss: {where}.", "", numbers)
+    if step.sure:
+        told = f"The network is not at a mode of its regularised loss, and need not be: {where}. The evidence of this "
+        return Finding("mode", "fine", f"{told}posterior is taken at the mode of the linear model.", "", numbers)
     sure = math.isfinite(step.norm) and step.norm > 1
     told = f"; its gradient is {step.norm:.3g} times the noise of the data" if sure else ""
     worst = int(step.decrements.argmax())
@@ -258,7 +261,8 @@ def evidences(la: Laplace, step: Step, gamma: Tensor) -> Finding:
     if factor != 1.0:
         told += f", and it would give {name!r} {factor:.3g} times the precision"
     total = float(gamma.sum())
-    if not nats > NATS + SHARE * total and not apart:
+    tuned = step.sure and la.trace is not None  # so the advice was followed
+    if tuned or (not nats > NATS + SHARE * total and not apart):
         return Finding("evidence", "fine", f"{told}.", "", numbers)
     return Finding(
         "evidence",

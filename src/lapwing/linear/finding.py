@@ -100,10 +100,15 @@ def check_data(la: Laplace, facts: Facts) -> None:
             f"data has {facts.examples} examples, and the posterior was fitted to {la.N}; expected the data that it "
             "was fitted to (all of it, after an update)."
         )
-    if abs(facts.energy - la.totals.energy) > OTHER * (abs(la.totals.energy) + 1e-6 * la.N):
+    check_energy(la, facts.energy, 8)
+
+
+def check_energy(la: Laplace, energy: float, level: int) -> None:
+    """Say so where the data have another energy under the network than those that it was fitted to."""
+    if abs(energy - la.totals.energy) > OTHER * (abs(la.totals.energy) + 1e-6 * la.N):
         warnings.warn(
-            f"The network's energy is {facts.energy:.6g} on this data and was {la.totals.energy:.6g} on the data it "
-            "was fitted to: other data, or augmentations drawn anew? The evidence is that of this data.",
+            f"The network's energy is {energy:.6g} on this data and was {la.totals.energy:.6g} on the data it was "
+            "fitted to: other data, or augmentations drawn anew? What is said here is of this data.",
             TuningWarning,
-            stacklevel=7,
+            stacklevel=level,
         )
