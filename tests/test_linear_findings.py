@@ -172,3 +172,18 @@ def test_a_diagnosis_of_other_data_says_so() -> None:
     la = fitted(model, x, y, "classification", "kron")
     with pytest.warns(lw.TuningWarning, match="other data"):
         la.diagnose((moved(5 * x), moved(y.roll(3))))
+
+
+def test_a_network_wrapped_for_several_devices() -> None:
+    """It is the one inside that is asked, and that names the weights."""
+    model, x, y = separable()
+    data = moved(x), moved(y)
+    la = fitted(model, x, y, "classification", "kron", prior=lw.Prior.layerwise())
+    wrapped = nn.DataParallel(la.model)
+    prior = lw.Prior.scale_invariant(wrapped, data)
+    made = lw.fit(wrapped, data, "classification", prior=prior)
+    assert made.space.names == la.space.names
+    assert float(made.at_linear_mode(data).log_evidence()) == pytest.approx(
+        float(la.at_linear_mode(data).log_evidence())
+    )
+    made.diagnose(data)

@@ -292,9 +292,11 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside `torch.compile`'s wrapper, whose parameters have their own names."""
+    """The network inside wrappers of `torch.compile` and of data parallelism, whose parameters have their own names."""
     inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = model.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 LOCK = threading.RLock()
