@@ -143,7 +143,8 @@ def test_one_precision_for_all_breaks_the_law(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "structure"), [("batch norm", "kron"), ("batch norm", "diag"), ("cnn", "diag"), ("transformer", "kron")]
+    ("name", "structure"),
+    [("batch norm", "kron"), ("batch norm", "diag"), ("cnn", "diag"), ("transformer", "kron"), ("transformer", "diag")],
 )
 def test_a_g_prior_needs_no_groups(name: str, structure: str) -> None:
     """Its one factor is that of weights in units of their own curvature."""

@@ -17,7 +17,7 @@ from ..layers.base import Part
 from ..operators import Block as OperatorBlock
 from ..operators import Blocks, Dense, rows_of
 from ..space import Space
-from .common import added, check_shape, filled, floored, sum_dtype
+from .common import added, check_shape, cleared, filled, floored, sum_dtype
 
 Group = tuple[Part, ...]
 
@@ -224,7 +224,8 @@ class DenseCurvature:
                 places = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
             own = matrix.diagonal().split([place.stop - place.start for place in places])
             pieces += [(place.start, floored(each, floor)) for place, each in zip(places, own, strict=True)]
-        return filled(torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])]), floor)
+        ordered = [each for _, each in sorted(pieces, key=lambda piece: piece[0])]
+        return filled(torch.cat(cleared(ordered) if floor else ordered), floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """Eigenvalues of every matrix, where all its weights share one precision."""

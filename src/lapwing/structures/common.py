@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -76,6 +76,16 @@ def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:
 def floored(diagonal: Tensor, floor: float) -> Tensor:
     """Numbers of one tensor, at least a share of their mean."""
     return diagonal.clamp(min=0) if floor == 0 else diagonal.clamp(min=0).maximum(floor * diagonal.mean())
+
+
+def cleared(pieces: Sequence[Tensor]) -> list[Tensor]:
+    """Numbers by tensor; those of a tensor that has rounding errors alone, beside the others, are zero.
+
+    A key's bias has no curvature: attention does not see it. What rounding leaves there is no unit for its weights.
+    """
+    means = torch.stack([piece.mean() for piece in pieces])
+    noise = torch.finfo(means.dtype).eps ** 1.5 * means.max()
+    return [torch.where(mean > noise, piece, 0.0) for mean, piece in zip(means, pieces, strict=True)]
 
 
 def filled(diagonal: Tensor, floor: float) -> Tensor:

@@ -13,7 +13,7 @@ from ..groups import Groups
 from ..layers.base import Part
 from ..operators import Block, Blocks, Diagonal
 from ..space import Space
-from .common import accumulate, check_parts, check_shape, filled, floored, whole
+from .common import accumulate, check_parts, check_shape, cleared, filled, floored, whole
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class DiagCurvature:
             own = self.diagonal[place]
             own = own if self.space.mask is None else own[self.space.mask[place].to(own.device)]
             pieces.append(floored(own, floor))
-        return filled(torch.cat(pieces), floor)
+        return filled(torch.cat(cleared(pieces) if floor else pieces), floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor:
         """Independent weights have any prior."""
