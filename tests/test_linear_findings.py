@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from fitting import built, classes, fitted, normal
+from lapwing import curvature
 from tables import moved
 
 
@@ -75,8 +76,10 @@ def test_groups_keep_their_precisions_when_weights_are_added() -> None:
     assert sorted(after.values()) == [1.0, 7.0]
 
 
-def test_a_reader_may_write_over_its_last_batch() -> None:
-    """Small batches are put together, and so outlive the next one."""
+@pytest.mark.parametrize("together", [2048, 10], ids=["put together", "one by one"])
+def test_a_reader_may_write_over_its_last_batch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches outlive the next one: they are put together, and read ahead."""
+    monkeypatch.setattr(curvature, "MERGED_EXAMPLES", together)
     x, y = normal(30, 3), classes(3, 30)
     model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
 

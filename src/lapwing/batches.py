@@ -148,6 +148,11 @@ class Batches:
             raise TypeError("data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches.")
 
     @property
+    def steady(self) -> bool:
+        """Whether batches are held by the user, in one order: not made anew, or written over, for every pass."""
+        return self.pair or isinstance(self.data, list | tuple)
+
+    @property
     def one_shot(self) -> bool:
         """Whether the data can be passed over only once."""
         return not self.pair and isinstance(self.data, Iterator)
@@ -250,7 +255,9 @@ def join(batches: list[Any]) -> Any:
     return first
 
 
-def merged(batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int]) -> Iterator[tuple[Inputs, Tensor]]:
+def merged(
+    batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int], steady: bool
+) -> Iterator[tuple[Inputs, Tensor]]:
     """Put small batches together up to `most(inputs)` examples: examples are independent, and calls cost time."""
     held: list[tuple[Inputs, Tensor]] = []
     number, limit = 0, 0
@@ -262,7 +269,7 @@ def merged(batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], in
         if not held:
             limit = most(inputs)
         number += size
-        if number < limit:  # it waits for the next batch, which a reader may write over this one
+        if not steady:  # the next batch is read before this one is used, and a reader may write it over this one
             inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
         held.append((inputs, targets))
     if held:

@@ -281,7 +281,7 @@ class Source:
         rests: list[Tensor] = []
         watch = Watch()
         batches = watch.counted(self.progress.track(self.data, len(self.data), "curvature"))
-        joined = merged(batches, lambda given: self._examples(tracer, given, watch))
+        joined = merged(batches, lambda given: self._examples(tracer, given, watch), self.data.steady)
         for inputs, checked in ahead(self._check(*batch) for batch in joined):
             number = count(inputs)
             cost = self.plan.cost(inputs)

@@ -6,7 +6,6 @@ the stream together is one. Sets are found by asking the network, not by reading
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
 from .batches import Batches, Inputs, call, count, device_of, evaluation, map_tensors, take, under, unwrapped
 from .modes import plainly
-from .products import _double_backward
+from .products import double_backward, forward_mode
 
 EXAMPLES = 64  # of the one batch that is looked at
 FACTORS = (0.5, 2.0)
@@ -169,13 +167,9 @@ class Probe:
 
     def _pushed(self, name: str) -> Tensor:
         own = self.weights[name]
-        with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
-            # Forward mode's own decompositions still use what torch has deprecated.
-            warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
-            try:
-                made: Tensor = jvp(lambda value: self.run({name: value}), (own,), (own,))[1]
-            except (RuntimeError, NotImplementedError):
-                made = _double_backward(self.run, {name: own}, {name: own})
+        with sdpa_kernel([SDPBackend.MATH]):
+            found = forward_mode(lambda value: self.run({name: value}), own, own)
+            made = double_backward(self.run, {name: own}, {name: own}) if found is None else found[1]
         made = made.detach().flatten()
         return made[:: 1 + made.numel() // OUTPUTS].double()
 

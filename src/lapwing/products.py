@@ -53,10 +53,24 @@ def jacobian_vectors(model: nn.Module, inputs: Inputs, space: Space, vectors: Te
                 pushed: Tensor = push(vectors)
                 return pushed
         except (RuntimeError, NotImplementedError):
-            return torch.stack([_double_backward(run, weights, unflatten(v, space)) for v in vectors])
+            return torch.stack([double_backward(run, weights, unflatten(v, space)) for v in vectors])
 
 
-def _double_backward(run: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor], v: Any) -> Tensor:
+def forward_mode(run: Callable[[Any], Tensor], weights: Any, tangents: Any) -> tuple[Tensor, Tensor] | None:
+    """Outputs and `J v` by forward mode; None where the network has none. Call under the plain attention kernel."""
+    with torch.no_grad(), warnings.catch_warnings():
+        # Forward mode's own decompositions still use what torch has deprecated.
+        warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
+        try:
+            made = jvp(run, (weights,), (tangents,))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError):  # what torch raises for an operation without a forward formula
+            return None
+    return made[0], made[1]
+
+
+def double_backward(run: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor], v: Any) -> Tensor:
     """`J v` as the gradient of `(u^T J) v` in u."""
     with torch.enable_grad():
         leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}

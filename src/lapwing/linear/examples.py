@@ -40,7 +40,7 @@ def room(memory: float | None, device: torch.device) -> int:
 def gathered(data: Any, device: torch.device, memory: float | None) -> Examples:
     """Tensors and lists as they are; what may come in another order next time is copied, where it fits."""
     batches = Batches(data, device)
-    if batches.pair or isinstance(data, list | tuple):
+    if batches.steady:
         return Examples(batches, True)
     left = room(memory, torch.device("cpu"))
     kept: list[Any] = []

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batches import Batches, Inputs, call, count, merged, restore_buffers, take, tensors, under
@@ -17,7 +15,7 @@ from ..curvature import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
 from ..diagnosis import InExample, Watch, wrong_target
 from ..likelihoods import Form, Likelihood, widened
 from ..predictions.functional import Network
-from ..products import _double_backward, unflatten
+from ..products import double_backward, forward_mode, unflatten
 from ..progress import Progress
 
 
@@ -54,7 +52,7 @@ class Passes:
         watch = Watch()
         source = self.progress.track(self.batches, len(self.batches), what)
         seen = 0
-        for inputs, targets in merged(watch.counted(source), self._most):
+        for inputs, targets in merged(watch.counted(source), self._most, self.batches.steady):
             try:
                 made = self._checked(inputs, targets)
             except InExample as error:
@@ -91,30 +89,15 @@ class Passes:
         def run(given: dict[str, Tensor]) -> Tensor:
             return call(under(model, given), part.inputs)
 
-        made = self._forward(run, weights, tangents) if self.forward else None
+        made = forward_mode(run, weights, tangents) if self.forward else None
         if made is None:
+            restore_buffers(model)
+            self.forward = False
             with torch.no_grad():
                 output = run(weights)
-            made = output, _double_backward(run, weights, tangents)
+            made = output, double_backward(run, weights, tangents)
         restore_buffers(model)
         return widened(part.form.flatten(made[0])), widened(part.form.flatten(made[1]))
-
-    def _forward(
-        self, run: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor], tangents: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        """By forward mode, or None where the network has none."""
-        with torch.no_grad(), warnings.catch_warnings():
-            # Forward mode's own decompositions still use what torch has deprecated.
-            warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
-            try:
-                made = jvp(run, (weights,), (tangents,))
-                return made[0], made[1]
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError):
-                restore_buffers(self.network.model)
-                self.forward = False
-                return None
 
     def pull(self, part: Part, cotangent: Callable[[Tensor], Tensor], total: Tensor) -> None:
         """Add `J^T c` to a vector over all elements of the named tensors; c (N, T, C) is a function of the outputs."""

@@ -22,7 +22,7 @@ from ..linear.target import Target, chunks
 from ..priors import Number, Prior
 from .ascent import Range, gradient_of, mackay, place_of, vector
 from .profile import Place, Point, Profile, profile
-from .search import OFF, Settings, complaints, noise_at_its_limit, noise_limits, noise_of, warned
+from .search import OFF, Settings, bounds, complaints, noise_at_its_limit, noise_of, warned
 from .trace import Step, Trace
 
 if TYPE_CHECKING:
@@ -179,23 +179,22 @@ class Anderson:
         return image if far else found
 
 
-def begin(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+def begun(problem: Profile, asked: Settings) -> Profile:
     """Under `delta_g = P_g / |theta_g - mu_g|^2`, which makes the turns covariant under a rescaling of the weights."""
-    if not asked.prior or start is not None:
-        return la
-    problem = profile(replace(la, linear=None)._question, la.prior)
     precision = problem.sizes.double() / problem.squares
     low, high = asked.limits
     good = torch.isfinite(precision) & (precision > 0) & ~problem.flat
     own = problem.prior.precision
     made = torch.where(good, precision.clamp(low, high), own)
-    return replace(la, prior=problem.prior.with_precision(made))
+    return replace(problem, prior=problem.prior.with_precision(made))
 
 
 def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
     """Mode and precisions in turn until neither moves."""
-    la = begin(la, asked, start)
     problem = profile(replace(la, linear=None)._question, la.prior)
+    if asked.prior and start is None:
+        problem = begun(problem, asked)
+        la = replace(la, prior=problem.prior)
     allowed, without = bounds(la, asked, problem)
     with opened(la, asked.data, asked.passing.memory, asked.passing.progress) as solver:
         turns = Turns(la, asked, solver, problem, allowed, torch.zeros_like(without))
@@ -211,21 +210,6 @@ def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Lap
         told.append(f"Tuning did not converge: {stopped}.")
     trace = Trace.of(asked.method, "log evidence", names, turns.steps, stopped, converged, told)
     return warned(replace(last, linear=found, trace=trace), 7)
-
-
-def bounds(la: Laplace, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
-    """What may change and how far, and the groups about which the data say nothing."""
-    groups = len(problem.sizes)
-    empty = problem.sizes == 0
-    without = problem.flat & ~empty & asked.prior
-    low, high = (
-        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in asked.limits
-    )
-    if asked.noise:
-        quiet, loud = noise_limits(la)
-        low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
-    free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
-    return Range(free, low, high), without
 
 
 def turned(turns: Turns) -> tuple[Place, str, bool]:

@@ -216,16 +216,11 @@ def noise_limits(la: Laplace) -> tuple[float, float]:
     return middle / NOISES, middle * NOISES
 
 
-def by_evidence(la: Laplace, asked: Settings) -> Laplace:
-    """Newton's method or MacKay's updates on the evidence, in logarithms."""
-    problem = profile(la._question, la.prior)
-    begin = problem.start()
-    here = problem.at(begin)
-    groups = len(begin.precision)
+def bounds(la: Laplace, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
+    """What may change and how far, and the groups about which the data say nothing."""
+    groups = len(problem.sizes)
     empty = problem.sizes == 0
     without = problem.flat & ~empty & asked.prior
-    if not here.finite:
-        la.log_evidence()  # says what is wrong
     low, high = (
         torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in asked.limits
     )
@@ -233,9 +228,20 @@ def by_evidence(la: Laplace, asked: Settings) -> Laplace:
         quiet, loud = noise_limits(la)
         low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
     free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
+    return Range(free, low, high), without
+
+
+def by_evidence(la: Laplace, asked: Settings) -> Laplace:
+    """Newton's method or MacKay's updates on the evidence, in logarithms."""
+    problem = profile(la._question, la.prior)
+    here = problem.at(problem.start())
+    if not here.finite:
+        la.log_evidence()  # says what is wrong
+    allowed, without = bounds(la, asked, problem)
+    free = allowed.free
     climb = ascend if asked.method == "evidence" else fixed_point
     if bool(free.any()):
-        path = climb(problem, Range(free, low, high), asked.steps, asked.tolerance)
+        path = climb(problem, allowed, asked.steps, asked.tolerance)
     else:
         path = Path([here]).end(True, "nothing may change")
     last = path.points[-1]
