@@ -68,7 +68,7 @@ class Step:
         slope = strength * seen.gradient + la.prior.delta(la.space, la.mode).detach().to(away) * away
         newton = la.precision.solve(slope.to(la.mode)).to(away)
         noise = strength**2 * seen.noise(groups)
-        linear = la.linear if current(la) else None
+        linear = la.linear if la.linear is not None and la.linear.of(la) else None
         there = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())
         ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
@@ -84,12 +84,6 @@ class Step:
     def decrement(self) -> float:
         """Nats, of all groups."""
         return float(self.decrements.sum())
-
-
-def current(la: Laplace) -> bool:
-    """Whether it has a mode of the linear model that was found under its own prior, noise and temperature."""
-    scale = float(la.likelihood.scale)
-    return la.linear is not None and la.linear.under(la.prior, scale, la.temperature, la.space)
 
 
 def fitted(la: Laplace, seen: Seen) -> Finding:

@@ -36,7 +36,7 @@ def displacement(la: Laplace, mean: str) -> Tensor | None:
             "mean='linear' was asked of a posterior without a mode of the linear model; find it by "
             "la.at_linear_mode(data), la.tune(mode='linear', data=...) or fit(..., mode='linear')."
         )
-    if not la.linear.under(la.prior, float(la.likelihood.scale), la.temperature, la.space):
+    if not la.linear.of(la):
         warnings.warn(
             "mean='linear': the mode of the linear model was found under another prior, noise or temperature than "
             "this posterior has; find its own by la.at_linear_mode(data).",
