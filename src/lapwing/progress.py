@@ -21,9 +21,11 @@ class Progress:
         if not self.show:
             yield from items
             return
-        from rich.progress import track  # only when shown: it costs import time
+        from rich.console import Console  # only when shown: it costs import time
+        from rich.progress import track
 
-        self.bars.append(track(items, description=what, total=total or None, transient=True))
+        bar = Console(stderr=True)  # stdout is for results
+        self.bars.append(track(items, description=what, total=total or None, transient=True, console=bar))
         yield from self.bars[-1]
 
     def close(self) -> None:

@@ -1,0 +1,310 @@
+"""`lapwing evaluate`, `report` and `compare`: how good predictions are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import lapwing as lw
+
+from ..evaluate.results import Estimate, Report
+from ..laplace import Laplace
+from . import options as given
+from .datasets import Wanted, load
+from .networks import likelihood as chosen_likelihood
+from .networks import network, posterior
+from .options import examples, pairs, path, words
+from .output import Problem, Voice, place, table, writing
+from .posteriors import check_classes, is_categorical, summary
+from .settings import gathered, needed, read, section
+
+EVALUATE = examples(
+    "lapwing evaluate -c run.toml -p posterior.safetensors --test test.npz -o report.html -o report.json",
+    "lapwing evaluate -c run.toml -p posterior.safetensors --ood letters=letters.npz --json > report.json",
+    "lapwing evaluate -m networks:lenet -w lenet.safetensors -l classification --test test/  (the network alone)",
+)
+REPORT = examples(
+    "lapwing report report.json -o report.html",
+    "lapwing report -c run.toml -p posterior.safetensors --test test.npz",
+)
+COMPARE = examples(
+    "lapwing compare kron.safetensors diag.safetensors full.safetensors -c run.toml --test test.npz",
+    "lapwing compare small.toml large.toml  (each with its own model, weights and posterior)",
+)
+SUFFIXES = (".html", ".json", ".md")
+COLUMNS = ("accuracy", "rmse", "nll", "brier", "ece", "crps", "coverage95", "aurc")
+
+Shifts = Annotated[
+    bool | None, typer.Option("--shifts/--no-shifts", help="Corrupt the inputs: noise, blur, contrast, rotation.")
+]
+Attacks = Annotated[bool | None, typer.Option("--attacks/--no-attacks", help="Adversarial inputs: FGSM and PGD.")]
+Title = Annotated[str | None, typer.Option("--title", help="Title of the report.")]
+
+
+def evaluate(
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", help="Where to write it: .html, .json or .md; repeat for more.")
+    ] = None,
+    posterior_file: given.Posterior = None,
+    model: given.Model = None,
+    weights: given.Weights = None,
+    likelihood: given.Likelihood = None,
+    test: given.Test = None,
+    validation: given.Validation = None,
+    ood: given.Ood = None,
+    shifts: Shifts = None,
+    attacks: Attacks = None,
+    title: Title = None,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    seed: given.Seed = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Measure predictions on test data, beside the plain network and other ways to predict."""
+    voice = Voice(as_json, quiet)
+    settings = gathered(
+        config,
+        assignments or [],
+        {
+            "model": model,
+            "weights": path(weights),
+            "posterior": path(posterior_file),
+            "likelihood": likelihood,
+            "test": test,
+            "validation": validation,
+            "ood": pairs(ood),
+            "title": title,
+            "target": target,
+            "classes": words(classes),
+            "size": size,
+            "seed": seed,
+            "device": device,
+            "evaluate.shifts": shifts,
+            "evaluate.attacks": attacks,
+        },
+    )
+    for each in out or []:
+        place(each, SUFFIXES)
+    made = measured(settings, voice)
+    write(made, out or [])
+    show(voice, made, out or [])
+
+
+def report(
+    source: Annotated[Path | None, typer.Argument(help="A report in JSON, as `lapwing evaluate -o` writes it.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page (.html).")] = Path("report.html"),
+    posterior_file: given.Posterior = None,
+    model: given.Model = None,
+    weights: given.Weights = None,
+    likelihood: given.Likelihood = None,
+    test: given.Test = None,
+    validation: given.Validation = None,
+    ood: given.Ood = None,
+    shifts: Shifts = None,
+    attacks: Attacks = None,
+    title: Title = None,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    seed: given.Seed = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Write the page that says whether to trust the network: from a report in JSON, or from a posterior and data."""
+    place(out, (".html",))
+    if source is None:
+        evaluate(
+            [out],
+            posterior_file,
+            model,
+            weights,
+            likelihood,
+            test,
+            validation,
+            ood,
+            shifts,
+            attacks,
+            title,
+            target,
+            classes,
+            size,
+            seed,
+            config,
+            assignments,
+            device,
+            as_json,
+            quiet,
+        )
+        return
+    if not source.is_file():
+        raise Problem(f"There is no file {source}; expected a report in JSON, as `lapwing evaluate -o` writes it.")
+    try:
+        made = Report.from_json(source)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise Problem(f"{source}: {error}") from error
+    write(made, [out])
+    show(Voice(as_json, quiet), made, [out])
+
+
+def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
+    """The report on a posterior, or on the network alone."""
+    asked: dict[str, Any] = {}
+    if "posterior" in settings:
+        subject: Any = posterior(settings)
+        categorical, net = is_categorical(subject), subject.model
+    else:
+        subject = net = network(settings)
+        asked["likelihood"] = chosen_likelihood(settings)
+        categorical = asked["likelihood"] == "classification" or isinstance(asked["likelihood"], lw.Categorical)
+    wanted = Wanted.of(settings, net, categorical)
+    data = load(needed(settings, "test", "--test DATA"), wanted)
+    if isinstance(subject, Laplace):
+        check_classes(subject, data)
+    if "validation" in settings:
+        asked["validation"] = load(settings["validation"], wanted).value
+    unlabelled = Wanted.of(settings, net, categorical, labels=False)
+    asked["ood"] = {name: load(each, unlabelled).inputs() for name, each in settings.get("ood", {}).items()} or None
+    asked |= {name: settings[name] for name in ("seed", "title") if name in settings}
+    asked |= section(settings, "evaluate")
+    with voice.stage("the evaluation"):
+        made: Report = lw.evaluate(subject, data.value, classes=data.classes, progress=voice.progress, **asked)
+    return made
+
+
+def write(made: Report, out: list[Path]) -> None:
+    """All files at once: none takes its place before all are written."""
+    with ExitStack() as stack:
+        for each in out:
+            temporary = stack.enter_context(writing(each))
+            if each.suffix.lower() == ".html":
+                made.to_html(temporary)
+            elif each.suffix.lower() == ".json":
+                made.to_json(temporary)
+            else:
+                made.to_markdown(temporary)
+
+
+def estimate(value: Estimate | None) -> str:
+    """A number with its interval."""
+    return "–" if value is None else f"{value.value:.3f} ({value.low:.3f}–{value.high:.3f})"
+
+
+def show(voice: Voice, made: Report, out: list[Path]) -> None:
+    """The methods in a table, and where the files are; with --json the whole report."""
+    if voice.as_json:
+        print(made.to_json())
+        return
+    names = [name for name in COLUMNS if name in made.methods[0].metrics][:4]
+    rows = [[each.name, *(estimate(each.metrics.get(name)) for name in names)] for each in made.methods]
+    voice.answer({}, table(["method", *names], rows), *(f"written to {each}" for each in out))
+
+
+def compare(
+    posteriors: Annotated[
+        list[Path], typer.Argument(help="Posteriors (.safetensors), or settings (.toml) that name one each.")
+    ],
+    model: given.Model = None,
+    weights: given.Weights = None,
+    test: given.Test = None,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    seed: given.Seed = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Compare posteriors by their evidence, and on test data where some are given."""
+    voice = Voice(as_json, quiet)
+    common = gathered(
+        config,
+        assignments or [],
+        {
+            "model": model,
+            "weights": path(weights),
+            "test": test,
+            "target": target,
+            "classes": words(classes),
+            "size": size,
+            "seed": seed,
+            "device": device,
+        },
+    )
+    common.pop("posterior", None)
+    found = [compared(each, common, voice) for each in posteriors]
+    found.sort(key=lambda row: -row["log_evidence"])
+    for row in found:
+        row["behind"] = found[0]["log_evidence"] - row["log_evidence"]
+    notes = remarks(found)
+    names = [name for name in COLUMNS if all(name in row.get("metrics", {}) for row in found)][:4]
+    head = ["posterior", "structure", "weights", "log evidence", "behind", "effective weights", *names]
+    rows = [
+        [
+            row["name"],
+            row["structure"],
+            f"{row['weights']:,}",
+            f"{row['log_evidence']:.1f}",
+            f"{row['behind']:.1f}",
+            f"{row['effective_dimensions']:.1f}",
+            *(estimate(Estimate(**row["metrics"][name])) for name in names),
+        ]
+        for row in found
+    ]
+    voice.answer({"posteriors": found, "notes": notes}, table(head, rows), *notes)
+
+
+def compared(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str, Any]:
+    """One posterior in numbers."""
+    if source.suffix.lower() == ".toml":
+        settings = {**read(source), **common}
+        needed(settings, "posterior", f"posterior = ... in {source}")
+    else:
+        settings = {**common, "posterior": str(source)}
+    la = posterior(settings)
+    made: dict[str, Any] = {"name": source.stem, **summary(la)}
+    if "test" in settings:
+        data = load(settings["test"], Wanted.of(settings, la.model, is_categorical(la)))
+        check_classes(la, data)
+        with voice.stage(f"{source.stem} on the test data"):
+            judged = lw.evaluate(
+                la, data.value, baselines=(), shifts=False, attacks=False, seed=settings.get("seed", 0)
+            )
+        own = judged.methods[0].metrics
+        made["metrics"] = {
+            name: {"value": each.value, "low": each.low, "high": each.high} for name, each in own.items()
+        }
+    return made
+
+
+def remarks(found: list[dict[str, Any]]) -> list[str]:
+    """What to know before reading the table."""
+    made = []
+    if len({row["examples"] for row in found}) > 1:
+        counts = ", ".join(f"{row['name']} {row['examples']:,}" for row in found)
+        made.append(f"Fitted to different numbers of examples ({counts}): their evidences cannot be compared.")
+    if len({row["likelihood"] for row in found}) > 1:
+        made.append("Different likelihoods: evidences can be compared only where they are of the same targets.")
+    if len({row["weights"] for row in found}) > 1:
+        made.append(
+            "Different weights are uncertain: weights that are fixed count as certain, without a prior's price."
+        )
+    if len(found) > 1 and found[1]["behind"] < 3:
+        made.append("The first two are within 3 nats, a factor of 20 in probability: weak grounds to prefer one.")
+    return made

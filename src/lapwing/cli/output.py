@@ -1,0 +1,126 @@
+"""What a command says and writes: files whole or not at all, JSON alone on stdout, words for people on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class Problem(Exception):
+    """Something that was given cannot be used: one line says what, and what to do."""
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Where a command speaks: results to stdout, all else to stderr, which `quiet` silences."""
+
+    as_json: bool = False
+    quiet: bool = False
+    out: Console = field(default_factory=Console)
+    err: Console = field(default_factory=lambda: Console(stderr=True))
+
+    @property
+    def progress(self) -> bool:
+        """Whether bars are shown: to people at a terminal."""
+        return self.err.is_terminal and not self.quiet
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self.quiet:
+            self.err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def answer(self, values: dict[str, Any], *lines: Any) -> None:
+        """The result: as JSON, or as lines and tables for people."""
+        if self.as_json:
+            print(json.dumps(finite(values), allow_nan=False))
+            return
+        for line in lines:
+            self.out.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
+
+    @contextmanager
+    def stage(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        """Show that something is at work, with the time left where it is known, and how long it took."""
+        began = time.perf_counter()
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, *left, console=self.err, transient=True, disable=not self.progress) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda: bar.advance(task)
+        self.say(f"  {what}: {time.perf_counter() - began:.1f} s")
+
+
+def finite(value: Any) -> Any:
+    """The same with words for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The first column to the left, numbers to the right."""
+    made = Table(box=SIMPLE_HEAD)
+    for place, name in enumerate(head):
+        made.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def place(path: Path, suffixes: Sequence[str] = ()) -> Path:
+    """Where a file will be written; refused before any work is done, not after it."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise Problem(
+            f"{path} would be written as {path.suffix or 'a file without an ending'}; expected {listed(suffixes)}."
+        )
+    if path.is_dir():
+        raise Problem(f"{path} is a folder; expected the name of a file to write.")
+    if path.exists() and not path.is_file():
+        raise Problem(f"{path} is no plain file; expected the name of a file to write.")
+    if not path.parent.is_dir():
+        raise Problem(f"The folder {path.parent} of {path.name} does not exist; make it first.")
+    trial = beside(path)
+    try:  # permissions alone do not tell: disks are full or read-only, folders belong to others
+        trial.touch(exist_ok=False)
+    except OSError as error:
+        raise Problem(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from error
+    trial.unlink()
+    return path
+
+
+def beside(path: Path) -> Path:
+    """A name in the same folder that nobody has."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A temporary name beside the file, which takes its place once all went well."""
+    temporary = beside(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

@@ -1,0 +1,214 @@
+"""`lapwing fit` and `lapwing tune`: posteriors, as files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import lapwing as lw
+
+from .. import likelihoods
+from ..laplace import Laplace
+from . import options as given
+from .datasets import Data, Wanted, load
+from .networks import likelihood as chosen_likelihood
+from .networks import network, posterior
+from .options import examples, path, words
+from .output import Problem, Voice, place
+from .settings import gathered, needed, section
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
+FIT = examples(
+    "lapwing fit -m networks:lenet -w lenet.safetensors -l classification --train train.npz -o posterior.safetensors",
+    "lapwing fit -c run.toml --set fit.weights=last_layer --set fit.structure=full --tune",
+    "lapwing fit -m networks:mlp -l regression --train houses.csv --target price --json",
+)
+TUNE = examples(
+    "lapwing tune -c run.toml -p posterior.safetensors -o tuned.safetensors",
+    "lapwing tune -c run.toml -p posterior.safetensors --method validation --validation held_out.npz",
+)
+
+
+def fit(
+    out: Out = Path("posterior.safetensors"),
+    model: given.Model = None,
+    weights: given.Weights = None,
+    likelihood: given.Likelihood = None,
+    train: given.Train = None,
+    structure: given.Structure = None,
+    select: Annotated[
+        str | None, typer.Option("--select", help="Uncertain weights: all, last_layer, lora, or a module's name.")
+    ] = None,
+    curvature: given.Curvature = None,
+    prior: Annotated[float | None, typer.Option("--prior", help="Prior precision, 1 / variance (default: 1).")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", help="Standard deviation in regression.")] = None,
+    tuned: Annotated[bool, typer.Option("--tune", help="Choose prior and noise by the evidence at once.")] = False,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Measure a trained network's curvature on its training data: a posterior over its weights, in a file."""
+    voice = Voice(as_json, quiet)
+    settings = gathered(
+        config,
+        assignments or [],
+        {
+            "model": model,
+            "weights": path(weights),
+            "likelihood": likelihood,
+            "train": train,
+            "noise": noise,
+            "target": target,
+            "classes": words(classes),
+            "size": size,
+            "device": device,
+            "fit.structure": structure,
+            "fit.weights": select,
+            "fit.curvature": curvature,
+            "fit.prior": prior,
+        },
+    )
+    target_file = place(out, (".safetensors",))
+    net, family = network(settings), chosen_likelihood(settings)
+    categorical = family == "classification" or isinstance(family, lw.Categorical)
+    data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, net, categorical))
+    began = time.perf_counter()
+    with voice.stage("the fit"):
+        la = lw.fit(net, data.value, family, **section(settings, "fit"), progress=voice.progress)
+    check_classes(la, data)
+    if tuned:
+        with voice.stage("prior and noise by the evidence"):
+            la = la.tune()
+    la.save(target_file)
+    tell(voice, la, target_file, time.perf_counter() - began, data.classes)
+
+
+def tune(
+    out: Out = Path("tuned.safetensors"),
+    posterior_file: given.Posterior = None,
+    model: given.Model = None,
+    weights: given.Weights = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="evidence, fixed_point, validation or grid (default: evidence).")
+    ] = None,
+    validation: given.Validation = None,
+    train: given.Train = None,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Choose the prior precision, and the noise, of a posterior: by the evidence, or on validation data."""
+    voice = Voice(as_json, quiet)
+    settings = gathered(
+        config,
+        assignments or [],
+        {
+            "model": model,
+            "weights": path(weights),
+            "posterior": path(posterior_file),
+            "validation": validation,
+            "train": train,
+            "target": target,
+            "classes": words(classes),
+            "size": size,
+            "device": device,
+            "tune.method": method,
+        },
+    )
+    target_file = place(out, (".safetensors",))
+    la = posterior(settings)
+    asked = section(settings, "tune")
+    way = asked.pop("method", "evidence")
+    wanted = Wanted.of(settings, la.model, is_categorical(la))
+    if asked.get("mode") == "linear":
+        asked["data"] = load(needed(settings, "train", "--train DATA"), wanted).value
+        asked["progress"] = voice.progress
+    elif way in ("validation", "grid") and "validation" in settings:
+        asked["data"] = load(settings["validation"], wanted).value
+    elif way == "validation":
+        raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")
+    began = time.perf_counter()
+    with voice.stage(f"tuning by {way}"):
+        tuned = la.tune(way, **asked)
+    tuned.save(target_file)
+    tell(voice, tuned, target_file, time.perf_counter() - began, None, before=float(la.log_evidence()))
+
+
+def is_categorical(la: Laplace) -> bool:
+    """Whether targets are classes."""
+    return isinstance(la.likelihood, likelihoods.Categorical)
+
+
+def check_classes(la: Laplace, data: Data) -> None:
+    """As many names as outputs."""
+    form = la.totals.form
+    if data.classes is not None and is_categorical(la) and form is not None and len(data.classes) != form.outputs:
+        raise Problem(
+            f"{data.source} has {len(data.classes)} classes ({', '.join(data.classes[:12])}), and the network has "
+            f"{form.outputs} outputs; expected one output per class. Name all classes in order with --classes."
+        )
+
+
+def summary(la: Laplace) -> dict[str, Any]:
+    """A posterior in numbers and names."""
+    evidence = la.evidence()
+    precision = la.prior.precision.flatten().tolist()
+    noise = getattr(la.likelihood, "noise", None)
+    return {
+        "likelihood": type(la.likelihood).__name__,
+        "structure": type(la.structure).__name__,
+        "curvature": la.kind.name,
+        "weights": la.D,
+        "examples": la.N,
+        "prior_precision": precision[0] if len(precision) == 1 else precision[:1000],
+        "noise": noise if noise is None or isinstance(noise, float | int) else noise.flatten().tolist(),
+        "temperature": la.temperature,
+        "log_evidence": float(la.log_evidence()),
+        "effective_dimensions": float(evidence.effective_dimensions.sum()),
+    }
+
+
+def tell(
+    voice: Voice,
+    la: Laplace,
+    out: Path,
+    seconds: float,
+    classes: tuple[str, ...] | None,
+    before: float | None = None,
+) -> None:
+    """What was made, and where it is."""
+    values = {"posterior": str(out), **summary(la), "seconds": seconds}
+    lines = [repr(la)]
+    change = "" if before is None else f" (before: {before:.1f})"
+    lines.append(
+        f"log evidence {values['log_evidence']:.1f}{change}, prior precision {shown(values['prior_precision'])}"
+    )
+    if classes is not None:
+        values["classes"] = list(classes)
+        lines.append(f"classes, in the order of the outputs: {', '.join(classes)}")
+    if la.trace is not None:
+        values["tuning"] = {"steps": len(la.trace), "converged": la.trace.converged, "stopped": la.trace.stopped}
+        lines.append(f"tuned in {len(la.trace)} steps: {la.trace.stopped}")
+    voice.answer(values, *lines, f"written to {out}")
+
+
+def shown(precision: Any) -> str:
+    """One number, or the range of several."""
+    if isinstance(precision, list):
+        return f"{min(precision):.3g} to {max(precision):.3g}"
+    return f"{precision:.4g}"

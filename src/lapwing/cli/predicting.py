@@ -1,0 +1,171 @@
+"""`lapwing predict`: predictions with their uncertainty, as a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy
+import torch
+import typer
+from torch import Tensor
+
+from ..laplace import Laplace
+from ..predictions.prediction import Binary, Classes, Prediction
+from . import options as given
+from .datasets import Data, Wanted, load
+from .networks import posterior
+from .options import examples, path, words
+from .output import Problem, Voice, finite, place, writing
+from .posteriors import check_classes, is_categorical
+from .settings import gathered, section
+
+PREDICT = examples(
+    "lapwing predict -c run.toml -p posterior.safetensors --data new.npz -o predictions.csv",
+    "lapwing predict -c run.toml -p posterior.safetensors --data photos/ --size 32 32 --json",
+)
+SUFFIXES = (".csv", ".npz", ".json")
+LEVEL = 0.95
+
+
+def predict(
+    data: Annotated[str, typer.Option("--data", "-x", metavar="DATA", help=f"Inputs. {given.DATA}")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write them: .csv, .npz or .json.")] = None,
+    posterior_file: given.Posterior = None,
+    model: given.Model = None,
+    weights: given.Weights = None,
+    method: Annotated[str | None, typer.Option("--method", help="linearised or sampled (default: linearised).")] = None,
+    link: Annotated[
+        str | None, typer.Option("--link", help="How outputs become labels: probit, mc, bridge, ...")
+    ] = None,
+    level: Annotated[
+        float | None, typer.Option("--level", help="Probability of intervals in regression (default: 0.95).")
+    ] = None,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Predict new inputs, and say how sure each prediction is."""
+    voice = Voice(as_json, quiet)
+    settings = gathered(
+        config,
+        assignments or [],
+        {
+            "model": model,
+            "weights": path(weights),
+            "posterior": path(posterior_file),
+            "target": target,
+            "classes": words(classes),
+            "size": size,
+            "device": device,
+            "predict.method": method,
+            "predict.link": link,
+            "predict.level": level,
+        },
+    )
+    if out is None and not as_json:
+        raise Problem("Nowhere to write the predictions: give --out FILE (.csv, .npz or .json), or --json for stdout.")
+    if out is not None:
+        place(out, SUFFIXES)
+    la = posterior(settings)
+    source = load(data, Wanted.of(settings, la.model, is_categorical(la), labels=False))
+    names = settings.get("classes")
+    found = asked(la, source, section(settings, "predict"), voice)
+    check_classes(la, Data(data, None, None if names is None else tuple(names)))
+    count = len(next(iter(found.values())))
+    if out is not None:
+        with writing(out) as temporary:
+            write(temporary, out.suffix.lower(), found, names)
+    values = {"predictions": None if out is None else str(out), "examples": count}
+    if out is None:
+        values["rows"] = rows(found, names)
+    voice.answer(values, f"{count:,} predictions written to {out}")
+
+
+def asked(la: Laplace, data: Data, settings: dict[str, Any], voice: Voice) -> dict[str, Tensor]:
+    """Everything about every input, by name: (N, ...) each."""
+    level = settings.pop("level", LEVEL)
+    pieces, total = data.chunks()
+    parts: list[dict[str, Tensor]] = []
+    with voice.stage("predictions", total) as advance:
+        for x in pieces:
+            parts.append(described(la.predict(moved(x, la.mode.device), **settings), level))
+            advance()
+    if not parts:
+        raise Problem(f"{data.source} holds no inputs.")
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def moved(x: Any, device: torch.device) -> Any:
+    """Inputs on the network's device."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, dict):
+        return {name: moved(each, device) for name, each in x.items()}
+    return type(x)(moved(each, device) for each in x) if isinstance(x, tuple | list) else x
+
+
+def described(found: Prediction, level: float) -> dict[str, Tensor]:
+    """What there is to say of a prediction: label, how sure, and why not."""
+    if isinstance(found, Classes | Binary):
+        made = {"predicted": found.mode, "probability": found.probs, "entropy": found.entropy}
+    else:
+        low, high = found.interval(level)
+        made = {"mean": found.mean, "deviation": found.variance.sqrt(), "lower": low, "upper": high}
+    made |= {"epistemic": found.epistemic, "aleatoric": found.aleatoric}
+    return {name: tensor.detach().cpu() for name, tensor in made.items()}
+
+
+def write(path: Path, suffix: str, found: dict[str, Tensor], classes: list[str] | None) -> None:
+    """A file by its ending."""
+    if suffix == ".npz":
+        extra = {} if classes is None else {"classes": numpy.array(classes)}
+        with open(path, "wb") as file:
+            numpy.savez(file, **{name: each.numpy() for name, each in found.items()}, **extra)
+        return
+    made = rows(found, classes)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        if suffix == ".json":
+            json.dump(finite(made), file, allow_nan=False)
+            return
+        writer = csv.DictWriter(file, list(made[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(made)
+
+
+def rows(found: dict[str, Tensor], classes: list[str] | None) -> list[dict[str, Any]]:
+    """One flat row per input: `mean`, or `mean_0`, `mean_1` where there are several outputs."""
+    if any(each.dim() > 2 for each in found.values()):
+        raise Problem("Predictions have positions (pixels, tokens), which rows cannot hold; write them as .npz.")
+    columns: dict[str, list[Any]] = {}
+    categorical = "probability" in found and found["predicted"].dim() == 1 and found["probability"].dim() == 2
+    for name, tensor in found.items():
+        if name == "predicted" and categorical and classes is not None:
+            columns[name] = [classes[each] for each in tensor.tolist()]
+        elif name == "probability" and categorical:
+            columns["confidence"] = tensor.amax(-1).tolist()
+        else:
+            columns |= spread(name, tensor, None)
+    if categorical:  # last, since they may be many
+        columns |= spread("p", found["probability"], classes)
+    return [dict(zip(["index", *columns], row, strict=True)) for row in zip(*_counted(columns), strict=True)]
+
+
+def _counted(columns: dict[str, list[Any]]) -> list[list[Any]]:
+    return [list(range(len(next(iter(columns.values()))))), *columns.values()]
+
+
+def spread(name: str, tensor: Tensor, names: list[str] | None) -> dict[str, list[Any]]:
+    """(N,) and (N, 1) are one column, (N, C) are C."""
+    if tensor.dim() == 1 or tensor.shape[1] == 1:
+        return {name: tensor.flatten().tolist()}
+    endings = names or list(map(str, range(tensor.shape[1])))
+    return {f"{name}_{ending}": column.tolist() for ending, column in zip(endings, tensor.T, strict=True)}

@@ -1,0 +1,173 @@
+"""Settings of a run: a TOML file, then `--set key=value`, then the options of the command line; the last one wins."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..complaints import nearest
+from .output import Problem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NUMBER = (int, float)
+# Every setting with the types that it takes; a dot is a table. A type in a list: also a list of it.
+KNOWN: dict[str, tuple[Any, ...]] = {
+    "model": (str,),
+    "arguments": (dict,),
+    "weights": (str,),
+    "posterior": (str,),
+    "likelihood": (str,),
+    "noise": NUMBER,
+    "train": (str,),
+    "validation": (str,),
+    "test": (str,),
+    "ood": (dict,),
+    "target": (str, list),
+    "classes": (list,),
+    "size": (list,),
+    "batch": (int,),
+    "device": (str,),
+    "seed": (int,),
+    "title": (str,),
+    "fit.weights": (str, list),
+    "fit.structure": (str,),
+    "fit.curvature": (str,),
+    "fit.prior": NUMBER,
+    "fit.memory": NUMBER,
+    "fit.arithmetic": (str,),
+    "fit.mode": (str,),
+    "tune.method": (str,),
+    "tune.noise": (bool,),
+    "tune.temperature": (bool,),
+    "tune.steps": (int,),
+    "tune.mode": (str,),
+    "predict.method": (str,),
+    "predict.link": (str,),
+    "predict.samples": (int,),
+    "predict.level": (float,),
+    "evaluate.shifts": (bool,),
+    "evaluate.attacks": (bool,),
+    "evaluate.intervals": (int,),
+    "landscape.points": (int,),
+    "landscape.reach": NUMBER,
+    "landscape.directions": (str,),
+    "landscape.examples": (int,),
+}
+TABLES = ("fit", "tune", "predict", "evaluate", "landscape")
+PATHS = ("weights", "posterior", "train", "validation", "test")
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_function(text: str) -> bool:
+    """Whether a text has the form `package.module:function`."""
+    return FUNCTION.fullmatch(text) is not None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The settings of a file by dotted name; paths in it start at its own folder."""
+    if not path.is_file():
+        raise Problem(f"There is no file {path}; expected a TOML file with settings.")
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Problem(f"{path} is no TOML: {error}.") from error
+    made = flat(content, str(path))
+
+    def anchored(text: str) -> str:
+        return text if is_function(text) else str(path.parent / Path(text).expanduser())
+
+    for name in PATHS:
+        if name in made:
+            made[name] = anchored(made[name])
+    if "ood" in made:
+        made["ood"] = {name: anchored(each) for name, each in made["ood"].items()}
+    return made
+
+
+def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Tables as dotted names, each checked."""
+    made: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in TABLES:
+            if not isinstance(value, dict):
+                raise Problem(f"{where}: {name} is {value!r}; expected a table, such as [{name}].")
+            made |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            made[name] = value
+    for name, value in made.items():
+        check(name, value, where)
+    return made
+
+
+def check(name: str, value: Any, where: str) -> None:
+    """Refuse a setting that nobody reads, or one of another type."""
+    if name not in KNOWN:
+        raise Problem(f"{where}: there is no setting {name!r}; {nearest(name, KNOWN)}Known: {', '.join(KNOWN)}.")
+    kinds = KNOWN[name]
+    # TOML's true is Python's True, which is a number to Python alone.
+    right = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+    if right and name == "ood":
+        right = all(isinstance(each, str) for each in value.values())
+    if not right:
+        words = " or ".join(WORDS[kind] for kind in kinds)
+        raise Problem(f"{where}: {name} is {value!r}; expected {words}.")
+
+
+WORDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
+
+
+def assignment(text: str) -> dict[str, Any]:
+    """`key=value` with a dotted key and a value as TOML writes it; a plain word needs no quotes."""
+    key, equals, value = text.partition("=")
+    where = f"--set {text}"
+    if not equals or not key.strip():
+        raise Problem(f"{where}: expected key=value, such as --set fit.structure=diag.")
+    for written in (value, json.dumps(value)):
+        try:
+            return flat(tomllib.loads(f"{key.strip()} = {written}"), where)
+        except tomllib.TOMLDecodeError as error:
+            if value.strip()[:1] in ('"', "'", "[", "{"):  # meant as TOML, and wrong
+                raise Problem(f"{where}: the value is no TOML: {error}.") from error
+    raise Problem(f"{where}: {key.strip()!r} is no name of a setting.")
+
+
+def gathered(config: Path | None, assignments: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a run by dotted name; what was not given is not there."""
+    made = {} if config is None else read(config)
+    for text in assignments:
+        for name, value in assignment(text).items():
+            both = isinstance(made.get(name), dict) and isinstance(value, dict)
+            made[name] = {**made[name], **value} if both else value
+    for name, value in given.items():
+        if value is None or value == [] or value == {}:
+            continue
+        made[name] = {**made.get(name, {}), **value} if isinstance(value, dict) else value
+    return made
+
+
+def section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings of one table, by their own names."""
+    return {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{name}.")}
+
+
+def needed(settings: Mapping[str, Any], name: str, option: str) -> Any:
+    """A setting that the command cannot do without."""
+    if name not in settings:
+        raise Problem(f"No {name} was given; use {option}, or {name} = ... in the file named by --config.")
+    return settings[name]

@@ -1,0 +1,104 @@
+"""`lapwing landscape` and `lapwing demo`: things to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from . import options as given
+from .datasets import Wanted, load
+from .networks import posterior
+from .options import examples, path, words
+from .output import Voice, place, writing
+from .posteriors import is_categorical
+from .settings import gathered, needed, section
+
+LANDSCAPE = examples(
+    "lapwing landscape -c run.toml -p posterior.safetensors --train train.npz -o landscape.html",
+    "lapwing landscape -c run.toml -p posterior.safetensors --directions random --points 21",
+)
+DEMO = examples("lapwing demo", "lapwing demo --seed 1 --report demo.html", "lapwing demo --quick --no-report")
+
+
+def landscape(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write it: .html or .png.")] = Path(
+        "landscape.html"
+    ),
+    posterior_file: given.Posterior = None,
+    model: given.Model = None,
+    weights: given.Weights = None,
+    train: given.Train = None,
+    directions: Annotated[
+        str | None, typer.Option("--directions", help="eigen or random, filter by filter (default: eigen).")
+    ] = None,
+    reach: Annotated[float | None, typer.Option("--reach", help="How far to go, in units of the directions.")] = None,
+    points: Annotated[int | None, typer.Option("--points", help="Points along each direction.")] = None,
+    target: given.Target = None,
+    classes: given.Classes = None,
+    size: given.Size = None,
+    seed: given.Seed = None,
+    config: given.Config = None,
+    assignments: given.Assignments = None,
+    device: given.Device = None,
+    as_json: given.AsJson = False,
+    quiet: given.Quiet = False,
+    debug: given.Debug = False,
+) -> None:
+    """Draw the loss around the trained weights, and what the posterior makes of it: an interactive page."""
+    voice = Voice(as_json, quiet)
+    settings = gathered(
+        config,
+        assignments or [],
+        {
+            "model": model,
+            "weights": path(weights),
+            "posterior": path(posterior_file),
+            "train": train,
+            "target": target,
+            "classes": words(classes),
+            "size": size,
+            "seed": seed,
+            "device": device,
+            "landscape.directions": directions,
+            "landscape.reach": reach,
+            "landscape.points": points,
+        },
+    )
+    place(out, (".html", ".png"))
+    la = posterior(settings)
+    data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, la.model, is_categorical(la)))
+    from .. import figures  # plotly, which is an extra
+
+    asked = section(settings, "landscape") | {name: settings[name] for name in ("seed",) if name in settings}
+    with voice.stage("the landscape"):
+        figure = figures.landscape_2d(la, data.value, **asked)
+    with writing(out) as temporary:  # the ending says how it is written
+        named = temporary.with_name(temporary.name + out.suffix)
+        try:
+            figures.save(figure, named)
+            named.replace(temporary)
+        finally:
+            named.unlink(missing_ok=True)
+    voice.answer({"landscape": str(out)}, f"written to {out}")
+
+
+def demo(
+    seed: Annotated[int, typer.Option("--seed", help="Of the weights and the order of images.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few images and epochs: checks that it runs, no more.")
+    ] = False,
+    report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path("lapwing-demo.html"),
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write nothing: the table alone.")] = False,
+    debug: given.Debug = False,
+) -> None:
+    """Train a small network on real images, compare ways to predict with it, and write a report.
+
+    A CNN learns eight of the ten classes of Fashion-MNIST, which comes with the package. The network as it is,
+    temperature scaling and Laplace approximations are compared, also on the two classes it never saw.
+    """
+    from ..demo import run  # inside, so that an interrupted import prints one line too
+
+    run(quick=quick, seed=seed, console=Console(), report=None if no_report else place(report, (".html",)))
