@@ -38,10 +38,16 @@ COMPARE = examples(
 SUFFIXES = (".html", ".json", ".md")
 COLUMNS = ("accuracy", "rmse", "nll", "brier", "ece", "crps", "coverage95", "aurc")
 
+SHIFTS = ("noise", "blur", "contrast", "rotation")
+ATTACKS = ("fgsm", "pgd")
 Shifts = Annotated[
-    bool | None, typer.Option("--shifts/--no-shifts", help="Corrupt the inputs: noise, blur, contrast, rotation.")
+    str | None,
+    typer.Option("--shifts", metavar="NAMES", help=f"Corrupt the inputs: all, or some of {', '.join(SHIFTS)}."),
 ]
-Attacks = Annotated[bool | None, typer.Option("--attacks/--no-attacks", help="Adversarial inputs: FGSM and PGD.")]
+Attacks = Annotated[
+    str | None,
+    typer.Option("--attacks", metavar="NAMES", help=f"Inputs made to deceive: all, or some of {', '.join(ATTACKS)}."),
+]
 Title = Annotated[str | None, typer.Option("--title", help="Title of the report.")]
 
 
@@ -89,8 +95,8 @@ def evaluate(
             "size": size,
             "seed": seed,
             "device": device,
-            "evaluate.shifts": shifts,
-            "evaluate.attacks": attacks,
+            "evaluate.shifts": several(shifts, SHIFTS),
+            "evaluate.attacks": several(attacks, ATTACKS),
         },
     )
     for each in out or []:
@@ -160,6 +166,11 @@ def report(
     show(Voice(as_json, quiet), made, [out])
 
 
+def several(text: str | None, every: tuple[str, ...]) -> list[str] | None:
+    """Names with commas between them, or all there are."""
+    return list(every) if text == "all" else words(text)
+
+
 def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
     """The report on a posterior, or on the network alone."""
     asked: dict[str, Any] = {}
@@ -180,6 +191,8 @@ def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
     asked["ood"] = {name: load(each, unlabelled).inputs() for name, each in settings.get("ood", {}).items()} or None
     asked |= {name: settings[name] for name in ("seed", "title") if name in settings}
     asked |= section(settings, "evaluate")
+    if isinstance(subject, Laplace) and (options := section(settings, "predict")):
+        asked["predict"] = {name: each for name, each in options.items() if name != "level"}
     with voice.stage("the evaluation"):
         made: Report = lw.evaluate(subject, data.value, classes=data.classes, progress=voice.progress, **asked)
     return made
@@ -283,9 +296,7 @@ def compared(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str,
         data = load(settings["test"], Wanted.of(settings, la.model, is_categorical(la)))
         check_classes(la, data)
         with voice.stage(f"{source.stem} on the test data"):
-            judged = lw.evaluate(
-                la, data.value, baselines=(), shifts=False, attacks=False, seed=settings.get("seed", 0)
-            )
+            judged = lw.evaluate(la, data.value, baselines=(), seed=settings.get("seed", 0))
         own = judged.methods[0].metrics
         made["metrics"] = {
             name: {"value": each.value, "low": each.low, "high": each.high} for name, each in own.items()

@@ -84,7 +84,7 @@ def predict(
     if out is not None:
         with writing(out) as temporary:
             write(temporary, out.suffix.lower(), found, names)
-    values = {"predictions": None if out is None else str(out), "examples": count}
+    values: dict[str, Any] = {"predictions": None if out is None else str(out), "examples": count}
     if out is None:
         values["rows"] = rows(found, names)
     voice.answer(values, f"{count:,} predictions written to {out}")
@@ -127,9 +127,11 @@ def described(found: Prediction, level: float) -> dict[str, Tensor]:
 def write(path: Path, suffix: str, found: dict[str, Tensor], classes: list[str] | None) -> None:
     """A file by its ending."""
     if suffix == ".npz":
-        extra = {} if classes is None else {"classes": numpy.array(classes)}
+        held: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
+        if classes is not None:
+            held["classes"] = numpy.array(classes)
         with open(path, "wb") as file:
-            numpy.savez(file, **{name: each.numpy() for name, each in found.items()}, **extra)
+            numpy.savez(file, **held)
         return
     made = rows(found, classes)
     with open(path, "w", newline="", encoding="utf-8") as file:

@@ -100,7 +100,7 @@ def complain(error: Exception) -> None:
     elif not refused(error):
         text = f"{type(error).__name__}: {text}"
     if context := getattr(error, "ctx", None):
-        text += f" See '{context.command_path} --help'."
+        text = f"{text.rstrip('.')}. See '{context.command_path} --help'."
     print(f"lapwing: {text[:LONGEST]}", file=sys.stderr)
 
 

@@ -1,0 +1,1 @@
+"""Reports as pages: `page.write(report, path)`."""

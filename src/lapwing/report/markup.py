@@ -1,0 +1,83 @@
+"""Pieces of HTML: every text is escaped here, and nowhere else is HTML made of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Markup:
+    """HTML that is safe as it stands; all other texts are escaped."""
+
+    text: str
+
+
+def safe(value: Any) -> str:
+    """HTML of a text, or of pieces that are HTML already."""
+    if isinstance(value, Markup):
+        return value.text
+    if isinstance(value, list | tuple):
+        return "".join(map(safe, value))
+    return "" if value is None else escape(str(value), quote=True)
+
+
+def element(name: str, *content: Any, **attributes: Any) -> Markup:
+    """`<name attributes>content</name>`; an underscore at the end, or inside, of an attribute is a dash, or nothing."""
+    words = ""
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        label = key.rstrip("_").replace("_", "-")
+        words += f" {label}" if value is True else f' {label}="{escape(str(value), quote=True)}"'
+    if name in ("input", "meta", "br"):
+        return Markup(f"<{name}{words}>")
+    return Markup(f"<{name}{words}>{safe(content)}</{name}>")
+
+
+def cell(content: Any, label: str = "", heading: bool = False) -> Markup:
+    """A cell that says on a phone, where rows are stacked, which column it is of."""
+    if heading:
+        return element("th", content, scope="row", role="rowheader")
+    return element("td", content, role="cell", data_label=label or None)
+
+
+def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], stacked: bool = True) -> Markup:
+    """A table whose first column names its rows.
+
+    On a phone its rows are stacked. That takes a table's roles away in some browsers, so they are written out.
+    """
+    names = [each if isinstance(each, str) else "" for each in head]
+    columns = element("tr", [element("th", each, scope="col", role="columnheader") for each in head], role="row")
+    lines = [
+        element("tr", [cell(each, names[place], place == 0) for place, each in enumerate(row)], role="row")
+        for row in rows
+    ]
+    made = element(
+        "table",
+        element("caption", caption),
+        element("thead", columns, role="rowgroup"),
+        element("tbody", lines, role="rowgroup"),
+        role="table",
+        class_="stacked" if stacked else None,
+    )
+    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def section(name: str, title: str, *content: Any) -> Markup:
+    """A part of the page with its heading."""
+    return element(
+        "section", element("h2", title, id=f"{name}-title"), *content, id=name, aria_labelledby=f"{name}-title"
+    )
+
+
+def paragraphs(texts: Iterable[str]) -> list[Markup]:
+    """One paragraph each."""
+    return [element("p", text) for text in texts]
+
+
+def folded(title: str, *content: Any) -> Markup:
+    """Something to open."""
+    return element("details", element("summary", title), *content)

@@ -1,0 +1,353 @@
+"""The figures of the page: what each shows, its variants to choose from, and its numbers as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+from ..evaluate.results import Curve, Report, Scores, Shift
+from .markup import Markup, table
+from .words import interval, metric, number, score
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One state of a figure: its name in the menu, what is drawn (JSON), what it shows, and its numbers."""
+
+    label: str
+    drawing: str
+    alt: str
+    numbers: Markup
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the page; with several variants a menu chooses between them."""
+
+    name: str
+    section: str
+    title: str
+    caption: str
+    menu: str
+    variants: tuple[Variant, ...]
+
+
+def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
+    """A figure of plotly as the page keeps it: without its title, which the page writes as a heading."""
+    meta = figure.layout.meta or {}
+    content = json.loads(figure.to_json())
+    layout = content.get("layout", {})
+    layout.pop("template", None)  # plotly's defaults for notebooks, several kilobytes in each figure
+    return Variant(label, json.dumps({"data": content["data"], "layout": layout}), str(meta.get("alt", label)), numbers)
+
+
+def plots(report: Report) -> list[Plot]:
+    """All figures that this report has numbers for."""
+    makers: Sequence[Callable[[Report], Iterator[Plot]]] = (
+        bars, reliability, pit, risk_coverage, histograms, detections, shifts, attacks, specimens, posterior,
+    )  # fmt: skip
+    return [plot for make in makers for plot in make(report)]
+
+
+def bars(report: Report) -> Iterator[Plot]:
+    """Every method by one metric."""
+    from .. import figures
+
+    names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
+    made = []
+    for name in names:
+        own = [each for each in report.methods if name in each.metrics]
+        kind = metric(name)
+        rows = [
+            (each.name, number(each.metrics[name].value, kind.percent), interval(each.metrics[name], kind.percent))
+            for each in own
+        ]
+        made.append(
+            variant(
+                f"{kind.name}: {kind.meaning}" if kind.meaning else kind.name,
+                figures.compare(report, name),
+                table(kind.name, ("method", "value", "95 % interval"), rows),
+            )
+        )
+    yield Plot(
+        "compare", "methods", "Methods side by side",
+        "Whiskers hold 95 % of the values that other test inputs of the same kind would give.",
+        "Measure", tuple(made),
+    )  # fmt: skip
+
+
+def reliability(report: Report) -> Iterator[Plot]:
+    """Confidence against accuracy, all methods and each by itself."""
+    from .. import figures
+
+    own = [each for each in report.methods if each.reliability is not None]
+    if not own:
+        return
+    made = [variant("all methods", figures.reliability(*own), bins(own))] if len(own) > 1 else []
+    made += [variant(each.name, figures.reliability(each), bins([each])) for each in own]
+    yield Plot(
+        "reliability", "calibration", "Confidence against how often it was right",
+        "On the diagonal a prediction made with 80 % confidence is right 80 % of the time. Below it the method is too "
+        "sure, above it not sure enough.",
+        "Method", tuple(made),
+    )  # fmt: skip
+
+
+def bins(methods: Sequence[Scores]) -> Markup:
+    """Bins in numbers, empty ones left out."""
+    rows = [
+        (
+            each.name,
+            f"{number(low, True)} to {number(high, True)}",
+            f"{count:,}",
+            number(sure, True),
+            number(right, True),
+        )
+        for each in methods
+        if (found := each.reliability) is not None
+        for low, high, sure, right, count in zip(
+            found.edges, found.edges[1:], found.confidence, found.accuracy, found.count, strict=False
+        )
+        if count
+    ]
+    return table("Bins of confidence", ("method", "confidence", "predictions", "mean confidence", "right"), rows)
+
+
+def pit(report: Report) -> Iterator[Plot]:
+    """Where targets fall in the predicted distributions."""
+    from .. import figures
+
+    own = [each for each in report.methods if each.pit is not None]
+    if not own:
+        return
+    made = [variant("all methods", figures.pit(*own), shares(own))] if len(own) > 1 else []
+    made += [variant(each.name, figures.pit(each), shares([each])) for each in own]
+    yield Plot(
+        "pit", "calibration", "Where targets fell in the predicted distributions",
+        "All bars equally high: calibrated. High at both ends: too sure. High in the middle: not sure enough.",
+        "Method", tuple(made),
+    )  # fmt: skip
+
+
+def shares(methods: Sequence[Scores]) -> Markup:
+    """Shares of the probability integral transform."""
+    count = max(len(each.pit or ()) for each in methods)
+    head = ("method", *(f"to {number((place + 1) / count, True)}" for place in range(count)))
+    return table("Share of targets by predicted quantile", head, [
+        (each.name, *(number(share, True) for share in each.pit or ())) for each in methods
+    ])  # fmt: skip
+
+
+def risk_coverage(report: Report) -> Iterator[Plot]:
+    """Errors among the surest predictions."""
+    from .. import figures
+
+    own = [each for each in report.methods if each.risk_coverage.x]
+    if not own:
+        return
+    percent = report.task == "classification"
+
+    def near(curve: Curve, share: float) -> str:
+        place = min(range(len(curve.x)), key=lambda each: abs(curve.x[each] - share))
+        return number(curve.y[place], percent)
+
+    rows = [(each.name, *(near(each.risk_coverage, share) for share in SHARES)) for each in own]
+    head = ("method", *(f"surest {share:.0%}".replace("%", " %") for share in SHARES))
+    numbers = table("Error among the surest predictions", head, rows)
+    yield Plot(
+        "risk-coverage", "calibration", "Errors when only the surest predictions are kept",
+        "A method whose uncertainty means something makes fewer errors the fewer predictions it is asked to keep.",
+        "", (variant("", figures.risk_coverage(*own), numbers),),
+    )  # fmt: skip
+
+
+def histograms(report: Report) -> Iterator[Plot]:
+    """Uncertainty on known and unknown inputs."""
+    from .. import figures
+
+    made = []
+    for each in report.methods:
+        names = list(dict.fromkeys(name for found in each.uncertainty.values() for name in found))
+        for name in names:
+            made.append(
+                variant(
+                    f"{each.name}, {score(name)}",
+                    figures.uncertainty_histogram(each, name),
+                    spreads(each, name),
+                )
+            )
+    if made:
+        yield Plot(
+            "uncertainty", "unknown", "How unsure it is of known and unknown inputs",
+            "The further apart the known (test) and the unknown inputs, the better it notices what it never learned.",
+            "Method and measure", tuple(made),
+        )  # fmt: skip
+
+
+def spreads(scores: Scores, name: str) -> Markup:
+    """Quartiles by data set."""
+    rows = []
+    for data, found in scores.uncertainty.items():
+        values = found.get(name, ())
+        if len(values) > 1:
+            rows.append((data, f"{len(values):,}", *(number(each) for each in quantiles(values, n=4))))
+    caption = f"{score(name).capitalize()} by {scores.name}"
+    return table(caption, ("data", "inputs", "a quarter is below", "half is below", "three quarters are below"), rows)
+
+
+def detections(report: Report) -> Iterator[Plot]:
+    """How well unknown inputs are told from known ones."""
+    from .. import figures
+
+    own = [each for each in report.methods if each.detection]
+    if not own:
+        return
+    rows = [
+        (each.name, data, score(name), *(shown(value) for value in (found.auroc, found.aupr, found.fpr95)))
+        for each in own
+        for data, every in each.detection.items()
+        for name, found in every.items()
+    ]
+    head = ("method", "unknown inputs", "by", "AUROC", "AUPR", "FPR95")
+    yield Plot(
+        "detection", "unknown", "How well unknown inputs are noticed",
+        "AUROC: in pairs of a known and an unknown input, how often it is less sure of the unknown one. 50 % is "
+        "chance.",
+        "", (variant("", figures.detection(*own), table("Noticing unknown inputs", head, rows)),),
+    )  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """A share with its interval."""
+    extent = interval(value, True)
+    return number(value.value, True) + (f" ({extent})" if extent else "")
+
+
+def shifts(report: Report) -> Iterator[Plot]:
+    """Corruptions."""
+    yield from strained(
+        report, "shifts", "Corrupted inputs",
+        "Accuracy falls as inputs get worse. Confidence should fall with it: where it stays, it misleads.",
+    )  # fmt: skip
+
+
+def attacks(report: Report) -> Iterator[Plot]:
+    """Adversarial inputs."""
+    yield from strained(
+        report, "attacks", "Inputs made to deceive",
+        "Small changes, chosen to make it wrong. Confidence should fall with accuracy: where it stays, it misleads.",
+    )  # fmt: skip
+
+
+def strained(report: Report, kind: str, title: str, caption: str) -> Iterator[Plot]:
+    """Curves against strength, a metric at a time."""
+    from .. import figures
+
+    every: list[tuple[str, dict[str, Shift]]] = [(each.name, getattr(each, kind)) for each in report.methods]
+    names = list(dict.fromkeys(name for _, own in every for shift in own.values() for name in shift.metrics))
+    made = []
+    for name in names:
+        percent = metric(name).percent
+        rows = [
+            (method, way, f"{strength:g}", number(value.value, percent), interval(value, percent))
+            for method, own in every
+            for way, shift in own.items()
+            if name in shift.metrics
+            for strength, value in zip(shift.strengths, shift.metrics[name], strict=True)
+        ]
+        head = ("method", "kind", "strength", metric(name).name, "95 % interval")
+        figure = figures.shift_curves(report, kind, name)
+        made.append(variant(metric(name).name, figure, table(f"{title}: {metric(name).name}", head, rows)))
+    if made:
+        yield Plot(kind, "strain", title, caption, "Measure", tuple(made))
+
+
+def specimens(report: Report) -> Iterator[Plot]:
+    """The surest and the least sure test inputs, where they are images."""
+    from .. import figures
+
+    every = (*report.surest, *report.least_sure)
+    if not every:
+        return
+    rows = [
+        (
+            f"number {each.index:,}",
+            "surest" if place < len(report.surest) else "least sure",
+            named(report, each.predicted),
+            "–" if each.label is None else named(report, each.label),
+            number(each.confidence, report.task == "classification"),
+            number(each.uncertainty),
+        )
+        for place, each in enumerate(every)
+    ]
+    head = ("test input", "which", "predicted", "right answer", "confidence", "uncertainty")
+    if report.task != "classification":
+        head = (*head[:4], "deviation", head[5])
+    numbers = table("The surest and the least sure test inputs", head, rows)
+    if any(each.image is not None for each in every):
+        yield Plot(
+            "specimens", "examples", "The surest and the least sure test images",
+            f"By {report.methods[0].name}. A good method's doubts are ones that a person shares.",
+            "", (variant("", figures.specimens(report), numbers),),
+        )  # fmt: skip
+    else:
+        yield Plot("specimens", "examples", "The surest and the least sure test inputs", "", "", (
+            Variant("", "", "", numbers),
+        ))  # fmt: skip
+
+
+def named(report: Report, label: float) -> str:
+    """A class by its name, a number as it is."""
+    if report.task == "classification" and report.classes is not None and 0 <= label < len(report.classes):
+        return report.classes[int(label)]
+    return str(label) if isinstance(label, int) else number(label)
+
+
+def posterior(report: Report) -> Iterator[Plot]:
+    """What the posterior is like, layer by layer."""
+    from .. import figures
+
+    found = report.posterior
+    if not found:
+        return
+    groups = found.get("groups") or ()
+    for key, name, title, caption, draw in (
+        (
+            "prior_precision", "prior-posterior", "How much the data narrowed each group of weights",
+            "Prior against posterior precision (1 / variance): the larger the step, the more the data said.",
+            figures.prior_posterior,
+        ),
+        (
+            "effective_dimensions", "dimensions", "How many weights the data determine",
+            "Effective dimensions: about so many weights of a group were fixed by the data, the rest by the prior.",
+            figures.effective_dimensions,
+        ),
+    ):  # fmt: skip
+        if found.get(key) is None:
+            continue
+        values = found[key] if isinstance(found[key], list | tuple) else [found[key]]
+        rows = [(group, number(value)) for group, value in zip(groups, values, strict=False)]
+        numbers = table(title, ("group of weights", key.replace("_", " ")), rows)
+        yield Plot(name, "posterior", title, caption, "", (variant("", draw(report), numbers),))
+    if found.get("trace"):
+        yield Plot(
+            "trace", "posterior", "How the prior was chosen",
+            "Each step of tuning; it stops where no step would help.",
+            "", (variant("", figures.evidence_trace(report), trace(found["trace"])),),
+        )  # fmt: skip
+
+
+def trace(found: Any) -> Markup:
+    """The steps of tuning."""
+    values = found.get("values", ()) if isinstance(found, dict) else found
+    rows = [(f"step {place}", number(value)) for place, value in enumerate(values)]
+    name = str(found.get("objective", "log evidence")) if isinstance(found, dict) else "log evidence"
+    return table("Steps of tuning", ("step", name), rows)

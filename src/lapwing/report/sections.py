@@ -1,0 +1,144 @@
+"""The parts of the page that are text and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..evaluate.results import Report, Scores
+from .glossary import BOTH, TERMS
+from .markup import Markup, element, folded, paragraphs, section, table
+from .summary import Answer, answers
+from .words import best, examples, interval, metric, number
+
+MAIN = {
+    "classification": ("accuracy", "ece", "nll", "brier", "aurc"),
+    "regression": ("rmse", "coverage90", "nll", "crps", "sharpness"),
+}
+LEGEND = (
+    "Each number with the interval that holds 95 % of its values when the test inputs are drawn anew. ★ marks the best "
+    "of a column; where intervals overlap, the difference may be chance."
+)
+MOODS = {"good": "✓", "fair": "≈", "poor": "!", "open": "?"}
+
+
+def summary(report: Report) -> Markup:
+    """The three questions."""
+    return section("summary", "In short", element("div", [card(each) for each in answers(report)], class_="cards"))
+
+
+def card(answer: Answer) -> Markup:
+    """One question with its answer."""
+    mark = element("span", MOODS[answer.mood], class_="mark", aria_hidden="true")
+    return element(
+        "article",
+        element("h3", answer.question),
+        element("p", mark, " ", answer.verdict, class_="verdict"),
+        paragraphs(answer.sentences),
+        class_=f"card {answer.mood}",
+    )
+
+
+def methods(report: Report, *figures: Markup) -> Markup:
+    """Every method with its numbers."""
+    names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
+    main = [name for name in MAIN.get(report.task, ()) if name in names] or names[:5]
+    rest = [name for name in names if name not in main]
+    count = examples(report)
+    over = f" on {count:,} test inputs" if count else ""
+    parts: list[Any] = [
+        element("p", LEGEND),
+        scores_table(f"Methods{over}", report.methods, main),
+    ]
+    if rest:
+        parts.append(folded("More measures", scores_table(f"More measures{over}", report.methods, rest)))
+    described = [element("div", element("dt", each.name), element("dd", each.description)) for each in report.methods]
+    parts.append(element("dl", described, class_="terms"))
+    return section("methods", "The methods compared", *parts, *figures)
+
+
+def scores_table(caption: str, every: Sequence[Scores], names: Sequence[str]) -> Markup:
+    """Methods by metrics."""
+    tops = {name: best(name, every) for name in names}
+    arrows = {1: " ↑", -1: " ↓", 0: ""}
+    head = ["method", *(metric(name).name + arrows[metric(name).better] for name in names), "seconds"]
+    rows = []
+    for place, each in enumerate(every):
+        cells: list[Any] = [each.name]
+        cells += [value(each, name, tops[name][place]) for name in names]
+        rows.append([*cells, f"{each.seconds:.2f}"])
+    return table(caption, head, rows)
+
+
+def value(scores: Scores, name: str, top: bool) -> Any:
+    """A number with its interval below it."""
+    if name not in scores.metrics:
+        return "–"
+    found, percent = scores.metrics[name], metric(name).percent
+    mark: Any = (
+        (element("span", "★", aria_hidden="true"), element("span", " best", class_="hidden-text")) if top else ""
+    )
+    text = number(found.value, percent)
+    shown = element("strong", text, " ", mark) if top else element("span", text)
+    return element("span", shown, element("small", interval(found, percent)), class_="value")
+
+
+def handing_over(report: Report) -> Markup | None:
+    """A slider: what is gained by asking a person about the least sure."""
+    curve = report.methods[0].risk_coverage
+    if report.task != "classification" or len(curve.x) < 3:
+        return None
+    return element(
+        "div",
+        element("h3", "Try it: what if a person decides the doubtful ones?"),
+        element("label", "Share of the least sure predictions that a person decides: ", for_="hand-over"),
+        element("input", type="range", id="hand-over", min="0", max="90", step="5", value="20"),
+        element("output", "", id="hand-over-text", for_="hand-over", aria_live="polite"),
+        class_="try",
+    )
+
+
+def coverage(report: Report) -> Markup | None:
+    """Which approximation each weight got."""
+    if not report.coverage:
+        return None
+    head = list(dict.fromkeys(key for row in report.coverage for key in row if row[key]))  # no empty columns
+    rows = [[row.get(key, "") for key in head] for row in report.coverage]
+    shown = table("Every tensor of the network", head, rows)
+    text = "Which rule each tensor of weights follows, and how its curvature is kept. Fixed ones count as certain."
+    body = folded(f"All {len(rows)} tensors", shown) if len(rows) > 12 else shown
+    return section("coverage", "The network's weights", element("p", text), body)
+
+
+def settings(report: Report) -> Markup:
+    """What is needed to do it again."""
+    parts: list[Any] = []
+    if report.settings:
+        rows = [(key.replace("_", " "), shown(each)) for key, each in report.settings.items()]
+        parts.append(table("Settings", ("setting", "value"), rows))
+    if report.versions:
+        parts.append(table("Versions", ("software", "version"), list(report.versions.items())))
+    if report.notes:
+        parts += [element("h3", "Notes"), element("ul", [element("li", note) for note in report.notes])]
+    return section("settings", "To do it again", *parts)
+
+
+def shown(value: Any) -> str:
+    """A setting in words."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {shown(each)}" for key, each in value.items()) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def glossary(report: Report) -> Markup:
+    """The words of the page."""
+    terms = [
+        element("div", element("dt", word), element("dd", meaning))
+        for word, (meaning, task) in TERMS.items()
+        if task in (BOTH, report.task)
+    ]
+    return section("glossary", "Words", element("dl", terms, class_="terms"))

@@ -1,0 +1,282 @@
+"""Three questions and their answers, in words that need no glossary, from the numbers of a report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
+from .words import apart, number, plain, score, whole
+
+GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, the answer in a few words, how good that is, and why."""
+
+    question: str
+    verdict: str
+    mood: str
+    sentences: tuple[str, ...]
+
+
+def answers(report: Report) -> tuple[Answer, Answer, Answer]:
+    """Is it calibrated, what changed, what does it not know."""
+    base = plain(report) or report.methods[0]
+    if report.task == "classification":
+        return calibrated_classes(base), changed(report), unknown(report)
+    return calibrated_numbers(base), changed(report), unknown(report)
+
+
+# Is it calibrated?
+
+
+def chance_error(bins: Reliability) -> float:
+    """The calibration error that a perfectly calibrated network would show with so many predictions per bin."""
+    total = sum(bins.count)
+    spread = 0.0
+    for confidence, count in zip(bins.confidence, bins.count, strict=True):
+        # The mean distance of a share among n draws from its probability is about sqrt(2 / pi) standard deviations.
+        spread += math.sqrt(count * max(confidence * (1 - confidence), 0) * 2 / math.pi)
+    return spread / total if total else 0.0
+
+
+def excess(bins: Reliability) -> float:
+    """Mean confidence less accuracy: above zero, it is too sure."""
+    pairs = zip(bins.confidence, bins.accuracy, bins.count, strict=True)
+    return sum(count * (sure - right) for sure, right, count in pairs) / max(sum(bins.count), 1)
+
+
+def calibrated_classes(scores: Scores) -> Answer:
+    """Whether the network is right as often as it says."""
+    question = "Is the network calibrated?"
+    bins, error = scores.reliability, scores.metrics.get("ece")
+    if bins is None or error is None:
+        return Answer(question, "Not measured", OPEN, ("This report has no calibration error.",))
+    chance, too_sure = chance_error(bins), excess(bins)
+    way = "too sure of itself" if too_sure > 0 else "not sure enough"
+    if error.value <= max(2 * chance, 0.005):
+        verdict, mood = "Yes, as far as this test can tell", GOOD
+    elif error.value < 0.05:
+        verdict, mood = f"Nearly: it is a little {way}", FAIR
+    else:
+        verdict, mood = f"No: it is {way}", POOR
+    sentences = [
+        f"Its confidence and how often it is right differ by {points(error)} on average. With so many test inputs, "
+        f"about {number(100 * chance)[:3]} points would come from chance alone."
+    ]
+    return Answer(question, verdict, mood, (*example(bins), *sentences))
+
+
+def points(value: Estimate) -> str:
+    """Percentage points with their interval."""
+    return f"{100 * value.value:.1f} percentage points (95 % interval: {100 * value.low:.1f} to {100 * value.high:.1f})"
+
+
+def example(bins: Reliability) -> tuple[str, ...]:
+    """One bin in words: the one with the largest weighted gap."""
+    rows = [row for row in zip(bins.confidence, bins.accuracy, bins.count, strict=True) if row[2] >= 20]
+    if not rows:
+        return ()
+    sure, right, count = max(rows, key=lambda row: abs(row[0] - row[1]) * row[2])
+    return (
+        f"Of {count:,} predictions that it made with {whole(sure)} confidence on average, {whole(right)} were right.",
+    )
+
+
+def calibrated_numbers(scores: Scores) -> Answer:
+    """Whether intervals hold as many targets as they say."""
+    question = "Is the network calibrated?"
+    held = scores.metrics.get("coverage90")
+    if held is None:
+        return Answer(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
+    text = (
+        f"Its 90 % intervals held {whole(held.value)} of the test targets (95 % interval: {whole(held.low)} to "
+        f"{whole(held.high)})."
+    )
+    if held.low <= 0.9 <= held.high:
+        return Answer(question, "Yes, as far as this test can tell", GOOD, (text, "90 % lies inside that interval."))
+    way = "too narrow: it is too sure of itself" if held.value < 0.9 else "too wide: it is not sure enough"
+    near = abs(held.value - 0.9) < 0.05
+    return Answer(question, f"{'Nearly' if near else 'No'}: intervals are {way}", FAIR if near else POOR, (text,))
+
+
+# What changed?
+
+
+def changed(report: Report) -> Answer:
+    """The method asked about beside the plain network."""
+    first, base = report.methods[0], plain(report)
+    question = "What did Laplace change?" if report.posterior else f"What did {first.name} change?"
+    if base is None or base is first:
+        others = ", ".join(each.name for each in report.methods[1:])
+        text = "Only the network as it is was measured" + (f", beside {others}." if others else ".")
+        return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
+    names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
+    sentences = [compared(name, first.metrics[name], base.metrics[name]) for name in names if both(name, first, base)]
+    verdict, mood = balance([name for name in names[1:] if both(name, first, base)], first, base)
+    return Answer(question, verdict, mood, (*sentences, *winner(report)))
+
+
+def both(name: str, first: Scores, base: Scores) -> bool:
+    """Whether two methods have a metric."""
+    return name in first.metrics and name in base.metrics
+
+
+def merit(name: str, value: float) -> float:
+    """Larger is better."""
+    return -abs(value - 0.9) if name == "coverage90" else value if name == "accuracy" else -value
+
+
+def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:
+    """Better, worse, both, or nothing that could not be chance."""
+    better = worse = 0
+    for name in names:
+        if apart(first.metrics[name], base.metrics[name]):
+            gained = merit(name, first.metrics[name].value) > merit(name, base.metrics[name].value)
+            better, worse = better + gained, worse + (not gained)
+    if better and worse:
+        return "Some things for the better, some for the worse", FAIR
+    if better:
+        return "Its probabilities can be trusted more", GOOD
+    if worse:
+        return "Its probabilities got worse", POOR
+    return "Nothing that could not be chance", FAIR
+
+
+WORDS = {
+    "accuracy": "Accuracy",
+    "ece": "The calibration error",
+    "nll": "The surprise at the right answers (NLL)",
+    "rmse": "The typical error (RMSE)",
+    "coverage90": "The share of targets inside 90 % intervals",
+}
+
+
+def compared(name: str, now: Estimate, before: Estimate) -> str:
+    """A sentence about one metric, honest about chance."""
+    percent = name in ("accuracy", "ece", "coverage90")
+    one, other = number(before.value, percent), number(now.value, percent)
+    if one == other:
+        return f"{WORDS[name]} stayed at {one}."
+    verb = "rose" if now.value > before.value else "fell"
+    gained = merit(name, now.value) > merit(name, before.value)
+    if apart(now, before):
+        doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
+    else:
+        doubt = "within the range of chance"
+    return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
+
+
+def winner(report: Report) -> tuple[str, ...]:
+    """Which way to predict has the smallest NLL, where it is not the one asked about."""
+    first, *others = (each for each in report.methods if "nll" in each.metrics)
+    ahead = [each for each in others if each.metrics["nll"].value < first.metrics["nll"].value]
+    if not ahead:
+        return ()
+    top = min(ahead, key=lambda each: each.metrics["nll"].value)
+    clear = apart(top.metrics["nll"], first.metrics["nll"])
+    return (
+        f"By NLL, {top.name} did {'better' if clear else 'slightly better, within the range of chance'}: "
+        f"{number(top.metrics['nll'].value)} against {number(first.metrics['nll'].value)}.",
+    )
+
+
+# What does it not know?
+
+
+def unknown(report: Report) -> Answer:
+    """Strange inputs, corrupted ones, and which predictions to hand over."""
+    question = "What does it not know, and does it notice?"
+    first, base = report.methods[0], plain(report)
+    sentences: list[str] = []
+    found = [detected(name, first, base) for name in first.detection]
+    sentences += [text for text, _ in found if text]
+    sentences += strained(first, "shifts") + strained(first, "attacks")
+    if not sentences:
+        text = "No inputs of other kinds were given, so this report cannot say what happens outside the test data."
+        return Answer(question, "Not measured", OPEN, (text, *handed_over(report)))
+    rates = [rate for _, rate in found if rate is not None]
+    if not rates:
+        return Answer(question, "See what disturbs it", OPEN, (*sentences, *handed_over(report)))
+    verdict, mood = noticing(min(rates))
+    return Answer(question, verdict, mood, (*sentences, *handed_over(report)))
+
+
+def noticing(rate: float) -> tuple[str, str]:
+    """An AUROC in words."""
+    for least, verdict, mood in (
+        (0.9, "It notices most unknown inputs", GOOD),
+        (0.75, "It often notices unknown inputs", FAIR),
+        (0.6, "It notices some unknown inputs", FAIR),
+    ):
+        if rate >= least:
+            return verdict, mood
+    return "It hardly notices unknown inputs", POOR
+
+
+def chosen(found: dict[str, Detection]) -> str | None:
+    """The score that is compared: chosen beforehand, not by how well it did."""
+    order = ("entropy", "epistemic_variance", "mutual_information", "confidence")
+    return next((name for name in order if name in found), next(iter(found), None))
+
+
+def detected(name: str, first: Scores, base: Scores | None) -> tuple[str, float | None]:
+    """One set of unknown inputs."""
+    own = first.detection[name]
+    by = chosen(own)
+    if by is None:
+        return "", None
+    value = own[by].auroc
+    text = (
+        f"In pairs of a known input and one of “{name}”, which it never learned, it is less sure of the unknown one "
+        f"in {100 * value.value:.0f} of 100 ({100 * value.low:.0f} to {100 * value.high:.0f}; a coin would say 50)"
+    )
+    if base is not None and base is not first and by in base.detection.get(name, {}):
+        other = base.detection[name][by].auroc
+        text += f", the plain network in {100 * other.value:.0f}"
+        text += "" if apart(value, other) else ", a difference that may be chance"
+    top = max(own, key=lambda each: own[each].auroc.value)
+    if top != by and own[top].auroc.low > value.high:
+        text += f". Its {score(top)} tells more: {100 * own[top].auroc.value:.0f} of 100"
+    return f"{text}.", value.value
+
+
+def strained(first: Scores, kind: str) -> list[str]:
+    """The corruption, or attack, after which it is most wrongly sure."""
+    every: dict[str, Shift] = getattr(first, kind)
+    known = {name: each for name, each in every.items() if {"accuracy", "confidence"} <= set(each.metrics)}
+    if not known:
+        return []
+
+    def gap(name: str) -> float:
+        last = known[name].metrics
+        return last["confidence"][-1].value - last["accuracy"][-1].value
+
+    name = max(known, key=gap)
+    right, sure = known[name].metrics["accuracy"], known[name].metrics["confidence"]
+    what = "Under the strongest attack" if kind == "attacks" else "Under the strongest corruption"
+    end = f"it stays too sure, by {100 * gap(name):.0f} points" if gap(name) > 0.1 else "it notices"
+    return [
+        f"{what} ({name.replace('_', ' ')}) accuracy falls from {whole(right[0].value)} to {whole(right[-1].value)}, "
+        f"and its confidence from {whole(sure[0].value)} to {whole(sure[-1].value)}: {end}."
+    ]
+
+
+def at(curve: Curve, share: float) -> float | None:
+    """The error among the surest share."""
+    near = min(range(len(curve.x)), key=lambda place: abs(curve.x[place] - share), default=None)
+    return None if near is None or abs(curve.x[near] - share) > 0.05 else curve.y[near]
+
+
+def handed_over(report: Report) -> tuple[str, ...]:
+    """What is gained by asking a person about the least sure fifth."""
+    curve = report.methods[0].risk_coverage
+    every, kept = at(curve, 1.0), at(curve, 0.8)
+    if every is None or kept is None or report.task != "classification":
+        return ()
+    return (
+        f"If a person decided the fifth that it is least sure of, its errors on the rest would "
+        f"{'fall' if kept < every else 'not fall'} from {whole(every)} to {whole(kept)}.",
+    )

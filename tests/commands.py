@@ -1,0 +1,110 @@
+"""A folder with networks, weights and data in every form that the command line reads."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from lapwing.cli import main
+
+NETWORKS = """
+import torch
+from torch import nn
+
+def classifier(width=8):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 3))
+
+def regressor():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+def images():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2))
+
+def broken():
+    raise RuntimeError("no such thing")
+
+def number():
+    return 3
+
+def batches():
+    x, y = data()
+    return list(zip(x.split(20), y.split(20)))
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(60, 2, generator=generator)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+"""
+
+
+def classifier(width: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def data(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 2, generator=generator)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+def write_csv(path: Path, head: list[str], rows: list[list[object]]) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+
+
+def furnish(folder: Path, module: str) -> None:
+    """Everything under one roof; the module's name is its own, since Python remembers modules."""
+    (folder / f"{module}.py").write_text(textwrap.dedent(NETWORKS))
+    x, y = data()
+    numpy.savez(folder / "train.npz", x=x.numpy().astype("float64"), y=y.numpy())
+    numpy.savez(folder / "inputs.npz", x=x[:5].numpy())
+    numpy.savez(folder / "far.npz", x=9 * x.numpy())
+    numpy.savez(folder / "four.npz", x=x.numpy(), y=(y + 1).numpy())  # a class that the network does not have
+    save_file({"x": x, "y": y}, folder / "train.data.safetensors")
+    (folder / "data").mkdir()
+    save_file({"x": x, "y": y}, folder / "data" / "train.safetensors")
+    names = ["low", "middle", "top"]
+    write_csv(folder / "named.csv", ["a", "b", "class"], [[*each, names[label]] for each, label in zip(x.tolist(), y.tolist())])  # noqa: B905, E501  # fmt: skip
+    total = x.sum(1).tolist()
+    write_csv(folder / "numbers.csv", ["a", "b", "sum"], [[*each, value] for each, value in zip(x.tolist(), total)])  # noqa: B905, E501  # fmt: skip
+    torch.save(classifier().state_dict(), folder / "weights.pt")
+    save_file(classifier().state_dict(), folder / "weights.safetensors")
+    save_file(classifier(5).state_dict(), folder / "other.safetensors")
+    torch.save({"state_dict": classifier().state_dict(), "epoch": 3}, folder / "checkpoint.pt")
+    (folder / "junk.pt").write_bytes(b"not weights")
+    (folder / "run.toml").write_text(
+        f'model = "{module}:classifier"\nweights = "weights.safetensors"\nlikelihood = "classification"\n'
+        'train = "train.npz"\ntest = "train.npz"\n[fit]\nstructure = "diag"\n'
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A furnished folder that is the current one; the name of its module."""
+    module = f"networks_{abs(hash(request.node.nodeid)):x}"
+    furnish(tmp_path, module)
+    monkeypatch.chdir(tmp_path)
+    yield module
+    sys.modules.pop(module, None)
+
+
+def run(text: str, module: str) -> int:
+    """A command line as a person types it; NET is the module."""
+    return main(text.replace("NET", module).split())
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Half-written files."""
+    return [each.name for each in folder.rglob("*") if each.name.endswith(".tmp")]

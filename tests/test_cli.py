@@ -1,0 +1,419 @@
+"""The command line: what it does, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from commands import classifier, data, leftovers, place, run  # noqa: F401  # a fixture
+
+import lapwing as lw
+from lapwing.cli import main, posteriors
+from lapwing.cli.output import Problem, finite, writing
+from lapwing.cli.settings import assignment, gathered
+
+FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"
+
+
+def fitted() -> lw.Laplace:
+    return lw.fit(classifier(), data(), "classification")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        FIT,
+        f"{FIT} --quiet",
+        "fit -m NET:classifier -w weights.pt -l classification --train NET:batches",
+        "fit -m NET:classifier -w checkpoint.pt -l classification --train data/train.safetensors",
+        "fit -m NET:classifier -l classification --train named.csv",
+        "fit -c run.toml --set fit.structure=kron",
+        "fit -c run.toml --structure kron",
+    ],
+)
+def test_fit_writes_the_posterior_that_the_library_makes(given: str, place: str) -> None:  # noqa: F811
+    assert run(f"{given} -o made.safetensors", place) == 0
+    made = lw.load("made.safetensors", classifier())
+    torch.testing.assert_close(made.log_evidence(), fitted().log_evidence(), rtol=1e-4, atol=1e-3)
+    x = data()[0]
+    torch.testing.assert_close(made.predict(x).probs, fitted().predict(x).probs, rtol=1e-3, atol=1e-4)
+
+
+def test_settings_come_from_the_file_then_from_set_then_from_options(place: str) -> None:  # noqa: F811
+    x, y = data()
+    for extra, expected in (
+        ("", lw.fit(classifier(), (x, y), "classification", structure="diag")),
+        ("--set fit.prior=3", lw.fit(classifier(), (x, y), "classification", structure="diag", prior=3.0)),
+        ("--set fit.prior=3 --prior 7", lw.fit(classifier(), (x, y), "classification", structure="diag", prior=7.0)),
+        ("--set fit.weights=last_layer", lw.fit(classifier(), (x, y), "classification", structure="diag", weights="last_layer")),  # noqa: E501
+        ("--set arguments.width=8 --select 2", lw.fit(classifier(), (x, y), "classification", structure="diag", weights="2")),  # noqa: E501
+    ):  # fmt: skip
+        assert run(f"fit -c run.toml {extra} -o made.safetensors -q", place) == 0
+        made = lw.load("made.safetensors", classifier())
+        assert (made.D, type(made.structure)) == (expected.D, lw.Diag)
+        torch.testing.assert_close(made.log_evidence(), expected.log_evidence(), rtol=1e-4, atol=1e-3)
+
+
+def test_paths_in_a_file_start_at_its_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run("fit -c ../run.toml -q", place) == 0
+    assert Path("posterior.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("fit.prior=2", {"fit.prior": 2}),
+        ("fit.prior=2.5", {"fit.prior": 2.5}),
+        ("fit.structure=diag", {"fit.structure": "diag"}),
+        ('fit.structure="diag"', {"fit.structure": "diag"}),
+        ("train=a b.npz", {"train": "a b.npz"}),
+        ("tune.noise=true", {"tune.noise": True}),
+        ('classes=["a", "b"]', {"classes": ["a", "b"]}),
+        ("ood.far=far.npz", {"ood": {"far": "far.npz"}}),
+        ("arguments.width=3", {"arguments": {"width": 3}}),
+        ("title=", {"title": ""}),
+    ],
+)
+def test_assignments_are_typed_as_toml(text: str, expected: dict[str, object]) -> None:
+    found = assignment(text)
+    assert found == expected and [type(each) for each in found.values()] == [type(each) for each in expected.values()]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("fit.prior", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("fit.prior=[1, 2", "no TOML"),
+        ("fit.prior=low", "expected a whole number or a number"),
+        ("fit.prior=true", "expected a whole number or a number"),
+        ("fit.structur=diag", "did you mean 'fit.structure'?"),
+        ("fit=3", "expected a table"),
+        ("ood.far=3", "ood is"),
+        ("two words=3", "no name of a setting"),
+    ],
+)
+def test_bad_assignments_are_refused(text: str, words: str) -> None:
+    with pytest.raises(Problem, match=".*") as caught:
+        assignment(text)
+    assert words in str(caught.value)
+
+
+def test_unknown_inputs_are_gathered_from_everywhere(place: str) -> None:  # noqa: F811
+    Path("more.toml").write_text('[ood]\nnear = "near.npz"\n')
+    found = gathered(Path("more.toml"), ["ood.far=far.npz"], {"ood": {"odd": "odd.npz"}, "title": None})
+    assert {name: Path(each).name for name, each in found["ood"].items()} == {
+        "near": "near.npz", "far": "far.npz", "odd": "odd.npz",
+    }  # fmt: skip
+    assert "title" not in found
+
+
+def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert run(f"{FIT} -o made.safetensors -q", place) == 0
+    capsys.readouterr()
+    common = "-m NET:classifier -w weights.pt -p made.safetensors"
+    expected = {"evidence": fitted().tune(), "validation": fitted().tune("validation", data=data())}
+    for way, wanted in expected.items():
+        extra = "--validation train.npz" if way == "validation" else ""
+        assert run(f"tune {common} --method {way} {extra} -o tuned.safetensors --json", place) == 0
+        told = json.loads(capsys.readouterr().out)
+        tuned = lw.load("tuned.safetensors", classifier())
+        torch.testing.assert_close(tuned.prior.precision, wanted.prior.precision, rtol=1e-3, atol=1e-3)
+        assert told["prior_precision"] == pytest.approx(float(wanted.prior.precision), rel=1e-3)
+        assert told["log_evidence"] == pytest.approx(float(wanted.log_evidence()), rel=1e-4)
+        assert told["tuning"]["converged"] is True
+
+
+def predictions(extra: str, place: str) -> int:  # noqa: F811
+    return run(f"predict -m NET:classifier -w weights.pt -p made.safetensors --data inputs.npz {extra}", place)
+
+
+def test_predictions_are_those_of_the_library(place: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    fitted().save("made.safetensors")
+    wanted = fitted().predict(data()[0][:5])
+    for ending in ("csv", "json", "npz"):
+        assert predictions(f"-o found.{ending} --classes a,b,c --set batch=2 -q", place) == 0
+    with open("found.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["predicted"] for row in rows] == ["abc"[each] for each in wanted.argmax.tolist()]
+    for name, tensor in (
+        ("entropy", wanted.entropy),
+        ("epistemic", wanted.epistemic),
+        ("aleatoric", wanted.aleatoric),
+        ("p_b", wanted.probs[:, 1]),
+        ("confidence", wanted.probs.amax(-1)),
+    ):
+        assert [float(row[name]) for row in rows] == pytest.approx(tensor.tolist(), rel=1e-4, abs=1e-5)
+    read = json.loads(Path("found.json").read_text())
+    assert [row["index"] for row in read] == list(range(5))
+    assert [row["p_c"] for row in read] == pytest.approx(wanted.probs[:, 2].tolist(), rel=1e-4)
+    with numpy.load("found.npz") as arrays:
+        assert arrays["classes"].tolist() == ["a", "b", "c"]
+        assert numpy.allclose(arrays["probability"], wanted.probs.numpy(), rtol=1e-4)
+    capsys.readouterr()
+    assert predictions("--json", place) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["examples"] == 5 and told["rows"][0]["predicted"] == int(wanted.argmax[0])
+
+
+def test_regression_has_intervals(place: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    common = "-m NET:regressor"
+    assert (
+        run(f"fit {common} -l regression --noise 0.5 --train numbers.csv --target sum -o made.safetensors -q", place)
+        == 0
+    )
+    capsys.readouterr()
+    given = f"predict {common} -p made.safetensors --data numbers.csv --target sum --level 0.9 --json"
+    assert run(given, place) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    x = data()[0]
+    wanted = lw.fit(net, (x, x.sum(1, keepdim=True)), lw.Gaussian(0.5)).predict(x[:1])
+    low, high = wanted.interval(0.9)
+    for name, value in (("mean", wanted.mean), ("lower", low), ("upper", high), ("deviation", wanted.variance.sqrt())):
+        assert row[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4)
+
+
+def test_folders_of_images(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    images = pytest.importorskip("PIL.Image", reason="no Pillow")
+    drawn = numpy.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=numpy.uint8)
+    for number, pixels in enumerate(drawn):
+        folder = tmp_path / "photos" / ("cat" if number < 4 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        images.fromarray(pixels).save(folder / f"{number}.png")
+    assert run("fit -m NET:images -l classification --train photos -o made.safetensors --json", place) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == ["cat", "dog"]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    x = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
+    wanted = lw.fit(net, (x, torch.tensor([0, 0, 0, 0, 1, 1])), "classification")
+    assert float(lw.load("made.safetensors", net).log_evidence()) == pytest.approx(
+        float(wanted.log_evidence()), rel=1e-4
+    )
+    images.fromarray(drawn[0].repeat(2, 0)).save(tmp_path / "photos" / "dog" / "tall.png")
+    assert run("fit -m NET:images -l classification --train photos -o b.safetensors", place) == 2
+    assert "--size HEIGHT WIDTH" in capsys.readouterr().err
+    assert run("fit -m NET:images -l classification --train photos -o b.safetensors --size 4 4 -q", place) == 0
+    assert run("predict -m NET:images -p made.safetensors --data photos/cat -o p.csv -q", place) == 0
+    assert len(Path("p.csv").read_text().splitlines()) == 5
+    assert run("fit -m NET:images -l classification --train photos --classes dog,bird -o b.safetensors", place) == 2
+    assert "a folder 'cat'" in capsys.readouterr().err
+
+
+POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("fit -l classification --train train.npz", "No model was given; use --model"),
+        ("fit -m NET:classifier --train train.npz", "No likelihood was given"),
+        ("fit -m NET:classifier -l classification", "No train was given"),
+        ("fit -m NET:clasifier -l classification --train train.npz", "did you mean 'classifier'?"),
+        ("fit -m nowhere:net -l classification --train train.npz", "there is no module 'nowhere'"),
+        ("fit -m lenet -l classification --train train.npz", "expected package.module:function"),
+        ("fit -m net.pt2 -l classification --train train.npz", "Exported networks"),
+        ("fit -m NET:broken -l classification --train train.npz", "raised RuntimeError: no such thing"),
+        ("fit -m NET:number -l classification --train train.npz", "expected a torch.nn.Module"),
+        ("fit -m NET:classifier -l clasification --train train.npz", "did you mean 'classification'?"),
+        ("fit -m NET:classifier -l classification --train train.npz -s krn", "did you mean 'kron'?"),
+        ("fit -m NET:classifier -w gone.pt -l classification --train train.npz", "There is no file gone.pt"),
+        ("fit -m NET:classifier -w junk.pt -l classification --train train.npz", "cannot be read as weights"),
+        ("fit -m NET:classifier -w other.safetensors -l classification --train train.npz", "has shape (5, 2)"),
+        ("fit -m NET:regressor -w weights.pt -l regression --train numbers.csv", "does not fit the network"),
+        ("fit -m NET:classifier -l classification --train gone.npz", "There is no file or folder gone.npz"),
+        ("fit -m NET:classifier -l classification --train run.toml", "ends in '.toml'"),
+        ("fit -m NET:classifier -l classification --train four.npz", "3"),
+        ("fit -m NET:classifier -l classification --train named.csv --classes a,b", "has the class 'low'"),
+        ("fit -m NET:classifier -l classification --train named.csv --classes low,middle,top,more", "3 outputs"),
+        ("fit -m NET:classifier -l classification --train named.csv --target b", "holds 'low'; expected a number"),
+        ("fit -m NET:classifier -l classification --train named.csv --target no", "no column 'no'"),
+        ("fit -m NET:classifier -l classification --train inputs.npz", "no targets"),
+        ("fit -c gone.toml", "There is no file gone.toml"),
+        ("fit -c weights.pt", "is no TOML"),
+        ("fit -c run.toml --set size=3", "expected a list"),
+        ("fit -c run.toml --set noise=3", "noise = 3 is for --likelihood regression"),
+        ("fit -c run.toml --device tpu9", "--device tpu9 cannot be used"),
+        ("fit -c run.toml -o here.txt", "expected .safetensors"),
+        ("fit -c run.toml -o no/such/p.safetensors", "does not exist; make it first"),
+        ("fit -c run.toml -o data", "expected .safetensors"),
+        ("fit -c run.toml --prior -1", "-1"),
+        ("fit -c run.toml --prior much", "'--prior'"),
+        (f"tune {POSTERIOR} --method validation", "--validation DATA"),
+        (f"tune {POSTERIOR} --method evidense", "did you mean 'evidence'?"),
+        ("tune -m NET:classifier -p gone.safetensors", "gone.safetensors does not exist"),
+        ("tune -m NET:classifier -p other.safetensors", "without a posterior of lapwing"),
+        ("tune -m NET:regressor -p made.safetensors", "The network is not the one that was saved"),
+        (f"predict {POSTERIOR} --data inputs.npz", "Nowhere to write"),
+        (f"predict {POSTERIOR} --data inputs.npz -o p.xls", "expected .csv, .npz or .json"),
+        (f"predict {POSTERIOR} --data numbers.csv -o p.csv", ""),  # three columns for two inputs
+        (f"predict {POSTERIOR} --data inputs.npz -o p.csv --classes a,b", "3 outputs"),
+        (f"predict {POSTERIOR} --data inputs.npz -o p.csv --link probitt", "did you mean 'probit'?"),
+        (f"predict {POSTERIOR} -o p.csv", "--data"),
+        (f"evaluate {POSTERIOR}", "No test was given"),
+        (f"evaluate {POSTERIOR} --test train.npz -o report.pdf", "expected .html, .json or .md"),
+        (f"evaluate {POSTERIOR} --test train.npz --ood far.npz", "expected NAME=DATA"),
+        ("report gone.json", "There is no file gone.json"),
+        ("report run.toml", "no JSON"),
+        ("compare made.safetensors gone.safetensors -m NET:classifier", "gone.safetensors does not exist"),
+        ("compare run.toml", "No posterior was given"),
+        ("landscape -m NET:classifier -p made.safetensors", "No train was given"),
+        ("demo --report no/such/demo.html", "does not exist"),
+        ("demo --report demo.pdf", "expected .html"),
+        ("fitt", "'fitt' is no command; did you mean 'fit'?"),
+        ("fit --modle x", "--model"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_line(given: str, words: str, place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811, E501  # fmt: skip
+    fitted().save("made.safetensors")
+    before = sorted(each.name for each in tmp_path.rglob("*") if "__pycache__" not in str(each))
+    assert run(given, place) == 2
+    told = capfd.readouterr()
+    lines = [line for line in told.err.splitlines() if not line.startswith(("  ", "note: "))]
+    assert len(lines) == 1 and lines[0].startswith("lapwing: ")
+    assert words in lines[0] and "Traceback" not in told.err and told.out == ""
+    assert sorted(each.name for each in tmp_path.rglob("*") if "__pycache__" not in str(each)) == before
+
+
+def test_a_computation_that_fails_is_told_from_bad_input(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:  # fmt: skip
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA out of memory.\nTried to allocate much.")
+
+    monkeypatch.setattr(posteriors.lw, "fit", failing)
+    assert run(FIT, place) == 1
+    assert "lapwing: RuntimeError: CUDA out of memory. Tried to allocate much.\n" in capsys.readouterr().err
+    assert run(f"{FIT} --debug", place) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interruption_leaves_nothing(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:  # fmt: skip
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(posteriors.lw, "fit", interrupted)
+    path = list(sys.path)
+    assert run(f"{FIT} -o made.safetensors", place) == 130
+    assert capsys.readouterr().err == "Interrupted; nothing was written.\n"
+    assert not Path("made.safetensors").exists() and leftovers(tmp_path) == [] and sys.path == path
+
+
+def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.csv"
+    kept.write_text("old")
+    for error in (KeyboardInterrupt, OSError):
+        with pytest.raises(error), writing(kept) as temporary:
+            temporary.write_text("half")
+            assert temporary.parent == kept.parent
+            raise error
+        assert kept.read_text() == "old" and leftovers(tmp_path) == []
+    with writing(kept) as temporary:
+        temporary.write_text("new")
+    assert kept.read_text() == "new" and leftovers(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind this user")
+def test_a_folder_without_permission(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert run(f"{FIT} -o closed/made.safetensors", place) == 2
+    assert "cannot be written: Permission denied" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:  # fmt: skip
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", denied)
+    monkeypatch.setattr(posteriors.lw, "fit", lambda *_, **__: pytest.fail("it was fitted"))
+    assert run(FIT, place) == 2
+    assert "cannot be written: Permission denied" in capsys.readouterr().err
+
+
+def test_json_has_words_for_numbers_that_it_lacks() -> None:
+    assert finite({"a": [1.0, float("inf"), float("nan")], "b": "x"}) == {"a": [1.0, "inf", "nan"], "b": "x"}
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in (
+        "demo",
+        "fit",
+        "tune",
+        "predict",
+        "evaluate",
+        "report",
+        "compare",
+        "landscape",
+        "--install-completion",
+    ):
+        assert name in shown
+    assert "Exit status: 0" in " ".join(shown.split())
+    for name in ("demo", "fit", "tune", "predict", "evaluate", "report", "compare", "landscape"):
+        assert main([name, "--help"]) == 0
+        assert f"lapwing {name} " in capsys.readouterr().out.split("Examples")[1]
+
+
+# Real processes
+
+
+def process(*given: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **extra}
+    command = [sys.executable, "-m", "lapwing.cli", *given]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    started = process(cwd=tmp_path, _LAPWING_COMPLETE="complete_bash", COMP_WORDS="lapwing pre", COMP_CWORD="1")
+    assert started.communicate(timeout=60)[0].split() == ["predict"]
+
+
+SLOW = """
+import time
+from {module} import *
+
+def forever():
+    x, y = data()
+    yield x, y
+    open("started", "w").close()
+    time.sleep(60)
+"""
+
+
+def test_ctrl_c_during_a_fit(place: str, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "slow.py").write_text(SLOW.format(module=place))
+    before = {each.name for each in tmp_path.iterdir()}
+    given = f"fit -m {place}:classifier -l classification --train slow:forever -o made.safetensors"
+    started = process(*given.split(), cwd=tmp_path)
+    try:
+        for _ in range(600):
+            if (tmp_path / "started").exists():
+                break
+            time.sleep(0.1)
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=30)
+    finally:
+        started.kill()
+    assert started.returncode == 130
+    assert out == "" and err == "Interrupted; nothing was written.\n"
+    assert {each.name for each in tmp_path.iterdir()} - before <= {"started", "__pycache__"}
