@@ -54,7 +54,7 @@ def estimate(value: Estimate) -> str:
     """A number with its interval."""
     if value.low == value.high == value.value or math.isnan(value.low):
         return number(value.value)
-    return f"{number(value.value)} ({number(value.low)}–{number(value.high)})"
+    return f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
 
 
 def number(value: float) -> str:
@@ -111,7 +111,7 @@ def _shifts(methods: Sequence[Scores], kind: str, title: str) -> list[str]:
                 for method, shift in own.items()
                 if metric in shift.metrics
             ]
-            head = (label(metric), *(f"{strength:g}" for strength in first.strengths))
+            head = (label(metric), *(f"{strength:.3g}" for strength in first.strengths))
             parts += [f"**{name}**, {label(metric)} by strength", _table(head, rows)]
     return [f"## {title}", *parts] if parts else []
 
