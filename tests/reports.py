@@ -111,8 +111,30 @@ POSTERIOR = {
     "groups": ["0.weight", "1.weight"],
     "prior_precision": [3.2, 10.5],
     "effective_dimensions": [40.0, 7.5],
-    "sizes": [144, 16],
+    "group_weights": [144, 16],
     "log_evidence": -812.3,
+    "layers": [
+        {
+            "name": name,
+            "weights": weights,
+            "prior_variance": 0.3,
+            "variance_mean": 0.1,
+            "variance_quantiles": [0.01, 0.05, 0.1, 0.15, 0.2],
+        }
+        for name, weights in (("0.weight", 144), ("1.weight", 16))
+    ],
+    "trace": {
+        "method": "evidence",
+        "objective": "log evidence",
+        "values": [-900.0, -830.0, -813.0, -812.3],
+        "groups": ["0.weight", "1.weight"],
+        "precisions": [[1.0, 1.0], [2.0, 5.0], [3.0, 9.0], [3.2, 10.5]],
+        "noises": [],
+        "temperatures": [1.0, 1.0, 1.0, 1.0],
+        "stopped": "the next step would change nothing",
+        "converged": True,
+        "warnings": [],
+    },
 }
 
 

@@ -32,7 +32,7 @@ def element(name: str, *content: Any, **attributes: Any) -> Markup:
             continue
         label = key.rstrip("_").replace("_", "-")
         words += f" {label}" if value is True else f' {label}="{escape(str(value), quote=True)}"'
-    if name in ("input", "meta", "br"):
+    if name in ("input", "img"):
         return Markup(f"<{name}{words}>")
     return Markup(f"<{name}{words}>{safe(content)}</{name}>")
 

@@ -59,7 +59,7 @@ def made(report: Report) -> str:
     library = plotly()
     text = assembled(report, every, library)
     while len(text.encode()) > LARGEST:
-        sizes = {plot.name: sum(len(each.drawing) for each in plot.variants) for plot in every}
+        sizes = {plot.name: sum(map(size, plot.variants)) for plot in every}
         largest = max(sizes, key=lambda name: sizes[name])
         if not sizes[largest]:
             break  # tables alone are too much: nothing else is left to leave out
@@ -68,12 +68,17 @@ def made(report: Report) -> str:
     return text
 
 
+def size(variant: Variant) -> int:
+    """Characters of what is drawn."""
+    return len(variant.drawing) + (0 if variant.images is None else len(variant.images.text))
+
+
 def without_drawing(plot: Plot) -> Plot:
     """The same with its numbers alone."""
     return replace(
         plot,
         caption=f"{plot.caption} The figure is left out, since it would make the page too large.",
-        variants=tuple(replace(each, drawing="", alt="") for each in plot.variants),
+        variants=tuple(replace(each, drawing="", alt="", images=None) for each in plot.variants),
     )
 
 
@@ -99,7 +104,11 @@ def assembled(report: Report, every: list[Plot], library: str) -> str:
     parts = {
         "summary": sections.summary(report),
         "methods": sections.methods(report, *by_section.get("methods", [])),
-        **{name: section(name, title, *by_section[name]) for name, title in TITLES.items() if name in by_section},
+        **{
+            name: section(name, title, element("div", *by_section[name], class_="plots"))
+            for name, title in TITLES.items()
+            if name in by_section
+        },
         "coverage": sections.coverage(report),
         "settings": sections.settings(report),
         "glossary": sections.glossary(report),
@@ -149,22 +158,21 @@ def curve(report: Report) -> dict[str, Any]:
 
 
 def figure(plot: Plot, drawings: list[str]) -> Markup:
-    """One figure with its menu, its variants, and their numbers to open."""
-    parts: list[Any] = [element("h3", plot.title)]
+    """One figure with how to read it, its menu, its variants, and their numbers to open."""
+    parts: list[Any] = [element("figcaption", element("h3", plot.title), element("p", plot.caption))]
     if len(plot.variants) > 1:
         choices = [element("option", each.label, value=number) for number, each in enumerate(plot.variants)]
         chooser = element("select", choices, id=f"{plot.name}-menu", data_menu=plot.name)
         parts.append(element("p", element("label", f"{plot.menu}: ", for_=f"{plot.name}-menu"), chooser, class_="menu"))
     parts += [shape(each, number, drawings) for number, each in enumerate(plot.variants)]
-    if plot.caption:
-        parts.append(element("figcaption", plot.caption))
     return element("figure", *parts, id=f"figure-{plot.name}", class_="plot")
 
 
 def shape(variant: Variant, number: int, drawings: list[str]) -> Markup:
     """One variant; all but the first are hidden until they are chosen."""
     if not variant.drawing:
-        return element("div", variant.numbers, class_="variant", hidden=number > 0)
+        numbers = variant.numbers if variant.images is None else folded("As a table", variant.numbers)
+        return element("div", variant.images, numbers, class_="variant", hidden=number > 0)
     drawings.append(variant.drawing)
     return element(
         "div",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
-from ..evaluate.results import Curve, Report, Scores, Shift
+from ..evaluate.results import Curve, Estimate, Report, Scores, Shift
 from .markup import Markup, table
+from .pictures import gallery, named
 from .words import interval, metric, number, score
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+ORDER = ("entropy", "mutual_information", "epistemic_variance", "confidence")  # the most telling first
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
@@ -26,6 +29,7 @@ class Variant:
     drawing: str
     alt: str
     numbers: Markup
+    images: Markup | None = None
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,8 @@ def histograms(report: Report) -> Iterator[Plot]:
 
     made = []
     for each in report.methods:
-        names = list(dict.fromkeys(name for found in each.uncertainty.values() for name in found))
-        for name in names:
+        names = {name for found in each.uncertainty.values() for name in found}
+        for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
             made.append(
                 variant(
                     f"{each.name}, {score(name)}",
@@ -211,7 +215,7 @@ def detections(report: Report) -> Iterator[Plot]:
     if not own:
         return
     rows = [
-        (each.name, data, score(name), *(shown(value) for value in (found.auroc, found.aupr, found.fpr95)))
+        (each.name, data, score(name), *(told(value) for value in (found.auroc, found.aupr, found.fpr95)))
         for each in own
         for data, every in each.detection.items()
         for name, found in every.items()
@@ -225,10 +229,10 @@ def detections(report: Report) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def shown(value: Any) -> str:
-    """A share with its interval."""
-    extent = interval(value, True)
-    return number(value.value, True) + (f" ({extent})" if extent else "")
+def told(value: Estimate, percent: bool = True) -> str:
+    """A number with its interval."""
+    extent = interval(value, percent)
+    return number(value.value, percent) + (f" ({extent})" if extent else "")
 
 
 def shifts(report: Report) -> Iterator[Plot]:
@@ -248,32 +252,47 @@ def attacks(report: Report) -> Iterator[Plot]:
 
 
 def strained(report: Report, kind: str, title: str, caption: str) -> Iterator[Plot]:
-    """Curves against strength, a metric at a time."""
+    """Curves against strength, one metric of one corruption at a time."""
     from .. import figures
 
-    every: list[tuple[str, dict[str, Shift]]] = [(each.name, getattr(each, kind)) for each in report.methods]
-    names = list(dict.fromkeys(name for _, own in every for shift in own.values() for name in shift.metrics))
+    every: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
+    ways = list(dict.fromkeys(way for own in every for way in own))
+    names = list(dict.fromkeys(name for own in every for shift in own.values() for name in shift.metrics))
     made = []
     for name in names:
-        percent = metric(name).percent
-        rows = [
-            (method, way, f"{strength:g}", number(value.value, percent), interval(value, percent))
-            for method, own in every
-            for way, shift in own.items()
-            if name in shift.metrics
-            for strength, value in zip(shift.strengths, shift.metrics[name], strict=True)
-        ]
-        head = ("method", "kind", "strength", metric(name).name, "95 % interval")
-        figure = figures.shift_curves(report, kind, name)
-        made.append(variant(metric(name).name, figure, table(f"{title}: {metric(name).name}", head, rows)))
+        for way in ways:
+            alone = only(report, kind, way, name)
+            if alone.methods:
+                label = f"{metric(name).name}, {way.replace('_', ' ')}"
+                made.append(variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name)))
     if made:
-        yield Plot(kind, "strain", title, caption, "Measure", tuple(made))
+        yield Plot(kind, "strain", title, caption, "Measure and kind", tuple(made))
+
+
+def only(report: Report, kind: str, way: str, name: str) -> Report:
+    """The report with one corruption alone, of the methods that have the metric."""
+    kept = [
+        replace(each, **{kind: {way: getattr(each, kind)[way]}})
+        for each in report.methods
+        if way in getattr(each, kind) and name in getattr(each, kind)[way].metrics
+    ]
+    return replace(report, methods=tuple(kept))
+
+
+def strengths(report: Report, kind: str, way: str, name: str) -> Markup:
+    """A row per strength, a column per method."""
+    found: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
+    percent = metric(name).percent
+    rows = [
+        (f"strength {strength:g}", *(told(shift.metrics[name][place], percent) for shift in found))
+        for place, strength in enumerate(found[0].strengths)
+    ]
+    head = ("strength", *(each.name for each in report.methods))
+    return table(f"{metric(name).name}, {way.replace('_', ' ')}", head, rows)
 
 
 def specimens(report: Report) -> Iterator[Plot]:
-    """The surest and the least sure test inputs, where they are images."""
-    from .. import figures
-
+    """The surest and the least sure test inputs: as images where they are some, and as a table."""
     every = (*report.surest, *report.least_sure)
     if not every:
         return
@@ -288,27 +307,14 @@ def specimens(report: Report) -> Iterator[Plot]:
         )
         for place, each in enumerate(every)
     ]
-    head = ("test input", "which", "predicted", "right answer", "confidence", "uncertainty")
-    if report.task != "classification":
-        head = (*head[:4], "deviation", head[5])
+    sure = "confidence" if report.task == "classification" else "sureness"
+    head = ("test input", "which", "predicted", "right answer", sure, "uncertainty")
     numbers = table("The surest and the least sure test inputs", head, rows)
-    if any(each.image is not None for each in every):
-        yield Plot(
-            "specimens", "examples", "The surest and the least sure test images",
-            f"By {report.methods[0].name}. A good method's doubts are ones that a person shares.",
-            "", (variant("", figures.specimens(report), numbers),),
-        )  # fmt: skip
-    else:
-        yield Plot("specimens", "examples", "The surest and the least sure test inputs", "", "", (
-            Variant("", "", "", numbers),
-        ))  # fmt: skip
-
-
-def named(report: Report, label: float) -> str:
-    """A class by its name, a number as it is."""
-    if report.task == "classification" and report.classes is not None and 0 <= label < len(report.classes):
-        return report.classes[int(label)]
-    return str(label) if isinstance(label, int) else number(label)
+    yield Plot(
+        "specimens", "examples", "The surest and the least sure test inputs",
+        f"By {report.methods[0].name}. A good method's doubts are ones that a person shares.",
+        "", (Variant("", "", "", numbers, gallery(report)),),
+    )  # fmt: skip
 
 
 def posterior(report: Report) -> Iterator[Plot]:
@@ -316,38 +322,37 @@ def posterior(report: Report) -> Iterator[Plot]:
     from .. import figures
 
     found = report.posterior
-    if not found:
-        return
+    if found.get("layers"):
+        rows = [
+            (
+                each["name"],
+                f"{each['weights']:,}",
+                number(each["prior_variance"]),
+                number(each["variance_quantiles"][2]),
+            )
+            for each in found["layers"]
+        ]
+        head = ("tensor", "weights", "prior variance", "median posterior variance")
+        yield Plot(
+            "variances", "posterior", "How uncertain the weights of each layer are",
+            "Posterior variances. Where they are near the prior's, the data said little about a layer.",
+            "", (variant("", figures.marginal_variances(report), table("Variances by tensor", head, rows)),),
+        )  # fmt: skip
     groups = found.get("groups") or ()
-    for key, name, title, caption, draw in (
-        (
-            "prior_precision", "prior-posterior", "How much the data narrowed each group of weights",
-            "Prior against posterior precision (1 / variance): the larger the step, the more the data said.",
-            figures.prior_posterior,
-        ),
-        (
-            "effective_dimensions", "dimensions", "How many weights the data determine",
+    if len(groups) > 1 and found.get("effective_dimensions"):
+        columns = [found.get(key) or [math.nan] * len(groups) for key in ("group_weights", "effective_dimensions")]
+        rows = [(name, f"{size:g}", number(value)) for name, size, value in zip(groups, *columns, strict=True)]
+        head = ("group of weights", "weights", "determined by the data")
+        yield Plot(
+            "dimensions", "posterior", "How many weights the data determine",
             "Effective dimensions: about so many weights of a group were fixed by the data, the rest by the prior.",
-            figures.effective_dimensions,
-        ),
-    ):  # fmt: skip
-        if found.get(key) is None:
-            continue
-        values = found[key] if isinstance(found[key], list | tuple) else [found[key]]
-        rows = [(group, number(value)) for group, value in zip(groups, values, strict=False)]
-        numbers = table(title, ("group of weights", key.replace("_", " ")), rows)
-        yield Plot(name, "posterior", title, caption, "", (variant("", draw(report), numbers),))
-    if found.get("trace"):
+            "", (variant("", figures.effective_dimensions(report), table("Effective dimensions", head, rows)),),
+        )  # fmt: skip
+    if trace := found.get("trace"):
+        steps = [(f"step {place}", number(value)) for place, value in enumerate(trace.get("values", ()))]
+        numbers = table("Steps of tuning", ("step", str(trace.get("objective", "log evidence"))), steps)
         yield Plot(
             "trace", "posterior", "How the prior was chosen",
-            "Each step of tuning; it stops where no step would help.",
-            "", (variant("", figures.evidence_trace(report), trace(found["trace"])),),
+            f"Each step of tuning by {trace.get('method', 'the evidence')}; it stopped: {trace.get('stopped', '')}.",
+            "", (variant("", figures.evidence_trace(report), numbers),),
         )  # fmt: skip
-
-
-def trace(found: Any) -> Markup:
-    """The steps of tuning."""
-    values = found.get("values", ()) if isinstance(found, dict) else found
-    rows = [(f"step {place}", number(value)) for place, value in enumerate(values)]
-    name = str(found.get("objective", "log evidence")) if isinstance(found, dict) else "log evidence"
-    return table("Steps of tuning", ("step", name), rows)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..evaluate.results import Estimate, Report, Scores
 
 
+PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
 
 
@@ -52,7 +53,7 @@ METRICS = {
     "fpr95": Metric("FPR95", -1, "share of known inputs that raise alarm where 95 % of unknown ones do", percent=True),
 }
 SCORES = {
-    "confidence": "low confidence",
+    "confidence": "confidence",
     "entropy": "entropy",
     "mutual_information": "mutual information",
     "epistemic_variance": "epistemic variance",
@@ -74,7 +75,7 @@ def number(value: float, percent: bool = False) -> str:
     if not math.isfinite(value):
         return {math.inf: "∞", -math.inf: "−∞"}.get(value, "–")
     if percent:
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}{PERCENT}"
     return f"{value:.3f}" if 5e-4 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
 
 
@@ -83,12 +84,12 @@ def interval(value: Estimate, percent: bool = False) -> str:
     if not (math.isfinite(value.low) and math.isfinite(value.high)) or value.low == value.high:
         return ""
     low, high = number(value.low, percent), number(value.high, percent)
-    return f"{low.removesuffix(' %')}–{high}"
+    return f"{low.removesuffix(PERCENT)}–{high}"
 
 
 def whole(value: float) -> str:
     """A percentage without digits after the point, but for those near 0 and 100."""
-    return f"{100 * value:.1f} %" if 0 < value < 0.02 or 0.98 < value < 1 else f"{100 * value:.0f} %"
+    return f"{100 * value:.{1 if 0 < value < 0.02 or 0.98 < value < 1 else 0}f}{PERCENT}"
 
 
 def apart(one: Estimate, other: Estimate) -> bool:
@@ -104,7 +105,7 @@ def best(name: str, methods: Sequence[Scores]) -> list[bool]:
         return [False] * len(values)
     merit = [-abs(value - kind.ideal) if kind.ideal is not None else kind.better * value for value in values]
     known = [each for each in merit if math.isfinite(each)]
-    return [len(known) > 1 and math.isfinite(each) and each == max(known) for each in merit]
+    return [len(set(known)) > 1 and math.isfinite(each) and each == max(known) for each in merit]
 
 
 def plain(report: Report) -> Scores | None:

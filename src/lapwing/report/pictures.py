@@ -1,0 +1,73 @@
+"""Small images inside the page: PNG without a library."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from ..evaluate.results import Report, Specimen
+from .markup import Markup, element
+from .words import number
+
+Pixels = Sequence[Sequence[Sequence[float]]]  # rows, columns, channels, 0 to 1
+
+
+def png(pixels: Pixels) -> bytes:
+    """Grey for one channel, else the first three as red, green and blue."""
+    grey = len(pixels[0][0]) < 3
+    rows = [
+        bytes(
+            [
+                0,
+                *(
+                    round(255 * min(max(value, 0.0), 1.0))
+                    for pixel in row
+                    for value in (pixel[:1] if grey else pixel[:3])
+                ),
+            ]
+        )
+        for row in pixels
+    ]  # each row begins with its filter, none
+    size = struct.pack(">IIBBBBB", len(pixels[0]), len(pixels), 8, 0 if grey else 2, 0, 0, 0)
+    parts = ((b"IHDR", size), (b"IDAT", zlib.compress(b"".join(rows), 9)), (b"IEND", b""))
+    made = b"\x89PNG\r\n\x1a\n"
+    for name, content in parts:
+        made += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return made
+
+
+def gallery(report: Report) -> Markup | None:
+    """The surest and the least sure test images, each with what was predicted."""
+    groups = (("The surest", report.surest), ("The least sure", report.least_sure))
+    parts: list[Any] = []
+    for title, every in groups:
+        shown = [card(report, each) for each in every if each.image is not None]
+        if shown:
+            parts += [element("h4", title), element("ul", shown, class_="gallery")]
+    return element("div", *parts) if parts else None
+
+
+def card(report: Report, specimen: Specimen) -> Markup:
+    """One image with its caption."""
+    predicted = named(report, specimen.predicted)
+    right = specimen.label is None or specimen.label == specimen.predicted
+    if report.task == "classification":
+        text = f"{predicted}, {number(specimen.confidence, True)}"
+        truth = "" if specimen.label is None else "right" if right else f"wrong: {named(report, specimen.label)}"
+    else:
+        text, truth = f"{predicted}", "" if specimen.label is None else f"truth {named(report, specimen.label)}"
+    assert specimen.image is not None
+    source = "data:image/png;base64," + base64.b64encode(png(specimen.image)).decode()
+    picture = element("img", src=source, alt=f"Test input {specimen.index}", loading="lazy")
+    mood = "" if report.task != "classification" or specimen.label is None else "right" if right else "wrong"
+    return element("li", picture, element("span", text), element("span", truth, class_=mood or None))
+
+
+def named(report: Report, label: float) -> str:
+    """A class by its name, a number as it is."""
+    if report.task == "classification" and report.classes is not None and 0 <= label < len(report.classes):
+        return report.classes[int(label)]
+    return str(label) if isinstance(label, int) else number(label)
