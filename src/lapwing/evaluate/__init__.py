@@ -12,16 +12,19 @@ from .detection import aupr, fpr95
 from .metrics import accuracy, auroc, brier, ece, nll
 from .regression import crps_gaussian, crps_samples
 from .results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
+from .sweep import Point, Sweep, sweep
 
 __all__ = [
     "Curve",
     "Detection",
     "Estimate",
+    "Point",
     "Reliability",
     "Report",
     "Scores",
     "Shift",
     "Specimen",
+    "Sweep",
     "accuracy",
     "aupr",
     "aurc",
@@ -37,6 +40,7 @@ __all__ = [
     "mce",
     "nll",
     "reliability",
+    "sweep",
 ]
 
 

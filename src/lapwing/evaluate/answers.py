@@ -32,6 +32,14 @@ class Part:
     probs: Tensor | None = None
     labels: Tensor | None = None
 
+    def some(self, chosen: Sequence[int]) -> Part:
+        """Of some of the examples, without what curves do not show."""
+        number = torch.full((self.examples,), -1, device="cpu")
+        number[list(chosen)] = torch.arange(len(chosen), device="cpu")
+        owner = number[self.owner]
+        kept = owner >= 0
+        return Part(owner[kept], {name: each[kept] for name, each in self.values.items()}, len(chosen))
+
 
 def joined(parts: Sequence[Part]) -> Columns:
     """Batches one after the other."""

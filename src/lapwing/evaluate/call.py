@@ -50,6 +50,7 @@ def evaluate(
     seed: int = 0,
     progress: bool = False,
     predict: Mapping[str, Any] | None = None,
+    shift_examples: int | None = None,
     title: str | None = None,
 ) -> Report:
     """How good predictions are, and how well they know when they are not: a report on one pass over the test data.
@@ -60,9 +61,9 @@ def evaluate(
     epsilons or a function of (model, x, y, epsilon). `baselines`: "auto" for all that are possible, or some of "plain",
     "temperature" (needs `validation` data), "ensemble" (needs networks as `ensemble`) and "dropout". `classes`: their
     names. `intervals`: how often the examples are drawn anew for intervals; 0 for none. `predict`: options of
-    `la.predict`.
+    `la.predict`. `shift_examples`: how many test examples, evenly spread, are corrupted and attacked; None for all.
     """
-    settings = Settings.checked(intervals, seed, predict)
+    settings = Settings.checked(intervals, seed, predict, shift_examples)
     wanted = [*asked(shifts, "shifts"), *asked(attacks, "attacks")]
     subject = Subject.of(la_or_model, likelihood, settings.predict)
     unknown = unknown_sets(ood)
@@ -80,7 +81,8 @@ def evaluate(
         attack = Attack(subject.model, subject.likelihood, subject.known_form, limits)
         makers = {(one.kind, one.name): one.made(attack, settings.seed) for one in wanted if one.ready is None}
         gallery = Gallery(limits)
-        found = gathering.labelled(batches, methods, makers, shown, "test", gallery)
+        share = gathering.share_of(batches, settings.shift_examples)
+        found = gathering.labelled(batches, methods, makers, shown, "test", gallery, share)
         for one in wanted:
             if one.ready is not None:
                 gathering.ready(one, subject.device, methods, found, f"{one.kind}: {one.name!r}")
@@ -130,9 +132,10 @@ class Settings:
     intervals: int
     seed: int
     predict: Mapping[str, Any]
+    shift_examples: int | None
 
     @staticmethod
-    def checked(intervals: Any, seed: Any, predict: Any) -> Settings:
+    def checked(intervals: Any, seed: Any, predict: Any, shift_examples: Any) -> Settings:
         """Refuse what is no count, no seed and no options."""
         if intervals != 0 and not is_count(intervals):
             raise ValueError(
@@ -142,7 +145,9 @@ class Settings:
             raise ValueError(f"seed={seed!r} was given; expected a whole number from 0.")
         if predict is not None and not isinstance(predict, Mapping):
             raise TypeError(f"predict is a {type(predict).__name__}; expected options of la.predict, such as a dict.")
-        return Settings(int(intervals), seed, dict(predict or {}))
+        if shift_examples is not None and not is_count(shift_examples):
+            raise ValueError(f"shift_examples={shift_examples!r} was given; expected a positive whole number, or None.")
+        return Settings(int(intervals), seed, dict(predict or {}), shift_examples)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, Inputs, count, split_batch, tensors
+from ..batches import Batches, Inputs, count, map_tensors, split_batch, tensors
 from ..measuring import wait
 from ..progress import Progress
 from .answers import Answer, Part, joined
@@ -27,6 +28,8 @@ class Gathered:
     parts: list[Part] = field(default_factory=list)
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
     changed: dict[tuple[str, str, float], list[Part]] = field(default_factory=dict)
+    ready: set[tuple[str, str]] = field(default_factory=set)  # those with data sets of their own
+    clean: list[Part] = field(default_factory=list)  # of the examples that were changed, as they are
     seconds: float = 0.0
 
     def columns(self) -> Columns:
@@ -49,9 +52,10 @@ def labelled(
     makers: Mapping[tuple[str, str], Make],
     progress: Progress,
     what: str,
-    gallery: Gallery | None = None,
+    gallery: Gallery,
+    share: float,
 ) -> list[Gathered]:
-    """Of every method, on data with labels; `makers` by kind and name."""
+    """Of every method, on data with labels; `makers`, by kind and name, change a share of the examples."""
     made = [Gathered() for _ in methods]
     seen = 0
     for inputs, targets in progress.track(batches, len(batches), what):
@@ -60,19 +64,60 @@ def labelled(
             own.parts.append(part)
             own.seconds += seconds
             own.keep(predicted.scores(targets))
-            if gallery is not None and own is made[0]:
+            if own is made[0]:
                 gallery.visit(inputs, targets, part, seen)
-        for (kind, name), make in makers.items():
-            for strength, changed in make(inputs, targets, seen):
-                for method, own in zip(methods, made, strict=True):
-                    part = method.predict(changed).part(targets, full=False)
-                    own.changed.setdefault((kind, name, strength), []).append(part)
+        chosen = evenly(seen, count(inputs), share) if makers else []
+        if chosen:
+            for own in made:
+                own.clean.append(own.parts[-1].some(chosen))
+            change(picked(inputs, chosen), targets[chosen], methods, made, makers)
         seen += count(inputs)
     if not seen:
         raise ValueError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
     if not sum(len(part.owner) for part in made[0].parts):
         raise ValueError(f"{what}: no position has a label; expected some that are not ignored.")
     return made
+
+
+def change(
+    inputs: Inputs,
+    targets: Tensor,
+    methods: Sequence[Method],
+    made: Sequence[Gathered],
+    makers: Mapping[tuple[str, str], Make],
+) -> None:
+    """One batch at every strength."""
+    first = sum(part.examples for part in made[0].clean) - count(inputs)
+    for (kind, name), make in makers.items():
+        for strength, changed in make(inputs, targets, first):
+            for method, own in zip(methods, made, strict=True):
+                part = method.predict(changed).part(targets, full=False)
+                own.changed.setdefault((kind, name, strength), []).append(part)
+
+
+def picked(inputs: Inputs, chosen: list[int]) -> Inputs:
+    """Some of the examples."""
+    return map_tensors(lambda each: each[chosen], inputs)
+
+
+def evenly(first: int, number: int, share: float) -> list[int]:
+    """Which of the examples from `first` on belong to an evenly spread share of all."""
+    return [
+        place
+        for place in range(number)
+        if math.floor((first + place + 1) * share) > math.floor((first + place) * share)
+    ]
+
+
+def share_of(batches: Batches, most: int | None) -> float:
+    """Of the examples, so that there are about `most`; all where it cannot be told how many there are."""
+    if most is None:
+        return 1.0
+    try:
+        total = count(batches.data[0]) if batches.pair else len(batches.data.dataset)
+    except (AttributeError, TypeError):
+        return 1.0
+    return min(1.0, most / max(1, total))
 
 
 def timed(method: Method, inputs: Inputs, targets: Tensor, device: torch.device) -> tuple[Answer, Part, float]:
@@ -98,6 +143,7 @@ def ready(one: Asked, device: torch.device, methods: Sequence[Method], made: Seq
             raise ValueError(f"{what} at strength {strength:g}: the data has no labelled examples; expected some.")
         for own, parts in zip(made, found, strict=True):
             own.changed[one.kind, one.name, strength] = parts
+            own.ready.add((one.kind, one.name))
 
 
 def unlabelled(data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str) -> list[Any]:

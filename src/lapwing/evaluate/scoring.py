@@ -117,9 +117,11 @@ def _detections(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], draw
 def _shifts(clean: Columns, own: Gathered, kind: str, drawn: Resampling) -> dict[str, Shift]:
     """By name, with the clean data first."""
     found: dict[str, dict[float, Columns]] = {}
+    some = joined(own.clean) if own.clean else clean
     for (of, name, strength), parts in own.changed.items():
         if of == kind:
-            found.setdefault(name, {0.0: clean})[strength] = joined(parts)
+            start = clean if (of, name) in own.ready else some
+            found.setdefault(name, {0.0: start})[strength] = joined(parts)
     return {name: _shift(by_strength, drawn) for name, by_strength in found.items()}
 
 
