@@ -108,10 +108,10 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
         if isinstance(operator, Dense):
             values = dense_pieces(operator.matrix.detach().double().cpu(), sizes)
         elif isinstance(operator, Rotated):
-            every = operator.values.detach().double().cpu().flatten()
+            flat = operator.values.detach().double().cpu().flatten()
             if block.joint is not None:  # weight and bias are one matrix
                 names, priors, sizes = [" and ".join(names)], [torch.cat(priors)], [sum(sizes)]
-            values = list(every.split(sizes))
+            values = list(flat.split(sizes))
         elif isinstance(operator, Diagonal):
             values = list(operator.values.detach().double().cpu().split(sizes))
         else:
@@ -121,8 +121,8 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
     order = {name: number for number, name in enumerate(la.space.names)}
     made = []
     for name in sorted(found, key=lambda each: order[each.partition(" and ")[0]]):
-        values = torch.cat([own for own, _ in found[name]]).clamp(min=0).sort(descending=True).values
-        made.append(Spectrum(name, values, float(torch.cat([prior for _, prior in found[name]]).mean())))
+        every = torch.cat([own for own, _ in found[name]]).clamp(min=0).sort(descending=True).values
+        made.append(Spectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
     return tuple(made)
 
 
@@ -222,7 +222,7 @@ def block_name(la: Laplace, name: str | None) -> str:
     """The weight that was asked for, or the largest matrix that is small enough."""
     if la.space.mask is not None:
         raise ValueError("The posterior is over single elements of its tensors, which Kronecker factors cannot hold.")
-    sizes = {each: shape for each, shape in zip(la.space.names, la.space.shapes, strict=True)}
+    sizes = dict(zip(la.space.names, la.space.shapes, strict=True))
     if name is None:
         small = [each for each, shape in sizes.items() if len(shape) > 1 and shape.numel() <= WEIGHTS]
         small = small or [each for each, shape in sizes.items() if shape.numel() <= LARGEST]
@@ -245,7 +245,8 @@ def dense(la: Laplace, data: Any, name: str, structure: str) -> Tensor:
 
 def covariance(matrix: Tensor, prior: float) -> Tensor:
     """`(matrix + prior)^-1`."""
-    return torch.linalg.inv(matrix + prior * torch.eye(len(matrix), dtype=matrix.dtype))
+    made: Tensor = torch.linalg.inv(matrix + prior * torch.eye(len(matrix), dtype=matrix.dtype))
+    return made
 
 
 def difference(matrix: Tensor, true: Tensor) -> float:

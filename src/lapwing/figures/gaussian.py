@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import style
-from .style import BLUE, ORANGE, graph_objects
+from .style import BLUE, GREEN, ORANGE, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -48,9 +48,7 @@ def nearest_place(values: Sequence[float], wanted: float) -> int:
     return min(range(len(values)), key=lambda place: abs(values[place] - wanted))
 
 
-def gaussian_sliders(
-    deviations: Sequence[float] = DEVIATIONS, correlations: Sequence[float] = CORRELATIONS
-) -> Figure:
+def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Sequence[float] = CORRELATIONS) -> Figure:
     """A Gaussian over two weights, with sliders for both variances and the correlation."""
     sizes = checked(deviations, "deviations", 0.0, 1e9)
     bonds = checked(correlations, "correlations", -1.0, 1.0)
@@ -67,9 +65,11 @@ def gaussian_sliders(
         x=places,
         y=places,
         z=relative_density(bonds[middle]).tolist(),
-        colorscale=style.SEQUENTIAL,
-        contours={"start": 0.0, "end": 1.0, "size": 0.1},
-        line={"width": 0.5, "color": "rgba(255, 255, 255, 0.5)"},
+        colorscale=[[0.0, style.faded(GREEN, 0.0)], [1.0, GREEN]],  # see-through where there is nothing
+        zmin=0.0,
+        zmax=1.0,
+        contours={"start": 0.1, "end": 0.9, "size": 0.1},
+        line={"width": 1, "color": style.faded(GREEN, 0.7)},
         showscale=False,
         hovertemplate="weights (%{x:.2f}, %{y:.2f})<br>density %{z:.2f} of its peak<extra></extra>",
     )
@@ -85,7 +85,7 @@ def gaussian_sliders(
         "Contours of a Gaussian over two weights, with the density of each weight alone above and beside it. Sliders "
         "change the two variances and the correlation: the ellipse grows, shrinks and turns."
     )
-    style.finish(figure, "A Gaussian over two weights", alt, height=680, bottom=210)
+    style.finish(figure, "A Gaussian over two weights", alt, height=680, bottom=215)
     edge = REACH * sizes[-1]
     figure.update_xaxes(range=[-edge, edge], title_text="weight 1", row=2, col=1)
     figure.update_yaxes(range=[-edge, edge], title_text="weight 2", row=2, col=1)
@@ -103,8 +103,8 @@ def sliders(sizes: Sequence[float], bonds: Sequence[float], start: int, middle: 
     turned = [step(f"{bond:g}", {"z": [relative_density(bond).tolist()]}, [0]) for bond in bonds]
     return [
         style.slider("variance of weight 1", across, start, y=0.0, pad=50),
-        style.slider("variance of weight 2", along, start, y=0.0, pad=118),
-        style.slider("correlation", turned, middle, y=0.0, pad=186),
+        style.slider("variance of weight 2", along, start, y=0.0, pad=120),
+        style.slider("correlation", turned, middle, y=0.0, pad=190),
     ]
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..laplace import Laplace
 from . import style
-from .landscape import Landscape, landscape
-from .style import BLUE, GREEN, GREY, ORANGE, graph_objects
+from .losses import Landscape, landscape
+from .style import BLUE, GREEN, ORANGE, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -142,9 +142,7 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
         line = {"color": ORANGE, "dash": dash, "width": 2}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="name"))
     mark = {"color": "white", "size": 11, "symbol": "star", "line": {"color": "black", "width": 1}}
-    figure.add_trace(
-        go.Scatter(x=[0], y=[0], mode="markers", name="trained weights", marker=mark, hoverinfo="name")
-    )
+    figure.add_trace(go.Scatter(x=[0], y=[0], mode="markers", name="trained weights", marker=mark, hoverinfo="name"))
     always = len(figure.data) - len(shown)
     buttons = [
         {

@@ -28,7 +28,9 @@ def toned(matrix: Tensor, largest: float) -> Tensor:
 def squares(matrix: Tensor, largest: float, name: str, bar: bool = False, **settings: Any) -> Any:
     """A matrix as coloured squares; the true number stands in the hover text."""
     # Rounded: pages with large matrices stay small.
-    tones = [[None if math.isnan(value) else round(value, 3) for value in row] for row in toned(matrix, largest).tolist()]
+    tones = [
+        [None if math.isnan(value) else round(value, 3) for value in row] for row in toned(matrix, largest).tolist()
+    ]
     texts = [["" if math.isnan(value) else f"{value:.3g}" for value in row] for row in matrix.tolist()]
     return graph_objects().Heatmap(
         z=tones,
@@ -109,7 +111,9 @@ def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEI
 def needed(data: Any) -> Any:
     """Data, where it has to be given."""
     if data is None:
-        raise ValueError("Curvature is taken over data, and none was given; give the training data, (x, y) or a loader.")
+        raise ValueError(
+            "Curvature is taken over data, and none was given; give the training data, (x, y) or a loader."
+        )
     return data
 
 
@@ -146,11 +150,11 @@ def spectra(la: Laplace) -> Figure:
     )  # fmt: skip
     total = sum(each.determined for each in found)
     alt = (
-        f"Eigenvalues of the curvature of {len(found)} weight tensors, each sorted from the largest, on logarithmic axes, "
-        f"with the prior precision as a line. Above it the data decide, about {total:.0f} directions; below it the prior."
+        f"Eigenvalues of the curvature of {len(found)} weight tensors, each from the largest on, on logarithmic axes, "
+        f"with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
     )
-    names = {"x": "place among the tensor's eigenvalues", "y": "eigenvalue of the curvature"}
-    style.finish(figure, "How much the data say, layer by layer", alt, height=500, **names)
+    x, y = "place among the tensor's eigenvalues", "eigenvalue of the curvature"
+    style.finish(figure, "How much the data say, layer by layer", alt, height=500, x=x, y=y)
     low = max(min(*priors, *(float(each.values[-1]) for each in found)), 1e-8 * largest, 1e-300)
     span = [math.log10(low) - 0.3, math.log10(max(largest, priors[-1])) + 0.3]
     figure.update_yaxes(type="log", range=span, exponentformat="power", dtick=max(1, round((span[1] - span[0]) / 6)))
@@ -162,7 +166,9 @@ def thinned(size: int, most: int = 200) -> Tensor:
     """Places among so many, dense at the start: what a logarithmic axis can show."""
     if size <= most:
         return torch.arange(size)
-    return torch.logspace(0, math.log10(size), most, dtype=torch.float64).round().long().sub(1).clamp(max=size - 1).unique()
+    places = torch.logspace(0, math.log10(size), most, dtype=torch.float64).round().long() - 1
+    made: Tensor = torch.unique(places.clamp(max=size - 1))
+    return made
 
 
 def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int = 5) -> Figure:

@@ -81,9 +81,7 @@ def place(path: str | os.PathLike[str]) -> Path:
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
     """A whole page with one figure and its description."""
     meta = figure.layout.meta or {}
-    made = figure.to_html(
-        full_html=False, include_plotlyjs=plotlyjs, config={"responsive": True, "displaylogo": False}
-    )
+    made = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config={"responsive": True, "displaylogo": False})
     title, alt = (html.escape(str(meta.get(name, ""))) for name in ("title", "alt"))
     return PAGE.format(title=title or "Figure", figure=made, alt=alt)
 

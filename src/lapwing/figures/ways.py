@@ -61,9 +61,14 @@ def as_long(drawn: Tensor, trained: Tensor, matrices: bool) -> Tensor:
     if trained.dim() <= 1:
         if matrices:
             return torch.zeros_like(drawn)
-        return drawn * trained.norm() / drawn.norm().clamp(min=1e-300)
-    sizes = [weight.flatten(1).norm(dim=1).reshape(-1, *[1] * (trained.dim() - 1)) for weight in (trained, drawn)]
-    return drawn * sizes[0] / sizes[1].clamp(min=1e-300)
+        return drawn * (length(trained.flatten()[None]) / length(drawn.flatten()[None]).clamp(min=1e-300))[0]
+    ratio = length(trained.flatten(1)) / length(drawn.flatten(1)).clamp(min=1e-300)
+    return drawn * ratio.reshape(-1, *[1] * (trained.dim() - 1))
+
+
+def length(rows: Tensor) -> Tensor:
+    """(n, P) -> (n,)."""
+    return rows.square().sum(1).sqrt()
 
 
 def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
@@ -71,7 +76,7 @@ def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
 
     These are the directions that the data determine best: where the loss rises fastest.
     """
-    if la.D < count:
+    if count > la.D:
         raise ValueError(f"{count} directions were asked for, and the posterior has {la.D} weights.")
 
     def product(v: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..linear.passes import Part, Passes
 from ..modes import plainly
 from ..products import unflatten
 from ..progress import Progress
-from . import directions as ways
+from . import ways
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -170,7 +170,8 @@ class Sums:
 
 def walked(la: Laplace, data: Any, axes: Tensor, where: Tensor, examples: int | None) -> Sums:
     """Pass over the data once, with every example at all points."""
-    sums = Sums(*(torch.zeros(len(where), dtype=torch.float64) for _ in range(3)))
+    zeros = torch.zeros(len(where), dtype=torch.float64)
+    sums = Sums(zeros, zeros.clone(), zeros.clone())
     passes = Passes(la._network(None), la.likelihood, Batches(data, la.mode.device), la.totals.form, Progress())
     with passes.asked(), torch.no_grad():
         for part in first(passes, examples):
