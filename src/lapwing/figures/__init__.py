@@ -1,0 +1,66 @@
+"""Figures to look at and to turn: each function returns a figure of plotly, which is imported when the first is made.
+
+Every figure works in a notebook, and `save` writes it as a page or a picture. `figure.layout.meta["alt"]` says in a
+sentence or two what is seen.
+"""
+
+from .curvature import Approximations, Factors, Spectrum, Whole, approximations, factors, layer_spectra, whole
+from .gaussian import gaussian_sliders
+from .images import specimens
+from .landscapes import landscape_1d, landscape_2d, landscape_3d
+from .losses import Landscape, landscape
+from .matrices import block_approximations, hessian_blocks, kronecker, spectra
+from .posterior import effective_dimensions, evidence_trace, marginal_variances, prior_posterior
+from .prediction import decision_map, regression_band
+from .sampling import Draws, draws, monte_carlo
+from .saving import save
+from .scores import (
+    compare,
+    detection,
+    pit,
+    reliability,
+    risk_coverage,
+    shift_curves,
+    uncertainty_histogram,
+)
+from .sweeps import sweep
+
+__all__ = [
+    "Approximations",
+    "Draws",
+    "Factors",
+    "Landscape",
+    "Spectrum",
+    "Whole",
+    "approximations",
+    "block_approximations",
+    "compare",
+    "decision_map",
+    "detection",
+    "draws",
+    "effective_dimensions",
+    "evidence_trace",
+    "factors",
+    "gaussian_sliders",
+    "hessian_blocks",
+    "kronecker",
+    "landscape",
+    "landscape_1d",
+    "landscape_2d",
+    "landscape_3d",
+    "layer_spectra",
+    "marginal_variances",
+    "monte_carlo",
+    "pit",
+    "prior_posterior",
+    "regression_band",
+    "reliability",
+    "risk_coverage",
+    "save",
+    "shift_curves",
+    "specimens",
+    "spectra",
+    "sweep",
+    "uncertainty_histogram",
+    "whole",
+]

@@ -1,0 +1,254 @@
+"""Curvature as matrices small enough to look at: the whole, a layer's spectrum, a block and what it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import fitting
+from ..batches import Batches
+from ..complaints import nearest
+from ..curvature import GGN, Hessian
+from ..modes import plainly
+from ..operators import Blocks, Dense, Diagonal, Rotated
+from ..products import Products
+from ..structures.kron import KronCurvature
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+KINDS = ("hessian", "ggn")
+WEIGHTS = 400  # that a picture of the whole matrix has room for
+LARGEST = 2_000  # weights of a block that is made dense
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Second derivatives of the loss in some weights, (K, K) each, and where each tensor's begin and end."""
+
+    hessian: Tensor
+    ggn: Tensor
+    chosen: Tensor  # (K,): places among all D weights
+    names: tuple[str, ...]
+    ends: tuple[int, ...]  # of each name's rows
+
+
+@plainly
+def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
+    """The Hessian and the GGN of the loss over all data, at `most` weights: evenly spaced in each tensor."""
+    chosen, names, ends = picked(la, most)
+    units = torch.nn.functional.one_hot(chosen, la.D).to(la.mode)
+    batches = Batches(data, la.mode.device)
+    if batches.one_shot:
+        raise ValueError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
+    la._network(None)  # refuses a network that has changed
+    found = []
+    for kind in (Hessian(), GGN()):
+        products = Products(la.model, la.space, batches, la.likelihood, kind, la.seed)
+        rows = torch.cat([products.mv(part)[:, chosen.to(units.device)] for part in units.split(64)])
+        matrix = rows.double().cpu() * float(la.likelihood.scale) / la.temperature
+        found.append(0.5 * (matrix + matrix.mT))
+    return Whole(found[0], found[1], chosen, names, ends)
+
+
+def picked(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
+    """Places of at most so many weights, shared out between tensors by their sizes, and where each tensor's end."""
+    sizes = own_sizes(la)
+    kept, ends, start = [], [], 0
+    share = min(1.0, most / la.D)
+    for size in sizes.values():
+        number = max(1, min(size, round(size * share)))
+        kept.append(start + torch.linspace(0, size - 1, number).round().long())
+        ends.append(sum(map(len, kept)))
+        start += size
+    return torch.cat(kept), tuple(sizes), tuple(ends)
+
+
+def own_sizes(la: Laplace) -> dict[str, int]:
+    """How many weights of each tensor are uncertain."""
+    space = la.space
+    if space.mask is None:
+        return {name: shape.numel() for name, shape in zip(space.names, space.shapes, strict=True)}
+    return {name: int(space.mask[place].sum()) for name, place in space.slices().items() if space.mask[place].any()}
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Eigenvalues of one tensor's curvature, largest first, and the prior precision beside them."""
+
+    name: str
+    values: Tensor  # (P,) float64, none negative
+    prior: float  # its mean over the tensor
+
+    @property
+    def determined(self) -> float:
+        """How many directions the data determine: `sum l / (l + prior)`."""
+        return float((self.values / (self.values + self.prior)).sum())
+
+
+def bare(la: Laplace) -> Blocks:
+    """The curvature alone, at the likelihood's noise, without the prior."""
+    scale = la._question.strength(la.likelihood.scale)
+    return la.curvature.precision(torch.zeros_like(la.mode), scale)
+
+
+@plainly
+def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
+    """Of every tensor, in the network's order; of a block that several tensors share, of each one's own part of it."""
+    delta = la.prior.delta(la.space, la.mode).detach().double().cpu()
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for block in bare(la).blocks:
+        operator = block.operator
+        names = [part.name for part in block.parts]
+        sizes = [piece.stop - piece.start for piece in block.slices]
+        priors = [delta[piece] for piece in block.slices]
+        if isinstance(operator, Dense):
+            values = dense_pieces(operator.matrix.detach().double().cpu(), sizes)
+        elif isinstance(operator, Rotated):
+            flat = operator.values.detach().double().cpu().flatten()
+            if block.joint is not None:  # weight and bias are one matrix
+                names, priors, sizes = [" and ".join(names)], [torch.cat(priors)], [sum(sizes)]
+            values = list(flat.split(sizes))
+        elif isinstance(operator, Diagonal):
+            values = list(operator.values.detach().double().cpu().split(sizes))
+        else:
+            raise TypeError(f"Curvature of kind {type(operator).__name__} has no spectrum here.")
+        for name, own, prior in zip(names, values, priors, strict=True):
+            found.setdefault(name, []).append((own, prior))
+    order = {name: number for number, name in enumerate(la.space.names)}
+    made = []
+    for name in sorted(found, key=lambda each: order[each.partition(" and ")[0]]):
+        every = torch.cat([own for own, _ in found[name]]).clamp(min=0).sort(descending=True).values
+        made.append(Spectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
+    return tuple(made)
+
+
+def dense_pieces(matrix: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Eigenvalues of the parts on the diagonal."""
+    made, start = [], 0
+    for size in sizes:
+        made.append(torch.linalg.eigvalsh(matrix[start : start + size, start : start + size]))
+        start += size
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """A Kronecker block: `product = rows (x) columns`, or its corner of the first units."""
+
+    name: str
+    rows: Tensor  # (O, O): from the gradients of the outputs
+    columns: Tensor  # (I, I): from the inputs
+    shape: tuple[int, int]  # of the whole weight as a matrix
+
+    @property
+    def product(self) -> Tensor:
+        """(O I, O I)."""
+        return torch.kron(self.rows, self.columns)
+
+
+@plainly
+def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
+    """The factors of a weight's KFAC block, cut to the first `most` rows and columns; by default the first weight's."""
+    if not isinstance(la.curvature, KronCurvature):
+        raise ValueError(
+            f"The posterior has structure {type(la.structure).__name__}, which has no Kronecker factors; fit with "
+            "structure='kron'."
+        )
+    known = {
+        key[0].name: spectrum
+        for key, spectrum in la.curvature.blocks.items()
+        if spectrum.sides is not None and min(spectrum.layout.matrix[1:]) > 1
+    }
+    if not known:
+        raise ValueError("The posterior has no weight with two Kronecker factors; fit with structure='kron'.")
+    wanted = next(iter(known)) if name is None else name
+    if wanted not in known:
+        raise ValueError(f"name={name!r} has no Kronecker factors; {nearest(str(name), known)}Known: {[*known]}.")
+    found = known[wanted].sides
+    assert found is not None
+    rows, columns = (matrix_of(side[0]) for side in found)
+    shape = (len(rows), len(columns))
+    return Factors(wanted, rows[:most, :most], columns[:most, :most], shape)
+
+
+def matrix_of(side: Tensor) -> Tensor:
+    """(n, n) in float64 on the CPU, of a diagonal too."""
+    made = side.detach().double().cpu()
+    return torch.diag(made) if made.dim() == 1 else made
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One approximation of a block."""
+
+    name: str
+    matrix: Tensor  # (P, P)
+    error: float  # |matrix - true| / |true|, in Frobenius' norm
+    inverse_error: float  # the same of the covariances, (matrix + prior)^-1
+
+
+@dataclass(frozen=True, eq=False)
+class Approximations:
+    """The exact block of one weight and what the diagonal, KFAC and EKFAC make of it."""
+
+    weight: str
+    shape: tuple[int, ...]
+    true: Tensor  # (P, P)
+    versions: tuple[Version, ...]
+
+
+WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
+
+
+@plainly
+def approximations(la: Laplace, data: Any, name: str | None = None) -> Approximations:
+    """Fits of one weight in four structures, with exact GGN curvature; by default the largest that can be shown."""
+    wanted = block_name(la, name)
+    prior = float(la.prior.delta(la.space, la.mode).detach().double()[la.space.slices()[wanted]].mean())
+    made = {way: dense(la, data, wanted, structure) for way, structure in {"": "full", **WAYS}.items()}
+    true = made.pop("")
+    versions = tuple(
+        Version(way, matrix, difference(matrix, true), difference(covariance(matrix, prior), covariance(true, prior)))
+        for way, matrix in made.items()
+    )
+    return Approximations(wanted, tuple(la.model.get_parameter(wanted).shape), true, versions)
+
+
+def block_name(la: Laplace, name: str | None) -> str:
+    """The weight that was asked for, or the largest matrix that is small enough."""
+    if la.space.mask is not None:
+        raise ValueError("The posterior is over single elements of its tensors, which Kronecker factors cannot hold.")
+    sizes = dict(zip(la.space.names, la.space.shapes, strict=True))
+    if name is None:
+        small = [each for each, shape in sizes.items() if len(shape) > 1 and shape.numel() <= WEIGHTS]
+        small = small or [each for each, shape in sizes.items() if shape.numel() <= LARGEST]
+        if not small:
+            raise ValueError(f"No tensor has at most {LARGEST} weights, the most that a picture has room for.")
+        return max(small, key=lambda each: sizes[each].numel())
+    if name not in sizes:
+        raise ValueError(f"name={name!r} is no uncertain weight; {nearest(str(name), sizes)}Known: {[*sizes]}.")
+    if sizes[name].numel() > LARGEST:
+        raise ValueError(f"{name!r} has {sizes[name].numel()} weights; expected at most {LARGEST} to be shown.")
+    return name
+
+
+def dense(la: Laplace, data: Any, name: str, structure: str) -> Tensor:
+    """(P, P): the curvature of one weight as one structure has it, at the posterior's own noise and temperature."""
+    own = fitting.fit(la.model, data, la.likelihood, weights=[name], structure=structure, curvature=GGN())
+    identity = torch.eye(own.D, dtype=own.mode.dtype, device=own.mode.device)
+    return bare(own).mv(identity).detach().double().cpu() / la.temperature
+
+
+def covariance(matrix: Tensor, prior: float) -> Tensor:
+    """`(matrix + prior)^-1`."""
+    made: Tensor = torch.linalg.inv(matrix + prior * torch.eye(len(matrix), dtype=matrix.dtype))
+    return made
+
+
+def difference(matrix: Tensor, true: Tensor) -> float:
+    """Relative, in Frobenius' norm."""
+    return float((matrix - true).norm() / true.norm().clamp(min=1e-300))

@@ -1,0 +1,125 @@
+"""The test inputs of which a method is surest and least sure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import style
+from .style import GREEN, ORANGE, graph_objects, shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from ..evaluate.results import Report, Specimen
+
+ACROSS = 4  # images in a row: a phone has room for so many
+KEPT = 8  # of each kind
+
+
+def specimens(report: Report, most: int = KEPT) -> Figure:
+    """The surest and the least sure test images, with what they are and what was said; a table where there are none."""
+    rows = [
+        (name, found[:most]) for name, found in (("surest", report.surest), ("least sure", report.least_sure)) if found
+    ]
+    if not rows:
+        raise ValueError("The report has no single inputs to show.")
+    wrong = {name: sum(each.label is not None and each.label != each.predicted for each in own) for name, own in rows}
+    pictured = all(each.image is not None for _, own in rows for each in own)
+    if report.task == "classification":
+        counts = style.listed([f"{wrong[name]} of the {len(own)} {name}" for name, own in rows])
+        ending = f"Wrong: {counts}."
+    else:
+        ending = ""
+    kind = "images" if pictured else "inputs"
+    alt = f"Test {kind} of which {report.methods[0].name} is surest, and of which it is least sure. {ending}".strip()
+    title = f"Surest and least sure test {kind}"
+    return drawn(report, rows, title, alt) if pictured else listed(report, rows, title, alt)
+
+
+def words(report: Report, value: float | None) -> str:
+    """A class by its name, a number as it is."""
+    if value is None:
+        return "unknown"
+    if report.task == "classification" and report.classes is not None and 0 <= value < len(report.classes):
+        return report.classes[int(value)]
+    return f"class {int(value)}" if report.task == "classification" else shown(value)
+
+
+def drawn(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
+    """Images in rows of four on one pair of axes."""
+    go = graph_objects()
+    figure = go.Figure()
+    line, notes = 0.0, []
+    for name, own in rows:
+        notes.append(note(f"<b>{name}</b>", 0.0, line, "left"))
+        line += 0.25
+        for number, each in enumerate(own):
+            column = number % ACROSS
+            if number and not column:
+                line += 1.42
+            figure.add_trace(image(report, each, float(column), line))
+            right = each.label is None or each.label == each.predicted
+            said = short(words(report, each.predicted))
+            text = f"{said}<br>{100 * each.confidence:.0f} %" if report.task == "classification" else said
+            if not right and report.task == "classification":
+                text += f", is {short(words(report, each.label))}"
+            notes.append(note(text, column + 0.5, line + 1.02, "center", GREEN if right else ORANGE))
+        line += 1.6
+    style.finish(figure, title, alt, height=70 + round(105 * line))
+    figure.update_layout(annotations=notes)
+    figure.update_xaxes(visible=False, range=[-0.05, ACROSS + 0.02], constrain="domain")
+    figure.update_yaxes(
+        visible=False, range=[line - 0.2, -0.3], scaleanchor="x", constrain="domain", constraintoward="top"
+    )
+    return figure
+
+
+def short(text: str, most: int = 12) -> str:
+    """Names that fit under an image."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def note(text: str, x: float, y: float, anchor: str, colour: str | None = None) -> dict[str, Any]:
+    """Text at a place."""
+    look: dict[str, Any] = {"showarrow": False, "xanchor": anchor, "yanchor": "top", "align": anchor}
+    return {"text": text, "x": x, "y": y, **look, "font": {"size": 10, **({"color": colour} if colour else {})}}
+
+
+def image(report: Report, each: Specimen, x: float, y: float) -> Any:
+    """One image as a unit square with its corner at a place."""
+    assert each.image is not None
+    size = max(len(each.image), len(each.image[0]))
+    step = 0.94 / size
+    pixels = [[colours(pixel) for pixel in row] for row in each.image]
+    hover = (
+        f"test input {each.index}: {words(report, each.label)}<br>predicted {words(report, each.predicted)}, "
+        f"confidence {each.confidence:.3f}<br>uncertainty {shown(each.uncertainty)}<extra></extra>"
+    )
+    return graph_objects().Image(z=pixels, x0=x + step / 2, dx=step, y0=y + step / 2, dy=step, hovertemplate=hover)
+
+
+def colours(pixel: tuple[float, ...]) -> list[int]:
+    """Red, green and blue from 0 to 255; one channel is grey."""
+    made = [round(255 * min(max(value, 0.0), 1.0)) for value in pixel[:3]]
+    return made if len(made) == 3 else [made[0]] * 3
+
+
+def listed(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
+    """The same as a table."""
+    go = graph_objects()
+    every = [(name, each) for name, own in rows for each in own]
+    columns = {
+        "": [name for name, _ in every],
+        "input": [str(each.index) for _, each in every],
+        "is": [words(report, each.label) for _, each in every],
+        "predicted": [words(report, each.predicted) for _, each in every],
+        "confidence" if report.task == "classification" else "uncertainty": [
+            shown(each.confidence if report.task == "classification" else each.uncertainty) for _, each in every
+        ],
+    }
+    fill = {"fill": {"color": style.CLEAR}, "line": {"color": style.LINES}, "align": "left"}
+    table = go.Table(
+        header={"values": list(columns), "font": {"color": style.TEXT, "size": 13}, **fill},
+        cells={"values": list(columns.values()), "font": {"color": style.TEXT, "size": 12}, "height": 24, **fill},
+    )
+    return style.finish(go.Figure(table), title, alt, height=160 + 25 * len(every))

@@ -1,0 +1,230 @@
+"""The loss around the trained weights, of the network and of its linear model, beside the Gaussian: numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..batches import Batches, call, count, restore_buffers, take, under
+from ..complaints import is_count
+from ..likelihoods import Bernoulli, Categorical, widened
+from ..linear.passes import Part, Passes
+from ..modes import plainly
+from ..products import unflatten
+from ..progress import Progress
+from . import ways
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+REACH = {"eigen": 3.0, "random": 1.0}  # deviations of the posterior; lengths of the filters
+UNITS = {"eigen": "standard deviations", "random": "lengths of the trained filters"}
+EXAMPLES = 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """Losses at `trained + a d_1 + b d_2`; every table is (len(b), len(a)) in float64 on the CPU."""
+
+    a: Tensor
+    b: Tensor  # one zero where there is one direction
+    directions: Tensor  # (1 or 2, D)
+    axes: tuple[str, ...]  # what the coordinates are, in words
+    loss: Tensor  # of the network: mean over examples, without noise and prior
+    linear: Tensor  # of the linear model, f + J d
+    accuracy: Tensor | None  # of the network, where it tells classes
+    penalty: Tensor  # the prior's, `1/2 |theta - mu|^2` in its precisions
+    quadratic: Tensor  # `1/2 d^T P d`: the Gaussian's
+    strength: float  # what the mean loss is multiplied with: examples / noise variance / temperature
+    words: str = "loss"  # what the loss is
+    examples: int = 0  # that the loss was taken over
+
+    @property
+    def plane(self) -> bool:
+        """Whether there are two directions."""
+        return len(self.directions) == 2
+
+    @property
+    def objective(self) -> Tensor:
+        """What training with this prior minimises: `strength * loss + penalty`."""
+        return self.strength * self.loss + self.penalty
+
+    @property
+    def linear_objective(self) -> Tensor:
+        """The same of the linear model."""
+        return self.strength * self.linear + self.penalty
+
+    @property
+    def density(self) -> Tensor:
+        """`exp(-objective)`, likelihood times prior, as a share of its largest value here."""
+        return (self.objective.min() - self.objective).exp()
+
+    @property
+    def linear_density(self) -> Tensor:
+        """The same of the linear model."""
+        return (self.linear_objective.min() - self.linear_objective).exp()
+
+    @property
+    def gaussian(self) -> Tensor:
+        """The posterior's density over its value at the trained weights."""
+        return (-self.quadratic).exp()
+
+    @property
+    def contrast(self) -> Tensor | None:
+        """Loss less error, both from 0 at their least to 1 at their most here: where one rises without the other."""
+        if self.accuracy is None:
+            return None
+        return spread(self.loss) - spread(1 - self.accuracy)
+
+
+def spread(values: Tensor) -> Tensor:
+    """From 0 to 1."""
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low) if high > low else torch.zeros_like(values)
+
+
+@plainly
+def landscape(
+    la: Laplace,
+    data: Any,
+    *,
+    directions: str | Tensor = "eigen",
+    dimensions: int = 2,
+    reach: float | None = None,
+    points: int | None = None,
+    examples: int | None = EXAMPLES,
+    seed: int = 0,
+) -> Landscape:
+    """Losses around the trained weights on a line or a plane, over the first `examples` of `data` (None: all of them).
+
+    `directions`: "eigen", those of largest curvature, in standard deviations of the posterior; "random", normal
+    numbers with each filter as long as the trained one; or a tensor (dimensions, D). `reach`: how far, in their units.
+    """
+    if dimensions not in (1, 2):
+        raise ValueError(f"dimensions={dimensions!r} was given; expected 1, a line, or 2, a plane.")
+    points = (101 if dimensions == 1 else 31) if points is None else points
+    if not is_count(points) or points < 3:
+        raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
+    if examples is not None and not is_count(examples):
+        raise ValueError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
+    kind = directions if isinstance(directions, str) else "given"
+    axes = ways.directions(la, directions, dimensions, seed)
+    far = REACH.get(kind, 1.0) if reach is None else reach
+    if not far > 0:
+        raise ValueError(f"reach={reach!r} was given; expected a positive number.")
+    a = torch.linspace(-far, far, points + (points + 1) % 2, dtype=torch.float64)  # odd: the middle is the network
+    b = a.clone() if dimensions == 2 else torch.zeros(1, dtype=torch.float64)
+    where = torch.cartesian_prod(b, a).flip(1)[:, :dimensions]
+    sums = walked(la, data, axes, where, examples)
+    shape = (len(b), len(a))
+    return Landscape(
+        a,
+        b,
+        axes.cpu(),
+        tuple(f"direction {number + 1}{unit(kind)}" for number in range(dimensions)),
+        (sums.loss / sums.examples).reshape(shape),
+        (sums.linear / sums.examples).reshape(shape),
+        (sums.right / sums.positions).reshape(shape) if sums.positions else None,
+        penalties(la, axes, where).reshape(shape),
+        quadratics(la, axes, where).reshape(shape),
+        la.N * float(la.likelihood.scale) / la.temperature,
+        "cross entropy" if isinstance(la.likelihood, Categorical | Bernoulli) else "loss",
+        sums.examples,
+    )
+
+
+def unit(kind: str) -> str:
+    """What a coordinate counts, in words."""
+    return f" ({UNITS[kind]})" if kind in UNITS else ""
+
+
+def penalties(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
+    """(points,): `1/2 |trained + d - mu|^2` in the prior's precisions, from six products of vectors."""
+    delta = la.prior.delta(la.space, la.mode).detach().double()
+    rows = torch.cat([(la.mode.double() - la.prior.centre(la.space, la.mode).detach().double())[None], axes])
+    products = ((rows * delta) @ rows.mT).cpu()
+    places = torch.cat([torch.ones(len(where), 1, dtype=torch.float64), where], 1)
+    return 0.5 * ((places @ products) * places).sum(1)
+
+
+def quadratics(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
+    """(points,): `1/2 d^T P d`."""
+    products = (axes @ la.precision.mv(axes.to(la.mode.dtype)).detach().double().mT).cpu()
+    return 0.5 * ((where @ products) * where).sum(1)
+
+
+@dataclass
+class Sums:
+    """Over the examples seen so far, one number per point."""
+
+    loss: Tensor
+    linear: Tensor
+    right: Tensor
+    positions: int = 0  # with a class that can be right or wrong
+    examples: int = 0
+
+
+def walked(la: Laplace, data: Any, axes: Tensor, where: Tensor, examples: int | None) -> Sums:
+    """Pass over the data once, with every example at all points."""
+    zeros = torch.zeros(len(where), dtype=torch.float64)
+    sums = Sums(zeros, zeros.clone(), zeros.clone())
+    passes = Passes(la._network(None), la.likelihood, Batches(data, la.mode.device), la.totals.form, Progress())
+    with passes.asked(), torch.no_grad():
+        for part in first(passes, examples):
+            slopes = [passes.push(part, axis) for axis in axes]
+            for number, place in enumerate(where.tolist()):
+                step = sum(coordinate * axis for coordinate, axis in zip(place, axes, strict=True))
+                network = outputs(la, part, step)
+                pushed = sum(coordinate * slope for coordinate, (_, slope) in zip(place, slopes, strict=True))
+                sums.loss[number] += energy(part, network)
+                sums.linear[number] += energy(part, slopes[0][0] + pushed)
+                sums.right[number] += int(right(part, network)[0])
+            sums.positions += right(part, slopes[0][0])[1]
+            sums.examples += count(part.inputs)
+    return sums
+
+
+def first(passes: Passes, examples: int | None) -> Iterator[Part]:
+    """The first so many examples."""
+    left = examples
+    for part in passes.parts("landscape"):
+        number = count(part.inputs)
+        if left is not None and number >= left:
+            kept = slice(0, left)
+            yield Part(take(part.inputs, kept), part.y[kept], part.form, part.likelihood)
+            return
+        yield part
+        left = None if left is None else left - number
+
+
+def outputs(la: Laplace, part: Part, step: Tensor) -> Tensor:
+    """(N, T, C): the network's at the trained weights plus a step (D,)."""
+    pieces = unflatten(step, la.space)
+    weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
+    weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
+    made = call(under(la.model, weights), part.inputs)
+    restore_buffers(la.model)
+    return widened(part.form.flatten(made))
+
+
+def energy(part: Part, f: Tensor) -> float:
+    """Summed over examples."""
+    return float(part.likelihood.energy(f, part.y).double().sum())
+
+
+def right(part: Part, f: Tensor) -> tuple[int, int]:
+    """How many classes are right, of how many; none where there are no classes."""
+    known = part.likelihood.labelled(part.y)
+    if isinstance(part.likelihood, Categorical):
+        y = part.y.argmax(-1) if part.y.dim() == 3 else part.y
+        return int(((f.argmax(-1) == y) & known).sum()), int(known.sum())
+    if isinstance(part.likelihood, Bernoulli):
+        each = known.reshape(*known.shape[:2], -1).expand(f.shape)
+        missing = part.likelihood.ignore_index
+        each = each if missing is None else each & (part.y != missing)
+        return int((((f > 0) == (part.y > 0.5)) & each).sum()), int(each.sum())
+    return 0, 0

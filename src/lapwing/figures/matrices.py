@@ -1,0 +1,239 @@
+"""Curvature drawn: matrices as coloured squares, and spectra."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..laplace import Laplace
+from . import style
+from .curvature import WEIGHTS, Approximations, Factors, Whole, approximations, factors, layer_spectra, whole
+from .style import graph_objects, shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+FADE = 0.03  # of the largest entry: from there on colours go with the logarithm
+
+
+def toned(matrix: Tensor, largest: float) -> Tensor:
+    """Entries on a scale of colours from -1 to 1 on which small ones are seen too: logarithmic away from zero."""
+    unit = FADE * largest if largest > 0 else 1.0
+    return torch.asinh(matrix / unit) / math.asinh(1 / FADE)
+
+
+def squares(matrix: Tensor, largest: float, name: str, bar: bool = False, **settings: Any) -> Any:
+    """A matrix as coloured squares; the true number stands in the hover text."""
+    # Rounded: pages with large matrices stay small.
+    tones = [
+        [None if math.isnan(value) else round(value, 3) for value in row] for row in toned(matrix, largest).tolist()
+    ]
+    texts = [["" if math.isnan(value) else f"{value:.3g}" for value in row] for row in matrix.tolist()]
+    return graph_objects().Heatmap(
+        z=tones,
+        text=texts,
+        name=name,
+        zmin=-1,
+        zmax=1,
+        colorscale=style.DIVERGING,
+        showscale=bar,
+        colorbar=scale_of(largest) if bar else None,
+        hovertemplate=f"{name}<br>row %{{y}}, column %{{x}}: %{{text}}<extra></extra>",
+        **settings,
+    )
+
+
+def scale_of(largest: float) -> dict[str, Any]:
+    """Ticks of the colours, in true numbers."""
+    values = [-largest, -0.1 * largest, 0.0, 0.1 * largest, largest]
+    ticks = toned(torch.tensor(values, dtype=torch.float64), largest).tolist()
+    return {**style.bar("entry"), "tickvals": ticks, "ticktext": [shown(value) for value in values]}
+
+
+def peak(*matrices: Tensor) -> float:
+    """The largest entry of all, for one scale of colours."""
+    return max(float(matrix.abs().max()) for matrix in matrices)
+
+
+def square_axes(figure: Figure, rows: int = 1, columns: int = 1) -> None:
+    """Matrices from the top, as squares, without lines."""
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            place = {"row": row, "col": column} if rows * columns > 1 else {}
+            anchor = "" if (row, column) == (1, 1) else str((row - 1) * columns + column)
+            figure.update_yaxes(
+                autorange="reversed", scaleanchor=f"x{anchor}", constrain="domain", constraintoward="top",
+                showgrid=False, zeroline=False, **place,
+            )  # fmt: skip
+            figure.update_xaxes(constrain="domain", showgrid=False, zeroline=False, **place)
+
+
+def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEIGHTS) -> Figure:
+    """Second derivatives of the loss between all weights, or `most` of them, with the borders of the tensors.
+
+    A menu switches between the Hessian, the GGN that stands in for it, and their difference.
+    """
+    made = source if isinstance(source, Whole) else whole(source, needed(data), most=most)
+    go = graph_objects()
+    largest = peak(made.hessian, made.ggn)
+    shown_ones = (("Hessian", made.hessian), ("GGN", made.ggn), ("Hessian less GGN", made.hessian - made.ggn))
+    figure = go.Figure()
+    for number, (name, matrix) in enumerate(shown_ones):
+        figure.add_trace(squares(matrix, largest, name, bar=True, visible=number == 0))
+    for end in made.ends[:-1]:
+        line = {"color": "rgba(0, 0, 0, 0.35)", "width": 1}
+        figure.add_shape(type="line", x0=end - 0.5, x1=end - 0.5, y0=-0.5, y1=made.ends[-1] - 0.5, line=line)
+        figure.add_shape(type="line", y0=end - 0.5, y1=end - 0.5, x0=-0.5, x1=made.ends[-1] - 0.5, line=line)
+    buttons = [
+        {"label": name, "method": "restyle", "args": [{"visible": [other == number for other in range(3)]}]}
+        for number, (name, _) in enumerate(shown_ones)
+    ]
+    alt = (
+        f"A square of {len(made.chosen)} by {len(made.chosen)} weights, coloured by the second derivative of the loss "
+        f"in each pair, with lines between the {len(made.names)} tensors. Blocks on the diagonal are what layerwise "
+        "approximations keep."
+    )
+    style.finish(figure, "Curvature between all weights", alt, height=600, top=44)
+    square_axes(figure)
+    starts = (0, *made.ends[:-1])
+    middles = [(start + end - 1) / 2 for start, end in zip(starts, made.ends, strict=True)]
+    wide = [end - start >= 0.04 * made.ends[-1] for start, end in zip(starts, made.ends, strict=True)]
+    names = [name if room else "" for name, room in zip(made.names, wide, strict=True)]
+    figure.update_xaxes(tickvals=middles, ticktext=names, tickangle=35)
+    figure.update_yaxes(tickvals=middles, ticktext=names)
+    figure.update_layout(updatemenus=[style.menu(buttons)])
+    return figure
+
+
+def needed(data: Any) -> Any:
+    """Data, where it has to be given."""
+    if data is None:
+        raise ValueError(
+            "Curvature is taken over data, and none was given; give the training data, (x, y) or a loader."
+        )
+    return data
+
+
+def spectra(la: Laplace) -> Figure:
+    """Eigenvalues of every tensor's curvature, largest first, against the prior precision: above it, data decide."""
+    go = graph_objects()
+    figure = go.Figure()
+    found = layer_spectra(la)
+    largest = max(float(each.values[0]) for each in found)
+    floor = max(1e-12 * largest, 1e-300)
+    for number, each in enumerate(found):
+        kept = thinned(len(each.values))
+        values = each.values[kept].clamp(min=floor)
+        figure.add_trace(
+            go.Scatter(
+                x=(kept + 1).tolist(),
+                y=values.tolist(),
+                mode="lines+markers" if len(kept) <= 40 else "lines",
+                name=each.name,
+                line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
+                marker={"symbol": style.symbol(number), "size": 6},
+                hovertemplate=f"{each.name}: {len(each.values)} weights, about {each.determined:.1f} determined by data"
+                "<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
+            )
+        )
+    priors = sorted({each.prior for each in found})
+    for value in (priors[0], priors[-1]) if len(priors) > 1 else priors:
+        figure.add_hline(y=value, line={"color": style.GREY, "dash": "dot", "width": 2})
+    figure.add_trace(
+        go.Scatter(
+            x=[None], y=[None], mode="lines", line={"color": style.GREY, "dash": "dot"},
+            name="prior precision" if len(priors) == 1 else "prior precision, least and largest",
+        )
+    )  # fmt: skip
+    total = sum(each.determined for each in found)
+    alt = (
+        f"Eigenvalues of the curvature of {len(found)} weight tensors, each from the largest on, on logarithmic axes, "
+        f"with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
+    )
+    x, y = "place among the tensor's eigenvalues", "eigenvalue of the curvature"
+    style.finish(figure, "How much the data say, layer by layer", alt, height=500, x=x, y=y)
+    low = max(min(*priors, *(float(each.values[-1]) for each in found)), 1e-8 * largest, 1e-300)
+    span = [math.log10(low) - 0.3, math.log10(max(largest, priors[-1])) + 0.3]
+    figure.update_yaxes(type="log", range=span, exponentformat="power", dtick=max(1, round((span[1] - span[0]) / 6)))
+    figure.update_xaxes(type="log", dtick=1)
+    return figure
+
+
+def thinned(size: int, most: int = 200) -> Tensor:
+    """Places among so many, dense at the start: what a logarithmic axis can show."""
+    if size <= most:
+        return torch.arange(size)
+    places = torch.logspace(0, math.log10(size), most, dtype=torch.float64).round().long() - 1
+    made: Tensor = torch.unique(places.clamp(max=size - 1))
+    return made
+
+
+def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int = 5) -> Figure:
+    """A weight's Kronecker block: every entry of the first factor becomes a block, the second factor times it."""
+    made = source if isinstance(source, Factors) else factors(source, name, most=most)
+    titles = ("gradients", "times inputs", "makes the block")
+    figure = style.panels(1, 3, subplot_titles=titles, column_widths=[0.22, 0.22, 0.56], horizontal_spacing=0.06)
+    rows, columns = len(made.rows), len(made.columns)
+    parts = (made.rows / peak(made.rows), made.columns / peak(made.columns))
+    figure.add_trace(squares(parts[0], 1.0, "gradients (scaled)"), 1, 1)
+    figure.add_trace(squares(parts[1], 1.0, "inputs (scaled)"), 1, 2)
+    product, labels = gapped(torch.kron(*parts), rows, columns)
+    block = squares(product, 1.0, "block (scaled)")
+    block.customdata = labels
+    block.hovertemplate = "%{customdata}<br>%{text}<extra></extra>"
+    figure.add_trace(block, 1, 3)
+    cut = "" if (rows, columns) == made.shape else f", its first {rows} outputs and {columns} inputs"
+    alt = (
+        f"Two small squares and a large one for the weight {made.name}{cut}: the matrix of output gradients, that of "
+        "inputs, and their Kronecker product, in which every entry of the first is a coloured copy of the second."
+    )
+    style.finish(figure, f"The Kronecker product behind {made.name}", alt, height=380, top=16)
+    square_axes(figure, 1, 3)
+    figure.update_xaxes(showticklabels=False)
+    figure.update_yaxes(showticklabels=False)
+    figure.update_annotations(font={"size": 12})
+    return figure
+
+
+def gapped(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[str]]]:
+    """The product with an empty line between blocks, and what each entry is, in words."""
+    size = rows * columns + rows - 1
+    made = torch.full((size, size), math.nan, dtype=product.dtype)
+    labels = [["" for _ in range(size)] for _ in range(size)]
+    for i in range(rows * columns):
+        for j in range(rows * columns):
+            block, inner = (i // columns, j // columns), (i % columns, j % columns)
+            at = i + block[0], j + block[1]
+            made[at] = product[i, j]
+            labels[at[0]][at[1]] = f"gradients {block} × inputs {inner}"
+    return made, labels
+
+
+def block_approximations(source: Laplace | Approximations, data: Any = None, name: str | None = None) -> Figure:
+    """The exact curvature of one weight beside its diagonal, KFAC and EKFAC versions, with their errors."""
+    made = source if isinstance(source, Approximations) else approximations(source, needed(data), name)
+    titles = [f"exact, {len(made.true)} weights"]
+    titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in made.versions]
+    figure = style.panels(2, 2, subplot_titles=titles, horizontal_spacing=0.06, vertical_spacing=0.1)
+    largest = peak(made.true, *(each.matrix for each in made.versions))
+    for number, (title, matrix) in enumerate(
+        zip(titles, (made.true, *(each.matrix for each in made.versions)), strict=True)
+    ):
+        trace = squares(matrix, largest, title.partition(":")[0].partition(",")[0], bar=number == 1)
+        figure.add_trace(trace, number // 2 + 1, number % 2 + 1)
+    errors = style.listed(
+        [f"{each.name} {100 * each.error:.0f} % ({100 * each.inverse_error:.0f} %)" for each in made.versions]
+    )
+    alt = (
+        f"Four squares: the exact curvature of the weight {made.weight}, and its diagonal, KFAC and EKFAC versions. "
+        f"Relative errors, of the covariance with the prior in brackets: {errors}."
+    )
+    style.finish(figure, f"What is kept of {made.weight}", alt, height=640, top=16)
+    square_axes(figure, 2, 2)
+    figure.update_xaxes(showticklabels=False)
+    figure.update_yaxes(showticklabels=False)
+    figure.update_annotations(font={"size": 13})
+    return figure

@@ -1,0 +1,236 @@
+"""Predictions over inputs that can be drawn: bands over one number, maps over two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..batches import Batches, Inputs
+from ..complaints import is_count
+from ..likelihoods import Bernoulli, Categorical
+from ..modes import plainly
+from ..predictions.prediction import checked_level, normal_quantile
+from . import style
+from .style import BLUE, GREY, ORANGE, graph_objects
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from ..laplace import Laplace
+
+KEPT = 500  # points of data that are drawn
+LINEARISED = "of the label, in nats"
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Over inputs (B,): the mean, and half the width of both bands, all (B,) in float64 on the CPU."""
+
+    x: Tensor
+    mean: Tensor
+    epistemic: Tensor  # from not knowing the weights alone
+    total: Tensor  # noise included
+    level: float
+    points: tuple[Tensor, Tensor]  # data (n,), (n,)
+
+
+def gathered(data: Any, device: torch.device, features: int, most: int = KEPT) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs (n, features) and targets (n, ...) of the first examples, and the range (2, features) of all inputs."""
+    kept: list[Tensor] = []
+    targets: list[Tensor] = []
+    low = high = None
+    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+        for inputs, y in Batches(data, device):
+            if not isinstance(inputs, Tensor) or inputs[0].numel() != features:
+                given = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else type(inputs).__name__
+                raise ValueError(
+                    f"Inputs have {given} numbers per example; this figure has room for {features}, inputs (N, "
+                    f"{features})."
+                )
+            flat = inputs.detach().reshape(len(inputs), features).double().cpu()
+            least, most_of = flat.amin(0), flat.amax(0)
+            low = least if low is None else torch.minimum(low, least)
+            high = most_of if high is None else torch.maximum(high, most_of)
+            kept.append(flat)
+            targets.append(y.detach().cpu())
+    if low is None or high is None:
+        raise ValueError("The data has no examples: the loader is empty.")
+    return torch.cat(kept)[:most], torch.cat(targets)[:most], torch.stack([low, high])
+
+
+def shaped(grid: Tensor, data: Any, la: Laplace) -> Inputs:
+    """Grid points (B, features) shaped and typed like the data's inputs."""
+    like = Batches(data, la.mode.device).first()
+    return grid.to(device=like.device, dtype=like.dtype).reshape(len(grid), *like.shape[1:])
+
+
+@plainly
+def band(
+    la: Laplace, data: Any, *, extend: float = 0.5, points: int = 201, level: float = 0.95, output: int = 0
+) -> Band:
+    """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
+    if isinstance(la.likelihood, Categorical | Bernoulli):
+        raise ValueError("The posterior is over classes, which have no bands; see decision_map.")
+    checked_level(level)
+    x, y, (low, high) = gathered(data, la.mode.device, 1)
+    more = extend * float(high - low)
+    grid = torch.linspace(float(low) - more, float(high) + more, points, dtype=torch.float64)
+    predicted = la.predict(shaped(grid[:, None], data, la))
+    mean, epistemic, variance = (
+        value.detach().double().cpu().reshape(points, -1)[:, output]
+        for value in (predicted.mean, predicted.epistemic, predicted.variance)
+    )
+    width = normal_quantile(level)
+    own = y.double().reshape(len(y), -1)[:, min(output, y[0].numel() - 1)]
+    return Band(grid, mean, width * epistemic.sqrt(), width * variance.sqrt(), level, (x[:, 0], own))
+
+
+def regression_band(
+    source: Laplace | Band,
+    data: Any = None,
+    *,
+    extend: float = 0.5,
+    points: int = 201,
+    level: float = 0.95,
+    output: int = 0,
+) -> Figure:
+    """Predictions over one input: the mean, what is not known of it, and the noise on top, with the data."""
+    if isinstance(source, Band):
+        made = source
+    else:
+        made = band(source, data, extend=extend, points=points, level=level, output=output)
+    go = graph_objects()
+    x = made.x.tolist()
+    around = x + x[::-1]
+    figure = go.Figure()
+    percent = f"{100 * made.level:g} %"
+    for width, name, colour, opacity in (
+        (made.total, f"{percent} of new observations", GREY, 0.3),
+        (made.epistemic, f"{percent} for the mean itself", BLUE, 0.4),
+    ):
+        edge = (made.mean + width).tolist() + (made.mean - width).flip(0).tolist()
+        figure.add_trace(
+            go.Scatter(
+                x=around, y=edge, fill="toself", fillcolor=style.faded(colour, opacity), name=name, mode="lines",
+                line={"width": 0}, hoverinfo="skip",
+            )
+        )  # fmt: skip
+    hover = "at %{x:.3g}: %{y:.3g}<br>± %{customdata[0]:.3g} for the mean, ± %{customdata[1]:.3g} for new observations"
+    figure.add_trace(
+        go.Scatter(
+            x=x, y=made.mean.tolist(), mode="lines", name="mean", line={"color": BLUE, "width": 3},
+            customdata=torch.stack([made.epistemic, made.total], 1).tolist(), hovertemplate=hover + "<extra></extra>",
+        )
+    )  # fmt: skip
+    mark = {"color": ORANGE, "size": 6, "opacity": 0.8}
+    own = {"x": made.points[0].tolist(), "y": made.points[1].tolist()}
+    hover = "data: (%{x:.3g}, %{y:.3g})<extra></extra>"
+    figure.add_trace(go.Scatter(**own, mode="markers", name="data", marker=mark, hovertemplate=hover))
+    alt = (
+        "Predictions over one input, with the data. The inner band is what is not known of the mean, wider away from "
+        f"data; the outer band adds the noise and should hold {percent} of new observations."
+    )
+    return style.finish(figure, "What is known, and what is noise", alt, x="input", y="output")
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Over a grid of two inputs, tables (len(b), len(a)) in float64 on the CPU."""
+
+    a: Tensor
+    b: Tensor
+    layers: dict[str, Tensor]  # by name: probability, entropy, ...
+    classes: int
+    points: tuple[Tensor, Tensor]  # data (n, 2), (n,)
+
+
+@plainly
+def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) -> Map:
+    """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
+    if not isinstance(la.likelihood, Categorical | Bernoulli):
+        raise ValueError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
+    if not is_count(points) or points < 3:
+        raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
+    x, y, (low, high) = gathered(data, la.mode.device, 2)
+    more = extend * (high - low)
+    a, b = (
+        torch.linspace(float(low[i] - more[i]), float(high[i] + more[i]), points, dtype=torch.float64) for i in (0, 1)
+    )
+    grid = shaped(torch.cartesian_prod(b, a).flip(1), data, la)
+    predicted = la.predict(grid)
+    probs, entropy, epistemic = (
+        value.detach().double().cpu() for value in (predicted.probs, predicted.entropy, predicted.epistemic)
+    )
+    plain = predicted.output_mean.detach().double().cpu().reshape(len(probs), -1)
+    probs = probs.reshape(len(probs), -1)
+    if isinstance(la.likelihood, Bernoulli):
+        if probs.shape[1] != 1:
+            raise ValueError(f"The network has {probs.shape[1]} labels; this figure has room for one, or for classes.")
+        probs, plain = torch.cat([1 - probs, probs], 1), torch.cat([torch.zeros_like(plain), plain], 1)
+    table = {
+        "confidence": probs.amax(1),
+        "confidence of the plain network": plain.softmax(1).amax(1),
+        "entropy": entropy.reshape(-1),
+        "what the weights leave open": epistemic.reshape(-1),
+    }
+    table |= {f"probability of class {number}": column for number, column in enumerate(probs.unbind(1))}
+    shape = (points, points)
+    layers = {name: values.reshape(shape) for name, values in table.items()}
+    labels = y.reshape(len(y), -1)
+    labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
+    return Map(a, b, layers, probs.shape[1], (x, labels.round().long()))
+
+
+def decision_map(
+    source: Laplace | Map,
+    data: Any = None,
+    *,
+    extend: float = 0.5,
+    points: int = 61,
+    classes: tuple[str, ...] | None = None,
+) -> Figure:
+    """Classes over two inputs, with a menu: how sure the prediction is, how sure the plain network, what is unknown."""
+    made = source if isinstance(source, Map) else decisions(source, data, extend=extend, points=points)
+    go = graph_objects()
+    names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(made.classes)]
+    if len(names) != made.classes:
+        raise ValueError(f"classes has {len(names)} names, and the network {made.classes} classes.")
+    figure = go.Figure()
+    for number, (name, values) in enumerate(made.layers.items()):
+        shares = "probability" in name or "confidence" in name
+        low = 0.0 if not shares or "probability" in name else 1 / made.classes
+        high = 1.0 if shares else max(float(values.max()), 1e-12)
+        figure.add_trace(
+            go.Heatmap(
+                x=made.a.tolist(), y=made.b.tolist(), z=[[round(v, 4) for v in row] for row in values.tolist()],
+                zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
+                reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
+                hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",
+            )
+        )  # fmt: skip
+    for number, name in enumerate(names):
+        own = made.points[0][made.points[1] == number]
+        mark = {"color": style.colour(number), "symbol": style.symbol(number), "size": 8}
+        mark["line"] = {"color": "white", "width": 1}
+        figure.add_trace(
+            go.Scatter(
+                x=own[:, 0].tolist(), y=own[:, 1].tolist(), mode="markers", name=name, marker=mark, hoverinfo="name"
+            )
+        )
+    number = len(made.layers)
+    buttons = [
+        {"label": name, "method": "restyle", "args": [{"visible": [other == place for other in range(number)]
+                                                       + [True] * made.classes}]}
+        for place, name in enumerate(made.layers)
+    ]  # fmt: skip
+    alt = (
+        "A map over two inputs, coloured by how sure the prediction is, with the data as points. Around the data it is "
+        "sure, between the classes and far from all data it should not be. A menu shows the plain network and the "
+        "uncertainty in its parts."
+    )
+    style.finish(figure, "How sure, and where", alt, x="input 1", y="input 2", height=560, top=44)
+    figure.update_layout(updatemenus=[style.menu(buttons)])
+    return figure

@@ -1,0 +1,242 @@
+"""Integration by Monte Carlo: weights drawn from the posterior, what they predict, and the average so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..batches import Inputs, call, count, restore_buffers, under
+from ..complaints import checked_count, nearest
+from ..likelihoods import Bernoulli, Categorical, Gaussian
+from ..modes import plainly
+from ..predictions import functional as engine
+from ..products import unflatten
+from . import style
+from .style import BLUE, GREY, ORANGE, graph_objects
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from ..laplace import Laplace
+
+METHODS = ("linearised", "sampled")
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """S draws: predictions (S, B, C) in float64 on the CPU, probabilities where classes are told, else means."""
+
+    x: Tensor | None  # (B,) where inputs are single numbers
+    weights: Tensor  # (S, 2): of the two weights that are least certain
+    names: tuple[str, str]  # which ones
+    predictions: Tensor
+    exact: Tensor  # (B, C): the closed form's
+    classes: bool
+
+    @property
+    def averages(self) -> Tensor:
+        """(S, B, C): of the first draw, the first two, ..."""
+        numbers = torch.arange(1, len(self.predictions) + 1, dtype=torch.float64)
+        return self.predictions.cumsum(0) / numbers[:, None, None]
+
+
+@plainly
+def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", seed: int = 0) -> Draws:
+    """Predictions at `samples` draws of the weights: of the linear model, or of the network itself ("sampled")."""
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}.")
+    if not isinstance(la.likelihood, Categorical | Bernoulli | Gaussian):
+        raise ValueError(
+            f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
+        )
+    deviations = la._deviations(checked_count(samples), torch.Generator().manual_seed(seed))
+    network = la._network(None)
+    if method == "linearised":
+        outputs = engine.functional_samples(network, x, deviations)
+    else:
+        outputs = at_weights(la, network.prepare(x), deviations)
+    classes = not isinstance(la.likelihood, Gaussian)
+    form = network.form(outputs[0])
+    flat = form.flatten(outputs.double().cpu()).flatten(1, 2)  # positions beside examples
+    predicted = la.predict(x, link="mc") if classes else la.predict(x)
+    closed = form.flatten((predicted.probs if classes else predicted.mean).detach().double().cpu()).flatten(0, 1)
+    if isinstance(la.likelihood, Categorical):
+        flat = flat.softmax(-1)
+    elif classes:
+        flat = flat.sigmoid()
+    places, names = least_certain(la)
+    return Draws(line_of(x), (la.mode + deviations)[:, places].double().cpu(), names, flat, closed, classes)
+
+
+def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
+    """(S, B, ...): outputs of the network itself."""
+    made = []
+    with la._network(None).asked(), torch.no_grad():
+        for step in deviations:
+            pieces = unflatten(step, la.space)
+            weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
+            weights = {name: weight + pieces[name].to(weight.dtype) for name, weight in weights.items()}
+            made.append(call(under(la.model, weights), x).clone())
+            restore_buffers(la.model)
+    return torch.stack(made)
+
+
+def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:
+    """The two weights with the largest posterior variance, and what they are called."""
+    order = la.precision.variance().detach().argsort(descending=True)
+    places = [int(order[0]), int(order[min(1, la.D - 1)])]
+    return places, (name_of(la, places[0]), name_of(la, places[1]))
+
+
+def name_of(la: Laplace, place: int) -> str:
+    """'0.weight[3, 1]'."""
+    whole = place if la.space.mask is None else int(la.space.mask.nonzero()[place])
+    for (name, own), shape in zip(la.space.slices().items(), la.space.shapes, strict=True):
+        if own.start <= whole < own.stop:
+            inside = torch.unravel_index(torch.tensor(whole - own.start), shape) if len(shape) else ()
+            return f"{name}[{', '.join(str(int(axis)) for axis in inside)}]"
+    raise IndexError(f"Weight {place} is none of {la.D}.")
+
+
+def line_of(x: Inputs) -> Tensor | None:
+    """(B,): inputs that are one number each."""
+    if not isinstance(x, Tensor) or x.dim() == 0 or x[0].numel() != 1:
+        return None
+    return x.detach().reshape(-1).double().cpu()
+
+
+def counts(samples: int) -> list[int]:
+    """1, 2, 4, ... up to all."""
+    made = [1]
+    while made[-1] * 2 < samples:
+        made.append(made[-1] * 2)
+    return made if made[-1] == samples else [*made, samples]
+
+
+def monte_carlo(
+    source: Laplace | Draws,
+    x: Inputs = None,
+    samples: int = 64,
+    *,
+    method: str = "linearised",
+    output: int = 0,
+    seed: int = 0,
+    classes: tuple[str, ...] | None = None,
+) -> Figure:
+    """Weight samples, what they predict, and their average, with a slider for how many there are.
+
+    With inputs of one number each in regression: curves over x. Otherwise: the prediction at the first input.
+    """
+    if not isinstance(source, Draws) and (x is None or not count(x)):
+        raise ValueError("x holds no inputs; expected those at which to predict.")
+    made = source if isinstance(source, Draws) else draws(source, x, samples, method=method, seed=seed)
+    curves = made.x is not None and not made.classes
+    figure = style.panels(
+        2, 1, row_heights=[0.34, 0.66], vertical_spacing=0.16,
+        subplot_titles=("weights drawn from the posterior", "what they predict"),
+    )  # fmt: skip
+    steps = []
+    tried = counts(len(made.predictions))
+    start = min(3, len(tried) - 1)
+    for number in tried:
+        steps.append({"label": str(number), "method": "restyle", "args": [content(made, number, curves, output)]})
+    for trace, row in traces(made, tried[start], curves, output, classes):
+        figure.add_trace(trace, row, 1)
+    what = "curves of sampled networks over the inputs" if curves else "class probabilities at one input by each sample"
+    if not made.classes and not curves:
+        what = "predictions at one input by each sample"
+    alt = (
+        f"Above, weights drawn from the posterior, as points; below, {what}, their average, and the closed form. With "
+        "more samples, by the slider, the average comes closer to the closed form."
+    )
+    style.finish(figure, "Averaging over weights", alt, height=720, bottom=90, top=16)
+    figure.update_xaxes(title_text=made.names[0], row=1, col=1, range=room(made.weights[:, 0]))
+    figure.update_yaxes(title_text=made.names[1], row=1, col=1, range=room(made.weights[:, 1]))
+    figure.update_annotations(font={"size": 13})
+    label(figure, made, curves, output, classes)
+    figure.update_layout(sliders=[style.slider("samples", steps, start, pad=60)])
+    return figure
+
+
+def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple[str, ...] | None) -> None:
+    """Axes of the lower panel, the same for any number of samples."""
+    if curves:
+        values = torch.cat([made.predictions[..., output].flatten(), made.exact[:, output]])
+        figure.update_xaxes(title_text="input", row=2, col=1)
+        figure.update_yaxes(title_text="prediction", range=room(values), row=2, col=1)
+    elif made.classes:
+        names = named(made, classes)
+        figure.update_xaxes(
+            tickvals=list(range(len(names))), ticktext=names, row=2, col=1, range=[-0.6, len(names) - 0.4]
+        )
+        figure.update_yaxes(title_text="probability", range=[-0.03, 1.03], row=2, col=1)
+    else:
+        figure.update_xaxes(title_text="output", dtick=1, row=2, col=1)
+        figure.update_yaxes(title_text="prediction", range=room(made.predictions[:, 0]), row=2, col=1)
+
+
+def named(made: Draws, classes: tuple[str, ...] | None) -> list[str]:
+    """What the classes are called."""
+    number = made.predictions.shape[-1]
+    if classes is not None and len(classes) != number:
+        raise ValueError(f"classes has {len(classes)} names, and the network {number} outputs.")
+    return [str(each) for each in classes] if classes else [f"class {place}" for place in range(number)]
+
+
+def room(values: Tensor) -> list[float]:
+    """A range with some space at both ends."""
+    low, high = float(values.min()), float(values.max())
+    more = 0.06 * (high - low) or 1.0
+    return [low - more, high + more]
+
+
+def traces(
+    made: Draws, number: int, curves: bool, output: int, classes: tuple[str, ...] | None
+) -> list[tuple[Any, int]]:
+    """Points of weights, every prediction, the average, the closed form; each with its panel."""
+    go = graph_objects()
+    x, y = (content(made, number, curves, output)[name] for name in ("x", "y"))
+    look = {"mode": "markers", "marker": {"color": GREY, "size": 7, "opacity": 0.7}}
+    hover = "one draw: (%{x:.3f}, %{y:.3f})<extra></extra>"
+    points = go.Scatter(x=x[0], y=y[0], name="drawn weights", showlegend=False, hovertemplate=hover, **look)
+    every = {"name": "one draw each", "hovertemplate": "one draw: %{y:.3f}<extra></extra>"}
+    if curves:
+        each = go.Scatter(x=x[1], y=y[1], mode="lines", line={"color": style.faded(GREY, 0.45), "width": 1}, **every)
+        mean = go.Scatter(x=x[2], y=y[2], mode="lines", name="their average", line={"color": ORANGE, "width": 3})
+        line = {"color": BLUE, "width": 2, "dash": "dash"}
+        exact = go.Scatter(x=x[3], y=y[3], mode="lines", name="closed form", line=line)
+    else:
+        each = go.Scatter(x=x[1], y=y[1], **every, **look)
+        big = {"color": ORANGE, "size": 13, "symbol": "diamond"}
+        mean = go.Scatter(x=x[2], y=y[2], mode="markers", name="their average", marker=big)
+        wide = {"color": BLUE, "size": 22, "symbol": "line-ew-open", "line": {"width": 3}}
+        exact = go.Scatter(x=x[3], y=y[3], mode="markers", name="all weights", marker=wide)
+    for trace in (mean, exact):
+        trace.hovertemplate = f"{trace.name}: %{{y:.3f}}<extra></extra>"
+    return [(points, 1), (each, 2), (mean, 2), (exact, 2)]
+
+
+def content(made: Draws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:
+    """Coordinates of all four traces with so many samples."""
+    weights = made.weights[:number]
+    average = made.averages[number - 1]
+    if curves:
+        assert made.x is not None
+        order = made.x.argsort()
+        line = made.x[order].tolist()
+        gap: list[float | None] = [None]  # lines of one trace, lifted between draws
+        over = [value for _ in range(number) for value in line + gap]
+        values = [value for draw in made.predictions[:number, order, output] for value in draw.tolist() + gap]
+        x, y = [over, line, line], [values, average[order, output].tolist(), made.exact[order, output].tolist()]
+    else:
+        size = made.predictions.shape[-1]
+        # Spread a little, always the same way, so that equal points are seen as several.
+        shift = (torch.arange(number) * 0.618034) % 1.0 * 0.5 - 0.25
+        spread = (torch.arange(size)[None, :] + shift[:, None]).flatten()
+        single = list(range(size))
+        x = [spread.tolist(), single, single]
+        y = [made.predictions[:number, 0].flatten().tolist(), average[0].tolist(), made.exact[0].tolist()]
+    return {"x": [weights[:, 0].tolist(), *x], "y": [weights[:, 1].tolist(), *y]}

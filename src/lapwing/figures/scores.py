@@ -1,0 +1,369 @@
+"""Figures of an evaluation: calibration, what errors go with doubt, known and unknown inputs, methods side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..complaints import nearest
+from . import style
+from .style import GREY, graph_objects, shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from ..evaluate.results import Estimate, Report, Scores, Shift
+
+METRICS = {  # in plain words, and whether more is better
+    "accuracy": ("accuracy", True),
+    "nll": ("NLL (surprise at the truth)", False),
+    "brier": ("Brier score (squared error of probabilities)", False),
+    "ece": ("calibration error (ECE)", False),
+    "ece_adaptive": ("calibration error, bins of equal size", False),
+    "ece_classwise": ("calibration error, class by class", False),
+    "mce": ("largest calibration error of a bin", False),
+    "aurc": ("error, averaged over shares kept (AURC)", False),
+    "rmse": ("root mean squared error", False),
+    "crps": ("CRPS (distance from the truth)", False),
+    "coverage50": ("share inside 50 % intervals", None),
+    "coverage90": ("share inside 90 % intervals", None),
+    "coverage95": ("share inside 95 % intervals", None),
+    "sharpness": ("width of intervals", False),
+    "pit_deviation": ("distance of quantiles from even", False),
+    "confidence": ("mean confidence", None),
+    "uncertainty": ("mean uncertainty", None),
+}
+SCORES = {
+    "confidence": "confidence",
+    "entropy": "entropy (nats)",
+    "mutual_information": "mutual information (nats)",
+    "epistemic_variance": "variance from not knowing the weights",
+}
+NOMINAL = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
+
+
+def worded(name: str) -> str:
+    """A metric in plain words."""
+    return METRICS.get(name, (name.replace("_", " "), None))[0]
+
+
+def some(scores: Sequence[Scores], what: str) -> Sequence[Scores]:
+    """At least one."""
+    if not scores:
+        raise ValueError(f"{what} was given no scores; give some of report.methods.")
+    return scores
+
+
+def whiskers(values: Sequence[Estimate]) -> dict[str, Any]:
+    """Intervals as plotly wants them."""
+    more = [max(each.high - each.value, 0.0) for each in values]
+    less = [max(each.value - each.low, 0.0) for each in values]
+    return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "thickness": 1.5, "color": GREY}
+
+
+def told(value: Estimate) -> str:
+    """A number with its interval."""
+    return f"{shown(value.value)} ({shown(value.low)} to {shown(value.high)})"
+
+
+def look(number: int) -> dict[str, Any]:
+    """The line and marker of the n-th method."""
+    return {
+        "line": {"color": style.colour(number), "dash": style.dash(number), "width": 2.5},
+        "marker": {"color": style.colour(number), "symbol": style.symbol(number), "size": 8},
+    }
+
+
+def reliability(*scores: Scores) -> Figure:
+    """How often predictions were right against how sure they were; on the diagonal they mean what they say."""
+    own = [each for each in some(scores, "reliability") if each.reliability is not None]
+    if not own:
+        raise ValueError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
+    figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.75, 0.25])
+    go = graph_objects()
+    ideal = {"color": GREY, "dash": "dot"}
+    figure.add_trace(go.Scatter(x=[0, 1], y=[0, 1], mode="lines", name="ideal", line=ideal, hoverinfo="name"), 1, 1)
+    gaps = []
+    for number, each in enumerate(own):
+        bins = each.reliability
+        assert bins is not None
+        full = [place for place, count in enumerate(bins.count) if count]
+        total = sum(bins.count)
+        shares = [bins.count[place] / total for place in full]
+        x, y = [bins.confidence[place] for place in full], [bins.accuracy[place] for place in full]
+        gaps.append(f"{each.name} {sum(s * abs(b - a) for s, a, b in zip(shares, x, y, strict=True)):.3f}")
+        rows = [[bins.count[place], bins.edges[place], bins.edges[place + 1]] for place in full]
+        hover = (
+            f"{each.name}<br>%{{customdata[0]}} predictions between %{{customdata[1]:.2f}} and %{{customdata[2]:.2f}}"
+            "<br>mean confidence %{x:.3f}, right %{y:.3f} of the time<extra></extra>"
+        )
+        group = {"name": each.name, "legendgroup": each.name}
+        figure.add_trace(
+            go.Scatter(x=x, y=y, customdata=rows, mode="lines+markers", hovertemplate=hover, **group, **look(number)),
+            1, 1,
+        )  # fmt: skip
+        middles = [(bins.edges[place] + bins.edges[place + 1]) / 2 for place in range(len(bins.count))]
+        bars = [count / total for count in bins.count]
+        hover = f"{each.name}<br>%{{y:.1%}} of predictions<extra></extra>"
+        colour = style.faded(style.colour(number), 0.65)
+        figure.add_trace(
+            go.Bar(x=middles, y=bars, marker={"color": colour}, showlegend=False, hovertemplate=hover, **group), 2, 1
+        )
+    alt = (
+        "Accuracy against confidence, in bins, and below how many predictions fall into each. On the dotted diagonal "
+        f"confidence is right; below it, too sure. Mean distance from it: {style.listed(gaps)}."
+    )
+    style.finish(figure, "Is it right as often as it says?", alt, height=560)
+    figure.update_yaxes(title_text="how often right", range=[-0.03, 1.03], row=1, col=1)
+    figure.update_yaxes(title_text="share", tickformat=".0%", row=2, col=1)
+    figure.update_xaxes(range=[-0.03, 1.03])
+    figure.update_xaxes(title_text="confidence", row=2, col=1)
+    return figure
+
+
+def risk_coverage(*scores: Scores) -> Figure:
+    """The error among the surest share of predictions: a good method's falls as it keeps fewer."""
+    go = graph_objects()
+    figure = go.Figure()
+    kinds = set()
+    for number, each in enumerate(some(scores, "risk_coverage")):
+        curve = each.risk_coverage
+        kinds.add("pit" if each.pit is not None else "classes")
+        hover = f"{each.name}<br>surest %{{x:.0%}} kept: error %{{y:.4g}}<extra></extra>"
+        line = look(number)["line"]
+        figure.add_trace(
+            go.Scatter(x=list(curve.x), y=list(curve.y), mode="lines", name=each.name, line=line, hovertemplate=hover)
+        )
+    alt = (
+        "Error among the surest predictions against the share that is kept, for "
+        f"{style.listed([each.name for each in scores])}. The lower a curve stays on the left, the better doubt goes "
+        "with errors."
+    )
+    y = "share of errors" if kinds == {"classes"} else "error"
+    style.finish(figure, "Errors if only the surest are kept", alt, x="share of predictions kept", y=y)
+    figure.update_xaxes(tickformat=".0%", range=[0, 1.02])
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def uncertainty_histogram(scores: Scores, score: str = "entropy", bins: int = 30) -> Figure:
+    """How unsure a method is of test inputs and of unknown ones: the less they overlap, the better it notices."""
+    found = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
+    known = sorted({name for each in scores.uncertainty.values() for name in each})
+    if not found:
+        raise ValueError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
+    go = graph_objects()
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
+    every = [value for values in finite.values() for value in values] or [0.0]
+    low, high = min(0.0, *every), max(every)
+    width = (high - low) / bins or 1.0
+    figure = go.Figure()
+    medians = []
+    words = SCORES.get(score, score.replace("_", " "))
+    for number, (name, values) in enumerate(finite.items()):
+        shares, edges = histogram(values, low, width, bins)
+        medians.append(f"{name} {shown(sorted(values)[len(values) // 2]) if values else 'none'}")
+        hover = f"{name}: %{{y:.1%}} from %{{x:.3g}} on<extra></extra>"
+        line = {"color": style.colour(number), "dash": style.dash(number), "width": 2.5, "shape": "hv"}
+        figure.add_trace(
+            go.Scatter(
+                x=edges, y=[*shares, shares[-1]], mode="lines", name=name, fill="tozeroy", line=line,
+                hovertemplate=hover, fillcolor=style.faded(style.colour(number), 0.25),
+            )
+        )  # fmt: skip
+    alt = f"Histograms of {words} by {scores.name}, one per data set. Medians: {style.listed(medians)}."
+    style.finish(figure, f"How unsure: {scores.name}", alt, x=words, y="share of inputs")
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    return figure
+
+
+def histogram(values: Sequence[float], low: float, width: float, bins: int) -> tuple[list[float], list[float]]:
+    """Shares in bins of equal width, the last one closed, and their edges."""
+    counts = [0] * bins
+    for value in values:
+        counts[min(max(int((value - low) / width), 0), bins - 1)] += 1
+    return [count / max(len(values), 1) for count in counts], [low + place * width for place in range(bins + 1)]
+
+
+def detection(*scores: Scores) -> Figure:
+    """How well unknown inputs are told from test inputs, by method and by score; .5 is chance."""
+    go = graph_objects()
+    kinds = list(
+        dict.fromkeys(kind for each in some(scores, "detection") for found in each.detection.values() for kind in found)
+    )
+    sets = list(dict.fromkeys(name for each in scores for name in each.detection))
+    if not kinds:
+        raise ValueError("None of the scores has unknown inputs; evaluate with ood={'name': inputs}.")
+    figure = go.Figure()
+    best: tuple[float, str] = (-1.0, "")
+    several = len(sets) > 1
+    for number, kind in enumerate(kinds):
+        rows = [
+            (f"{each.name}<br>{name}" if several else each.name, each.detection[name][kind], name)
+            for name in sets
+            for each in scores
+            if kind in each.detection.get(name, {})
+        ]
+        best = max(
+            [best, *((value.auroc.value, f"{label.replace('<br>', ', ')} by {kind}") for label, value, _ in rows)]
+        )
+        texts = [
+            f"{name} by {kind.replace('_', ' ')}<br>AUROC {told(value.auroc)}<br>AUPR {told(value.aupr)}"
+            f"<br>wrongly alarmed at 95 % caught {told(value.fpr95)}"
+            for _, value, name in rows
+        ]
+        figure.add_trace(
+            go.Scatter(
+                y=[label for label, _, _ in rows],
+                x=[value.auroc.value for _, value, _ in rows],
+                error_x=whiskers([value.auroc for _, value, _ in rows]),
+                mode="markers",
+                orientation="h",
+                name=kind.replace("_", " "),
+                text=texts,
+                hovertemplate="%{text}<extra></extra>",
+                marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 10},
+            )
+        )
+    figure.add_vline(x=0.5, line={"color": GREY, "dash": "dot"})
+    alt = (
+        f"How well unknown inputs ({style.listed(sets)}) are told from test inputs, as AUROC with intervals, by method "
+        f"and by score; the dotted line is chance. Best: {best[1]}, {best[0]:.3f}."
+    )
+    title = f"Unknown inputs noticed: {sets[0]}" if not several else "Unknown inputs noticed"
+    places = len({label for trace in figure.data for label in trace.y})
+    style.finish(figure, title, alt, x="AUROC", height=190 + 46 * places)
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.update_layout(scattermode="group", scattergap=0.4)
+    return figure
+
+
+def shift_curves(report: Report, kind: str = "shifts", metric: str | None = None) -> Figure:
+    """A metric against the strength of each corruption or attack, by method; a menu chooses the corruption."""
+    if kind not in ("shifts", "attacks"):
+        raise ValueError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
+    every: dict[str, list[tuple[str, Shift]]] = {}
+    for each in report.methods:
+        for name, shift in getattr(each, kind).items():
+            every.setdefault(name, []).append((each.name, shift))
+    known = list(dict.fromkeys(name for own in every.values() for _, shift in own for name in shift.metrics))
+    if not known:
+        raise ValueError(f"The report has no {kind}; evaluate with {kind}=...")
+    wanted = known[0] if metric is None else metric
+    if wanted not in known:
+        raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+    go = graph_objects()
+    figure = go.Figure()
+    owners: list[str] = []
+    order = {each.name: number for number, each in enumerate(report.methods)}
+    for name, own in every.items():
+        for method, shift in own:
+            if wanted in shift.metrics:
+                figure.add_trace(strained(method, order[method], shift, wanted, name == next(iter(every))))
+                owners.append(name)
+    words = worded(wanted)
+    names = list(dict.fromkeys(owners))
+    alt = (
+        f"{words[:1].upper()}{words[1:]} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
+        f"({style.listed(names)}), a line with intervals per method; strength 0 is the clean test set."
+    )
+    title = f"{words[:1].upper()}{words[1:]}"
+    style.finish(figure, title, alt, x="strength", y=words, top=44 if len(names) > 1 else 0)
+    if len(names) > 1:
+        buttons = [
+            {"label": name, "method": "restyle", "args": [{"visible": [owner == name for owner in owners]}]}
+            for name in names
+        ]
+        figure.update_layout(updatemenus=[style.menu(buttons)])
+    return figure
+
+
+def strained(method: str, number: int, shift: Shift, metric: str, visible: bool) -> Any:
+    """One method's line."""
+    values = shift.metrics[metric]
+    return graph_objects().Scatter(
+        x=list(shift.strengths),
+        y=[each.value for each in values],
+        error_y=whiskers(values),
+        text=[told(each) for each in values],
+        mode="lines+markers",
+        name=method,
+        visible=visible,
+        hovertemplate=f"{method}<br>strength %{{x:g}}: %{{text}}<extra></extra>",
+        **look(number),
+    )
+
+
+def pit(*scores: Scores) -> Figure:
+    """Where observations fell among the quantiles that were predicted for them: evenly, if those are right."""
+    own = [each for each in some(scores, "pit") if each.pit is not None]
+    if not own:
+        raise ValueError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
+    go = graph_objects()
+    figure = go.Figure()
+    for number, each in enumerate(own):
+        shares = list(each.pit or ())
+        size = 1 / len(shares)
+        line = {**look(number)["line"], "shape": "hv"}
+        figure.add_trace(
+            go.Scatter(
+                x=[place * size for place in range(len(shares) + 1)],
+                y=[share / size for share in [*shares, shares[-1]]],
+                mode="lines",
+                name=each.name,
+                line=line,
+                hovertemplate=f"{each.name}<br>from quantile %{{x:.2f}} on: %{{y:.2f}} times its share<extra></extra>",
+            )
+        )
+    figure.add_hline(y=1.0, line={"color": GREY, "dash": "dot"})
+    alt = (
+        f"How observations are spread over their predicted quantiles, for {style.listed([each.name for each in own])}. "
+        "Level at one is right; raised ends mean too narrow predictions, a raised middle too wide ones."
+    )
+    x, y = "predicted quantile of the observation", "observations, 1 is even"
+    style.finish(figure, "Do observations fill the quantiles evenly?", alt, x=x, y=y)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(range=[0, 1])
+    return figure
+
+
+def compare(report: Report, metric: str) -> Figure:
+    """All methods by one metric, with their intervals."""
+    known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
+    if metric not in known:
+        raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+    go = graph_objects()
+    figure = go.Figure()
+    own = [each for each in report.methods if metric in each.metrics]
+    for number, each in enumerate(own):
+        value = each.metrics[metric]
+        figure.add_trace(
+            go.Scatter(
+                x=[value.value],
+                y=[each.name],
+                error_x=whiskers([value]),
+                mode="markers",
+                name=each.name,
+                showlegend=False,
+                hovertemplate=f"{each.name}<br>{each.description}<br>{told(value)}<extra></extra>",
+                marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
+            )
+        )
+    words, more = METRICS.get(metric, (metric.replace("_", " "), None))
+    finite = [each for each in own if math.isfinite(each.metrics[metric].value)]
+    if metric in NOMINAL:
+        figure.add_vline(x=NOMINAL[metric], line={"color": GREY, "dash": "dot"})
+    hint = {True: ", more is better", False: ", less is better", None: ""}[more]
+    if metric in NOMINAL:
+        hint = f", {NOMINAL[metric]:g} is right"
+    alt = f"{words[:1].upper()}{words[1:]} of {len(own)} methods, with 95 % intervals{hint}. "
+    alt += (
+        f"Values: {style.listed([f'{each.name} {shown(each.metrics[metric].value)}' for each in finite])}."
+        if finite
+        else ""
+    )
+    style.finish(figure, f"{words[:1].upper()}{words[1:]}", alt, x=f"{words.partition(' (')[0]}{hint}",
+                 height=170 + 40 * len(own))  # fmt: skip
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure

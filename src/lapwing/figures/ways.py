@@ -1,0 +1,126 @@
+"""Directions in the space of weights: random ones as long as the weights are, and those that curvature singles out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..complaints import nearest
+from ..products import flatten, unflatten
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+NAMES = ("eigen", "random")
+DENSE = 2_000  # weights up to which eigenvectors are taken of the whole matrix
+STEPS = 100  # of Lanczos above that
+
+
+def directions(la: Laplace, asked: str | Tensor, count: int, seed: int) -> Tensor:
+    """(count, D) in float64: by name, or those that were given."""
+    if isinstance(asked, Tensor):
+        return given(la, asked, count)
+    if asked not in NAMES:
+        near = nearest(asked, NAMES) if isinstance(asked, str) else ""
+        raise ValueError(f"directions={asked!r} is not known; {near}Known: {', '.join(NAMES)}, or a tensor (k, D).")
+    return filter_normalised(la, count, seed) if asked == "random" else eigen(la, count, seed)
+
+
+def given(la: Laplace, asked: Tensor, count: int) -> Tensor:
+    """The caller's own; refused where they do not fit."""
+    made = asked.detach().to(device=la.mode.device, dtype=torch.float64)
+    if made.shape != (count, la.D) or not bool(torch.isfinite(made).all()) or not bool((made != 0).any(1).all()):
+        raise ValueError(
+            f"directions has shape {tuple(asked.shape)}; expected ({count}, {la.D}) finite numbers, no row all zero."
+        )
+    return made
+
+
+def filter_normalised(la: Laplace, count: int, seed: int) -> Tensor:
+    """(count, D): normal numbers, each filter (row of a weight) as long as the trained one.
+
+    Biases and other vectors stay where they are: their random directions would drown the rest (Li et al. 2018).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(count, la.D, generator=generator, dtype=torch.float64).to(la.mode.device)
+    trained = unflatten(la.mode.double(), la.space)
+    matrices = any(weight.dim() > 1 for weight in trained.values())
+    made = []
+    for row in drawn:
+        pieces = unflatten(row, la.space)
+        scaled = {name: as_long(pieces[name], weight, matrices) for name, weight in trained.items()}
+        made.append(flatten(scaled, la.space))
+    return torch.stack(made)
+
+
+def as_long(drawn: Tensor, trained: Tensor, matrices: bool) -> Tensor:
+    """One tensor: filters scaled to the length of the trained ones; a vector is zero, unless there are only vectors."""
+    if trained.dim() <= 1:
+        if matrices:
+            return torch.zeros_like(drawn)
+        return drawn * (length(trained.flatten()[None]) / length(drawn.flatten()[None]).clamp(min=1e-300))[0]
+    ratio = length(trained.flatten(1)) / length(drawn.flatten(1)).clamp(min=1e-300)
+    return drawn * ratio.reshape(-1, *[1] * (trained.dim() - 1))
+
+
+def length(rows: Tensor) -> Tensor:
+    """(n, P) -> (n,)."""
+    return rows.square().sum(1).sqrt()
+
+
+def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
+    """(count, D): eigenvectors of the posterior precision with the largest eigenvalues, one deviation long each.
+
+    These are the directions that the data determine best: where the loss rises fastest.
+    """
+    if count > la.D:
+        raise ValueError(f"{count} directions were asked for, and the posterior has {la.D} weights.")
+
+    def product(v: Tensor) -> Tensor:
+        return la.precision.mv(v.to(la.mode.dtype)).double()
+
+    values, vectors = extreme(product, la.D, count, seed, la.mode.device, dense)
+    return vectors / values.sqrt()[:, None]
+
+
+def extreme(
+    product: Callable[[Tensor], Tensor], size: int, count: int, seed: int, device: torch.device, dense: int = DENSE
+) -> tuple[Tensor, Tensor]:
+    """(count,) and (count, size): the largest eigenvalues of a symmetric matrix and their vectors, largest first."""
+    if size <= dense:
+        whole = product(torch.eye(size, dtype=torch.float64, device=device))
+        values, vectors = torch.linalg.eigh(0.5 * (whole + whole.mT))
+        return values.flip(0)[:count], settled(vectors.mT.flip(0)[:count])
+    basis, matrix = lanczos(product, size, min(STEPS, size), seed, device)
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0)[:count], settled(vectors.mT.flip(0)[:count] @ basis)
+
+
+def lanczos(
+    product: Callable[[Tensor], Tensor], size: int, steps: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(k, size) orthonormal rows and the matrix (k, k) in them: Krylov's space, made orthogonal twice in each step."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(size, generator=generator, dtype=torch.float64).to(device)
+    rows, images = [start / start.norm()], []
+    for _ in range(steps):
+        images.append(product(rows[-1]))
+        rest = images[-1]
+        for _ in range(2):
+            known = torch.stack(rows)
+            rest = rest - (known @ rest) @ known
+        if len(rows) == steps or float(rest.norm()) < 1e-10 * float(images[-1].norm()):
+            break
+        rows.append(rest / rest.norm())
+    basis = torch.stack(rows)
+    matrix = basis @ torch.stack(images).mT
+    return basis, 0.5 * (matrix + matrix.mT)
+
+
+def settled(vectors: Tensor) -> Tensor:
+    """Rows whose largest number is positive: the sign of an eigenvector is no one's choice."""
+    largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
+    return vectors * largest.sign()
