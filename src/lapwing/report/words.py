@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..evaluate.results import Estimate, Report, Scores
 
-
 PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
 
