@@ -131,7 +131,12 @@ def test_shifts_and_attacks_are_measured_on_the_changed_inputs() -> None:
     found = lw.evaluate(
         la,
         (x, y),
-        shifts={"noise": None, "rotation": (2,), "dark": lambda inputs, strength: inputs.mul_(0.5**strength), "r": ready},
+        shifts={
+            "noise": None,
+            "rotation": (2,),
+            "dark": lambda inputs, strength: inputs.mul_(0.5**strength),
+            "r": ready,
+        },
         attacks={"fgsm": (0.1,), "pgd": 0.1, "own": (lambda model, inputs, labels, epsilon: inputs + epsilon, [1])},
         intervals=10,
         seed=4,
@@ -380,7 +385,9 @@ def test_the_posterior_in_numbers() -> None:
     own = found.posterior
     evidence = la.evidence()
     assert own["log_evidence"] == pytest.approx(evidence.total)
-    assert own["groups"] == list(evidence.groups) and own["prior_precision"] == pytest.approx(la.prior.precision.tolist())
+    assert own["groups"] == list(evidence.groups) and own["prior_precision"] == pytest.approx(
+        la.prior.precision.tolist()
+    )
     assert sum(own["effective_dimensions"]) == pytest.approx(evidence.gamma)
     assert sum(own["group_weights"]) == la.D == sum(layer["weights"] for layer in own["layers"])
     means = [layer["variance_mean"] * layer["weights"] for layer in own["layers"]]

@@ -56,9 +56,7 @@ def test_rotation_is_that_of_scipy(shape: tuple[int, int]) -> None:
     turn = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
     centre = [(side - 1) / 2 for side in shape]
     offset = [centre[i] - sum(turn[i][j] * centre[j] for j in range(2)) for i in range(2)]
-    expected = ndimage.affine_transform(
-        x[0, 0].cpu().numpy(), turn, offset, order=1, mode="grid-constant", cval=3.0
-    )
+    expected = ndimage.affine_transform(x[0, 0].cpu().numpy(), turn, offset, order=1, mode="grid-constant", cval=3.0)
     found = corrupted("rotation", x, 2, Range(3.0, 5.0), 0, 0)[0, 0].cpu()
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
     square = images(1, 1, 8, 8)

@@ -217,7 +217,9 @@ def test_crps_of_mixtures_and_of_samples() -> None:
     expected = integrate.quad(lambda z: cdf(z) ** 2, -12, 0.7, limit=400)[0]
     expected += integrate.quad(lambda z: (1 - cdf(z)) ** 2, 0.7, 12, limit=400)[0]
     y = torch.tensor([0.7]).double()
-    assert crps_mixture(means.to(DEVICE), deviations.to(DEVICE), y.to(DEVICE)).item() == pytest.approx(expected, rel=1e-7)
+    assert crps_mixture(means.to(DEVICE), deviations.to(DEVICE), y.to(DEVICE)).item() == pytest.approx(
+        expected, rel=1e-7
+    )
     samples = torch.randn(7, 3).double()
     found = crps_samples(samples.to(DEVICE), torch.zeros(3, dtype=torch.float64, device=DEVICE))
     pairs = (samples[:, None] - samples[None]).abs().sum((0, 1)) / (7 * 6)
