@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapwing.evaluate import aupr, auroc, aurc, ece, fpr95, mce
+from lapwing.evaluate import aupr, aurc, auroc, ece, fpr95, mce
 from lapwing.evaluate import bootstrap as boot
 from lapwing.evaluate.bootstrap import Ranking, Resampling, estimate
 from lapwing.evaluate.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
 from lapwing.evaluate.columns import Columns
-from lapwing.evaluate.detection import _average_precision, _false_alarms, _grouped, detection
 from lapwing.evaluate.detection import _area as detection_area
+from lapwing.evaluate.detection import _average_precision, _false_alarms, _grouped, detection
 from lapwing.evaluate.regression import _deviation
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -135,12 +135,12 @@ def test_metrics_with_intervals_are_the_metrics() -> None:
         for found in (adaptive(own, drawn), classwise(own, drawn)):
             assert found.low <= found.value <= found.high and (draws > 0) == (found.low < found.high)
     known, unknown = torch.randn(3000), torch.randn(2500) + 1
-    found = detection(known, unknown, 40, 0)
+    found = detection(known, unknown, (Resampling(3000, 40, 0), Resampling(2500, 40, 1)))
     assert found.auroc.value == auroc(known, unknown) and found.aupr.value == aupr(known, unknown)
     assert found.fpr95.value == fpr95(known, unknown)
     for each in (found.auroc, found.aupr, found.fpr95):
         assert each.low < each.value < each.high and each.high - each.low < 0.1
-    one = detection(torch.zeros(1), torch.ones(1), 10, 0)
+    one = detection(torch.zeros(1), torch.ones(1), (Resampling(1, 10, 0), Resampling(1, 10, 1)))
     assert (one.auroc.low, one.auroc.value, one.auroc.high) == (1.0, 1.0, 1.0)
 
 

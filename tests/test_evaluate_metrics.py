@@ -13,8 +13,8 @@ from torch import Tensor
 from conftest import DEVICE
 from lapwing.evaluate import (
     aupr,
-    auroc,
     aurc,
+    auroc,
     crps_gaussian,
     crps_samples,
     ece,

@@ -92,8 +92,12 @@ def evaluate(
             for name, data in unknown.items()
         }
         drawn = Resampling(sum(part.examples for part in found[0].parts), settings.intervals, settings.seed)
+        others = {
+            name: Resampling(len(next(iter(each[0].values()))), drawn.draws, drawn.seed + 1)
+            for name, each in scores.items()
+        }
         made = tuple(
-            scores_of(method, own, {name: each[place] for name, each in scores.items()}, drawn)
+            scores_of(method, own, {name: each[place] for name, each in scores.items()}, drawn, others)
             for place, (method, own) in enumerate(zip(methods, found, strict=True))
         )
     surest, least = gallery.chosen()
