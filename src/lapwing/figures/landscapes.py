@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Source = Laplace | Landscape
+STEEP = 20.0
 
 
 def looked(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
@@ -66,7 +67,7 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
         "model, and the parabola that the Gaussian stands for. Below, likelihood times prior along the same line, and "
         "the Gaussian: the closer they are, the better the approximation."
     )
-    figure = style.finish(figure, "The loss along a line through the trained weights", alt, height=560)
+    figure = style.finish(figure, "The loss along one direction", alt, height=560)
     top = float(torch.stack([made.loss, made.linear]).max())
     low = float(torch.stack([made.loss, made.linear, quadratic]).min())
     room = 0.05 * (top - low)
@@ -87,6 +88,12 @@ class View:
     centred: bool = False  # colours are the same on both sides of zero
     reverse: bool = False
 
+    @property
+    def steep(self) -> bool:
+        """Whether colours go with the logarithm: losses far away are many times those of the trained weights."""
+        low, high = float(self.values.min()), float(self.values.max())
+        return not self.centred and low > 0 and high > STEEP * low
+
 
 def views(made: Landscape) -> list[View]:
     """What the menu offers."""
@@ -105,15 +112,21 @@ def views(made: Landscape) -> list[View]:
 
 def contour(made: Landscape, view: View, visible: bool) -> Any:
     """One view as contours."""
-    low, high = float(view.values.min()), float(view.values.max())
+    values = view.values.log10() if view.steep else view.values
+    low, high = float(values.min()), float(values.max())
     if view.centred:
         high = max(abs(low), abs(high), 1e-12)
         low = -high
     size = max((high - low) / 14, 1e-12)
+    bar = style.bar(view.words)
+    if view.steep:
+        ticks = [low + (high - low) * part / 5 for part in range(6)]
+        bar |= {"tickvals": ticks, "ticktext": [style.shown(10**tick) for tick in ticks]}
     return graph_objects().Contour(
         x=made.a.tolist(),
         y=made.b.tolist(),
-        z=view.values.tolist(),
+        z=values.tolist(),
+        text=[[style.shown(value) for value in row] for row in view.values.tolist()],
         name=view.name,
         visible=visible,
         colorscale=view.colours,
@@ -122,8 +135,8 @@ def contour(made: Landscape, view: View, visible: bool) -> Any:
         zmax=high,
         contours={"start": low, "end": high, "size": size, "coloring": "heatmap"},
         line={"width": 0.6, "color": "rgba(255, 255, 255, 0.6)"},
-        colorbar=style.bar(view.words),
-        hovertemplate=f"{view.words}: %{{z:.4g}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",
+        colorbar=bar,
+        hovertemplate=f"{view.words}: %{{text}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",
     )
 
 
@@ -216,7 +229,7 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
         "Two surfaces over the same two directions from the trained weights: on the left likelihood times prior, that "
         "is exp(-loss), on the right the Gaussian that was fitted to it. The more alike, the better the approximation."
     )
-    style.finish(figure, "exp(-loss), left, beside the Gaussian, right", alt, height=520, top=44)
+    style.finish(figure, "exp(-loss), left, beside the Gaussian, right", alt, height=470, top=44)
     axes = [name.partition(" (")[0] for name in made.axes]
     both = style.scene(axes[0], axes[1], "")
     half = {"scene.domain.x": [0, 0.49], "scene2.domain.x": [0.51, 1]}

@@ -236,6 +236,8 @@ def detection(*scores: Scores) -> Figure:
     style.finish(figure, title, alt, x="AUROC", height=190 + 46 * places)
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_layout(scattermode="group", scattergap=0.4)
+    lows = [value.auroc.low for each in scores for found in each.detection.values() for value in found.values()]
+    figure.update_xaxes(range=[min([0.45, *(low - 0.02 for low in lows if math.isfinite(low))]), 1.01])
     return figure
 
 

@@ -95,7 +95,7 @@ def finish(
     lines = text.count("<br>") + 1
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"}
     figure.update_layout(
-        title={"text": text, "x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"l": 12, "t": 14},
+        title={"text": text, "x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"l": 12, "t": 2 + 12 * lines},
                "font": {"size": 16}},
         font={"family": FONT, "size": 13, "color": TEXT},
         paper_bgcolor=CLEAR,
@@ -124,7 +124,7 @@ def scene(x: str, y: str, z: str) -> dict[str, Any]:
     line = {"gridcolor": LINES, "zerolinecolor": LINES, "backgroundcolor": CLEAR, "color": TEXT}
     names = {"xaxis": x, "yaxis": y, "zaxis": z}
     axes = {axis: {**line, "title": {"text": text, "font": {"size": 12}}} for axis, text in names.items()}
-    return {**axes, "camera": {"eye": {"x": 1.45, "y": -1.45, "z": 0.8}}, "aspectmode": "cube"}
+    return {**axes, "camera": {"eye": {"x": 1.6, "y": -1.6, "z": 0.9}}, "aspectmode": "cube"}
 
 
 def menu(buttons: list[dict[str, Any]], y: float = 1.0) -> dict[str, Any]:
@@ -151,6 +151,11 @@ def slider(name: str, steps: list[dict[str, Any]], active: int, y: float = 0.0, 
         "tickcolor": LINES,
         "activebgcolor": BLUE,
     }
+
+
+def logarithmic() -> dict[str, Any]:
+    """A logarithmic axis with numbers as they are."""
+    return {"type": "log", "tickformat": "~g", "nticks": 8}
 
 
 def bar(title: str) -> dict[str, Any]:

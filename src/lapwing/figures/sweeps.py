@@ -34,7 +34,7 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     for place, name in enumerate(order):
         figure.add_trace(tried(points, name, place == 0))
     best = source.best
-    mark = {"color": style.CLEAR, "size": 24, "symbol": "circle-open", "line": {"color": ORANGE, "width": 3}}
+    mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
     figure.add_trace(
         go.Scatter(
             x=[best.scale], y=[best.precision], mode="markers", name="best", marker=mark, hoverinfo="skip"
@@ -46,13 +46,13 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     ]
     found = number(best.metrics[first])
     alt = (
-        f"{len(points)} settings of the scale of the curvature and the prior's precision, coloured by "
-        f"{worded(first)}. Best: {shown(found)} at scale {shown(best.scale)} and precision {shown(best.precision)}."
+        f"{len(points)} settings of how many examples the data count for and of the prior's precision, coloured by "
+        f"{worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision {shown(best.precision)}."
     )
     title = "Scale, prior precision, and calibration"
-    style.finish(figure, title, alt, x="scale of the curvature", y="prior precision", height=520, top=44)
-    figure.update_xaxes(type="log", exponentformat="power")
-    figure.update_yaxes(type="log", exponentformat="power")
+    style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
+    figure.update_xaxes(**style.logarithmic())
+    figure.update_yaxes(**style.logarithmic())
     figure.update_layout(updatemenus=[style.menu(buttons)])
     return figure
 
@@ -82,5 +82,6 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
         visible=visible,
         marker=marker,
         text=[shown(value) for value in values],
-        hovertemplate=f"scale %{{x:.3g}}, precision %{{y:.3g}}<br>{worded(name)} %{{text}}<extra></extra>",
+        hovertemplate="data count for %{x:.3g} examples, precision %{y:.3g}<br>"
+        f"{worded(name)} %{{text}}<extra></extra>",
     )
