@@ -65,7 +65,7 @@ docs: $(TOOLS) ## run the code in README.md and docs/
 api: $(TOOLS) ## write docs/api.md from the docstrings
 	@$(RUN) tools/api.py
 
-demo: $(PACKAGE) ## real images: train, fit, tune and compare (ARGS="--help" for the options)
+demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open (ARGS="--help" for the options)
 	@$(RUN) -m lapwing.cli demo $(ARGS)
 
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
@@ -96,7 +96,7 @@ $(VENV)/bin/python:
 # Order-only: the interpreter's own date says nothing about what is installed.
 $(STAMPS)/package: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing lapwing and torch (the first time this takes minutes)"
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[figures]' # the demo ends with a page of figures
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/tools: $(STAMPS)/package

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -66,7 +67,7 @@ def write_csv(path: Path, head: list[str], rows: list[list[object]]) -> None:
 
 def furnish(folder: Path, module: str) -> None:
     """Everything under one roof; the module's name is its own, since Python remembers modules."""
-    (folder / f"{module}.py").write_text(textwrap.dedent(NETWORKS))
+    (folder / f"{module}.py").write_text(NETWORKS)
     x, y = data()
     numpy.savez(folder / "train.npz", x=x.numpy().astype("float64"), y=y.numpy())
     numpy.savez(folder / "inputs.npz", x=x[:5].numpy())
@@ -76,9 +77,9 @@ def furnish(folder: Path, module: str) -> None:
     (folder / "data").mkdir()
     save_file({"x": x, "y": y}, folder / "data" / "train.safetensors")
     names = ["low", "middle", "top"]
-    write_csv(folder / "named.csv", ["a", "b", "class"], [[*each, names[label]] for each, label in zip(x.tolist(), y.tolist())])  # noqa: B905, E501  # fmt: skip
-    total = x.sum(1).tolist()
-    write_csv(folder / "numbers.csv", ["a", "b", "sum"], [[*each, value] for each, value in zip(x.tolist(), total)])  # noqa: B905, E501  # fmt: skip
+    pairs = list(zip(x.tolist(), y.tolist(), strict=True))
+    write_csv(folder / "named.csv", ["a", "b", "class"], [[*each, names[label]] for each, label in pairs])
+    write_csv(folder / "numbers.csv", ["a", "b", "sum"], [[*each, sum(each)] for each, _ in pairs])
     torch.save(classifier().state_dict(), folder / "weights.pt")
     save_file(classifier().state_dict(), folder / "weights.safetensors")
     save_file(classifier(5).state_dict(), folder / "other.safetensors")
@@ -90,12 +91,11 @@ def furnish(folder: Path, module: str) -> None:
     )
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """A furnished folder that is the current one; the name of its module."""
-    module = f"networks_{abs(hash(request.node.nodeid)):x}"
-    furnish(tmp_path, module)
-    monkeypatch.chdir(tmp_path)
+def furnished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """For a fixture: a furnished folder that is the current one; the name of its module."""
+    module = "networks_" + re.sub(r"\W", "_", folder.name)
+    furnish(folder, module)
+    monkeypatch.chdir(folder)
     yield module
     sys.modules.pop(module, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -17,7 +18,7 @@ def near(value: float, width: float = 0.01) -> Estimate:
 def bins(excess: float) -> Reliability:
     """Confidence above accuracy by `excess` everywhere."""
     edges = tuple(place / 15 for place in range(16))
-    middle = tuple((low + high) / 2 for low, high in zip(edges, edges[1:], strict=False))
+    middle = tuple((low + high) / 2 for low, high in itertools.pairwise(edges))
     count = tuple(0 if place < 4 else 10 + 3 * place * place for place in range(15))
     return Reliability(edges, middle, tuple(max(0.0, each - excess) for each in middle), count)
 

@@ -1,7 +1,7 @@
 """The demo: what a posterior over the weights of an image classifier is worth, on real data.
 
 `lapwing demo` trains a small network on eight of the ten classes of Fashion-MNIST and compares six ways to predict with
-it. It ends with a report on one of them, a page to open in a browser. Every step is a few lines on the public interface,
+it, then writes a report on one of them, a page to open in a browser. Every step is a few lines on the public interface,
 to be copied.
 """
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -130,6 +131,11 @@ def judge(name: str, probs: Tensor, labels: Tensor, unknown: Tensor) -> Scores:
 def run(quick: bool = False, seed: int = 0, console: Console | None = None, report: Path | None = None) -> list[Scores]:
     """Train, fit, tune and compare, and write a report where one is wanted; the global random state stays as it was."""
     console = console or Console()
+    if report is not None and find_spec("plotly") is None:
+        console.print(
+            "No report will be written: its figures need plotly. pip install 'lapwing[figures]'", markup=False
+        )
+        report = None
     data = load(quick)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -149,7 +155,7 @@ def write(la: lw.Laplace, data: Data, path: Path, console: Console, quick: bool,
             validation=data.validation,
             ood=data.unknown_by_class,
             shifts=["noise", "blur", "contrast", "rotation"],
-            attacks=["fgsm", "pgd"],
+            attacks=["fgsm"],
             classes=FASHION_MNIST_CLASSES[:KNOWN],
             intervals=50 if quick else 1000,
             seed=seed,

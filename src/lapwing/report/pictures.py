@@ -61,7 +61,7 @@ def card(report: Report, specimen: Specimen) -> Markup:
         text, truth = f"{predicted}", "" if specimen.label is None else f"truth {named(report, specimen.label)}"
     assert specimen.image is not None
     source = "data:image/png;base64," + base64.b64encode(png(specimen.image)).decode()
-    picture = element("img", src=source, alt=f"Test input {specimen.index}", loading="lazy")
+    picture = element("img", src=source, alt=f"Test input {specimen.index}")
     mood = "" if report.task != "classification" or specimen.label is None else "right" if right else "wrong"
     return element("li", picture, element("span", text), element("span", truth, class_=mood or None))
 

@@ -271,8 +271,12 @@ def strained(report: Report, kind: str, title: str, caption: str) -> Iterator[Pl
 
 def only(report: Report, kind: str, way: str, name: str) -> Report:
     """The report with one corruption alone, of the methods that have the metric."""
+
+    def kept_of(scores: Scores, each: str) -> dict[str, Shift]:
+        return {way: getattr(scores, each)[way]} if each == kind else {}
+
     kept = [
-        replace(each, **{kind: {way: getattr(each, kind)[way]}})
+        replace(each, shifts=kept_of(each, "shifts"), attacks=kept_of(each, "attacks"))
         for each in report.methods
         if way in getattr(each, kind) and name in getattr(each, kind)[way].metrics
     ]
@@ -302,13 +306,13 @@ def specimens(report: Report) -> Iterator[Plot]:
             "surest" if place < len(report.surest) else "least sure",
             named(report, each.predicted),
             "–" if each.label is None else named(report, each.label),
-            number(each.confidence, report.task == "classification"),
+            *((number(each.confidence, True),) if report.task == "classification" else ()),
             number(each.uncertainty),
         )
         for place, each in enumerate(every)
     ]
-    sure = "confidence" if report.task == "classification" else "sureness"
-    head = ("test input", "which", "predicted", "right answer", sure, "uncertainty")
+    sure = ("confidence",) if report.task == "classification" else ()
+    head = ("test input", "which", "predicted", "right answer", *sure, "uncertainty")
     numbers = table("The surest and the least sure test inputs", head, rows)
     yield Plot(
         "specimens", "examples", "The surest and the least sure test inputs",
@@ -341,12 +345,12 @@ def posterior(report: Report) -> Iterator[Plot]:
     groups = found.get("groups") or ()
     if len(groups) > 1 and found.get("effective_dimensions"):
         columns = [found.get(key) or [math.nan] * len(groups) for key in ("group_weights", "effective_dimensions")]
-        rows = [(name, f"{size:g}", number(value)) for name, size, value in zip(groups, *columns, strict=True)]
-        head = ("group of weights", "weights", "determined by the data")
+        counted = [(name, f"{size:g}", number(value)) for name, size, value in zip(groups, *columns, strict=True)]
+        names = ("group of weights", "weights", "determined by the data")
         yield Plot(
             "dimensions", "posterior", "How many weights the data determine",
             "Effective dimensions: about so many weights of a group were fixed by the data, the rest by the prior.",
-            "", (variant("", figures.effective_dimensions(report), table("Effective dimensions", head, rows)),),
+            "", (variant("", figures.effective_dimensions(report), table("Effective dimensions", names, counted)),),
         )  # fmt: skip
     if trace := found.get("trace"):
         steps = [(f"step {place}", number(value)) for place, value in enumerate(trace.get("values", ()))]

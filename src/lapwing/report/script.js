@@ -42,7 +42,7 @@
     const config = {responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover"};
     return Plotly.newPlot(chart, drawing.data, layout, config).then(function () {
       return Plotly.relayout(chart, themed(layout));
-    });
+    }).then(function () { chart.dataset.drawn = "done"; });
   }
 
   function visible() {

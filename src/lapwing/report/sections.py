@@ -52,9 +52,16 @@ def methods(report: Report, *figures: Markup) -> Markup:
     ]
     if rest:
         parts.append(folded("More measures", scores_table(f"More measures{over}", report.methods, rest)))
-    described = [element("div", element("dt", each.name), element("dd", each.description)) for each in report.methods]
+    described = [
+        element("div", element("dt", each.name), element("dd", sentence(each.description))) for each in report.methods
+    ]
     parts.append(element("dl", described, class_="terms"))
     return section("methods", "The methods compared", *parts, *figures)
+
+
+def sentence(text: str) -> str:
+    """With a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def scores_table(caption: str, every: Sequence[Scores], names: Sequence[str]) -> Markup:

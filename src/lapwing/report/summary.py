@@ -165,7 +165,7 @@ def compared(name: str, now: Estimate, before: Estimate) -> str:
     if apart(now, before):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
     else:
-        doubt = "within the range of chance"
+        doubt = "the intervals overlap, so it may be chance"
     return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
 
 
@@ -178,7 +178,7 @@ def winner(report: Report) -> tuple[str, ...]:
     top = min(ahead, key=lambda each: each.metrics["nll"].value)
     clear = apart(top.metrics["nll"], first.metrics["nll"])
     return (
-        f"By NLL, {top.name} did {'better' if clear else 'slightly better, within the range of chance'}: "
+        f"By NLL, {top.name} did {'better' if clear else 'a little better, which may be chance'}: "
         f"{number(top.metrics['nll'].value)} against {number(first.metrics['nll'].value)}.",
     )
 
@@ -218,7 +218,7 @@ def noticing(rate: float) -> tuple[str, str]:
 
 def chosen(found: dict[str, Detection]) -> str | None:
     """The score that is compared: chosen beforehand, not by how well it did."""
-    order = ("entropy", "epistemic_variance", "mutual_information", "confidence")
+    order = ("entropy", "variance", "epistemic_variance", "mutual_information", "confidence")
     return next((name for name in order if name in found), next(iter(found), None))
 
 
@@ -259,7 +259,7 @@ def strained(first: Scores, kind: str) -> list[str]:
     what = "Under the strongest attack" if kind == "attacks" else "Under the strongest corruption"
     end = f"it stays too sure, by {100 * gap(name):.0f} points" if gap(name) > 0.1 else "it notices"
     return [
-        f"{what} ({name.replace('_', ' ')}) accuracy falls from {whole(right[0].value)} to {whole(right[-1].value)}, "
+        f"{what} ({name.replace('_', ' ')}) accuracy goes from {whole(right[0].value)} to {whole(right[-1].value)}, "
         f"and its confidence from {whole(sure[0].value)} to {whole(sure[-1].value)}: {end}."
     ]
 

@@ -54,6 +54,7 @@ METRICS = {
 SCORES = {
     "confidence": "confidence",
     "entropy": "entropy",
+    "variance": "variance",
     "mutual_information": "mutual information",
     "epistemic_variance": "epistemic variance",
 }
@@ -83,7 +84,7 @@ def interval(value: Estimate, percent: bool = False) -> str:
     if not (math.isfinite(value.low) and math.isfinite(value.high)) or value.low == value.high:
         return ""
     low, high = number(value.low, percent), number(value.high, percent)
-    return f"{low.removesuffix(PERCENT)}–{high}"
+    return f"{low.removesuffix(PERCENT)}{'–' if value.low >= 0 else ' to '}{high}"
 
 
 def whole(value: float) -> str:
@@ -97,14 +98,18 @@ def apart(one: Estimate, other: Estimate) -> bool:
 
 
 def best(name: str, methods: Sequence[Scores]) -> list[bool]:
-    """Which methods have the best value of a metric."""
+    """Which methods have the best value of a metric, as far as the digits shown tell; none where all are equal."""
     kind = metric(name)
     values = [each.metrics[name].value if name in each.metrics else math.nan for each in methods]
     if kind.better == 0 and kind.ideal is None:
         return [False] * len(values)
     merit = [-abs(value - kind.ideal) if kind.ideal is not None else kind.better * value for value in values]
-    known = [each for each in merit if math.isfinite(each)]
-    return [len(set(known)) > 1 and math.isfinite(each) and each == max(known) for each in merit]
+    known = [place for place, each in enumerate(merit) if math.isfinite(each)]
+    shown = [number(value, kind.percent) for value in values]
+    if len({shown[place] for place in known}) < 2:
+        return [False] * len(values)
+    top = max(known, key=lambda place: merit[place])
+    return [each == shown[top] for each in shown]
 
 
 def plain(report: Report) -> Scores | None:
@@ -118,6 +123,6 @@ def is_plain(scores: Scores) -> bool:
 
 
 def examples(report: Report) -> int | None:
-    """How many test inputs there were, where bins tell."""
-    bins = report.methods[0].reliability
-    return None if bins is None else sum(bins.count)
+    """How many test inputs there were, where the report says so."""
+    bins, told = report.methods[0].reliability, report.settings.get("test examples")
+    return told if isinstance(told, int) else None if bins is None else sum(bins.count)

@@ -1,0 +1,147 @@
+"""The commands that judge and draw: evaluate, report, compare, landscape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lapwing as lw
+
+pytest.importorskip("typer", reason="no typer")
+
+from commands import classifier, data, furnished, leftovers, run
+from lapwing.cli import judging
+from lapwing.evaluate.results import Report
+from reports import classification
+
+POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
+FEW = "--set evaluate.intervals=20"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from furnished(tmp_path, monkeypatch)
+
+
+def fitted(structure: str = "kron") -> lw.Laplace:
+    return lw.fit(classifier(), data(), "classification", structure=structure)
+
+
+def test_an_evaluation_is_that_of_the_library(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted().save("made.safetensors")
+    given = f"evaluate {POSTERIOR} {FEW} --test train.npz --validation train.npz --ood far=far.npz --seed 3 --title T"
+    assert run(f"{given} -o report.json -o report.md --classes a,b,c", place) == 0
+    told = capsys.readouterr()
+    assert "Temperature scaling" in told.out and "written to report.md" in told.out and "Traceback" not in told.err
+    made = Report.from_json("report.json")
+    x, _ = data()
+    wanted = lw.evaluate(
+        fitted(),
+        data(),
+        validation=data(),
+        ood={"far": 9 * x},
+        intervals=20,
+        seed=3,
+        classes=("a", "b", "c"),
+        title="T",
+    )
+    assert made.title == "T" and made.classes == ("a", "b", "c")
+    for mine, theirs in zip(made.methods, wanted.methods, strict=True):
+        assert mine.name == theirs.name
+        for name, value in theirs.metrics.items():
+            assert mine.metrics[name].value == pytest.approx(value.value, rel=1e-3, abs=1e-3), name
+        found, own = (each.detection["far"]["entropy"].auroc.value for each in (mine, theirs))
+        assert found == pytest.approx(own, abs=1e-3)
+    assert "# T" in Path("report.md").read_text()
+    assert leftovers(tmp_path) == []
+
+
+def test_json_alone_is_on_stdout(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a network without a posterior, with corruptions and attacks."""
+    given = f"evaluate -m NET:images -l classification {FEW} --test photos --shifts noise --attacks fgsm --json"
+    images = pytest.importorskip("PIL.Image", reason="no Pillow")
+    for number in range(8):
+        folder = Path("photos") / ("cat" if number % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        images.effect_noise((4, 4), 90).convert("RGB").save(folder / f"{number}.png")
+    assert run(given, place) == 0
+    made = Report.from_json(capsys.readouterr().out)
+    assert made.classes == ("cat", "dog") and [each.name for each in made.methods] == ["Plain network"]
+    assert list(made.methods[0].shifts) == ["noise"] and list(made.methods[0].attacks) == ["fgsm"]
+
+
+def test_pages_from_json_and_from_a_posterior(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    classification("From JSON").to_json("report.json")
+    assert run("report report.json -o page.html", place) == 0
+    assert "<h1>From JSON</h1>" in Path("page.html").read_text()
+    fitted().save("made.safetensors")
+    assert run(f"report {POSTERIOR} {FEW} --test train.npz --title Direct -q", place) == 0
+    assert "<h1>Direct</h1>" in Path("report.html").read_text()
+    assert "written to report.html" in capsys.readouterr().out
+    Path("report.json").write_text('{"format": 99}')
+    assert run("report report.json -o other.html", place) == 2
+    assert "format 99" in capsys.readouterr().err and not Path("other.html").exists()
+
+
+def test_files_appear_together_or_not_at_all(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted().save("made.safetensors")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judging.Report, "to_markdown", interrupted)
+    given = f"evaluate {POSTERIOR} {FEW} --test train.npz -o report.json -o report.md -q"
+    assert run(given, place) == 130
+    assert capsys.readouterr().err == "Interrupted; nothing was written.\n"
+    assert not Path("report.json").exists() and leftovers(tmp_path) == []
+
+
+def test_posteriors_are_compared_by_evidence(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("kron", "diag", "full")
+    for name in names:
+        fitted(name).save(f"{name}.safetensors")
+    files = " ".join(f"{name}.safetensors" for name in names)
+    assert run(f"compare {files} -m NET:classifier -w weights.pt --test train.npz --json", place) == 0
+    told = json.loads(capsys.readouterr().out)
+    wanted = {name: float(fitted(name).log_evidence()) for name in names}
+    found = {row["name"]: row for row in told["posteriors"]}
+    assert list(found) == sorted(names, key=lambda name: -wanted[name])
+    best = max(wanted.values())
+    judged = lw.evaluate(fitted("diag"), data(), baselines=())
+    for name in names:
+        assert found[name]["log_evidence"] == pytest.approx(wanted[name], rel=1e-4)
+        assert found[name]["behind"] == pytest.approx(best - wanted[name], abs=1e-2)
+    assert found["diag"]["metrics"]["nll"]["value"] == pytest.approx(judged.methods[0].metrics["nll"].value, rel=1e-3)
+    assert run(f"compare {files} -m NET:classifier -w weights.pt", place) == 0
+    shown = capsys.readouterr().out
+    assert "log evidence" in shown and f"{best:.1f}" in shown
+    close = [{"name": name, "examples": 3, "likelihood": "Poisson", "weights": 2, "behind": 0.5} for name in "ab"]
+    assert "within 3 nats" in judging.remarks(close)[0]
+
+
+def test_networks_are_compared_by_their_own_settings(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = data()
+    for width, count in ((8, 60), (5, 40)):
+        lw.fit(classifier(width), (x[:count], y[:count]), "classification").save(f"{width}.safetensors")
+        Path(f"{width}.toml").write_text(
+            f'model = "{place}:classifier"\nposterior = "{width}.safetensors"\n[arguments]\nwidth = {width}\n'
+        )
+    assert run("compare 8.toml 5.toml", place) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "different numbers of examples" in shown and "Different weights are uncertain" in shown
+
+
+def test_a_landscape_is_written(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    fitted().save("made.safetensors")
+    assert run(f"landscape {POSTERIOR} --train train.npz --points 5 --seed 1 --directions random", place) == 0
+    assert "written to landscape.html" in capsys.readouterr().out
+    assert "plotly" in Path("landscape.html").read_text() and leftovers(tmp_path) == []
+    assert run(f"landscape {POSTERIOR} --train train.npz --points 5 --directions sideways", place) == 2
+    assert "sideways" in capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""The report in a real browser: it opens from a file without a network, draws, and answers to keys and fingers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import launched, opened
+from reports import classification, regression
+
+NASTY = "<script>document.title = 'taken'; throw 1</script> & <b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pytest.importorskip("plotly", reason="no plotly")
+    folder = tmp_path_factory.mktemp("pages")
+    nasty = classification(NASTY, (NASTY, "b", NASTY, "d"))
+    nasty = replace(
+        nasty,
+        settings={NASTY: NASTY},
+        notes=(NASTY,),
+        methods=(replace(nasty.methods[0], name=NASTY, description=NASTY), *nasty.methods[1:]),
+    )
+    made = {"classification": classification(), "regression": regression(), "nasty": nasty}
+    return {name: report.to_html(folder / f"{name}.html") for name, report in made.items()}
+
+
+def ready(page: Any) -> None:
+    page.wait_for_function("document.documentElement.dataset.ready === 'yes'")
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "nasty"])
+def test_it_opens_and_draws(name: str, chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files[name]) as page:
+        ready(page)
+        shown = page.locator(".variant:not([hidden]) > .chart")
+        assert shown.count() >= 3
+        for place in range(shown.count()):
+            chart = shown.nth(place)
+            assert chart.locator("svg.main-svg").count() >= 1
+            assert chart.bounding_box()["height"] > 100
+            assert len(chart.get_attribute("aria-label")) > 20
+        assert page.locator("main img").count() == (0 if name == "regression" else 12)
+
+
+def test_texts_of_users_are_texts(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["nasty"]) as page:
+        ready(page)
+        assert page.title() == NASTY
+        assert page.locator("h1").inner_text() == NASTY
+        assert page.locator("main b, main script").count() == 0
+        assert NASTY in page.locator("#settings").inner_text()
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "nasty"])
+def test_a_phone_does_not_scroll_sideways(name: str, chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files[name], width=375, height=800) as page:
+        ready(page)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 375
+        right = "each => each.getBoundingClientRect().right"
+        wide = f"Math.max(0, ...[...document.querySelectorAll('main svg.main-svg, main img')].map({right}))"
+        assert page.evaluate(wide) <= 376
+
+
+def colours(page: Any) -> tuple[str, str]:
+    """Of the page, and of a figure's text."""
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    tick = page.evaluate("getComputedStyle(document.querySelector('.chart .xtick text')).fill")
+    return background, tick
+
+
+def test_light_and_dark(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"], dark=True) as page:
+        ready(page)
+        dark = colours(page)
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        light = colours(page)
+        assert light[0] == "rgb(255, 255, 255)" and light[0] != dark[0] and light[1] != dark[1]
+        page.get_by_role("button", name="Switch to dark colours").click()
+        page.wait_for_function(
+            "getComputedStyle(document.querySelector('.chart .xtick text')).fill !== 'rgb(28, 33, 38)'"
+        )
+        assert colours(page) == dark
+        page.get_by_role("button", name="Switch to light colours").click()
+        page.wait_for_function(
+            "getComputedStyle(document.querySelector('.chart .xtick text')).fill === 'rgb(28, 33, 38)'"
+        )
+        assert colours(page) == light
+
+
+def test_menus_change_figures_and_their_numbers(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        for name in ("compare", "reliability", "uncertainty", "shifts", "attacks"):
+            menu, figure = page.locator(f"#{name}-menu"), page.locator(f"#figure-{name}")
+            count = menu.locator("option").count()
+            assert count > 1
+            shown = figure.locator(".variant:not([hidden])")
+            before = shown.locator(".chart").get_attribute("aria-label")
+            menu.select_option(str(count - 1))
+            page.wait_for_function(
+                f"document.querySelector('#figure-{name} .variant:not([hidden]) .chart[data-drawn=done] .xtick')"
+            )
+            assert shown.count() == 1
+            assert shown.locator(".chart").get_attribute("aria-label") != before
+            assert shown.locator(".chart").bounding_box()["width"] > 300
+
+
+def test_the_slider_reads_the_curve(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        told = page.locator("#hand-over-text")
+        assert f"wrong in {100 * 0.157 * 0.8**1.7:.1f} % (of all, without help: 15.7 %)" in told.inner_text()
+        page.locator("#hand-over").focus()
+        for _ in range(4):  # keys move it by 5 %
+            page.keyboard.press("ArrowRight")
+        assert "A person decides 40 %" in told.inner_text()
+        assert f"wrong in {100 * 0.157 * 0.6**1.7:.1f} %" in told.inner_text()
+        page.keyboard.press("Home")
+        assert "Without help it is wrong in 15.7 %" in told.inner_text()
+
+
+def test_keys_reach_everything(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        assert page.locator(".skip").bounding_box()["x"] >= 0  # seen once it has the focus
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "content"
+        page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+        summary = page.locator("#figure-reliability .variant:not([hidden]) summary")
+        summary.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("#figure-reliability .variant:not([hidden]) table").is_visible()
+
+
+def test_without_scripts_the_numbers_are_there(chromium: Any, files: dict[str, Path]) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(files["classification"].as_uri())
+    assert page.locator("#summary .card").count() == 3
+    assert page.locator("#methods table").first.is_visible()
+    assert "Figures need JavaScript" in page.locator("main").inner_text()
+    context.close()

@@ -1,0 +1,303 @@
+"""What a report says in words and tables: computed from its numbers, and honest about chance."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy
+import pytest
+
+from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores
+from lapwing.report import markup, words
+from lapwing.report.pictures import gallery, png
+from lapwing.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
+from reports import bins, classification, near, regression, specimen
+
+
+def said(answer: Answer) -> str:
+    return " ".join([answer.verdict, *answer.sentences]).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def with_method(report: Report, place: int, **changes: object) -> Report:
+    methods = list(report.methods)
+    methods[place] = replace(methods[place], **changes)
+    return replace(report, methods=tuple(methods))
+
+
+def with_metric(report: Report, place: int, **changes: Estimate) -> Report:
+    return with_method(report, place, metrics={**report.methods[place].metrics, **changes})
+
+
+def test_an_overconfident_network_is_said_to_be_one() -> None:
+    calibrated, changed, unknown = answers(classification())
+    assert calibrated.mood == POOR and "too sure of itself" in calibrated.verdict
+    assert "7.4 percentage points (95 % interval: 6.6 to 8.2)" in said(calibrated)
+    assert changed.mood == GOOD and "from 7.4 % to 1.4 %" in said(changed)
+    assert "Accuracy stayed at 84.3 %." in changed.sentences[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert "86 of 100 (85 to 87; a coin would say 50), the plain network in 78" in said(unknown)
+    assert "(noise) accuracy goes from 84 % to 24 %, and its confidence from 85 % to 75 %" in said(unknown)
+    assert "stays too sure, by 51 points" in said(unknown)
+    assert "would fall from 16 % to 11 %" in said(unknown)
+
+
+@pytest.mark.parametrize(
+    "error, mood, verdict",
+    [(0.008, GOOD, "Yes"), (0.045, FAIR, "Nearly"), (0.2, POOR, "No")],
+)
+@pytest.mark.parametrize("sign, way", [(1, "too sure of itself"), (-1, "not sure enough")])
+def test_calibration_by_its_size_and_direction(error: float, mood: str, verdict: str, sign: int, way: str) -> None:
+    report = with_metric(with_method(classification(), 1, reliability=bins(sign * error)), 1, ece=near(error))
+    found = answers(report)[0]
+    assert found.mood == mood and found.verdict.startswith(verdict)
+    assert (way in found.verdict) == (mood != GOOD)
+
+
+def test_the_error_that_chance_alone_gives() -> None:
+    """Against draws: labels of a calibrated network, and the calibration error that they show."""
+    drawn = numpy.random.default_rng(0)
+    sure = numpy.array([0.3, 0.6, 0.9])
+    count = (40, 200, 1000)
+    found = []
+    for _ in range(2000):
+        right = drawn.binomial(count, sure) / count
+        found.append(float((numpy.abs(right - sure) * count).sum() / sum(count)))
+    given = Reliability((0.0, 0.4, 0.7, 1.0), tuple(sure.tolist()), (0.0, 0.0, 0.0), count)
+    assert chance_error(given) == pytest.approx(float(numpy.mean(found)), rel=0.05)
+    assert excess(replace(given, accuracy=(0.2, 0.5, 0.8))) == pytest.approx(0.1)
+
+
+def test_differences_within_intervals_are_not_called_better() -> None:
+    report = classification()
+    wide = {name: near(report.methods[1].metrics[name].value, 0.5) for name in ("ece", "nll")}
+    found = answers(with_metric(report, 1, **wide))[1]
+    assert found.mood == FAIR and found.verdict == "Nothing that could not be chance"
+    assert found.sentences[1].endswith("the intervals overlap, so it may be chance.")
+
+
+def test_what_got_worse_is_called_worse() -> None:
+    worse = with_metric(classification(), 0, ece=near(0.3), nll=near(0.9))
+    found = answers(worse)[1]
+    assert found.mood == POOR and "for the worse" in said(found)
+    assert "Temperature scaling did better" in said(found) or "temperature scaling did better" in said(found)
+    mixed = answers(with_metric(classification(), 0, nll=near(0.9)))[1]
+    assert mixed.mood == FAIR and "Some things for the better" in mixed.verdict
+
+
+@pytest.mark.parametrize(
+    "rate, mood, verdict",
+    [(0.95, GOOD, "most"), (0.8, FAIR, "often"), (0.65, FAIR, "some"), (0.5, POOR, "hardly")],
+)
+def test_noticing_unknown_inputs(rate: float, mood: str, verdict: str) -> None:
+    own = {"entropy": Detection(near(rate), near(rate), near(0.5))}
+    found = answers(with_method(classification(), 0, detection={"far": own}))[2]
+    assert found.mood == mood and verdict in found.verdict
+
+
+def test_what_was_not_measured_is_said_to_be_open() -> None:
+    bare = with_method(classification(), 0, detection={}, shifts={}, attacks={})
+    found = answers(bare)[2]
+    assert found.mood == OPEN and "cannot say what happens outside the test data" in said(found)
+    alone = replace(classification(), methods=classification().methods[1:2], posterior={})
+    assert answers(alone)[1].mood == OPEN and "No posterior was measured" in answers(alone)[1].verdict
+
+
+@pytest.mark.parametrize(
+    "held, mood, verdict",
+    [(0.905, GOOD, "Yes"), (0.87, FAIR, "too narrow"), (0.7, POOR, "too narrow"), (0.99, POOR, "too wide")],
+)
+def test_intervals_of_numbers(held: float, mood: str, verdict: str) -> None:
+    found = answers(with_metric(regression(), 1, coverage90=near(held)))[0]
+    assert found.mood == mood and verdict in found.verdict
+    changed = answers(regression())[1]
+    assert changed.mood == GOOD and "from 79.0 % to 90.5 %" in said(changed)
+
+
+@pytest.mark.parametrize(
+    "value, percent, text",
+    [
+        (0.8434, True, "84.3 %"), (0.0, False, "0.000"), (12345.6, False, "1.23e+04"), (1e-5, False, "1e-05"),
+        (math.inf, False, "∞"), (math.nan, True, "–"), (-0.25, False, "-0.250"),
+    ],
+)  # fmt: skip
+def test_numbers_as_people_read_them(value: float, percent: bool, text: str) -> None:
+    assert words.number(value, percent).replace("\N{NO-BREAK SPACE}", " ") == text
+
+
+def test_stars_are_for_what_is_seen_to_be_better() -> None:
+    report = classification()
+    assert words.best("ece", report.methods) == [True, False, False]
+    assert words.best("accuracy", report.methods) == [False, False, False]  # all the same
+    close = with_metric(report, 1, accuracy=near(0.84302))
+    assert words.best("accuracy", close.methods) == [False, False, False]  # in the digits that are shown
+    assert words.best("coverage90", regression().methods) == [True, False]  # nearest to 90 %
+    assert words.best("nothing", report.methods) == [False, False, False]
+
+
+def test_texts_are_escaped() -> None:
+    nasty = "<script>alert('1')</script> & \"quotes\""
+    made = markup.element("p", nasty, title=nasty, data_label=nasty).text
+    assert "<script>" not in made and "&lt;script&gt;" in made and made.count('"') == 4
+    assert markup.safe(None) == "" and markup.safe(("a", markup.Markup("<b>"), "<i>")) == "a<b>&lt;i&gt;"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_are_what_they_were(channels: int) -> None:
+    images = pytest.importorskip("PIL.Image", reason="no Pillow")
+    drawn = numpy.random.default_rng(0).random((5, 7, channels)) * 1.2 - 0.1
+    pixels = tuple(tuple(tuple(map(float, pixel)) for pixel in row) for row in drawn)
+    found = numpy.asarray(images.open(io.BytesIO(png(pixels))))
+    wanted = numpy.round(255 * drawn.clip(0, 1)).astype("uint8")
+    assert numpy.array_equal(found, wanted[..., 0] if channels == 1 else wanted[..., :3])
+
+
+def test_the_gallery_says_what_was_predicted() -> None:
+    made = gallery(classification())
+    assert made is not None
+    text = made.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "trouser, 99.0 %" in text and "wrong: trouser" in text and text.count("<img ") == 12
+    assert base64.b64decode(re.findall(r"base64,([^\"]+)", text)[0]).startswith(b"\x89PNG")
+    assert gallery(replace(classification(), surest=(specimen(1, True, image=False),), least_sure=())) is None
+
+
+# The page as text
+
+
+class Outline(HTMLParser):
+    """Headings, identifiers and what is amiss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels: list[int] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.levels.append(int(tag[1]))
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        for name in ("for", "aria-labelledby"):
+            if found.get(name):
+                self.targets.append(str(found[name]))
+        if tag == "a":
+            self.targets.append(str(found["href"]).removeprefix("#"))
+
+
+@pytest.fixture(scope="module", params=["classification", "regression"])
+def text(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report.page import made
+
+    return made({"classification": classification, "regression": regression}[request.param]())
+
+
+def test_headings_links_and_landmarks(text: str) -> None:
+    outline = Outline()
+    outline.feed(re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.S))
+    assert outline.levels[0] == 1 and outline.levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(outline.levels, outline.levels[1:], strict=False))
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.targets) <= set(outline.ids)
+    for landmark in ("header", "nav", "main", "footer"):
+        assert outline.tags.count(landmark) == 1
+    assert outline.tags.count("table") == outline.tags.count("caption")
+
+
+def test_the_page_is_one_file_that_fetches_nothing(text: str) -> None:
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.S)  # plotly's own source names addresses
+    assert not re.search(r"""(src|href)=["']https?:""", own) and "default-src 'none'" in own
+    assert len(text.encode()) < 8_000_000
+
+
+def test_every_figure_has_words_and_numbers() -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report.plots import plots
+
+    for report in (classification(), regression()):
+        found = plots(report)
+        assert len({each.name for each in found}) == len(found)
+        for plot in found:
+            for variant in plot.variants:
+                assert "<td" in variant.numbers.text and "<caption>" in variant.numbers.text
+                assert len(variant.alt) > 20 or not variant.drawing
+    names = {plot.name for plot in plots(classification())}
+    assert names >= {
+        "compare",
+        "reliability",
+        "risk-coverage",
+        "uncertainty",
+        "detection",
+        "shifts",
+        "attacks",
+        "trace",
+    }
+
+
+def test_tables_behind_figures_hold_the_numbers_of_the_report() -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report.plots import plots
+
+    found = {plot.name: plot for plot in plots(classification())}
+
+    def numbers(name: str, place: int = 0) -> str:
+        return found[name].variants[place].numbers.text.replace("\N{NO-BREAK SPACE}", " ")
+
+    assert "93.3 % to 100.0 %" in numbers("reliability") and "<td role=\"cell\" data-label=\"predictions\">598</td>" in numbers("reliability")  # noqa: E501  # fmt: skip
+    labels = [each.label for each in found["shifts"].variants]
+    noise = numbers("shifts", labels.index("Confidence, noise"))
+    assert "75.0 % (74.0–76.0 %)" in noise and "strength 5" in noise
+    assert "86.0 % (85.0–87.0 %)" in numbers("detection")
+    assert "-812.300" in numbers("trace") and "step 3" in numbers("trace")
+
+
+def test_a_page_that_would_be_too_large_leaves_figures_out_and_keeps_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report import page
+
+    whole = page.made(classification())
+    monkeypatch.setattr(page, "LARGEST", len(whole.encode()) - 20_000)
+    made = page.made(classification())
+    assert len(made.encode()) <= page.LARGEST and "would make the page too large" in made
+    assert "Bins of confidence" in made and "Noticing unknown inputs" in made
+
+
+def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report import page
+
+    path = tmp_path / "report.html"
+    assert classification().to_html(path) == path and path.stat().st_size > 1_000_000
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(page.os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        page.write(regression(), path)
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    with pytest.raises(FileNotFoundError):
+        page.write(regression(), tmp_path / "no" / "such.html")
+
+
+def test_odd_reports_make_pages() -> None:
+    """One method, no classes, nothing beside: all that can be missing is missing."""
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report.page import made
+
+    full = classification().methods[0]
+    bare = Scores(
+        full.name, "", {"nll": Estimate(math.inf, math.nan, math.nan)}, None, Curve((), ()), None, {}, {}, {}, {}, 0.0
+    )
+    empty = Report("", "classification", (bare,), (), (), None, (), {}, {}, {}, ())
+    assert "∞" in made(empty)
+    assert "far away" in made(regression())
