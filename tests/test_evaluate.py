@@ -106,8 +106,8 @@ def test_unknown_inputs_are_told_by_every_score_that_a_method_has() -> None:
     for name, (left, right) in scores.items():
         assert own.detection["strange"][name].auroc.value == pytest.approx(auroc(left, right), abs=1e-9), name
         sign = -1.0 if name == "confidence" else 1.0
-        assert own.uncertainty["test"][name] == pytest.approx((sign * left).tolist(), abs=1e-9)
-        assert own.uncertainty["strange"][name] == pytest.approx((sign * right).tolist(), abs=1e-9)
+        assert own.uncertainty["test"][name] == pytest.approx((sign * left).tolist(), rel=1e-5, abs=1e-9)
+        assert own.uncertainty["strange"][name] == pytest.approx((sign * right).tolist(), rel=1e-5, abs=1e-9)
     assert set(found["Plain network"].detection["strange"]) == {"confidence", "entropy"}
     assert set(found["Deep ensemble"].detection["strange"]) == set(scores)
 
@@ -120,8 +120,8 @@ def test_scores_of_an_ensemble_are_those_of_its_members() -> None:
     each = logits.softmax(-1)
     mutual = entropy(each.mean(0)) - entropy(each).mean(0)
     own = found["Deep ensemble"].uncertainty["test"]
-    assert own["mutual_information"] == pytest.approx(mutual.tolist(), abs=1e-9)
-    assert own["epistemic_variance"] == pytest.approx(logits.var(0, correction=0).mean(-1).tolist())
+    assert own["mutual_information"] == pytest.approx(mutual.tolist(), rel=1e-5, abs=1e-9)
+    assert own["epistemic_variance"] == pytest.approx(logits.var(0, correction=0).mean(-1).tolist(), rel=1e-5)
     assert [method.name for method in found.methods] == ["Plain network", "Deep ensemble"]
 
 
@@ -174,6 +174,7 @@ def test_some_examples_are_enough_for_shifts() -> None:
     found = lw.evaluate(la, (x, y), shifts={"noise": 1}, shift_examples=10, intervals=5, baselines=())
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     again = lw.evaluate(la, loader, shifts={"noise": 1}, shift_examples=10, intervals=5, baselines=())
+    assert found.settings["changed examples"] == 10 and any("part of the test" in note for note in found.notes)
     chosen = torch.arange(3, 40, 4, device=DEVICE)
     clean, noisy = found.methods[0].shifts["noise"].metrics["nll"]
     assert clean.value == pytest.approx(nll(la.predict(x[chosen]).probs, y[chosen]))
@@ -231,7 +232,7 @@ def test_unknown_data_may_have_labels_that_mean_nothing(labels: str) -> None:
     }[labels]
     found = lw.evaluate(la, (x, y), ood=data, intervals=0, baselines=())
     probs = la.predict(other).probs
-    assert found.methods[0].uncertainty["ood"]["confidence"] == pytest.approx(probs.amax(-1).tolist())
+    assert found.methods[0].uncertainty["ood"]["confidence"] == pytest.approx(probs.amax(-1).tolist(), rel=1e-5)
 
 
 class Tagger(nn.Module):

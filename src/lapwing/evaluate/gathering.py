@@ -32,6 +32,11 @@ class Gathered:
     clean: list[Part] = field(default_factory=list)  # of the examples that were changed, as they are
     seconds: float = 0.0
 
+    @property
+    def examples(self) -> int:
+        """N."""
+        return sum(part.examples for part in self.parts)
+
     def columns(self) -> Columns:
         """All batches."""
         return joined(self.parts)

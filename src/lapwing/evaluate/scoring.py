@@ -102,7 +102,8 @@ def _some(values: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     made = {}
     for name, each in values.items():
         picked = torch.linspace(0, len(each) - 1, min(SHOWN, len(each)), dtype=torch.float64, device="cpu")
-        made[name] = tuple(each[picked.round().long()].tolist())
+        # Six digits are more than a histogram shows, and a third of the file.
+        made[name] = tuple(float(f"{value:.6g}") for value in each[picked.round().long()].tolist())
     return made
 
 
