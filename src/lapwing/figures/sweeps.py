@@ -46,8 +46,9 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     ]
     found = number(best.metrics[first])
     alt = (
-        f"{len(points)} settings of how many examples the data count for and of the prior's precision, coloured by "
-        f"{worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision {shown(best.precision)}."
+        f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
+        f"coloured by {worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision "
+        f"{shown(best.precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
