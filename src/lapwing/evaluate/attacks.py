@@ -36,7 +36,7 @@ class Attack:
             form = self.likelihood.form(f, y, self.form)
             flat = flat_targets(self.likelihood, form, len(f), y)
             energy = self.likelihood.energy(widened(form.flatten(f)), flat).sum()
-            (made,) = torch.autograd.grad(energy, variable, allow_unused=True)
+            made = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
             restore_buffers(self.model)
         if made is None:
             raise ValueError("attacks: the network's loss has no gradient in its inputs; expected one that has.")

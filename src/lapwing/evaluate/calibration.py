@@ -15,7 +15,7 @@ from .metrics import checked, checked_bins
 from .results import Curve, Estimate, Reliability
 
 BINS = 15
-CLASSWISE = 1 << 31  # products that the intervals of class-wise errors may take
+CLASSWISE = 1 << 33  # products that the intervals of class-wise errors may take
 POINTS = 200  # of a risk-coverage curve
 
 
@@ -106,8 +106,8 @@ def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Estimate
     probs, labels = columns.probs, columns.labels
     assert probs is not None and labels is not None
     classes = probs.shape[-1]
-    draws = max(100, CLASSWISE // (columns.examples * bins * classes))
-    drawn = Resampling(columns.examples, min(draws, drawn.draws), drawn.seed)
+    most = max(100, CLASSWISE // (columns.examples * bins * classes))
+    drawn = drawn if drawn.draws <= most else Resampling(columns.examples, most, drawn.seed)
     total = torch.zeros(1 + drawn.draws, dtype=torch.float64, device="cpu")
     for number in range(classes):
         own = probs[:, number].double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -70,10 +71,10 @@ def evaluate(
     batches = Batches(test, subject.device)
     shown = Progress(progress)
     with torch.random.fork_rng(devices=[]), closing(shown):  # a shuffled loader draws from the global generator
-        first = first_inputs(batches)
+        first, targets = first_batch(batches)
         for one in wanted:
             one.check(first)
-        subject = subject.formed(batches, first)
+        subject = subject.formed(first, targets)
         names = class_names(classes, subject)
         notes: list[str] = []
         methods = subject.methods(baselines, validation, ensemble, settings.seed, notes)
@@ -91,8 +92,12 @@ def evaluate(
             for name, data in unknown.items()
         }
         drawn = Resampling(sum(part.examples for part in found[0].parts), settings.intervals, settings.seed)
+        others = {
+            name: Resampling(len(next(iter(each[0].values()))), drawn.draws, drawn.seed + 1)
+            for name, each in scores.items()
+        }
         made = tuple(
-            scores_of(method, own, {name: each[place] for name, each in scores.items()}, drawn)
+            scores_of(method, own, {name: each[place] for name, each in scores.items()}, drawn, others)
             for place, (method, own) in enumerate(zip(methods, found, strict=True))
         )
     surest, least = gallery.chosen()
@@ -196,14 +201,13 @@ class Subject:
         assert self.form is not None  # `formed` was called
         return self.form
 
-    def formed(self, batches: Batches, first: Inputs) -> Subject:
+    def formed(self, first: Inputs, targets: Tensor) -> Subject:
         """With the form of the outputs, which a plain network shows in its first batch."""
         if self.form is not None:
             return self
         with evaluation(self.model, []), torch.no_grad():
             f = call(self.model, first)
             restore_buffers(self.model)
-        targets = batches_first_targets(batches)
         form = self.likelihood.form(f, targets.to(f.device))
         return replace(self, form=form, likelihood=self.likelihood.bound(form))
 
@@ -324,23 +328,16 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
     return tuple(classes)
 
 
-def first_inputs(batches: Batches) -> Inputs:
-    """Of the first batch, which is not lost."""
-    try:
-        return batches.first()
-    except ValueError as error:
-        raise ValueError(f"test: {error}") from None
-
-
-def batches_first_targets(batches: Batches) -> Tensor:
-    """Of the first batch, which is not lost."""
-    import itertools
-
+def first_batch(batches: Batches) -> tuple[Inputs, Tensor]:
+    """Inputs and targets, which are not lost to the pass that follows."""
+    source = batches
     if batches.one_shot:
         head = list(itertools.islice(batches.data, 1))
         batches.data = itertools.chain(head, batches.data)
-        return next(iter(Batches(head, batches.device)))[1]
-    return next(iter(batches))[1]
+        source = Batches(head, batches.device)
+    for inputs, targets in source:
+        return inputs, targets
+    raise ValueError("test: the data has no examples; expected some (or the iterator was already used up).")
 
 
 def remarks(

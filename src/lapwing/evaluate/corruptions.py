@@ -42,17 +42,11 @@ class Range:
 def noise(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:
     """Gaussian noise; every example has its own, the same at all strengths and however batches are cut."""
     generator = torch.Generator("cpu")
-    drawn = torch.stack(
-        [
-            torch.randn(x.shape[1:], generator=generator.manual_seed(_seed(seed, first + number)), device="cpu")
-            for number in torch.arange(len(x)).tolist()
-        ]
-    )
-    return limits.clipped(x + strength * NOISE * limits.span * drawn.to(x))
-
-
-def _seed(seed: int, example: int) -> int:
-    return (seed * 1_000_003 + example) % (1 << 63)
+    drawn = []
+    for number in range(first, first + len(x)):
+        generator.manual_seed((seed * 1_000_003 + number) % (1 << 63))
+        drawn.append(torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu"))
+    return limits.clipped(x + strength * NOISE * limits.span * torch.stack(drawn).to(x))
 
 
 def blur(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:

@@ -44,11 +44,11 @@ def _grouped(ranking: Ranking, known: Resampling, unknown: Resampling) -> tuple[
     return next(own), next(own)
 
 
-def detection(known: Tensor, unknown: Tensor, draws: int, seed: int) -> Detection:
+def detection(known: Tensor, unknown: Tensor, drawn: tuple[Resampling, Resampling]) -> Detection:
     """The three metrics with intervals from drawing both sets anew; beyond 2,048 scores these are of grouped ones."""
     known, unknown = (each.cpu() for each in checked_scores(known, unknown))
     ranking = Ranking.of(torch.cat([known, unknown]))
-    counts = _grouped(ranking, Resampling(len(known), draws, seed), Resampling(len(unknown), draws, seed + 1))
+    counts = _grouped(ranking, *drawn)
     return Detection(
         estimate(_area(*counts), auroc(known, unknown)),
         estimate(_average_precision(*counts), aupr(known, unknown)),

@@ -81,7 +81,11 @@ class Networks:
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """(S, N, ...)."""
-        return torch.stack([made for model in self.models for made in self._passes(model, inputs)])
+        made = [each for model in self.models for each in self._passes(model, inputs)]
+        shapes = list(dict.fromkeys(tuple(each.shape) for each in made))
+        if len(shapes) > 1:
+            raise ValueError(f"{self.name}: its networks return {shapes[0]} and {shapes[1]}; expected one shape.")
+        return torch.stack(made)
 
     def _passes(self, model: nn.Module, inputs: Inputs) -> list[Tensor]:
         made = []

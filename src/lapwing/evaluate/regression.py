@@ -47,7 +47,7 @@ def crps_mixture(means: Tensor, deviations: Tensor, y: Tensor) -> Tensor:
 
 
 def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
-    """(S, ...), (...) -> (...): the same from S draws, without bias."""
+    """(S, ...), (...) -> (...): the continuous ranked probability score of y from S draws, without bias."""
     number = len(samples)
     ordered = samples.sort(0).values
     weight = torch.arange(1, number + 1, dtype=ordered.dtype, device=ordered.device) * 2 - number - 1

@@ -71,8 +71,9 @@ def scores_of(
     own: Gathered,
     unknown: Mapping[str, Mapping[str, Tensor]],
     drawn: Resampling,
+    others: Mapping[str, Resampling],
 ) -> Scores:
-    """Everything about one method."""
+    """Everything about one method; `others` draws the unknown data anew."""
     columns = own.columns()
     values = own.values()
     classes = "correct" in columns.values
@@ -85,7 +86,7 @@ def scores_of(
         risk_coverage=calibration.risk_coverage(*doubt_and_risk(columns)) if _has_risk(columns) else Curve((), ()),
         pit=regression.pit_shares(columns["pit"]) if "pit" in columns.values else None,
         uncertainty={name: _some(each) for name, each in {"test": values, **unknown}.items()},
-        detection={name: _detections(values, each, drawn) for name, each in unknown.items()},
+        detection={name: _detections(values, each, (drawn, others[name])) for name, each in unknown.items()},
         shifts=shifts,
         attacks=attacks,
         seconds=own.seconds,
@@ -105,12 +106,14 @@ def _some(values: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     return made
 
 
-def _detections(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], drawn: Resampling) -> dict[str, Detection]:
+def _detections(
+    known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], drawn: tuple[Resampling, Resampling]
+) -> dict[str, Detection]:
     """By score; less confidence means unknown."""
     made = {}
     for name in known:
         sign = -1.0 if name == "confidence" else 1.0
-        made[name] = detection(sign * known[name], sign * unknown[name], drawn.draws, drawn.seed)
+        made[name] = detection(sign * known[name], sign * unknown[name], drawn)
     return made
 
 

@@ -72,7 +72,7 @@ def asked(value: Any, kind: str) -> list[Asked]:
         value = [value]
     if isinstance(value, Mapping):
         return [_one(kind, name, given) for name, given in value.items()]
-    if isinstance(value, Sequence | set | frozenset):
+    if isinstance(value, Sequence):
         return [_one(kind, name, None) for name in value]
     raise TypeError(
         f"{kind} is a {type(value).__name__}; expected names ({', '.join(_known(kind))}), or a mapping from names to "
