@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-# As root there is no sandbox, and 3-D figures are drawn by software where there is no graphics card.
-FLAGS = ("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+# As root there is no sandbox; without a graphics card 3-D figures, and those alone, are drawn by slow software.
+FLAGS = ("--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader")
 
 
 def executable() -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import lapwing
 import lapwing.data
 import lapwing.evaluate
+import lapwing.figures
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# Reference
@@ -31,6 +32,7 @@ GROUPS = {
 }
 EXTRAS = {
     lapwing.evaluate: [name for name in lapwing.evaluate.__all__ if name != "evaluate"],
+    lapwing.figures: [name for name in lapwing.figures.__all__ if name.islower()],
     lapwing.data: ("fashion_mnist",),
 }
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine

@@ -22,6 +22,7 @@ from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
 import lapwing as lw
+from lapwing.figures import save, style
 
 LEVELS = (1.0, 2.0)  # standard deviations
 
@@ -153,7 +154,7 @@ def draw(made: Landscape, path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        CONSOLE.print("No picture was made: pip install 'lapwing[figures]' for matplotlib.")
+        CONSOLE.print("No picture was made: pip install 'lapwing[bench]' for matplotlib.")
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -199,13 +200,12 @@ def marks(panel: Any, plane: Plane, at_mode: bool) -> None:
 def interactive(made: Landscape, path: Path) -> None:
     """Both surfaces, to be turned."""
     try:
-        from plotly import graph_objects
-        from plotly.subplots import make_subplots
-    except ImportError:
-        CONSOLE.print("No interactive figure was made: pip install 'lapwing[figures]' for plotly.")
+        graph_objects = style.graph_objects()
+    except ImportError as error:
+        CONSOLE.print(f"No interactive figure was made: {error}")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = make_subplots(1, 2, specs=[[{"type": "surface"}] * 2], subplot_titles=titles())
+    figure = style.panels(1, 2, specs=[[{"type": "surface"}] * 2], subplot_titles=titles())
     top = float(made.linear.max())
     low = float(torch.minimum(made.network, made.linear).min())
     for column, values in enumerate((made.network, made.linear), 1):
@@ -223,15 +223,17 @@ def interactive(made: Landscape, path: Path) -> None:
         figure.add_trace(surface, 1, column)
         for trace in points(made, clipped, column == 2):
             figure.add_trace(trace, 1, column)
-    axes = {"xaxis_title": "theta~ to theta*", "yaxis_title": "scale", "zaxis_title": "loss"}
-    figure.update_layout(scene=axes, scene2=axes, margin={"l": 0, "r": 0, "t": 40, "b": 0})
-    figure.write_html(path, include_plotlyjs=True)
+    axes = style.scene("theta~ to theta*", "scale", "loss")
+    alt = "The network's loss and the linear model's over one plane: the second is convex and has a mode of its own."
+    style.finish(figure, "The loss around the trained weights", alt, height=560)
+    figure.update_layout(scene=axes, scene2=axes)
+    save(figure, path)
     CONSOLE.print(f"Figure: {path}", highlight=False)
 
 
 def points(made: Landscape, values: Tensor, at_mode: bool) -> list[Any]:
     """Traces of the points and the Gaussian, on the surface."""
-    from plotly import graph_objects
+    graph_objects = style.graph_objects()
 
     def height(x: Tensor, y: Tensor) -> Tensor:
         columns = torch.bucketize(x.clamp(made.a[0], made.a[-1]).contiguous(), made.a).clamp(max=len(made.a) - 1)

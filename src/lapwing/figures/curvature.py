@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 KINDS = ("hessian", "ggn")
-WEIGHTS = 400  # that a picture of the whole matrix has room for
+WEIGHTS = 300  # that a picture of the whole matrix has room for
 LARGEST = 2_000  # weights of a block that is made dense
 
 

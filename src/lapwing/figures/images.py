@@ -56,16 +56,16 @@ def drawn(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: s
         for number, each in enumerate(own):
             column = number % ACROSS
             if number and not column:
-                line += 1.42
+                line += 1.55
             figure.add_trace(image(report, each, float(column), line))
             right = each.label is None or each.label == each.predicted
             said = short(words(report, each.predicted))
             text = f"{said}<br>{100 * each.confidence:.0f} %" if report.task == "classification" else said
             if not right and report.task == "classification":
-                text += f", is {short(words(report, each.label))}"
+                text += f"<br>is {short(words(report, each.label))}"
             notes.append(note(text, column + 0.5, line + 1.02, "center", GREEN if right else ORANGE))
-        line += 1.6
-    style.finish(figure, title, alt, height=70 + round(105 * line))
+        line += 1.7
+    style.finish(figure, title, alt, height=70 + round(100 * line))
     figure.update_layout(annotations=notes)
     figure.update_xaxes(visible=False, range=[-0.05, ACROSS + 0.02], constrain="domain")
     figure.update_yaxes(

@@ -56,7 +56,7 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
         for row, values, hover in ((1, loss, f"mean {made.words}"), (2, density, "share of its peak")):
             trace = go.Scatter(
                 x=x,
-                y=values.flatten().tolist(),
+                y=style.rounded(values.flatten()),
                 showlegend=row == 1,
                 hovertemplate=f"{name}<br>%{{x:.2f}} along the direction<br>{hover} %{{y:.4g}}<extra></extra>",
                 **look,
@@ -87,6 +87,7 @@ class View:
     colours: Any = style.SEQUENTIAL
     centred: bool = False  # colours are the same on both sides of zero
     reverse: bool = False
+    least: float = 1e-12  # a range of colours that is not worth to be drawn larger
 
     @property
     def steep(self) -> bool:
@@ -106,7 +107,8 @@ def views(made: Landscape) -> list[View]:
         found.append(View("loss less error, both scaled 0 to 1", contrast, words, style.DIVERGING, True))
     found.append(View("linear model's loss", made.linear, f"mean {made.words}"))
     words = "network less linear model"
-    found.append(View("network less linear model", made.loss - made.linear, words, style.DIVERGING, True))
+    least = max(1e-3 * float(made.loss.max() - made.loss.min()), 1e-12)  # rounding errors are no difference
+    found.append(View(words, made.loss - made.linear, words, style.DIVERGING, True, least=least))
     return found
 
 
@@ -115,7 +117,7 @@ def contour(made: Landscape, view: View, visible: bool) -> Any:
     values = view.values.log10() if view.steep else view.values
     low, high = float(values.min()), float(values.max())
     if view.centred:
-        high = max(abs(low), abs(high), 1e-12)
+        high = max(abs(low), abs(high), view.least)
         low = -high
     size = max((high - low) / 14, 1e-12)
     bar = style.bar(view.words)
@@ -125,7 +127,7 @@ def contour(made: Landscape, view: View, visible: bool) -> Any:
     return graph_objects().Contour(
         x=made.a.tolist(),
         y=made.b.tolist(),
-        z=values.tolist(),
+        z=style.rounded(values),
         text=[[style.shown(value) for value in row] for row in view.values.tolist()],
         name=view.name,
         visible=visible,
@@ -201,7 +203,7 @@ def surface(made: Landscape, values: Tensor, name: str, words: str, scene: str, 
     return graph_objects().Surface(
         x=made.a.tolist(),
         y=made.b.tolist(),
-        z=values.tolist(),
+        z=style.rounded(values),
         name=name,
         scene=scene,
         visible=visible,
@@ -229,7 +231,7 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
         "Two surfaces over the same two directions from the trained weights: on the left likelihood times prior, that "
         "is exp(-loss), on the right the Gaussian that was fitted to it. The more alike, the better the approximation."
     )
-    style.finish(figure, "exp(-loss), left, beside the Gaussian, right", alt, height=470, top=44)
+    style.finish(figure, "Likelihood times prior, and the Gaussian", alt, height=470, top=44)
     axes = [name.partition(" (")[0] for name in made.axes]
     both = style.scene(axes[0], axes[1], "")
     half = {"scene.domain.x": [0, 0.49], "scene2.domain.x": [0.51, 1]}

@@ -11,46 +11,51 @@ from torch import Tensor
 from ..laplace import Laplace
 from . import style
 from .curvature import WEIGHTS, Approximations, Factors, Whole, approximations, factors, layer_spectra, whole
-from .style import graph_objects, shown
+from .style import graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 FADE = 0.03  # of the largest entry: from there on colours go with the logarithm
+LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 
 
-def toned(matrix: Tensor, largest: float) -> Tensor:
-    """Entries on a scale of colours from -1 to 1 on which small ones are seen too: logarithmic away from zero."""
-    unit = FADE * largest if largest > 0 else 1.0
-    return torch.asinh(matrix / unit) / math.asinh(1 / FADE)
+def curved() -> list[list[Any]]:
+    """Colours over numbers from the least to the largest, on which small ones are seen too."""
+    made = []
+    for place in range(21):
+        tone = place / 10 - 1
+        value = FADE * math.sinh(tone * math.asinh(1 / FADE))
+        made.append([(min(max(value, -1.0), 1.0) + 1) / 2, blended(place / 20)])
+    return made
+
+
+def blended(share: float) -> str:
+    """A colour between those of the scale for numbers on both sides of zero."""
+    stops = style.DIVERGING
+    after = next(place for place, (end, _) in enumerate(stops) if end >= share) or 1
+    (low, first), (high, second) = stops[after - 1], stops[after]
+    weight = (share - low) / (high - low)
+    sides = [[int(each[place : place + 2], 16) for place in (1, 3, 5)] for each in (first, second)]
+    mixed = [round((1 - weight) * a + weight * b) for a, b in zip(*sides, strict=True)]
+    return f"rgb({mixed[0]}, {mixed[1]}, {mixed[2]})"
 
 
 def squares(matrix: Tensor, largest: float, name: str, bar: bool = False, **settings: Any) -> Any:
-    """A matrix as coloured squares; the true number stands in the hover text."""
-    # Rounded: pages with large matrices stay small.
-    tones = [
-        [None if math.isnan(value) else round(value, 3) for value in row] for row in toned(matrix, largest).tolist()
-    ]
-    texts = [["" if math.isnan(value) else f"{value:.3g}" for value in row] for row in matrix.tolist()]
+    """A matrix as coloured squares."""
+    largest = largest or 1.0
+    seen = torch.where(matrix.abs() < LEAST * largest, 0.0, matrix)
     return graph_objects().Heatmap(
-        z=tones,
-        text=texts,
+        z=style.rounded(seen, 3),
         name=name,
-        zmin=-1,
-        zmax=1,
-        colorscale=style.DIVERGING,
+        zmin=-largest,
+        zmax=largest,
+        colorscale=curved(),
         showscale=bar,
-        colorbar=scale_of(largest) if bar else None,
-        hovertemplate=f"{name}<br>row %{{y}}, column %{{x}}: %{{text}}<extra></extra>",
+        colorbar=style.bar("entry") if bar else None,
+        hovertemplate=f"{name}<br>row %{{y}}, column %{{x}}: %{{z:.3g}}<extra></extra>",
         **settings,
     )
-
-
-def scale_of(largest: float) -> dict[str, Any]:
-    """Ticks of the colours, in true numbers."""
-    values = [-largest, -0.1 * largest, 0.0, 0.1 * largest, largest]
-    ticks = toned(torch.tensor(values, dtype=torch.float64), largest).tolist()
-    return {**style.bar("entry"), "tickvals": ticks, "ticktext": [shown(value) for value in values]}
 
 
 def peak(*matrices: Tensor) -> float:
@@ -153,7 +158,7 @@ def spectra(la: Laplace) -> Figure:
         f"Eigenvalues of the curvature of {len(found)} weight tensors, each from the largest on, on logarithmic axes, "
         f"with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
     )
-    x, y = "place among the tensor's eigenvalues", "eigenvalue of the curvature"
+    x, y = "place of the eigenvalue", "eigenvalue of the curvature"
     style.finish(figure, "How much the data say, layer by layer", alt, height=500, x=x, y=y)
     low = max(min(*priors, *(float(each.values[-1]) for each in found)), 1e-8 * largest, 1e-300)
     span = [math.log10(low) - 0.3, math.log10(max(largest, priors[-1])) + 0.3]
@@ -183,7 +188,7 @@ def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int =
     product, labels = gapped(torch.kron(*parts), rows, columns)
     block = squares(product, 1.0, "block (scaled)")
     block.customdata = labels
-    block.hovertemplate = "%{customdata}<br>%{text}<extra></extra>"
+    block.hovertemplate = "%{customdata}<br>%{z:.3g}<extra></extra>"
     figure.add_trace(block, 1, 3)
     cut = "" if (rows, columns) == made.shape else f", its first {rows} outputs and {columns} inputs"
     alt = (

@@ -154,7 +154,8 @@ def marginal_variances(source: Laplace | Summary | Report) -> Figure:
     )
     title, x_name = "How sure each weight is", "standard deviation of a weight"
     style.finish(figure, title, alt, x=x_name, height=rooms(len(layers)))
-    figure.update_xaxes(**style.logarithmic())
+    ends = [value for own in roots for value in own] + [math.sqrt(each.prior) for each in known]
+    figure.update_xaxes(**style.logarithmic(ends))
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 
@@ -208,7 +209,7 @@ def prior_posterior(source: Laplace | Summary | Report) -> Figure:
     style.finish(
         figure, "What the data added to the prior", alt, x="precision (1 / variance)", height=rooms(len(names))
     )
-    figure.update_xaxes(**style.logarithmic())
+    figure.update_xaxes(**style.logarithmic([*before, *(value for own in ends for value in own)]))
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 
@@ -239,7 +240,10 @@ def effective_dimensions(source: Laplace | Summary | Report) -> Figure:
     title = f"{sum(made.dimensions):.0f}{total} determined by data"
     style.finish(figure, title, alt, x="number, logarithmic", height=rooms(len(names)))
     figure.update_layout(barmode="overlay")
-    figure.update_xaxes(**style.logarithmic())
+    smallest = min([value for value in values if value > 0] or [1.0])
+    figure.update_xaxes(
+        **style.logarithmic([smallest / 2, *values, *made.sizes[:GROUPS]])
+    )  # a bar for the smallest too
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 
@@ -278,7 +282,12 @@ def evidence_trace(source: Any) -> Figure:
     figure.update_yaxes(title_text=objective, **place)
     figure.update_xaxes(title_text="step", row=2 if two else None, col=1 if two else None)
     if two:
-        figure.update_yaxes(title_text="prior precision", row=2, col=1, **style.logarithmic())
+        figure.update_yaxes(
+            title_text="prior precision",
+            row=2,
+            col=1,
+            **style.logarithmic(value for row in precisions for value in row),
+        )
     return figure
 
 

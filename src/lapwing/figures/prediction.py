@@ -205,7 +205,7 @@ def decision_map(
         high = 1.0 if shares else max(float(values.max()), 1e-12)
         figure.add_trace(
             go.Heatmap(
-                x=made.a.tolist(), y=made.b.tolist(), z=[[round(v, 4) for v in row] for row in values.tolist()],
+                x=made.a.tolist(), y=made.b.tolist(), z=style.rounded(values, 4),
                 zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
                 reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
                 hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",

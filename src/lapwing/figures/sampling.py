@@ -226,17 +226,20 @@ def content(made: Draws, number: int, curves: bool, output: int) -> dict[str, li
     if curves:
         assert made.x is not None
         order = made.x.argsort()
-        line = made.x[order].tolist()
+        line = style.rounded(made.x[order], 4)
         gap: list[float | None] = [None]  # lines of one trace, lifted between draws
         over = [value for _ in range(number) for value in line + gap]
-        values = [value for draw in made.predictions[:number, order, output] for value in draw.tolist() + gap]
-        x, y = [over, line, line], [values, average[order, output].tolist(), made.exact[order, output].tolist()]
+        values = [value for draw in made.predictions[:number, order, output] for value in style.rounded(draw, 4) + gap]
+        x, y = (
+            [over, line, line],
+            [values, style.rounded(average[order, output]), style.rounded(made.exact[order, output])],
+        )
     else:
         size = made.predictions.shape[-1]
         # Spread a little, always the same way, so that equal points are seen as several.
         shift = (torch.arange(number) * 0.618034) % 1.0 * 0.5 - 0.25
         spread = (torch.arange(size)[None, :] + shift[:, None]).flatten()
         single = list(range(size))
-        x = [spread.tolist(), single, single]
-        y = [made.predictions[:number, 0].flatten().tolist(), average[0].tolist(), made.exact[0].tolist()]
-    return {"x": [weights[:, 0].tolist(), *x], "y": [weights[:, 1].tolist(), *y]}
+        x = [style.rounded(spread, 3), single, single]
+        y = [style.rounded(each) for each in (made.predictions[:number, 0].flatten(), average[0], made.exact[0])]
+    return {"x": [style.rounded(weights[:, 0]), *x], "y": [style.rounded(weights[:, 1]), *y]}

@@ -359,12 +359,10 @@ def compare(report: Report, metric: str) -> Figure:
     hint = {True: ", more is better", False: ", less is better", None: ""}[more]
     if metric in NOMINAL:
         hint = f", {NOMINAL[metric]:g} is right"
-    alt = f"{words[:1].upper()}{words[1:]} of {len(own)} methods, with 95 % intervals{hint}. "
-    alt += (
-        f"Values: {style.listed([f'{each.name} {shown(each.metrics[metric].value)}' for each in finite])}."
-        if finite
-        else ""
-    )
+    alt = f"{words[:1].upper()}{words[1:]} of {len(own)} methods, with 95 % intervals{hint}."
+    if finite:
+        values = style.listed([f"{each.name} {shown(each.metrics[metric].value)}" for each in finite])
+        alt += f" Values: {values}."
     style.finish(figure, f"{words[:1].upper()}{words[1:]}", alt, x=f"{words.partition(' (')[0]}{hint}",
                  height=170 + 40 * len(own))  # fmt: skip
     figure.update_yaxes(autorange="reversed", type="category")

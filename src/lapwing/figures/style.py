@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -18,7 +21,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
 # Brightness rises evenly, so that they can be read without colours.
 SEQUENTIAL = "Cividis"
-DIVERGING = [[0.0, "#0B4F7D"], [0.25, "#5DA5D1"], [0.5, "#F5F5F5"], [0.75, "#E8935A"], [1.0, "#9E3D00"]]
+DIVERGING = ((0.0, "#0B4F7D"), (0.25, "#5DA5D1"), (0.5, "#F5F5F5"), (0.75, "#E8935A"), (1.0, "#9E3D00"))
 TEXT = "#7A7A7A"  # as far from white as from black: read on both
 LINES = "rgba(128, 128, 128, 0.25)"
 CLEAR = "rgba(0, 0, 0, 0)"
@@ -74,6 +77,13 @@ def shown(value: float) -> str:
     return f"{value:.3g}"
 
 
+def rounded(values: Tensor, digits: int = 5) -> list[Any]:
+    """Nested lists with so many digits, and nothing where there is no number: pages stay small."""
+    if values.dim() > 1:
+        return [rounded(row, digits) for row in values]
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
 def listed(words: Sequence[str]) -> str:
     """'a, b and c'."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
@@ -107,6 +117,7 @@ def finish(
         legend={**legend, "bgcolor": CLEAR},
         hoverlabel={"align": "left", "font": {"family": FONT}},
         hovermode="closest",
+        modebar={"bgcolor": CLEAR, "color": faded(GREY, 0.6), "activecolor": BLUE},
         meta={"alt": alt, "title": title},
     )  # fmt: skip
     line = {"gridcolor": LINES, "zerolinecolor": LINES, "linecolor": LINES, "automargin": True}
@@ -124,7 +135,11 @@ def scene(x: str, y: str, z: str) -> dict[str, Any]:
     line = {"gridcolor": LINES, "zerolinecolor": LINES, "backgroundcolor": CLEAR, "color": TEXT}
     names = {"xaxis": x, "yaxis": y, "zaxis": z}
     axes = {axis: {**line, "title": {"text": text, "font": {"size": 12}}} for axis, text in names.items()}
-    return {**axes, "camera": {"eye": {"x": 1.6, "y": -1.6, "z": 0.9}}, "aspectmode": "cube"}
+    return {
+        **axes,
+        "camera": {"eye": {"x": 1.75, "y": -1.75, "z": 0.95}, "center": {"x": 0, "y": 0, "z": -0.12}},
+        "aspectmode": "cube",
+    }
 
 
 def menu(buttons: list[dict[str, Any]], y: float = 1.0) -> dict[str, Any]:
@@ -153,9 +168,24 @@ def slider(name: str, steps: list[dict[str, Any]], active: int, y: float = 0.0, 
     }
 
 
-def logarithmic() -> dict[str, Any]:
-    """A logarithmic axis with numbers as they are."""
-    return {"type": "log", "tickformat": "~g", "nticks": 8}
+def logarithmic(values: Iterable[float]) -> dict[str, Any]:
+    """A logarithmic axis over positive numbers, with few enough ticks for a phone."""
+    kept = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    low, high = math.log10(min(kept)), math.log10(max(kept))
+    room = 0.07 * (high - low) + 0.05
+    places = range(math.floor(low - room), math.ceil(high + room) + 1)
+    for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**place for place in places for digit in digits]
+        ticks = [tick for tick in ticks if low - room <= math.log10(tick) <= high + room]
+        if len(ticks) <= 7:
+            break
+    ticks = ticks[:: -(-len(ticks) // 7)] if ticks else ticks
+    return {
+        "type": "log",
+        "range": [low - room, high + room],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" for tick in ticks],
+    }
 
 
 def bar(title: str) -> dict[str, Any]:

@@ -41,18 +41,23 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
         )
     )  # fmt: skip
     buttons = [
-        {"label": worded(name), "method": "restyle", "args": [{"visible": [other == name for other in order] + [True]}]}
+        {
+            "label": worded(name).partition(" (")[0],
+            "method": "restyle",
+            "args": [{"visible": [other == name for other in order] + [True]}],
+        }
         for name in order
     ]
     found = number(best.metrics[first])
     alt = (
-        f"{len(points)} settings of how many examples the data count for and of the prior's precision, coloured by "
-        f"{worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision {shown(best.precision)}."
+        f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
+        f"coloured by {worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision "
+        f"{shown(best.precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
-    figure.update_xaxes(**style.logarithmic())
-    figure.update_yaxes(**style.logarithmic())
+    figure.update_xaxes(**style.logarithmic(point.scale for point in points))
+    figure.update_yaxes(**style.logarithmic(point.precision for point in points))
     figure.update_layout(updatemenus=[style.menu(buttons)])
     return figure
 
