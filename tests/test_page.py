@@ -112,7 +112,7 @@ def test_menus_change_figures_and_their_numbers(chromium: Any, files: dict[str, 
             before = shown.locator(".chart").get_attribute("aria-label")
             menu.select_option(str(count - 1))
             page.wait_for_function(
-                f"document.querySelector('#figure-{name} .variant:not([hidden]) .chart[data-drawn=done] .xtick')"
+                f"document.querySelector('#figure-{name} .variant:not([hidden]) .chart[data-drawn=done] .trace')"
             )
             assert shown.count() == 1
             assert shown.locator(".chart").get_attribute("aria-label") != before
