@@ -54,7 +54,8 @@ def main(path: str | Path = "report-regression.html", steps: int = 1500) -> lw.e
     )
     for scores in report.methods:
         held, nll = scores.metrics["coverage90"], scores.metrics["nll"]
-        print(f"{scores.name}: 90 % intervals held {held.value:.0%}, NLL {nll.value:.2f} ({nll.low:.2f} to {nll.high:.2f})")
+        extent = f"{nll.low:.2f} to {nll.high:.2f}"
+        print(f"{scores.name}: 90 % intervals held {held.value:.0%} of the targets, NLL {nll.value:.2f} ({extent})")
     print(f"The report: {report.to_html(path)}")
     return report
 

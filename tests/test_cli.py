@@ -388,11 +388,23 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 # Real processes
 
 
+def test_the_library_does_not_load_what_commands_and_figures_need(tmp_path: Path) -> None:
+    heavy = "{'typer', 'plotly', 'kaleido', 'optuna', 'sklearn', 'torchmetrics', 'PIL'}"
+    code = f"import sys, lapwing; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path
+    )
+    assert found.stdout == "[]\n", found.stderr
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **extra}
+
+
 def process(*given: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **extra}
     command = [sys.executable, "-m", "lapwing.cli", *given]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=cwd, env=environment(**extra), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 

@@ -79,3 +79,13 @@ def test_counts_know_less_away_from_the_data(capsys: pytest.CaptureFixture[str])
     assert relative[3] > 3 * relative[:3].max()
     assert seen["covered"] > 0.85
     assert "90 % of new counts" in capsys.readouterr().out
+
+
+def test_the_report_on_a_regression_tells_the_gap_from_the_data(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    report = example("report_regression").main(tmp_path / "page.html", steps=300)
+    assert [each.name for each in report.methods] == ["Laplace", "Plain network"]
+    found = report.methods[0].detection
+    assert found["the gap"]["epistemic_variance"].auroc.value > 0.9
+    assert found["beyond the data"]["epistemic_variance"].auroc.value > 0.9
+    assert "A curve with a gap" in (tmp_path / "page.html").read_text(encoding="utf-8")

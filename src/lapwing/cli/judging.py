@@ -193,7 +193,7 @@ def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
     asked |= section(settings, "evaluate")
     if isinstance(subject, Laplace) and (options := section(settings, "predict")):
         asked["predict"] = {name: each for name, each in options.items() if name != "level"}
-    with voice.stage("the evaluation"):
+    with voice.stage("the evaluation", own=False):
         made: Report = lw.evaluate(subject, data.value, classes=data.classes, progress=voice.progress, **asked)
     return made
 
@@ -212,8 +212,11 @@ def write(made: Report, out: list[Path]) -> None:
 
 
 def estimate(value: Estimate | None) -> str:
-    """A number with its interval."""
-    return "–" if value is None else f"{value.value:.3f} ({value.low:.3f}–{value.high:.3f})"
+    """A number, and below it its interval."""
+    if value is None:
+        return "–"
+    dash = "–" if value.low >= 0 else " to "
+    return f"{value.value:.3f}\n{value.low:.3f}{dash}{value.high:.3f}"
 
 
 def show(voice: Voice, made: Report, out: list[Path]) -> None:

@@ -51,12 +51,15 @@ class Voice:
             self.out.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
 
     @contextmanager
-    def stage(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """Show that something is at work, with the time left where it is known, and how long it took."""
+    def stage(self, what: str, total: int | None = None, own: bool = True) -> Iterator[Callable[[], None]]:
+        """Show that something is at work, with the time left where it is known, and how long it took.
+
+        Not `own`: the work has a bar itself, and two would be drawn over each other.
+        """
         began = time.perf_counter()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
-        with Progress(*columns, *left, console=self.err, transient=True, disable=not self.progress) as bar:
+        with Progress(*columns, *left, console=self.err, transient=True, disable=not (own and self.progress)) as bar:
             task = bar.add_task(what, total=total)
             yield lambda: bar.advance(task)
         self.say(f"  {what}: {time.perf_counter() - began:.1f} s")

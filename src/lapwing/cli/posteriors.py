@@ -82,7 +82,7 @@ def fit(
     categorical = family == "classification" or isinstance(family, lw.Categorical)
     data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, net, categorical))
     began = time.perf_counter()
-    with voice.stage("the fit"):
+    with voice.stage("the fit", own=False):
         la = lw.fit(net, data.value, family, **section(settings, "fit"), progress=voice.progress)
     check_classes(la, data)
     if tuned:
@@ -143,7 +143,7 @@ def tune(
     elif way == "validation":
         raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")
     began = time.perf_counter()
-    with voice.stage(f"tuning by {way}"):
+    with voice.stage(f"tuning by {way}", own="progress" not in asked):
         tuned = la.tune(way, **asked)
     tuned.save(target_file)
     tell(voice, tuned, target_file, time.perf_counter() - began, None, before=float(la.log_evidence()))
