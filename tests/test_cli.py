@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import lapwing as lw
 
@@ -24,6 +25,7 @@ from commands import classifier, data, furnished, leftovers, run
 from lapwing.cli import main, posteriors
 from lapwing.cli.output import Problem, finite, writing
 from lapwing.cli.settings import assignment, gathered
+from lapwing.progress import Progress
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"
 
@@ -70,6 +72,40 @@ def test_settings_come_from_the_file_then_from_set_then_from_options(place: str)
         made = lw.load("made.safetensors", classifier())
         assert (made.D, type(made.structure)) == (expected.D, lw.Diag)
         torch.testing.assert_close(made.log_evidence(), expected.log_evidence(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_weights_are_those_of_the_file(ending: str, place: str) -> None:
+    other = classifier()
+    with torch.no_grad():
+        other[0].weight.mul_(3)
+    torch.save(other.state_dict(), "three.pt")
+    save_file(other.state_dict(), "three.safetensors")
+    given = f"fit -m NET:classifier -w three.{ending} -l classification --train train.npz -o made.safetensors -q"
+    assert run(given, place) == 0
+    made = lw.load("made.safetensors", other)  # which refuses other weights
+    assert float(made.log_evidence()) == pytest.approx(float(lw.fit(other, data(), "classification").log_evidence()))
+
+
+class Harmful:
+    """A file with code in it: reading it carelessly would write another."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, ("harmed", "w")
+
+
+def test_weights_are_read_without_running_what_they_hold(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"0.weight": Harmful()}, "harmful.pt")
+    assert run("fit -m NET:classifier -w harmful.pt -l classification --train train.npz", place) == 2
+    assert "cannot be read as weights" in capsys.readouterr().err and not Path("harmed").exists()
+
+
+def test_bars_leave_stdout_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(Progress(show=True).track([1, 2], 2, "counting")) == [1, 2]
+    told = capsys.readouterr()
+    assert told.out == "" and "counting" in told.err
 
 
 def test_paths_in_a_file_start_at_its_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores
 from lapwing.report import markup, words
+from lapwing.report.page import embedded
 from lapwing.report.pictures import gallery, png
 from lapwing.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
 from reports import bins, classification, near, regression, specimen
@@ -144,6 +146,12 @@ def test_texts_are_escaped() -> None:
     made = markup.element("p", nasty, title=nasty, data_label=nasty).text
     assert "<script>" not in made and "&lt;script&gt;" in made and made.count('"') == 4
     assert markup.safe(None) == "" and markup.safe(("a", markup.Markup("<b>"), "<i>")) == "a<b>&lt;i&gt;"
+
+
+def test_figures_cannot_end_the_script_they_stand_in() -> None:
+    nasty = json.dumps({"name": "</script><b>&"})
+    assert not set("<>&") & set(embedded([nasty]))
+    assert json.loads(embedded([nasty])) == [{"name": "</script><b>&"}]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

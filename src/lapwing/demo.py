@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -199,7 +199,8 @@ def stage(console: Console, what: str, total: int | None = None) -> Iterator[Cal
     """Show that something is at work, and how long it took once it is done."""
     began = time.perf_counter()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
     console.print(f"  {what}: {time.perf_counter() - began:.1f} s", highlight=False)
