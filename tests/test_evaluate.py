@@ -185,6 +185,14 @@ def test_some_examples_are_enough_for_shifts() -> None:
     )
 
 
+def test_data_that_are_ready_are_compared_with_all_test_data() -> None:
+    la, (x, y) = classifier(), images(40, 5)
+    shifts = {"noise": 1, "ready": {1: (x * 0.5, y)}}
+    own = lw.evaluate(la, (x, y), shifts=shifts, shift_examples=10, intervals=0, baselines=()).methods[0]
+    assert own.shifts["ready"].metrics["nll"][0].value == own.metrics["nll"].value
+    assert own.shifts["noise"].metrics["nll"][0].value != own.metrics["nll"].value
+
+
 def forms() -> dict[str, Any]:
     x, y = images(30, 5)
 
@@ -393,6 +401,8 @@ def test_the_posterior_in_numbers() -> None:
     assert sum(own["group_weights"]) == la.D == sum(layer["weights"] for layer in own["layers"])
     means = [layer["variance_mean"] * layer["weights"] for layer in own["layers"]]
     assert sum(means) == pytest.approx(float(la.precision.variance().sum()))
+    before = [1 / precision for precision in own["prior_precision"]]
+    assert [layer["prior_variance"] for layer in own["layers"]] == pytest.approx(before)
     assert own["trace"]["values"] == list(la.trace.values)
     assert [row["parameter"] for row in found.coverage] == [row.name for row in la.coverage()]
     assert found.versions["lapwing"] == lw.__version__ and found.settings["training examples"] == la.N

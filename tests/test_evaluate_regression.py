@@ -161,6 +161,25 @@ def test_other_likelihoods_have_their_density_and_a_note() -> None:
     assert "Poisson" in found.to_markdown()
 
 
+def test_a_likelihood_of_ones_own_has_its_density() -> None:
+    """A Laplace distribution of two numbers, from the network and from its posterior."""
+
+    def energy(f: Tensor, y: Tensor) -> Tensor:
+        return ((f - y).square() + 0.1).sqrt().sum(-1)
+
+    def law(f: Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.Independent(torch.distributions.Laplace(f, torch.ones_like(f)), 1)
+
+    own, model, (x, y) = lw.Custom(energy, predictive=law), regressor(2), numbers(20, 2, 4)
+    expected = -float(law(model(x).detach()).log_prob(y).mean())
+    plain = lw.evaluate(model, (x, y), likelihood=own, intervals=5)
+    assert values(plain.methods[0])["nll"] == pytest.approx(expected, rel=1e-6)
+    la = lw.fit(model, (x, y), own, prior=20.0)
+    found = lw.evaluate(la, (x, y), intervals=5)
+    assert values(found["Laplace"])["nll"] == pytest.approx(-float(la.predict(x).log_prob(y).mean()), rel=1e-6)
+    assert values(found["Plain network"])["nll"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_shifts_of_numbers_have_their_error_and_deviation() -> None:
     la, (x, y) = regression(), numbers(30, 1, 4)
     found = lw.evaluate(la, (x, y), shifts={"more": (lambda inputs, s: inputs + s, [2])}, intervals=10).methods[0]
