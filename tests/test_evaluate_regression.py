@@ -180,6 +180,18 @@ def test_a_likelihood_of_ones_own_has_its_density() -> None:
     assert values(found["Plain network"])["nll"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_likelihood_of_ones_own_gets_outputs_in_their_shape() -> None:
+    def law(f: Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.MultivariateNormal(
+            f[..., 0, :], f[..., 1:, :] @ f[..., 1:, :].mT + torch.eye(2).to(f)
+        )
+
+    model = nn.Sequential(regressor(6), nn.Unflatten(1, (3, 2)))
+    own, (x, y) = lw.Custom(lambda f, y: -law(f).log_prob(y), predictive=law), numbers(20, 2, 4)
+    found = lw.evaluate(model, (x, y), likelihood=own, intervals=0)
+    assert values(found.methods[0])["nll"] == pytest.approx(-float(law(model(x).detach()).log_prob(y).mean()))
+
+
 def test_shifts_of_numbers_have_their_error_and_deviation() -> None:
     la, (x, y) = regression(), numbers(30, 1, 4)
     found = lw.evaluate(la, (x, y), shifts={"more": (lambda inputs, s: inputs + s, [2])}, intervals=10).methods[0]
