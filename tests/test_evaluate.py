@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lapwing as lw
 from conftest import DEVICE
-from evaluating import C, classifier, images, network, timeless
+from evaluating import C, agree, classifier, images, network
 from fitting import Broken, built, classes, normal
 from lapwing.evaluate import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
 from lapwing.evaluate.attacks import Attack
@@ -288,7 +288,7 @@ def test_one_example_and_one_class() -> None:
 def test_the_same_twice_and_another_with_another_seed() -> None:
     la, test = classifier(), images(30, 5)
     first, again = (lw.evaluate(la, test, shifts="noise", intervals=30, seed=1) for _ in range(2))
-    assert timeless(first).to_json() == timeless(again).to_json()
+    assert agree(first, again)
     other = lw.evaluate(la, test, shifts="noise", intervals=30, seed=2)
     assert other.methods[0].metrics["nll"].value == first.methods[0].metrics["nll"].value
     assert other.methods[0].metrics["nll"].low != first.methods[0].metrics["nll"].low
@@ -296,15 +296,15 @@ def test_the_same_twice_and_another_with_another_seed() -> None:
 
 def test_modes_of_the_caller_change_nothing() -> None:
     la, test = classifier(), images(20, 5)
-    plain = timeless(lw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10))
+    plain = lw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10)
     with torch.inference_mode(), torch.autocast(DEVICE.partition(":")[0], dtype=torch.bfloat16):
         made = lw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10)
-    assert timeless(made).to_json() == plain.to_json()
+    assert agree(made, plain)
     options: dict[str, Any] = {"likelihood": "classification", "shifts": ["noise", "blur"], "attacks": "pgd"}
-    plain = timeless(lw.evaluate(la.model, test, ood=test[0], intervals=10, **options))
+    plain = lw.evaluate(la.model, test, ood=test[0], intervals=10, **options)
     with torch.device("meta"):
         made = lw.evaluate(la.model, test, ood=test[0], intervals=10, **options)
-    assert timeless(made).to_json() == plain.to_json()
+    assert agree(made, plain)
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -362,6 +362,20 @@ def test_large_and_normalised_images_are_shown_small_and_in_range() -> None:
     assert made.shape == (64, 32, 3) and float(made.min()) >= 0 and float(made.max()) <= 1
     assert shown(torch.randn(5, 8, 8), Range(0.0, 1.0)) is None
     assert shown(torch.randn(8), Range(0.0, 1.0)) is None
+
+
+def test_very_many_classes_are_measured_without_what_takes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    la, (x, y) = classifier(), images(20, 5)
+    batches = [(x[:12], y[:12]), (x[12:], y[12:])]
+    whole = lw.evaluate(la, batches, intervals=0, ood=x)
+    monkeypatch.setattr("lapwing.evaluate.gathering.PROBABILITIES", 40)
+    monkeypatch.setattr("lapwing.evaluate.answers.MANY_CLASSES", 2)
+    found = lw.evaluate(la, batches, intervals=0, ood=x)
+    expected = numbers(whole.methods[0])
+    expected.pop("ece_classwise")
+    assert numbers(found.methods[0]) == expected
+    assert set(found.methods[0].detection["ood"]) == {"confidence", "entropy", "epistemic_variance"}
+    assert any("left out" in note for note in found.notes) and found.surest == whole.surest
 
 
 def test_yes_or_no_labels_are_two_classes() -> None:
