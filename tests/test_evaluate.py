@@ -272,6 +272,32 @@ def test_positions_count_like_examples_and_ignored_ones_do_not() -> None:
     assert found.surest == () and found.settings["labelled positions"] == int(known.sum())
 
 
+def test_labels_of_pixels() -> None:
+    """Classes on the first axis (N, C, rows, columns), in batches of several sizes of image."""
+    model = built(nn.Conv2d(1, C, 3, padding=1)).to(DEVICE)
+    x, y = normal(6, 1, 3, 4).to(DEVICE), classes(C, 6, 3, 4).to(DEVICE)
+    y[0, 1:] = -100
+    la = lw.fit(model, (x, y), "classification", prior=5.0)
+    found = lw.evaluate(la, [(x[:4], y[:4]), (x[4:, :, :2], y[4:, :2])], intervals=10, ood=x)
+    probs = [la.predict(part).probs.movedim(1, -1).reshape(-1, C) for part in (x[:4], x[4:, :, :2])]
+    plain = [model(part).detach().softmax(1).movedim(1, -1).reshape(-1, C) for part in (x[:4], x[4:, :, :2])]
+    labels = torch.cat([y[:4].flatten(), y[4:, :2].flatten()])
+    known = labels != -100
+    for name, parts in (("Laplace", probs), ("Plain network", plain)):
+        wanted = expected(torch.cat(parts)[known], labels[known])
+        assert numbers(found[name]) == pytest.approx(wanted, rel=1e-6), name
+
+
+def test_histograms_are_of_at_most_2000_inputs_from_first_to_last() -> None:
+    model = built(nn.Linear(1, 2)).to(DEVICE)
+    x = torch.linspace(0, 1, 3001, dtype=torch.float64, device=DEVICE)[:, None]
+    found = lw.evaluate(model, (x, (x[:, 0] > 0.5).long()), likelihood="classification", intervals=0)
+    own = found.methods[0].uncertainty["test"]["confidence"]
+    with torch.no_grad():
+        ends = model(x[[0, -1]]).softmax(-1).amax(-1).tolist()
+    assert len(own) == 2000 and [own[0], own[-1]] == pytest.approx(ends, rel=1e-5)
+
+
 def test_one_example_and_one_class() -> None:
     la, (x, y) = classifier(), images(1, 5)
     found = lw.evaluate(la, (x, y), ood=x, intervals=10)
@@ -384,11 +410,21 @@ def test_yes_or_no_labels_are_two_classes() -> None:
     y[3, 1] = -1
     model = built(nn.Linear(4, 2)).to(DEVICE)
     la = lw.fit(model, (x, y), lw.Bernoulli(ignore_index=-1), prior=2.0)
-    found = lw.evaluate(la, (x, y), intervals=10, validation=(x, y), ood=x * 2)
+    held = torch.bernoulli((2 * model(x).detach()).sigmoid())
+    found = lw.evaluate(la, (x, y), intervals=10, validation=(x, held), ood=x * 2)
     for name, ones in (("Laplace", la.predict(x).probs), ("Plain network", model(x).detach().sigmoid())):
         both = torch.stack([1 - ones, ones], -1)[y != -1]
         assert numbers(found[name]) == pytest.approx(expected(both, y[y != -1].long()), rel=1e-6), name
     assert {"mutual_information", "epistemic_variance"} < set(found.methods[0].detection["ood"])
+    logits = model(x).detach()
+
+    def loss(log_temperature: float) -> float:
+        return float(nn.functional.binary_cross_entropy_with_logits(logits / math.exp(log_temperature), held))
+
+    best = math.exp(optimize.minimize_scalar(loss, bounds=(-4, 4), method="bounded", options={"xatol": 1e-10}).x)
+    ones = (logits / best).sigmoid()
+    both = torch.stack([1 - ones, ones], -1)[y != -1]
+    assert numbers(found["Temperature scaling"]) == pytest.approx(expected(both, y[y != -1].long()), rel=1e-5)
 
 
 def test_options_of_predictions_are_passed_on() -> None:

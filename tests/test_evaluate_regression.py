@@ -134,6 +134,20 @@ def test_noise_that_depends_on_the_input() -> None:
     assert scaled["rmse"] == before["rmse"] and scaled["sharpness"] != before["sharpness"]
 
 
+def test_noise_of_several_outputs_that_depends_on_the_input() -> None:
+    x, y = numbers(20, 2, 4)
+    la = lw.fit(regressor(4), (x, y), "heteroscedastic", prior=20.0)
+    found = lw.evaluate(la, (x, y), intervals=0)
+    own, prediction = values(found["Laplace"]), la.predict(x)
+    assert own["nll"] == pytest.approx(-float(prediction.log_prob(y).mean()))
+    low, high = prediction.interval(0.9)
+    assert own["coverage90"] == float(((low <= y) & (y <= high)).double().mean())
+    draws = prediction.sample(20000)
+    apart = (draws - draws.flip(0)).abs().mean(0)
+    assert own["crps"] == pytest.approx(float(((draws - y).abs().mean(0) - apart / 2).mean()), rel=0.03)
+    assert own["rmse"] == pytest.approx(float((prediction.mean - y).square().mean().sqrt()))
+
+
 def test_draws_of_the_weights_are_a_mixture() -> None:
     la, (x, y) = regression(2), numbers(20, 2, 4)
     options = {"method": "sampled", "samples": 6}
