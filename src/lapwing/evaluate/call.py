@@ -229,6 +229,8 @@ def remarks(
         made.append(
             f"For {type(subject.likelihood).__name__} the negative log-likelihood is measured, and no calibration."
         )
+    if "brier" in metrics and "ece_classwise" not in metrics:
+        made.append("Class-wise calibration is left out: there are too many classes and positions.")
     if wanted and limits != Range(0.0, 1.0):
         made.append(
             f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "

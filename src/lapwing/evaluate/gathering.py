@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from .columns import Columns
 from .methods import Method
 from .specimens import Gallery
 from .variations import Asked, Make
+
+PROBABILITIES = 1 << 28  # that are kept of one method, for class-wise calibration
 
 
 @dataclass(eq=False)
@@ -44,6 +46,11 @@ class Gathered:
     def values(self) -> dict[str, Tensor]:
         """(N,) each."""
         return {name: torch.cat(each) for name, each in self.scores.items()}
+
+    def trim(self) -> None:
+        """Forget probabilities of all classes where they are too many."""
+        if sum(part.probs.numel() for part in self.parts if part.probs is not None) > PROBABILITIES:
+            self.parts = [replace(part, probs=None) for part in self.parts]
 
     def keep(self, scores: Mapping[str, Tensor]) -> None:
         """Those of one batch."""
@@ -71,6 +78,7 @@ def labelled(
             own.keep(predicted.scores(targets))
             if own is made[0]:
                 gallery.visit(inputs, targets, part, seen)
+            own.trim()
         chosen = evenly(seen, count(inputs), share) if makers else []
         if chosen:
             for own in made:
@@ -151,7 +159,9 @@ def ready(one: Asked, device: torch.device, methods: Sequence[Method], made: Seq
             own.ready.add((one.kind, one.name))
 
 
-def unlabelled(data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str) -> list[Any]:
+def unlabelled(
+    data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str
+) -> list[dict[str, Tensor]]:
     """Scores of all inputs, by method: name -> (N,)."""
     made = [Gathered() for _ in methods]
     batches = inputs_of(data, device, what)

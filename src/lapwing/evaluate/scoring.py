@@ -30,16 +30,16 @@ def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
 def _labels(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
     means = columns.estimates(("correct", "nll", "brier"), drawn)
     ece, mce = calibration.width_errors(columns, drawn)
-    return {
+    made = {
         "accuracy": means["correct"],
         "nll": means["nll"],
         "brier": means["brier"],
         "ece": ece,
         "ece_adaptive": calibration.adaptive(columns, drawn),
-        "ece_classwise": calibration.classwise(columns, drawn),
-        "mce": mce,
-        "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn),
     }
+    if columns.probs is not None:
+        made["ece_classwise"] = calibration.classwise(columns, drawn)
+    return made | {"mce": mce, "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn)}
 
 
 def _numbers(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
