@@ -416,3 +416,7 @@ def test_a_real_report_is_drawn() -> None:
     assert list(own.data[1].x) == pytest.approx(list(told.data[1].x))
     first, second = figures.marginal_variances(la).data[2], figures.marginal_variances(made).data[2]
     assert list(first.x) == pytest.approx(list(second.x), rel=1e-6)
+    first, second = figures.marginal_variances(la).data[3], figures.marginal_variances(made).data[3]
+    assert list(first.x) == pytest.approx(list(second.x), rel=1e-6)
+    prior = 1 / math.sqrt(float(la.prior.precision))
+    assert list(first.x) == pytest.approx([prior] * 4, rel=1e-6)

@@ -184,6 +184,38 @@ def test_landscape_of_some_weights_moves_those_alone() -> None:
     assert random.directions.shape == (2, 4)
 
 
+class Counting(nn.Module):
+    """A network that counts its calls in a buffer, in evaluation mode too, and answers by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.inner(x) * self.calls
+
+
+def test_points_do_not_depend_on_those_before_them() -> None:
+    model = Counting().double().to(DEVICE).eval()
+    x, y = normal(10, 2).to(DEVICE), (torch.arange(10) % 2).to(DEVICE)
+    la = lw.fit(model, (x, y), "classification", structure="full")
+    assert float(model.calls) == 0
+    axes = axes_of(la)
+    made = figures.landscape(la, (x, y), directions=axes, points=3)
+    step = axes[0] + axes[1]
+    with torch.no_grad():
+        f = F.linear(x, model.inner.weight + step[:4].view(2, 2), model.inner.bias + step[4:])
+    assert float(made.loss[2, 2]) == pytest.approx(float(F.cross_entropy(f, y)), rel=1e-10)
+    drawn = figures.draws(la, x, 3, method="sampled")
+    eps = la._deviations(3, torch.Generator().manual_seed(0))[2]
+    with torch.no_grad():
+        f = F.linear(x, model.inner.weight + eps[:4].view(2, 2), model.inner.bias + eps[4:])
+    torch.testing.assert_close(drawn.predictions[2], f.softmax(1).cpu(), rtol=1e-9, atol=1e-12)
+    assert float(model.calls) == 0
+
+
 def test_line_is_the_middle_of_the_plane() -> None:
     small = case("classes")
     la = small.fit("kron")
