@@ -184,6 +184,29 @@ def test_landscape_of_some_weights_moves_those_alone() -> None:
     assert random.directions.shape == (2, 4)
 
 
+class Gained(nn.Module):
+    """A network with a weight that has no axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.gain
+
+
+def test_single_numbers_are_weights_too() -> None:
+    small = case("classes")
+    own = Small(Gained().double().to(DEVICE), small.x, small.y, "classification", "classification")
+    la = own.fit("full")
+    axes = axes_of(la)
+    made = figures.landscape(la, [{"x": own.x, "labels": own.y}], directions=axes, points=3)
+    assert float(made.loss[2, 0]) == pytest.approx(loss_at(own, axes[1] - axes[0])[0], rel=1e-10)
+    assert float(made.linear[2, 0]) == pytest.approx(linear_loss_at(own, axes[1] - axes[0]), rel=1e-10)
+    same = figures.landscape(la, own.data, directions=torch.stack([axes[0], axes[0]]), points=3)
+    assert ring(same, 1.0) == ([], [])
+
+
 class Counting(nn.Module):
     """A network that counts its calls in a buffer, in evaluation mode too, and answers by it."""
 
@@ -434,6 +457,19 @@ def test_map_is_the_prediction_at_every_point(name: str) -> None:
     assert made.points[1].tolist() == small.y.flatten().long().cpu().tolist()
 
 
+def test_maps_and_bands_pass_over_the_data_once() -> None:
+    small = case("classes")
+    la = small.fit("diag")
+    whole = prediction.decisions(la, small.data, points=3)
+    parts = iter([(small.x[:13], small.y[:13]), (small.x[13:], small.y[13:])])
+    made = prediction.decisions(la, parts, points=3)
+    torch.testing.assert_close(made.layers["confidence"], whole.layers["confidence"])
+    torch.testing.assert_close(made.points[0], whole.points[0])
+    many = torch.arange(1200, dtype=torch.float64, device=DEVICE)[:, None]
+    seen = prediction.gathered(DataLoader(TensorDataset(many, many), batch_size=100), many.device, 1)
+    assert len(seen.x) == prediction.KEPT and (float(seen.low), float(seen.high)) == (0.0, 1199.0)
+
+
 def test_summary_of_a_posterior() -> None:
     small = case("regression")
     la = small.fit("full", prior=lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]))
@@ -494,10 +530,19 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         figures.factors(kron, "7.weight")
     with pytest.raises(ValueError, match="is no uncertain weight"):
         figures.approximations(kron, small.data, "7.weight")
+    moved = Small(copy.deepcopy(small.model), small.x, small.y, "classification", "classification")
+    stale = moved.fit("kron")
+    with torch.no_grad():
+        moved.model[0].weight.add_(1.0)
+    for ask in (figures.landscape, figures.whole, figures.approximations):
+        with pytest.raises(ValueError, match="fit again"):
+            ask(stale, small.data)
     with pytest.raises(ValueError, match="one-shot"):
         figures.whole(la, iter([small.data]))
     with pytest.raises(ValueError, match="Known: linearised, sampled"):
         figures.draws(la, small.x, 3, method="exact")
+    with pytest.raises(ValueError, match="has 1 uncertain weight"):
+        losses.landscape(small.fit("full", weights=torch.arange(27) == 3), small.data, directions="random")
     with pytest.raises(ValueError, match="no bands"):
         prediction.band(la, small.data)
     with pytest.raises(ValueError, match="room for 2"):
