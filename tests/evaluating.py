@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -56,3 +57,14 @@ def regression(outputs: int = 1) -> lw.Laplace:
 def timeless(report: Any) -> Any:
     """Without what differs from run to run."""
     return replace(report, methods=tuple(replace(each, seconds=0.0) for each in report.methods))
+
+
+def agree(left: Any, right: Any) -> bool:
+    """The same report twice; sums on a GPU may be taken in another order."""
+    if DEVICE == "cpu":
+        return bool(timeless(left).to_json() == timeless(right).to_json())
+    for one, other in zip(left.methods, right.methods, strict=True):
+        for name, each in one.metrics.items():
+            if not math.isclose(each.value, other.metrics[name].value, rel_tol=1e-9, abs_tol=1e-12):
+                return False
+    return True

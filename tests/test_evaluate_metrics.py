@@ -30,7 +30,6 @@ from lapwing.evaluate.columns import Columns
 from lapwing.evaluate.regression import crps_mixture, pit_deviation, pit_shares
 
 oracle = pytest.importorskip("torchmetrics.functional.classification")
-sklearn = pytest.importorskip("sklearn.metrics")
 scipy_stats = pytest.importorskip("scipy.stats")
 integrate = pytest.importorskip("scipy.integrate")
 
@@ -164,6 +163,7 @@ def test_area_of_a_perfect_order_and_of_many_examples() -> None:
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("sizes", [(60, 40), (1, 1), (3, 200), (200, 3)])
 def test_detection_is_that_of_scikit_learn(sizes: tuple[int, int], ties: bool) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
     known, unknown = torch.randn(sizes[0]).double(), torch.randn(sizes[1]).double() + 0.8
     if ties:
         known, unknown = known.round(), unknown.round()

@@ -103,7 +103,9 @@ def test_ensembles_of_numbers_are_mixtures() -> None:
     draws = (means[:, None] + 0.5 * torch.randn(3, 4000, *y.shape, dtype=torch.float64, device=DEVICE)).flatten(0, 1)
     apart = (draws - draws[torch.randperm(len(draws))]).abs().mean(0)
     assert own["crps"] == pytest.approx(float(((draws - y).abs().mean(0) - apart / 2).mean()), rel=0.02)
-    assert found["Deep ensemble"].uncertainty["test"]["epistemic_variance"] == pytest.approx(spread.mean(-1).tolist())
+    assert found["Deep ensemble"].uncertainty["test"]["epistemic_variance"] == pytest.approx(
+        spread.mean(-1).tolist(), rel=1e-5
+    )
 
 
 def test_noise_that_depends_on_the_input() -> None:
@@ -132,6 +134,20 @@ def test_noise_that_depends_on_the_input() -> None:
     assert scaled["rmse"] == before["rmse"] and scaled["sharpness"] != before["sharpness"]
 
 
+def test_noise_of_several_outputs_that_depends_on_the_input() -> None:
+    x, y = numbers(20, 2, 4)
+    la = lw.fit(regressor(4), (x, y), "heteroscedastic", prior=20.0)
+    found = lw.evaluate(la, (x, y), intervals=0)
+    own, prediction = values(found["Laplace"]), la.predict(x)
+    assert own["nll"] == pytest.approx(-float(prediction.log_prob(y).mean()))
+    low, high = prediction.interval(0.9)
+    assert own["coverage90"] == float(((low <= y) & (y <= high)).double().mean())
+    draws = prediction.sample(20000)
+    apart = (draws - draws.flip(0)).abs().mean(0)
+    assert own["crps"] == pytest.approx(float(((draws - y).abs().mean(0) - apart / 2).mean()), rel=0.03)
+    assert own["rmse"] == pytest.approx(float((prediction.mean - y).square().mean().sqrt()))
+
+
 def test_draws_of_the_weights_are_a_mixture() -> None:
     la, (x, y) = regression(2), numbers(20, 2, 4)
     options = {"method": "sampled", "samples": 6}
@@ -157,6 +173,37 @@ def test_other_likelihoods_have_their_density_and_a_note() -> None:
     assert any("no calibration" in note for note in found.notes)
     assert any("Temperature scaling is not known" in note for note in found.notes)
     assert "Poisson" in found.to_markdown()
+
+
+def test_a_likelihood_of_ones_own_has_its_density() -> None:
+    """A Laplace distribution of two numbers, from the network and from its posterior."""
+
+    def energy(f: Tensor, y: Tensor) -> Tensor:
+        return ((f - y).square() + 0.1).sqrt().sum(-1)
+
+    def law(f: Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.Independent(torch.distributions.Laplace(f, torch.ones_like(f)), 1)
+
+    own, model, (x, y) = lw.Custom(energy, predictive=law), regressor(2), numbers(20, 2, 4)
+    expected = -float(law(model(x).detach()).log_prob(y).mean())
+    plain = lw.evaluate(model, (x, y), likelihood=own, intervals=5)
+    assert values(plain.methods[0])["nll"] == pytest.approx(expected, rel=1e-6)
+    la = lw.fit(model, (x, y), own, prior=20.0)
+    found = lw.evaluate(la, (x, y), intervals=5)
+    assert values(found["Laplace"])["nll"] == pytest.approx(-float(la.predict(x).log_prob(y).mean()), rel=1e-6)
+    assert values(found["Plain network"])["nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_likelihood_of_ones_own_gets_outputs_in_their_shape() -> None:
+    def law(f: Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.MultivariateNormal(
+            f[..., 0, :], f[..., 1:, :] @ f[..., 1:, :].mT + torch.eye(2).to(f)
+        )
+
+    model = nn.Sequential(regressor(6), nn.Unflatten(1, (3, 2)))
+    own, (x, y) = lw.Custom(lambda f, y: -law(f).log_prob(y), predictive=law), numbers(20, 2, 4)
+    found = lw.evaluate(model, (x, y), likelihood=own, intervals=0)
+    assert values(found.methods[0])["nll"] == pytest.approx(-float(law(model(x).detach()).log_prob(y).mean()))
 
 
 def test_shifts_of_numbers_have_their_error_and_deviation() -> None:

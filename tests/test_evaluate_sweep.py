@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 import lapwing as lw
 from conftest import DEVICE
 from evaluating import classifier, images, numbers, regression
-from lapwing.evaluate import Sweep
+from lapwing.evaluate import Point, Sweep
+from lapwing.evaluate.sweep import Question, bayesian
 
 
 def sweep(**options: object) -> Sweep:
@@ -64,6 +67,20 @@ def test_sweeps_of_numbers_and_of_many_outputs() -> None:
         (inputs.to(DEVICE), labels.to(DEVICE)),
     )
     assert made.best.metrics["nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_bayesian_search_goes_where_the_metric_is_better() -> None:
+    """Up for accuracy and down for the NLL, both of which are best at scale 3 and precision 3 here."""
+    pytest.importorskip("optuna")
+
+    def attempt(scale: float, precision: float) -> Point:
+        far = math.log(scale / 3) ** 2 + math.log(precision / 3) ** 2
+        return Point(scale, precision, 1.0, {"nll": far, "accuracy": -far})
+
+    for metric in ("nll", "accuracy"):
+        question = Question((1e-3, 1e3), (1e-3, 1e3), "bayesian", 40, metric, 0)
+        far = [point.metrics["nll"] for point in bayesian(attempt, question)]
+        assert sum(far[20:]) < 0.8 * sum(far[:20]), metric
 
 
 def test_optuna_stays_as_talkative_as_it_was() -> None:

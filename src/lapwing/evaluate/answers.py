@@ -19,6 +19,7 @@ from .regression import crps_mixture, crps_samples, normal_cdf
 
 DRAWS = 1000  # of observations, for the CRPS of what has no closed form
 SEED = 0x1A9
+MANY_CLASSES = 4096  # beyond which averages over thousands of outputs, as mutual information needs them, take too long
 HARD = "expected {0}, which is what accuracy and calibration are counted of."
 
 
@@ -50,9 +51,8 @@ def joined(parts: Sequence[Part]) -> Columns:
     values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
     probs = [part.probs for part in parts if part.probs is not None]
     labels = [part.labels for part in parts if part.labels is not None]
-    return Columns(
-        owner, starts[-1], values, torch.cat(probs) if probs else None, torch.cat(labels) if labels else None
-    )
+    whole = len(probs) == len(labels) == len(parts)  # probabilities of too many classes are forgotten on the way
+    return Columns(owner, starts[-1], values, *((torch.cat(probs), torch.cat(labels)) if whole else (None, None)))
 
 
 def flat_targets(likelihood: Likelihood, form: Form, examples: int, y: Tensor) -> Tensor:
@@ -176,8 +176,9 @@ class Labels(Answer):
         made = {"confidence": probs.amax(-1), "entropy": torch.special.entr(probs).sum(-1)}
         belief = self.prediction.belief
         if not isinstance(belief, Samples) or belief.number > 1:
-            total, expected = self.prediction._entropies.double()
-            made["mutual_information"] = (total - expected).clamp(min=0).flatten(1)
+            if probs.shape[-1] <= MANY_CLASSES:
+                total, expected = self.prediction._entropies.double()
+                made["mutual_information"] = (total - expected).clamp(min=0).flatten(1)
             variance = belief.variance.double()
             own = variance.mean(-1) if isinstance(self.prediction, Classes) else variance.flatten(1)
             made["epistemic_variance"] = own

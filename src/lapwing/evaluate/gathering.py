@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from .methods import Method
 from .specimens import Gallery
 from .variations import Asked, Make
 
+PROBABILITIES = 1 << 28  # that are kept of one method, for class-wise calibration
+
 
 @dataclass(eq=False)
 class Gathered:
@@ -32,6 +34,11 @@ class Gathered:
     clean: list[Part] = field(default_factory=list)  # of the examples that were changed, as they are
     seconds: float = 0.0
 
+    @property
+    def examples(self) -> int:
+        """N."""
+        return sum(part.examples for part in self.parts)
+
     def columns(self) -> Columns:
         """All batches."""
         return joined(self.parts)
@@ -39,6 +46,11 @@ class Gathered:
     def values(self) -> dict[str, Tensor]:
         """(N,) each."""
         return {name: torch.cat(each) for name, each in self.scores.items()}
+
+    def trim(self) -> None:
+        """Forget probabilities of all classes where they are too many."""
+        if sum(part.probs.numel() for part in self.parts if part.probs is not None) > PROBABILITIES:
+            self.parts = [replace(part, probs=None) for part in self.parts]
 
     def keep(self, scores: Mapping[str, Tensor]) -> None:
         """Those of one batch."""
@@ -66,6 +78,7 @@ def labelled(
             own.keep(predicted.scores(targets))
             if own is made[0]:
                 gallery.visit(inputs, targets, part, seen)
+            own.trim()
         chosen = evenly(seen, count(inputs), share) if makers else []
         if chosen:
             for own in made:

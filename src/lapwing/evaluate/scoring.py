@@ -30,16 +30,16 @@ def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
 def _labels(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
     means = columns.estimates(("correct", "nll", "brier"), drawn)
     ece, mce = calibration.width_errors(columns, drawn)
-    return {
+    made = {
         "accuracy": means["correct"],
         "nll": means["nll"],
         "brier": means["brier"],
         "ece": ece,
         "ece_adaptive": calibration.adaptive(columns, drawn),
-        "ece_classwise": calibration.classwise(columns, drawn),
-        "mce": mce,
-        "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn),
     }
+    if columns.probs is not None:
+        made["ece_classwise"] = calibration.classwise(columns, drawn)
+    return made | {"mce": mce, "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn)}
 
 
 def _numbers(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
@@ -102,7 +102,8 @@ def _some(values: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     made = {}
     for name, each in values.items():
         picked = torch.linspace(0, len(each) - 1, min(SHOWN, len(each)), dtype=torch.float64, device="cpu")
-        made[name] = tuple(each[picked.round().long()].tolist())
+        # Six digits are more than a histogram shows, and a third of the file.
+        made[name] = tuple(float(f"{value:.6g}") for value in each[picked.round().long()].tolist())
     return made
 
 
