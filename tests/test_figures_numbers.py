@@ -22,7 +22,7 @@ from conftest import DEVICE
 from figure_cases import Small, case
 from fitting import normal
 from lapwing import figures
-from lapwing.figures import gaussian, losses, prediction, sampling, scores, ways
+from lapwing.figures import gaussian, losses, prediction, sampling, unknown, ways
 from lapwing.figures import posterior as beliefs
 from lapwing.figures.landscapes import in_plane, ring
 
@@ -501,7 +501,7 @@ def test_density_of_two_weights(correlation: float) -> None:
 def test_histogram_is_numpys() -> None:
     values = normal(500).abs().tolist()
     width = max(values) / 12
-    shares, edges = scores.histogram(values, 0.0, width, 12)
+    shares, edges = unknown.histogram(values, 0.0, width, 12)
     wanted, places = numpy.histogram(values, bins=12, range=(0.0, max(values)))
     assert shares == pytest.approx((wanted / 500).tolist())
     assert edges == pytest.approx(places.tolist())
