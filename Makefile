@@ -34,7 +34,7 @@ endif
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cuda lint format docs api demo bench bench-page hooks carry clean
+.PHONY: help install test test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -64,6 +64,9 @@ docs: $(TOOLS) ## run the code in README.md and docs/
 
 api: $(TOOLS) ## write docs/api.md from the docstrings
 	@$(RUN) tools/api.py
+
+gallery: $(TOOLS) ## make the pictures of docs/gallery.md (needs a Chromium)
+	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
 
 demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open (ARGS="--help" for the options)
 	@$(RUN) -m lapwing.cli demo $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,6 +100,20 @@ def test_all_functions_are_drawn_here() -> None:
     functions = {name for name in figures.__all__ if callable(getattr(figures, name)) and name.islower()}
     numbers = {"approximations", "draws", "factors", "landscape", "layer_spectra", "whole"}
     assert functions - numbers == tested
+
+
+def test_the_gallery_shows_every_figure() -> None:
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    page = (docs / "gallery.md").read_text(encoding="utf-8")
+    for name in {each.split()[0] for each in DRAWN} | set(REPORTED):
+        assert f"figures.{name}(" in page, name
+    shown = re.findall(r"^!\[([^\]]*)\]\(([^)]*)\)$", page, re.M)
+    assert len(shown) == page.count("figure = figures.")
+    for alt, path in shown:
+        assert len(alt) > 40, path
+        assert (docs / path).stat().st_size < 120_000, path
+    kept = {path.relative_to(docs).as_posix() for path in (docs / "figures" / "gallery").iterdir()}
+    assert kept == {path for _, path in shown}
 
 
 def test_a_failure_leaves_the_network_as_it_was() -> None:
@@ -416,3 +431,7 @@ def test_a_real_report_is_drawn() -> None:
     assert list(own.data[1].x) == pytest.approx(list(told.data[1].x))
     first, second = figures.marginal_variances(la).data[2], figures.marginal_variances(made).data[2]
     assert list(first.x) == pytest.approx(list(second.x), rel=1e-6)
+    first, second = figures.marginal_variances(la).data[3], figures.marginal_variances(made).data[3]
+    assert list(first.x) == pytest.approx(list(second.x), rel=1e-6)
+    prior = 1 / math.sqrt(float(la.prior.precision))
+    assert list(first.x) == pytest.approx([prior] * 4, rel=1e-6)

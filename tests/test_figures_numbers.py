@@ -22,7 +22,7 @@ from conftest import DEVICE
 from figure_cases import Small, case
 from fitting import normal
 from lapwing import figures
-from lapwing.figures import gaussian, losses, prediction, sampling, scores, ways
+from lapwing.figures import gaussian, losses, prediction, sampling, unknown, ways
 from lapwing.figures import posterior as beliefs
 from lapwing.figures.landscapes import in_plane, ring
 
@@ -182,6 +182,61 @@ def test_landscape_of_some_weights_moves_those_alone() -> None:
     assert float(made.loss[0, 2]) == pytest.approx(loss_at(small, step.to(DEVICE))[0], rel=1e-10)
     random = figures.landscape(la, small.data, directions="random", points=3)
     assert random.directions.shape == (2, 4)
+
+
+class Gained(nn.Module):
+    """A network with a weight that has no axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.gain
+
+
+def test_single_numbers_are_weights_too() -> None:
+    small = case("classes")
+    own = Small(Gained().double().to(DEVICE), small.x, small.y, "classification", "classification")
+    la = own.fit("full")
+    axes = axes_of(la)
+    made = figures.landscape(la, [{"x": own.x, "labels": own.y}], directions=axes, points=3)
+    assert float(made.loss[2, 0]) == pytest.approx(loss_at(own, axes[1] - axes[0])[0], rel=1e-10)
+    assert float(made.linear[2, 0]) == pytest.approx(linear_loss_at(own, axes[1] - axes[0]), rel=1e-10)
+    same = figures.landscape(la, own.data, directions=torch.stack([axes[0], axes[0]]), points=3)
+    assert ring(same, 1.0) == ([], [])
+
+
+class Counting(nn.Module):
+    """A network that counts its calls in a buffer, in evaluation mode too, and answers by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.inner(x) * self.calls
+
+
+def test_points_do_not_depend_on_those_before_them() -> None:
+    model = Counting().double().to(DEVICE).eval()
+    x, y = normal(10, 2).to(DEVICE), (torch.arange(10) % 2).to(DEVICE)
+    la = lw.fit(model, (x, y), "classification", structure="full")
+    assert float(model.calls) == 0
+    axes = axes_of(la)
+    made = figures.landscape(la, (x, y), directions=axes, points=3)
+    step = axes[0] + axes[1]
+    with torch.no_grad():
+        f = F.linear(x, model.inner.weight + step[:4].view(2, 2), model.inner.bias + step[4:])
+    assert float(made.loss[2, 2]) == pytest.approx(float(F.cross_entropy(f, y)), rel=1e-10)
+    drawn = figures.draws(la, x, 3, method="sampled")
+    eps = la._deviations(3, torch.Generator().manual_seed(0))[2]
+    with torch.no_grad():
+        f = F.linear(x, model.inner.weight + eps[:4].view(2, 2), model.inner.bias + eps[4:])
+    torch.testing.assert_close(drawn.predictions[2], f.softmax(1).cpu(), rtol=1e-9, atol=1e-12)
+    assert float(model.calls) == 0
 
 
 def test_line_is_the_middle_of_the_plane() -> None:
@@ -402,6 +457,19 @@ def test_map_is_the_prediction_at_every_point(name: str) -> None:
     assert made.points[1].tolist() == small.y.flatten().long().cpu().tolist()
 
 
+def test_maps_and_bands_pass_over_the_data_once() -> None:
+    small = case("classes")
+    la = small.fit("diag")
+    whole = prediction.decisions(la, small.data, points=3)
+    parts = iter([(small.x[:13], small.y[:13]), (small.x[13:], small.y[13:])])
+    made = prediction.decisions(la, parts, points=3)
+    torch.testing.assert_close(made.layers["confidence"], whole.layers["confidence"])
+    torch.testing.assert_close(made.points[0], whole.points[0])
+    many = torch.arange(1200, dtype=torch.float64, device=DEVICE)[:, None]
+    seen = prediction.gathered(DataLoader(TensorDataset(many, many), batch_size=100), many.device, 1)
+    assert len(seen.x) == prediction.KEPT and (float(seen.low), float(seen.high)) == (0.0, 1199.0)
+
+
 def test_summary_of_a_posterior() -> None:
     small = case("regression")
     la = small.fit("full", prior=lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]))
@@ -433,7 +501,7 @@ def test_density_of_two_weights(correlation: float) -> None:
 def test_histogram_is_numpys() -> None:
     values = normal(500).abs().tolist()
     width = max(values) / 12
-    shares, edges = scores.histogram(values, 0.0, width, 12)
+    shares, edges = unknown.histogram(values, 0.0, width, 12)
     wanted, places = numpy.histogram(values, bins=12, range=(0.0, max(values)))
     assert shares == pytest.approx((wanted / 500).tolist())
     assert edges == pytest.approx(places.tolist())
@@ -462,10 +530,19 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         figures.factors(kron, "7.weight")
     with pytest.raises(ValueError, match="is no uncertain weight"):
         figures.approximations(kron, small.data, "7.weight")
+    moved = Small(copy.deepcopy(small.model), small.x, small.y, "classification", "classification")
+    stale = moved.fit("kron")
+    with torch.no_grad():
+        moved.model[0].weight.add_(1.0)
+    for ask in (figures.landscape, figures.whole, figures.approximations):
+        with pytest.raises(ValueError, match="fit again"):
+            ask(stale, small.data)
     with pytest.raises(ValueError, match="one-shot"):
         figures.whole(la, iter([small.data]))
     with pytest.raises(ValueError, match="Known: linearised, sampled"):
         figures.draws(la, small.x, 3, method="exact")
+    with pytest.raises(ValueError, match="has 1 uncertain weight"):
+        losses.landscape(small.fit("full", weights=torch.arange(27) == 3), small.data, directions="random")
     with pytest.raises(ValueError, match="no bands"):
         prediction.band(la, small.data)
     with pytest.raises(ValueError, match="room for 2"):

@@ -26,7 +26,7 @@ def unflatten(vectors: Tensor, space: Space) -> dict[str, Tensor]:
         whole[..., mask] = vectors
         vectors = whole
     return {
-        name: vectors[..., place].reshape(*vectors.shape[:-1], *shape)
+        name: vectors[..., place].reshape((*vectors.shape[:-1], *shape))
         for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
     }
 

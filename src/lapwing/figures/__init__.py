@@ -14,16 +14,9 @@ from .posterior import effective_dimensions, evidence_trace, marginal_variances,
 from .prediction import decision_map, regression_band
 from .sampling import Draws, draws, monte_carlo
 from .saving import save
-from .scores import (
-    compare,
-    detection,
-    pit,
-    reliability,
-    risk_coverage,
-    shift_curves,
-    uncertainty_histogram,
-)
+from .scores import compare, pit, reliability, risk_coverage, shift_curves
 from .sweeps import sweep
+from .unknown import detection, uncertainty_histogram
 
 __all__ = [
     "Approximations",

@@ -208,6 +208,7 @@ WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
 def approximations(la: Laplace, data: Any, name: str | None = None) -> Approximations:
     """Fits of one weight in four structures, with exact GGN curvature; by default the largest that can be shown."""
     wanted = block_name(la, name)
+    la._network(None)  # refuses a network that has changed
     prior = float(la.prior.delta(la.space, la.mode).detach().double()[la.space.slices()[wanted]].mean())
     made = {way: dense(la, data, wanted, structure) for way, structure in {"": "full", **WAYS}.items()}
     true = made.pop("")

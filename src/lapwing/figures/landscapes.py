@@ -184,6 +184,9 @@ def ring(made: Landscape, level: float) -> tuple[list[float], list[float]]:
     shape = in_plane(made)
     angle = torch.linspace(0, 2 * torch.pi, 121, dtype=torch.float64)
     around = torch.stack([angle.cos(), angle.sin()])
+    values = torch.linalg.eigvalsh(shape)
+    if not float(values[0]) > 1e-10 * float(values[1]):  # the directions are one and the same: there is no ellipse
+        return [], []
     x, y = level * torch.linalg.solve_triangular(torch.linalg.cholesky(shape).mT, around, upper=True)
     return x.tolist(), y.tolist()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, Inputs
+from ..batches import Batches
 from ..complaints import is_count
 from ..likelihoods import Bernoulli, Categorical
 from ..modes import plainly
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 KEPT = 500  # points of data that are drawn
-LINEARISED = "of the label, in nats"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,34 +36,42 @@ class Band:
     points: tuple[Tensor, Tensor]  # data (n,), (n,)
 
 
-def gathered(data: Any, device: torch.device, features: int, most: int = KEPT) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs (n, features) and targets (n, ...) of the first examples, and the range (2, features) of all inputs."""
-    kept: list[Tensor] = []
-    targets: list[Tensor] = []
-    low = high = None
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Inputs (n, features) and targets (n, ...) of the first examples, the range of all, and one input as it was."""
+
+    x: Tensor
+    y: Tensor
+    low: Tensor  # (features,)
+    high: Tensor
+    like: Tensor  # (1, ...)
+
+    def shaped(self, grid: Tensor) -> Tensor:
+        """Points (B, features) shaped and typed like the data's inputs."""
+        return grid.to(self.like).reshape(len(grid), *self.like.shape[1:])
+
+
+def gathered(data: Any, device: torch.device, features: int) -> Seen:
+    """Pass over the data once; refuses inputs that a figure has no room for."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    ends: list[Tensor] = []
+    like = None
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
         for inputs, y in Batches(data, device):
             if not isinstance(inputs, Tensor) or inputs[0].numel() != features:
-                given = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else type(inputs).__name__
+                given = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
                 raise ValueError(
-                    f"Inputs have {given} numbers per example; this figure has room for {features}, inputs (N, "
-                    f"{features})."
+                    f"The inputs are {given}; this figure has room for {features} numbers: (N, {features})."
                 )
             flat = inputs.detach().reshape(len(inputs), features).double().cpu()
-            least, most_of = flat.amin(0), flat.amax(0)
-            low = least if low is None else torch.minimum(low, least)
-            high = most_of if high is None else torch.maximum(high, most_of)
-            kept.append(flat)
-            targets.append(y.detach().cpu())
-    if low is None or high is None:
+            ends += [flat.amin(0), flat.amax(0)]
+            if sum(len(x) for x, _ in kept) < KEPT:
+                kept.append((flat, y.detach().cpu()))
+            like = inputs[:1].detach() if like is None else like
+    if like is None:
         raise ValueError("The data has no examples: the loader is empty.")
-    return torch.cat(kept)[:most], torch.cat(targets)[:most], torch.stack([low, high])
-
-
-def shaped(grid: Tensor, data: Any, la: Laplace) -> Inputs:
-    """Grid points (B, features) shaped and typed like the data's inputs."""
-    like = Batches(data, la.mode.device).first()
-    return grid.to(device=like.device, dtype=like.dtype).reshape(len(grid), *like.shape[1:])
+    x, y = (torch.cat(list(each))[:KEPT] for each in zip(*kept, strict=True))
+    return Seen(x, y, torch.stack(ends).amin(0), torch.stack(ends).amax(0), like)
 
 
 @plainly
@@ -75,17 +82,19 @@ def band(
     if isinstance(la.likelihood, Categorical | Bernoulli):
         raise ValueError("The posterior is over classes, which have no bands; see decision_map.")
     checked_level(level)
-    x, y, (low, high) = gathered(data, la.mode.device, 1)
-    more = extend * float(high - low)
-    grid = torch.linspace(float(low) - more, float(high) + more, points, dtype=torch.float64)
-    predicted = la.predict(shaped(grid[:, None], data, la))
+    seen = gathered(data, la.mode.device, 1)
+    low, high = float(seen.low), float(seen.high)
+    more = extend * (high - low)
+    grid = torch.linspace(low - more, high + more, points, dtype=torch.float64)
+    predicted = la.predict(seen.shaped(grid[:, None]))
     mean, epistemic, variance = (
         value.detach().double().cpu().reshape(points, -1)[:, output]
         for value in (predicted.mean, predicted.epistemic, predicted.variance)
     )
     width = normal_quantile(level)
-    own = y.double().reshape(len(y), -1)[:, min(output, y[0].numel() - 1)]
-    return Band(grid, mean, width * epistemic.sqrt(), width * variance.sqrt(), level, (x[:, 0], own))
+    own = seen.y.double().reshape(len(seen.y), -1)
+    own = own[:, min(output, own.shape[1] - 1)]
+    return Band(grid, mean, width * epistemic.sqrt(), width * variance.sqrt(), level, (seen.x[:, 0], own))
 
 
 def regression_band(
@@ -154,13 +163,11 @@ def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) 
         raise ValueError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     if not is_count(points) or points < 3:
         raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
-    x, y, (low, high) = gathered(data, la.mode.device, 2)
-    more = extend * (high - low)
-    a, b = (
-        torch.linspace(float(low[i] - more[i]), float(high[i] + more[i]), points, dtype=torch.float64) for i in (0, 1)
-    )
-    grid = shaped(torch.cartesian_prod(b, a).flip(1), data, la)
-    predicted = la.predict(grid)
+    seen = gathered(data, la.mode.device, 2)
+    more = extend * (seen.high - seen.low)
+    low, high = seen.low - more, seen.high + more
+    a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
+    predicted = la.predict(seen.shaped(torch.cartesian_prod(b, a).flip(1)))
     probs, entropy, epistemic = (
         value.detach().double().cpu() for value in (predicted.probs, predicted.entropy, predicted.epistemic)
     )
@@ -179,9 +186,9 @@ def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) 
     table |= {f"probability of class {number}": column for number, column in enumerate(probs.unbind(1))}
     shape = (points, points)
     layers = {name: values.reshape(shape) for name, values in table.items()}
-    labels = y.reshape(len(y), -1)
+    labels = seen.y.reshape(len(seen.y), -1)
     labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
-    return Map(a, b, layers, probs.shape[1], (x, labels.round().long()))
+    return Map(a, b, layers, probs.shape[1], (seen.x, labels.round().long()))
 
 
 def decision_map(

@@ -26,6 +26,8 @@ def directions(la: Laplace, asked: str | Tensor, count: int, seed: int) -> Tenso
     if asked not in NAMES:
         near = nearest(asked, NAMES) if isinstance(asked, str) else ""
         raise ValueError(f"directions={asked!r} is not known; {near}Known: {', '.join(NAMES)}, or a tensor (k, D).")
+    if count > la.D:
+        raise ValueError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
     return filter_normalised(la, count, seed) if asked == "random" else eigen(la, count, seed)
 
 
@@ -76,8 +78,6 @@ def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
 
     These are the directions that the data determine best: where the loss rises fastest.
     """
-    if count > la.D:
-        raise ValueError(f"{count} directions were asked for, and the posterior has {la.D} weights.")
 
     def product(v: Tensor) -> Tensor:
         return la.precision.mv(v.to(la.mode.dtype)).double()

@@ -1,0 +1,118 @@
+"""How unsure a method is of known and unknown inputs, and how well it tells them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..complaints import nearest
+from . import style
+from .scores import some, told, whiskers
+from .style import GREY, graph_objects, shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from ..evaluate.results import Scores
+
+SCORES = {
+    "confidence": "confidence",
+    "entropy": "entropy (nats)",
+    "mutual_information": "mutual information (nats)",
+    "epistemic_variance": "variance from not knowing the weights",
+}
+
+
+def uncertainty_histogram(scores: Scores, score: str = "entropy", bins: int = 30) -> Figure:
+    """How unsure a method is of test inputs and of unknown ones: the less they overlap, the better it notices."""
+    found = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
+    known = sorted({name for each in scores.uncertainty.values() for name in each})
+    if not found:
+        raise ValueError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
+    go = graph_objects()
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
+    every = [value for values in finite.values() for value in values] or [0.0]
+    low, high = min(0.0, *every), max(every)
+    width = (high - low) / bins or 1.0
+    figure = go.Figure()
+    medians = []
+    words = SCORES.get(score, score.replace("_", " "))
+    for number, (name, values) in enumerate(finite.items()):
+        shares, edges = histogram(values, low, width, bins)
+        medians.append(f"{name} {shown(sorted(values)[len(values) // 2]) if values else 'none'}")
+        hover = f"{name}: %{{y:.1%}} from %{{x:.3g}} on<extra></extra>"
+        line = {"color": style.colour(number), "dash": style.dash(number), "width": 2.5, "shape": "hv"}
+        figure.add_trace(
+            go.Scatter(
+                x=edges, y=[*shares, shares[-1]], mode="lines", name=name, fill="tozeroy", line=line,
+                hovertemplate=hover, fillcolor=style.faded(style.colour(number), 0.25),
+            )
+        )  # fmt: skip
+    alt = f"Histograms of {words} by {scores.name}, one per data set. Medians: {style.listed(medians)}."
+    style.finish(figure, f"How unsure: {scores.name}", alt, x=words, y="share of inputs")
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    return figure
+
+
+def histogram(values: Sequence[float], low: float, width: float, bins: int) -> tuple[list[float], list[float]]:
+    """Shares in bins of equal width, the last one closed, and their edges."""
+    counts = [0] * bins
+    for value in values:
+        counts[min(max(int((value - low) / width), 0), bins - 1)] += 1
+    return [count / max(len(values), 1) for count in counts], [low + place * width for place in range(bins + 1)]
+
+
+def detection(*scores: Scores) -> Figure:
+    """How well unknown inputs are told from test inputs, by method and by score; .5 is chance."""
+    go = graph_objects()
+    kinds = list(
+        dict.fromkeys(kind for each in some(scores, "detection") for found in each.detection.values() for kind in found)
+    )
+    sets = list(dict.fromkeys(name for each in scores for name in each.detection))
+    if not kinds:
+        raise ValueError("None of the scores has unknown inputs; evaluate with ood={'name': inputs}.")
+    figure = go.Figure()
+    best: tuple[float, str] = (-1.0, "")
+    several = len(sets) > 1
+    for number, kind in enumerate(kinds):
+        rows = [
+            (f"{each.name}<br>{name}" if several else each.name, each.detection[name][kind], name)
+            for name in sets
+            for each in scores
+            if kind in each.detection.get(name, {})
+        ]
+        best = max(
+            [best, *((value.auroc.value, f"{label.replace('<br>', ', ')} by {kind}") for label, value, _ in rows)]
+        )
+        texts = [
+            f"{name} by {kind.replace('_', ' ')}<br>AUROC {told(value.auroc)}<br>AUPR {told(value.aupr)}"
+            f"<br>wrongly alarmed at 95 % caught {told(value.fpr95)}"
+            for _, value, name in rows
+        ]
+        figure.add_trace(
+            go.Scatter(
+                y=[label for label, _, _ in rows],
+                x=[value.auroc.value for _, value, _ in rows],
+                error_x=whiskers([value.auroc for _, value, _ in rows]),
+                mode="markers",
+                orientation="h",
+                name=kind.replace("_", " "),
+                text=texts,
+                hovertemplate="%{text}<extra></extra>",
+                marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 10},
+            )
+        )
+    figure.add_vline(x=0.5, line={"color": GREY, "dash": "dot"})
+    alt = (
+        f"How well unknown inputs ({style.listed(sets)}) are told from test inputs, as AUROC with intervals, by method "
+        f"and by score; the dotted line is chance. Best: {best[1]}, {best[0]:.3f}."
+    )
+    title = f"Unknown inputs noticed: {sets[0]}" if not several else "Unknown inputs noticed"
+    places = len({label for trace in figure.data for label in trace.y})
+    style.finish(figure, title, alt, x="AUROC", height=190 + 46 * places)
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.update_layout(scattermode="group", scattergap=0.4)
+    lows = [value.auroc.low for each in scores for found in each.detection.values() for value in found.values()]
+    figure.update_xaxes(range=[min([0.45, *(low - 0.02 for low in lows if math.isfinite(low))]), 1.01])
+    return figure
