@@ -20,8 +20,8 @@ from ..arithmetic import convolutions_rounded, switched
 from .base import Recorder
 
 NARROWEST = 64  # channels on either side, below which tensor cores gain nothing
-PIECE = 1 << 26  # bytes of gradients that are split at a time
-SHARE = 32  # of a small budget that a piece takes: cuDNN's own room is up to nine times the gradients
+PIECE = 1 << 29  # bytes of gradients that are split at a time, at most; of 1 << 26 the host was slower than the GPU
+SHARE = 32  # of a budget for a piece: it takes five times its size in parts, and cuDNN's own room up to nine times
 ROOMY = 4 << 30  # bytes of a budget for which that room is no matter
 
 
@@ -50,6 +50,12 @@ class Geometry(NamedTuple):
         yield from zip(grad.split(step), made.split(step), strict=True)
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The same memory as if its channels came last: a layout, with numbers that mean nothing."""
+    channels, height, width = x.shape[1:]
+    return x.as_strided(x.shape, (channels * height * width, 1, width * channels, channels))
+
+
 def in_parts(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W): three convolutions of numbers of 11 bits."""
     made = grad.new_empty(grad.shape[0], *geometry.given)
@@ -57,7 +63,7 @@ def in_parts(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     with switched("tf32"):
         for some, place in geometry.pieces(grad, made):
             head, rest = fused.rounded(some)
-            like = torch.empty_like(place, memory_format=torch.channels_last)
+            like = channels_last(place)
             pairs = ((head, high), (rest, high), (head, low))
             fused.summed([geometry.back(*pair, like) for pair in pairs], place)
     return made
@@ -135,7 +141,7 @@ def chosen(recorder: Recorder, given: Tensor, weight: Tensor, others: list[Tenso
         return None
     operations = given.shape[0] * math.prod(given.shape[2:]) * weight.numel()
     wide = min(weight.shape[:2]) >= NARROWEST and fused.in_parts(weight.detach(), operations)
-    piece = max(1, int(recorder.room) // SHARE) if recorder.room < ROOMY else PIECE
+    piece = max(1, int(min(PIECE, recorder.room / SHARE)))
     if recorder.exact and wide and not convolutions_rounded():
-        return geometry._replace(parts=True, piece=min(piece, PIECE))
+        return geometry._replace(parts=True, piece=piece)
     return geometry._replace(parts=False, piece=piece) if recorder.room < ROOMY else None
