@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import sys
 from pathlib import Path
@@ -26,8 +27,12 @@ GROUPS = {
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
+    "Evaluate": ("evaluate",),
 }
-EXTRAS = {lapwing.evaluate: lapwing.evaluate.__all__, lapwing.data: ("fashion_mnist",)}
+EXTRAS = {
+    lapwing.evaluate: [name for name in lapwing.evaluate.__all__ if name != "evaluate"],
+    lapwing.data: ("fashion_mnist",),
+}
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
 
 
@@ -36,7 +41,7 @@ def signature(thing: Any, name: str) -> str:
     parts, starred = [], False
     found = inspect.signature(thing)
     for parameter in found.parameters.values():
-        if parameter.name == "self":
+        if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             parts.append("*")
@@ -75,11 +80,14 @@ def members(cls: type) -> list[str]:
 def entry(name: str, module: ModuleType = lapwing) -> str:
     """One public name."""
     thing = getattr(module, name)
+    thing = getattr(thing, name) if inspect.ismodule(thing) else thing  # a module that can be called
     parts = [f"### `{name}`"]
     # Results are made by the library, not by its users: how they are constructed is of no interest.
     if inspect.isfunction(thing) or any(name in names for names in GROUPS.values() if "Laplace" not in names):
         parts.append(f"```text\n{signature(thing, name)}\n```")
     parts.append(described(thing))
+    if dataclasses.is_dataclass(thing) and module is lapwing.evaluate:
+        parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(thing)) + ".")
     if inspect.isclass(thing):
         engine = name in GROUPS["Likelihoods"] or name in GROUPS["Structures"] or name in GROUPS["Curvature"]
         lines = [line for line in members(thing) if not engine or any(f".{own}(" in line for own in LIKELIHOOD_METHODS)]

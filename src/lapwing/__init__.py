@@ -1,5 +1,8 @@
 """Lapwing turns a trained PyTorch network into a Bayesian one with the Laplace approximation."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .coverage import Coverage
 from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .evidence import Evidence
@@ -17,6 +20,9 @@ from .structures import EKFAC, Block, Diag, Full, Kron
 from .symptoms import Finding
 from .tuning.trace import Trace, TuningWarning
 from .tuning.validation import validation_nll
+
+if TYPE_CHECKING:
+    from .evaluate.call import evaluate
 
 __version__ = "0.1.0"
 
@@ -49,8 +55,18 @@ __all__ = [
     "Subnetwork",
     "Trace",
     "TuningWarning",
+    "evaluate",
     "fit",
     "load",
     "products",
     "validation_nll",
 ]
+
+LAZY = ("evaluate",)  # loaded when they are asked for: fitting needs none of them
+
+
+def __getattr__(name: str) -> Any:
+    """Parts of the package that are not loaded with it."""
+    if name in LAZY:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,22 +8,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..complaints import is_count
+
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
     """How often the likeliest class is right; higher is better."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = checked(probs, labels)
     return (probs.argmax(-1) == labels).double().mean().item()
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:
     """Mean negative log-probability of the right class; lower is better, infinite where a label had probability 0."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = checked(probs, labels)
     return -probs.gather(-1, labels[:, None]).log().mean().item()
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
     """Mean squared distance, summed over classes, of the probabilities from the label: 0 to 2, lower is better."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = checked(probs, labels)
     right = torch.nn.functional.one_hot(labels, probs.shape[-1])
     return (probs - right).square().sum(-1).mean().item()
 
@@ -33,9 +35,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
 
     Bin k holds the confidences from k / bins to below (k + 1) / bins; the last one holds 1 too.
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"ece: bins={bins!r} was given; expected a positive whole number.")
-    probs, labels = _checked(probs, labels)
+    checked_bins(bins)
+    probs, labels = checked(probs, labels)
     confidence, predicted = probs.max(-1)
     # Without the clamp a confidence of 1 would fall out of the last bin, and with it the surest predictions.
     place = (confidence * bins).long().clamp(max=bins - 1)
@@ -49,18 +50,32 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
     It is the area under the ROC curve of the score as a detector of unknown inputs.
     """
-    known, unknown = known.detach().double().flatten(), unknown.detach().double().flatten().to(known.device)
-    if known.numel() == 0 or unknown.numel() == 0:
-        raise ValueError(f"auroc: {known.numel()} known and {unknown.numel()} unknown scores; expected some of each.")
-    if bool(known.isnan().any()) or bool(unknown.isnan().any()):
-        raise ValueError("auroc: scores hold NaN; expected numbers.")
+    known, unknown = checked_scores(known, unknown)
     ordered = known.sort().values
     below = torch.searchsorted(ordered, unknown, right=False)
     not_above = torch.searchsorted(ordered, unknown, right=True)
     return (below + not_above).double().mean().item() / (2 * known.numel())
 
 
-def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def checked_scores(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) and (m,) in float64; refuses none, and what cannot be ordered."""
+    known, unknown = known.detach().double().flatten(), unknown.detach().double().flatten().to(known.device)
+    if known.numel() == 0 or unknown.numel() == 0:
+        raise ValueError(
+            f"{known.numel()} known and {unknown.numel()} unknown scores were given; expected some of each."
+        )
+    if bool(known.isnan().any()) or bool(unknown.isnan().any()):
+        raise ValueError("Scores hold NaN; expected numbers.")
+    return known, unknown
+
+
+def checked_bins(bins: int) -> None:
+    """A positive whole number."""
+    if not is_count(bins):
+        raise ValueError(f"bins={bins!r} was given; expected a positive whole number.")
+
+
+def checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(N, C) in float64 and (N,); refuses what does not fit."""
     if probs.dim() < 2 or labels.shape != probs.shape[:-1]:
         raise ValueError(

@@ -1,0 +1,59 @@
+"""Inputs changed on purpose so that the plain network errs: by the sign of its loss' gradient, in one or ten steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import call, evaluation, restore_buffers
+from ..likelihoods import Form, Likelihood, widened
+from .answers import flat_targets
+from .corruptions import Range
+
+EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255, 16 / 255)
+STEPS = 10
+STRIDE = 2.5  # all steps together reach this many times as far as the limit
+ATTACKS = ("fgsm", "pgd")
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """On the plain network's loss; epsilons are shares of the inputs' range."""
+
+    model: nn.Module
+    likelihood: Likelihood
+    form: Form
+    limits: Range
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of the loss of all labels in the inputs."""
+        with evaluation(self.model, []), torch.enable_grad():
+            variable = x.detach().clone().requires_grad_()
+            f = call(self.model, variable)
+            form = self.likelihood.form(f, y, self.form)
+            flat = flat_targets(self.likelihood, form, len(f), y)
+            energy = self.likelihood.energy(widened(form.flatten(f)), flat).sum()
+            made = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
+            restore_buffers(self.model)
+        if made is None:
+            raise ValueError("attacks: the network's loss has no gradient in its inputs; expected one that has.")
+        return made
+
+    def fgsm(self, x: Tensor, y: Tensor, epsilons: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
+        """One step along the sign of the gradient (Goodfellow and others, 2015)."""
+        sign = self.gradient(x, y).sign()
+        for epsilon in epsilons:
+            yield epsilon, self.limits.clipped(x + epsilon * self.limits.span * sign)
+
+    def pgd(self, x: Tensor, y: Tensor, epsilons: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
+        """Ten smaller steps, each brought back to within epsilon of the input (Madry and others, 2018)."""
+        for epsilon in epsilons:
+            reach = epsilon * self.limits.span
+            moved = x
+            for _ in range(STEPS):
+                moved = moved + STRIDE * reach / STEPS * self.gradient(moved, y).sign()
+                moved = self.limits.clipped(torch.minimum(torch.maximum(moved, x - reach), x + reach))
+            yield epsilon, moved

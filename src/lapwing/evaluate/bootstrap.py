@@ -1,0 +1,130 @@
+"""Intervals by the bootstrap: what a number would have been on other examples of the same kind.
+
+Examples are drawn anew with replacement, whole: positions of one example stay together, for they are alike. A drawn
+set is N counts, so that sums over it are products with them, and every metric is a function of sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .results import Estimate
+
+LEVEL = 0.95
+KEPT = 1 << 27  # counts (one byte each) that are kept from one metric to the next
+AT_ONCE = 1 << 22  # counts that are used at a time
+GROUPS = 2048  # of equal or neighbouring values, which metrics of a ranking are made of
+
+
+def sums_by(place: Tensor, values: Tensor, groups: int) -> Tensor:
+    """(P,) places below `groups` and (P, ...) values -> (groups, ...): the values of each place summed."""
+    made = torch.zeros(groups, *values.shape[1:], dtype=torch.float64, device="cpu")
+    return made.index_add_(0, place, values.double())
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """R drawn sets of N examples; row 0 of every answer is the data themselves."""
+
+    examples: int
+    draws: int
+    seed: int
+
+    def sums(self, values: Tensor) -> Tensor:
+        """(N, K) -> (1 + R, K): summed over the examples of every set; infinite where an infinite one was drawn."""
+        values = values.double()
+        finite = torch.isfinite(values)
+        made = [_total(values, torch.ones(self.examples, 1, dtype=torch.float64, device="cpu"), finite)]
+        made += [_total(values, counts, finite) for counts in self._counts()]
+        return torch.cat(made)
+
+    def grouped(self, place: Tensor, owner: Tensor, values: Tensor | None, groups: int) -> Tensor:
+        """(1 + R, groups): P values (or ones) of examples `owner` summed by their places."""
+        made = []
+        for counts in self._sets():
+            each = counts[owner] if values is None else counts[owner] * values.double()[:, None]
+            made.append(sums_by(place, each, groups).T)
+        return torch.cat(made)
+
+    def _sets(self) -> Iterator[Tensor]:
+        """(N, r): how often every set has every example; first the data themselves."""
+        yield torch.ones(self.examples, 1, dtype=torch.float64, device="cpu")
+        yield from self._counts()
+
+    @property
+    def _step(self) -> int:
+        return max(1, min(self.draws, AT_ONCE // self.examples))
+
+    @cached_property
+    def _kept(self) -> list[Tensor] | None:
+        return list(self._drawn()) if self.draws * self.examples <= KEPT else None
+
+    def _counts(self) -> Iterator[Tensor]:
+        for counts in self._drawn() if self._kept is None else self._kept:
+            yield counts.double()
+
+    def _drawn(self) -> Iterator[Tensor]:
+        """(N, r) bytes, the same every time: a count above 255 has a probability below 1e-500."""
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        for start in range(0, self.draws, self._step):
+            width = min(self._step, self.draws - start)
+            picked = torch.randint(self.examples, (self.examples, width), generator=generator, device="cpu")
+            flat = picked * width + torch.arange(width, device="cpu")
+            counts = torch.bincount(flat.flatten(), minlength=self.examples * width)
+            yield counts.to(torch.uint8 if self.examples > 255 else torch.int16).reshape(self.examples, width)
+
+
+def _total(values: Tensor, counts: Tensor, finite: Tensor) -> Tensor:
+    """(N, K) values and (N, r) counts -> (r, K)."""
+    if bool(finite.all()):
+        return counts.T @ values
+    made = counts.T @ torch.where(finite, values, 0.0)
+    for kind in (math.inf, -math.inf):
+        made = made + torch.where(counts.T @ (values == kind).double() > 0, kind, 0.0)
+    return torch.where(counts.T @ values.isnan().double() > 0, math.nan, made)
+
+
+def estimate(rows: Tensor, value: float | None = None) -> Estimate:
+    """(1 + R,): a metric of the data and of every set -> the number and its interval, which holds the number."""
+    own = float(rows[0]) if value is None else value
+    rest = rows[1:][~rows[1:].isnan()]
+    if not len(rest) or math.isnan(own):
+        return Estimate(own, own, own)
+    tail = (1 - LEVEL) / 2
+    # Without interpolation: between a number and infinity there is none.
+    ordered = rest.sort().values
+    low, high = math.floor(tail * (len(rest) - 1)), math.ceil((1 - tail) * (len(rest) - 1))
+    return Estimate(own, min(own, float(ordered[low])), max(own, float(ordered[high])))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Values in rising groups of equal ones, or of neighbouring ones where there are more than `GROUPS` of them."""
+
+    place: Tensor  # (P,)
+    first: Tensor  # (G,): the least value of a group
+    last: Tensor  # (G,)
+    exact: bool
+
+    @staticmethod
+    def of(values: Tensor, most: int = GROUPS) -> Ranking:
+        """(P,) values."""
+        distinct, place, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
+        if len(distinct) <= most:
+            return Ranking(place, distinct, distinct, True)
+        group = ((counts.cumsum(0) - counts) * most).div(len(values), rounding_mode="floor")
+        _, group = group.unique(return_inverse=True)
+        starts = torch.cat([torch.ones(1, dtype=torch.bool, device="cpu"), group[1:] != group[:-1]])
+        ends = torch.cat([starts[1:], torch.ones(1, dtype=torch.bool, device="cpu")])
+        return Ranking(group[place], distinct[starts], distinct[ends], False)
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return len(self.first)

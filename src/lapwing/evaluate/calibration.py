@@ -1,0 +1,164 @@
+"""Whether probabilities are what they say: binned calibration errors, reliability, and the risk-coverage curve.
+
+A bin's gap is its summed confidence less its right answers. Each metric is one function of sums over the examples, for
+the data themselves and for drawn sets of them alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .bootstrap import Ranking, Resampling, estimate, sums_by
+from .columns import Columns
+from .metrics import checked, checked_bins
+from .results import Curve, Estimate, Reliability
+
+BINS = 15
+CLASSWISE = 1 << 33  # products that the intervals of class-wise errors may take
+POINTS = 200  # of a risk-coverage curve
+
+
+def equal_width(confidence: Tensor, bins: int) -> Tensor:
+    """(P,): the bin of every confidence; bin k ends below (k + 1) / bins, the last one holds 1 too."""
+    return (confidence * bins).long().clamp(max=bins - 1)
+
+
+def equal_mass(confidence: Tensor, bins: int) -> Tensor:
+    """(P,): bins of equally many confidences, in their order; equal ones stay together."""
+    _, place, counts = confidence.unique(sorted=True, return_inverse=True, return_counts=True)
+    before = counts.cumsum(0) - counts
+    made: Tensor = (before * bins).div(len(confidence), rounding_mode="floor")[place]
+    return made
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """Mean confidence and accuracy in bins of equal width: (..., C), (...)."""
+    columns = _columns(probs, labels, bins)
+    return reliability_of(columns["confidence"], columns["correct"], bins)
+
+
+def reliability_of(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Reliability:
+    """(P,), (P,)."""
+    place = equal_width(confidence, bins)
+    sums = sums_by(place, torch.stack([confidence, correct, torch.ones_like(confidence)], -1), bins)
+    means = sums[:, :2] / sums[:, 2:].clamp(min=1)
+    edges = tuple(number / bins for number in range(bins + 1))
+    count = tuple(int(each) for each in sums[:, 2].tolist())
+    return Reliability(edges, tuple(means[:, 0].tolist()), tuple(means[:, 1].tolist()), count)
+
+
+def ece_adaptive(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """The calibration error over bins of equally many examples instead of equal width; lower is better."""
+    return adaptive(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins).value
+
+
+def ece_classwise(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """The calibration error of every class' probability against how often it is the label, averaged over classes."""
+    return classwise(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins).value
+
+
+def mce(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """The largest difference of confidence and accuracy in any bin of equal width; lower is better."""
+    return width_errors(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins)[1].value
+
+
+def aurc(probs: Tensor, labels: Tensor) -> float:
+    """The area under the risk-coverage curve: the error rate among the k surest examples, averaged over all k."""
+    columns = _columns(probs, labels, BINS)
+    risk = 1 - columns["correct"]
+    return risk_area(columns, -columns["confidence"], risk, Resampling(labels.numel(), 0, 0)).value
+
+
+def _columns(probs: Tensor, labels: Tensor, bins: int) -> Columns:
+    checked_bins(bins)
+    made, flat = (each.cpu() for each in checked(probs, labels))
+    confidence, predicted = made.max(-1)
+    values = {"confidence": confidence, "correct": (predicted == flat).double()}
+    return Columns(torch.arange(len(flat), device="cpu"), len(flat), values, made, flat)
+
+
+def width_errors(columns: Columns, drawn: Resampling, bins: int = BINS) -> tuple[Estimate, Estimate]:
+    """ECE and MCE."""
+    place = equal_width(columns["confidence"], bins)
+    gaps, counts = _gaps(columns, drawn, place, bins)
+    ece = gaps.abs().sum(-1) / counts.sum(-1)
+    return estimate(ece), estimate((gaps.abs() / counts.clamp(min=1)).amax(-1))
+
+
+def adaptive(columns: Columns, drawn: Resampling, bins: int = BINS) -> Estimate:
+    """The adaptive ECE, its bins those of the whole data."""
+    gaps, counts = _gaps(columns, drawn, equal_mass(columns["confidence"], bins), bins)
+    return estimate(gaps.abs().sum(-1) / counts.sum(-1))
+
+
+def _gaps(columns: Columns, drawn: Resampling, place: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """(1 + R, bins) twice: gaps, and how many there are."""
+    cell = columns.owner * bins + place
+    excess = columns["confidence"] - columns["correct"]
+    parts = torch.stack([excess, torch.ones_like(excess)], -1)
+    sums = drawn.sums(sums_by(cell, parts, columns.examples * bins).reshape(columns.examples, 2 * bins))
+    return sums[:, 0::2], sums[:, 1::2]
+
+
+def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Estimate:
+    """The class-wise ECE; with very many classes and examples its interval is of fewer draws."""
+    probs, labels = columns.probs, columns.labels
+    assert probs is not None and labels is not None
+    classes = probs.shape[-1]
+    most = max(100, CLASSWISE // (columns.examples * bins * classes))
+    drawn = drawn if drawn.draws <= most else Resampling(columns.examples, most, drawn.seed)
+    total = torch.zeros(1 + drawn.draws, dtype=torch.float64, device="cpu")
+    for number in range(classes):
+        own = probs[:, number].double()
+        cell = columns.owner * bins + equal_width(own, bins)
+        excess = own - (labels == number).double()
+        parts = sums_by(cell, excess, columns.examples * bins).reshape(columns.examples, bins)
+        total += drawn.sums(parts).abs().sum(-1)
+    counts = drawn.sums(columns.counts[:, None])[:, 0]
+    return estimate(total / counts / classes)
+
+
+def risk_area(columns: Columns, doubt: Tensor, risk: Tensor, drawn: Resampling) -> Estimate:
+    """The area under the risk-coverage curve: mean risk (P,) of the k examples of least doubt (P,), averaged over k.
+
+    Equal doubts have no order: their risks are spread evenly, which is the mean over all orders.
+    """
+    ranking = Ranking.of(doubt)
+    value = None
+    if not ranking.exact:
+        alone = Ranking.of(doubt, len(doubt))
+        value = float(_area(*_risks(columns, alone, risk, Resampling(columns.examples, 0, 0)))[0])
+    return estimate(_area(*_risks(columns, ranking, risk, drawn)), value)
+
+
+def _risks(columns: Columns, ranking: Ranking, risk: Tensor, drawn: Resampling) -> tuple[Tensor, Tensor]:
+    """(1 + R, G) twice: how many there are in every group, and their summed risk."""
+    counts = drawn.grouped(ranking.place, columns.owner, None, ranking.groups)
+    return counts, drawn.grouped(ranking.place, columns.owner, risk, ranking.groups)
+
+
+def _area(counts: Tensor, risks: Tensor) -> Tensor:
+    """(1 + R, G) twice -> (1 + R,).
+
+    Of `(E + e j / w) / (K + j)` over j = 1 ... w, with K examples and risk E before a group of w and e, the sum is
+    `e + (E - K e / w) (H(K + w) - H(K))` with the harmonic numbers H.
+    """
+    after = counts.cumsum(-1)
+    before, past = after - counts, risks.cumsum(-1) - risks
+    share = risks / counts.clamp(min=1)
+    harmonic = torch.special.digamma(after + 1) - torch.special.digamma(before + 1)
+    made: Tensor = (risks + (past - before * share) * harmonic).sum(-1) / after[:, -1]
+    return made
+
+
+def risk_coverage(doubt: Tensor, risk: Tensor) -> Curve:
+    """Mean risk (P,) of the share x of the examples that have least doubt (P,), at some 200 shares up to all."""
+    _, place, counts = doubt.unique(sorted=True, return_inverse=True, return_counts=True)
+    spread = (sums_by(place, risk, len(counts)) / counts)[place[doubt.argsort()]]
+    number = torch.arange(1, len(doubt) + 1, dtype=torch.float64, device="cpu")
+    means = spread.cumsum(0) / number
+    picked = (
+        torch.linspace(0, len(doubt) - 1, min(POINTS, len(doubt)), dtype=torch.float64, device="cpu").round().long()
+    )
+    return Curve(tuple((number[picked] / len(doubt)).tolist()), tuple(means[picked].tolist()))

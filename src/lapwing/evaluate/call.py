@@ -1,0 +1,243 @@
+"""`evaluate`: one call from a posterior or a network, and data, to a report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches, Inputs
+from ..complaints import is_count
+from ..likelihoods import Likelihood
+from ..modes import plainly
+from ..progress import Progress
+from . import describing, gathering
+from .attacks import Attack
+from .bootstrap import Resampling
+from .corruptions import Range
+from .gathering import Gathered
+from .methods import Method
+from .results import Report, Scores
+from .scoring import scores_of
+from .specimens import Gallery, finite_range
+from .subject import Subject
+from .variations import Asked, asked
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+
+@plainly
+def evaluate(
+    la_or_model: Laplace | nn.Module,
+    test: Any,
+    *,
+    likelihood: str | Likelihood | None = None,
+    ood: Any = None,
+    shifts: Any = None,
+    attacks: Any = None,
+    baselines: str | Iterable[str] = "auto",
+    validation: Any = None,
+    ensemble: Sequence[nn.Module] | None = None,
+    classes: Sequence[str] | None = None,
+    intervals: int = 1000,
+    seed: int = 0,
+    progress: bool = False,
+    predict: Mapping[str, Any] | None = None,
+    shift_examples: int | None = None,
+    title: str | None = None,
+) -> Report:
+    """How good predictions are, and how well they know when they are not: a report on one pass over the test data.
+
+    `likelihood`: what a plain network was trained for; a posterior has its own. `ood`: inputs of unknown kinds by name,
+    with or without labels. `shifts`: names of corruptions ("noise", "blur", "contrast", "rotation"), or by name their
+    strengths, a function of (x, strength), or ready data by strength. `attacks`: "fgsm" and "pgd", or by name their
+    epsilons or a function of (model, x, y, epsilon). `baselines`: "auto" for all that are possible, or some of "plain",
+    "temperature" (needs `validation` data), "ensemble" (needs networks as `ensemble`) and "dropout". `classes`: their
+    names. `intervals`: how often the examples are drawn anew for intervals; 0 for none. `predict`: options of
+    `la.predict`. `shift_examples`: how many test examples, evenly spread, are corrupted and attacked; None for all.
+    """
+    settings = Settings.checked(intervals, seed, predict, shift_examples)
+    wanted = [*asked(shifts, "shifts"), *asked(attacks, "attacks")]
+    subject = Subject.of(la_or_model, likelihood, settings.predict)
+    unknown = unknown_sets(ood)
+    batches = Batches(test, subject.device)
+    shown, notes = Progress(progress), list[str]()
+    with torch.random.fork_rng(devices=[]), closing(shown):  # a shuffled loader draws from the global generator
+        first, targets = first_batch(batches)
+        for one in wanted:
+            one.check(first)
+        subject = subject.formed(first, targets)
+        names = class_names(classes, subject)
+        methods = subject.methods(baselines, validation, ensemble, settings.seed, notes)
+        gallery = Gallery(finite_range(first))
+        found = measured(subject, batches, methods, wanted, settings, shown, gallery)
+        scores = {
+            name: gathering.unlabelled(data, subject.device, methods, shown, f"ood: {name!r}")
+            for name, data in unknown.items()
+        }
+        made = scored(methods, found, scores, settings)
+    surest, least = gallery.chosen()
+    la = subject.la
+    return Report(
+        title=title or f"{type(subject.model).__name__}: how sure can we be?",
+        task="regression" if made[0].reliability is None else "classification",
+        methods=made,
+        surest=surest,
+        least_sure=least,
+        classes=names,
+        coverage=() if la is None else describing.coverage_of(la),
+        posterior={} if la is None else describing.posterior_of(la),
+        settings=settings_of(subject, found[0], wanted, unknown, settings),
+        versions=describing.versions(),
+        notes=(*notes, *remarks(subject, made[0].metrics, wanted, gallery.limits, found[0])),
+    )
+
+
+def measured(
+    subject: Subject,
+    batches: Batches,
+    methods: Sequence[Method],
+    wanted: Sequence[Asked],
+    settings: Settings,
+    shown: Progress,
+    gallery: Gallery,
+) -> list[Gathered]:
+    """Of every method, the numbers of the test data, as they are and changed."""
+    attack = Attack(subject.model, subject.likelihood, subject.known_form, gallery.limits)
+    makers = {(one.kind, one.name): one.made(attack, settings.seed) for one in wanted if one.ready is None}
+    share = gathering.share_of(batches, settings.shift_examples)
+    found = gathering.labelled(batches, methods, makers, shown, "test", gallery, share)
+    for one in wanted:
+        if one.ready is not None:
+            gathering.ready(one, subject.device, methods, found, f"{one.kind}: {one.name!r}")
+    return found
+
+
+def scored(
+    methods: Sequence[Method],
+    found: Sequence[Gathered],
+    unknown: Mapping[str, Sequence[Mapping[str, Tensor]]],
+    settings: Settings,
+) -> tuple[Scores, ...]:
+    """Metrics of every method, with the same drawn sets for all."""
+    drawn = Resampling(found[0].examples, settings.intervals, settings.seed)
+    others = {
+        name: Resampling(len(next(iter(each[0].values()))), drawn.draws, drawn.seed + 1)
+        for name, each in unknown.items()
+    }
+    return tuple(
+        scores_of(method, own, {name: each[place] for name, each in unknown.items()}, drawn, others)
+        for place, (method, own) in enumerate(zip(methods, found, strict=True))
+    )
+
+
+def settings_of(
+    subject: Subject, found: Gathered, wanted: Sequence[Asked], unknown: Mapping[str, Any], settings: Settings
+) -> dict[str, Any]:
+    """What it takes to make the report again."""
+    return {
+        **(subject.described() if subject.la is None else describing.settings_of(subject.la)),
+        "device": describing.device_name(subject.device),
+        "test examples": found.examples,
+        "labelled positions": sum(len(part.owner) for part in found.parts),
+        "bootstrap draws": settings.intervals,
+        "seed": settings.seed,
+        "predict": {key: str(value) for key, value in settings.predict.items()},
+        "shifts": {one.name: list(one.strengths) for one in wanted if one.kind == "shifts"},
+        "attacks": {one.name: list(one.strengths) for one in wanted if one.kind == "attacks"},
+        "changed examples": sum(part.examples for part in found.clean),
+        "unknown data": list(unknown),
+    }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Plain options, checked."""
+
+    intervals: int
+    seed: int
+    predict: Mapping[str, Any]
+    shift_examples: int | None
+
+    @staticmethod
+    def checked(intervals: Any, seed: Any, predict: Any, shift_examples: Any) -> Settings:
+        """Refuse what is no count, no seed and no options."""
+        if intervals != 0 and not is_count(intervals):
+            raise ValueError(
+                f"intervals={intervals!r} was given; expected how often examples are drawn anew, such as 1000, or 0."
+            )
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 62:
+            raise ValueError(f"seed={seed!r} was given; expected a whole number from 0.")
+        if predict is not None and not isinstance(predict, Mapping):
+            raise TypeError(f"predict is a {type(predict).__name__}; expected options of la.predict, such as a dict.")
+        if shift_examples is not None and not is_count(shift_examples):
+            raise ValueError(f"shift_examples={shift_examples!r} was given; expected a positive whole number, or None.")
+        return Settings(int(intervals), seed, dict(predict or {}), shift_examples)
+
+
+def unknown_sets(ood: Any) -> dict[str, Any]:
+    """Data of unknown kinds by name."""
+    if ood is None:
+        return {}
+    if not isinstance(ood, Mapping):
+        return {"ood": ood}
+    for name in ood:
+        if not isinstance(name, str) or name == "test":
+            raise ValueError(f"ood: the name {name!r} was given; expected text other than 'test'.")
+    return dict(ood)
+
+
+def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, ...] | None:
+    """One name per class."""
+    if classes is None:
+        return None
+    family = subject.likelihood.link_family
+    if family not in ("categorical", "bernoulli"):
+        raise ValueError(f"classes= was given, and {type(subject.likelihood).__name__} has no classes; leave it out.")
+    expected = 2 if family == "bernoulli" else subject.known_form.outputs
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise TypeError(f"classes={classes!r} was given; expected one name per class, such as ['cat', 'dog'].")
+    if len(classes) != expected:
+        raise ValueError(f"classes has {len(classes)} names, and there are {expected} classes; expected one each.")
+    return tuple(classes)
+
+
+def first_batch(batches: Batches) -> tuple[Inputs, Tensor]:
+    """Inputs and targets, which are not lost to the pass that follows."""
+    source = batches
+    if batches.one_shot:
+        head = list(itertools.islice(batches.data, 1))
+        batches.data = itertools.chain(head, batches.data)
+        source = Batches(head, batches.device)
+    for inputs, targets in source:
+        return inputs, targets
+    raise ValueError("test: the data has no examples; expected some (or the iterator was already used up).")
+
+
+def remarks(
+    subject: Subject, metrics: Mapping[str, Any], wanted: Sequence[Asked], limits: Range, found: Gathered
+) -> list[str]:
+    """What a reader should know about the numbers."""
+    made = []
+    if "crps" not in metrics and "brier" not in metrics:
+        made.append(
+            f"For {type(subject.likelihood).__name__} the negative log-likelihood is measured, and no calibration."
+        )
+    if "brier" in metrics and "ece_classwise" not in metrics:
+        made.append("Class-wise calibration is left out: there are too many classes and positions.")
+    if wanted and limits != Range(0.0, 1.0):
+        made.append(
+            f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "
+            f"{limits.high:.3g} in the first batch."
+        )
+    if found.clean and sum(part.examples for part in found.clean) < found.examples:
+        made.append("Corruptions and attacks were made on an evenly spread part of the test examples.")
+    if any(one.kind == "attacks" for one in wanted):
+        made.append("Attacks are made on the plain network's loss; all methods are asked about the same inputs.")
+    return made

@@ -1,0 +1,143 @@
+"""A report as tables in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from .results import Estimate, Report, Scores, Shift
+
+# What the columns are called, and which way is better.
+LABELS = {
+    "accuracy": "accuracy ↑",
+    "nll": "NLL ↓",
+    "brier": "Brier ↓",
+    "ece": "ECE ↓",
+    "ece_adaptive": "adaptive ECE ↓",
+    "ece_classwise": "class-wise ECE ↓",
+    "mce": "MCE ↓",
+    "aurc": "AURC ↓",
+    "rmse": "RMSE ↓",
+    "crps": "CRPS ↓",
+    "coverage50": "in 50 % interval",
+    "coverage90": "in 90 % interval",
+    "coverage95": "in 95 % interval",
+    "sharpness": "sharpness ↓",
+    "pit_deviation": "PIT deviation ↓",
+    "auroc": "AUROC ↑",
+    "aupr": "AUPR ↑",
+    "fpr95": "FPR95 ↓",
+    "confidence": "confidence",
+    "uncertainty": "uncertainty",
+}
+
+
+def page(report: Report) -> str:
+    """The whole report."""
+    parts = [f"# {report.title}", *_methods(report.methods)]
+    parts += _detections(report.methods)
+    parts += _shifts(report.methods, "shifts", "Corrupted inputs")
+    parts += _shifts(report.methods, "attacks", "Adversarial inputs")
+    parts += _coverage(report)
+    parts += ["## Settings", _table(("setting", "value"), [(key, _shown(each)) for key, each in _settings(report)])]
+    if report.notes:
+        parts += ["## Notes", "\n".join(f"- {note}" for note in report.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def label(name: str) -> str:
+    """A metric's name for people, with an arrow to where it is better."""
+    return LABELS.get(name, name)
+
+
+def estimate(value: Estimate) -> str:
+    """A number with its interval."""
+    if value.low == value.high == value.value or math.isnan(value.low):
+        return number(value.value)
+    return f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
+
+
+def number(value: float) -> str:
+    """Three digits after the point where they say something."""
+    if not math.isfinite(value):
+        return {math.inf: "∞", -math.inf: "−∞"}.get(value, "–")
+    return f"{value:.3f}" if 5e-4 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
+
+
+def _methods(methods: Sequence[Scores]) -> list[str]:
+    names = list(dict.fromkeys(name for each in methods for name in each.metrics))
+    rows = [
+        (each.name, *(estimate(each.metrics[name]) if name in each.metrics else "–" for name in names), _time(each))
+        for each in methods
+    ]
+    return [
+        "## Methods",
+        "Every number with the interval that holds 95 % of its values when the examples are drawn anew (bootstrap).",
+        _table(("method", *map(label, names), "seconds"), rows),
+        "\n".join(f"- **{each.name}**: {each.description}" for each in methods),
+    ]
+
+
+def _time(scores: Scores) -> str:
+    return f"{scores.seconds:.2f}"
+
+
+def _detections(methods: Sequence[Scores]) -> list[str]:
+    rows = [
+        (known, each.name, score, *map(estimate, (found.auroc, found.aupr, found.fpr95)))
+        for known in dict.fromkeys(known for each in methods for known in each.detection)
+        for each in methods
+        for score, found in each.detection.get(known, {}).items()
+    ]
+    if not rows:
+        return []
+    return [
+        "## Unknown inputs",
+        "How well a score tells inputs of an unknown kind (the positives) from those of the test set.",
+        _table(("data", "method", "score", "AUROC ↑", "AUPR ↑", "FPR95 ↓"), rows),
+    ]
+
+
+def _shifts(methods: Sequence[Scores], kind: str, title: str) -> list[str]:
+    parts: list[str] = []
+    for name in dict.fromkeys(name for each in methods for name in getattr(each, kind)):
+        own: dict[str, Shift] = {
+            each.name: getattr(each, kind)[name] for each in methods if name in getattr(each, kind)
+        }
+        first = next(iter(own.values()))
+        for metric in first.metrics:
+            rows = [
+                (method, *(number(each.value) for each in shift.metrics[metric]))
+                for method, shift in own.items()
+                if metric in shift.metrics
+            ]
+            head = (label(metric), *(f"{strength:.3g}" for strength in first.strengths))
+            parts += [f"**{name}**, {label(metric)} by strength", _table(head, rows)]
+    return [f"## {title}", *parts] if parts else []
+
+
+def _coverage(report: Report) -> list[str]:
+    if not report.coverage:
+        return []
+    head = list(report.coverage[0])
+    return ["## Weights", _table(head, [[row.get(key, "") for key in head] for row in report.coverage])]
+
+
+def _settings(report: Report) -> list[tuple[str, object]]:
+    return [*report.settings.items(), *(("version of " + name, each) for name, each in report.versions.items())]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_shown(each)}" for key, each in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    names = list(head)
+    return "\n".join([line(names), line("---" for _ in names), *map(line, rows)])

@@ -1,0 +1,179 @@
+"""Ways to predict: a posterior, the plain network, temperature scaling, a deep ensemble and MC dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches, Inputs, call, device_of, evaluation, restore_buffers, unwrapped
+from ..likelihoods import Form, Likelihood
+from ..memory import Budget
+from ..predictions import question as questions
+from ..predictions.beliefs import Samples
+from .answers import Answer, Gaussians, Labels, answer
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+DROPOUT_SAMPLES = 32
+STEEPEST = 1e3  # largest factor of the outputs, and its inverse the smallest, that temperature scaling looks for
+HALVINGS = 60
+
+
+class Method(Protocol):
+    """One way to predict, with a name and a plain sentence about it."""
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it is."""
+        ...
+
+    def predict(self, inputs: Inputs) -> Answer:
+        """For the inputs of a batch."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A fitted posterior."""
+
+    la: Laplace
+    options: Mapping[str, Any]
+    name: str = "Laplace"
+
+    @property
+    def description(self) -> str:
+        """What was fitted to what."""
+        la = self.la
+        return (
+            f"a Gaussian over {la.D:,} of the network's weights ({type(la.structure).__name__}, {la.kind.name}), "
+            f"fitted to {la.N:,} examples; predictions are averaged over it."
+        )
+
+    def predict(self, inputs: Inputs) -> Answer:
+        """Of the posterior."""
+        return answer(self.la.predict(inputs, **self.options))
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """Networks as they are, all of one likelihood; several are averaged over."""
+
+    name: str
+    description: str
+    models: tuple[nn.Module, ...]
+    likelihood: Likelihood
+    form: Form
+    budget: Budget
+    temperature: float = 1.0  # what logits are divided by; of numbers, what variances are multiplied by
+    dropout: int = 0  # forward passes with dropout switched on, instead of one without
+    seed: int = 0
+
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """(S, N, ...)."""
+        made = [each for model in self.models for each in self._passes(model, inputs)]
+        shapes = list(dict.fromkeys(tuple(each.shape) for each in made))
+        if len(shapes) > 1:
+            raise ValueError(f"{self.name}: its networks return {shapes[0]} and {shapes[1]}; expected one shape.")
+        return torch.stack(made)
+
+    def _passes(self, model: nn.Module, inputs: Inputs) -> list[Tensor]:
+        made = []
+        with evaluation(model, []), torch.no_grad():
+            if self.dropout:
+                for module in dropouts(model):
+                    module.__dict__["training"] = True  # `evaluation` puts every module back
+                _seed_generators(self.seed, next(model.parameters()).device)
+            for _ in range(max(1, self.dropout)):
+                made.append(call(model, inputs).detach())
+                restore_buffers(model)
+        return made
+
+    def predict(self, inputs: Inputs) -> Answer:
+        """The average of the predictions."""
+        values = self.outputs(inputs)
+        form = replace(self.form, shape=tuple(values.shape[2:]))
+        if len(form.shape) != len(self.form.shape) or form.outputs != self.form.outputs:
+            raise ValueError(
+                f"{self.name}: outputs of shape (N, {', '.join(map(str, form.shape))}) were returned; expected "
+                f"{self.form.outputs} outputs as in (N, {', '.join(map(str, self.form.shape))})."
+            )
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{self.name}: the network's outputs hold NaN or Inf; expected finite numbers.")
+        flat = replace(form, whole=False).flatten(values)
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        classes = self.likelihood.link_family in ("categorical", "bernoulli")
+        scaled = flat / self.temperature if classes else flat
+        belief = Samples(replace(form, whole=False), self.budget, scaled)
+        question = questions.Question.of(self.likelihood, "sampled", None, None, False, False)
+        made = questions.made_of(belief, self.likelihood, question)
+        return answer(made, 1.0 if classes else self.temperature**0.5)
+
+
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """Of the CPU and the network's device, both of which `evaluation` puts back."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
+def dropouts(model: nn.Module) -> list[nn.Module]:
+    """Layers that leave out units at random in training."""
+    kind = nn.modules.dropout._DropoutNd
+    return [module for module in model.modules() if isinstance(module, kind) and module.p > 0]
+
+
+def fit_temperature(plain: Networks, batches: Batches) -> float:
+    """What logits are divided by, or the noise' variances multiplied by, for the smallest NLL of validation data."""
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    squares: list[Tensor] = []
+    for inputs, targets in batches:
+        made = plain.predict(inputs)
+        if isinstance(made, Labels):
+            own, known, _ = made.known(targets)
+            logits.append(own.double().cpu())
+            labels.append(known.cpu())
+        elif isinstance(made, Gaussians):
+            part = made.part(targets, full=False)
+            squares.append(part.values["squared"] / part.values["deviation"].square())
+    if squares:
+        return max(float(torch.cat(squares).mean()), 1 / STEEPEST**2)
+    if not sum(map(len, labels)):
+        raise ValueError("validation has no labelled examples; expected some, for the temperature.")
+    return 1 / _steepness(torch.cat(logits), torch.cat(labels))
+
+
+def _steepness(logits: Tensor, labels: Tensor) -> float:
+    """The factor of logits (P, C) with the smallest NLL of labels (P,): the NLL is convex, its slope crosses 0 once."""
+    wanted = logits.gather(-1, labels[:, None])[:, 0].mean()
+    low, high = 1 / STEEPEST, STEEPEST
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        slope = ((middle * logits).softmax(-1) * logits).nan_to_num(0.0).sum(-1).mean() - wanted
+        low, high = (low, middle) if bool(slope > 0) else (middle, high)
+    return math.sqrt(low * high)
+
+
+def members(ensemble: Sequence[nn.Module], device: torch.device) -> tuple[nn.Module, ...]:
+    """The networks of an ensemble, checked."""
+    if isinstance(ensemble, nn.Module) or not isinstance(ensemble, Sequence):
+        raise TypeError(f"ensemble is a {type(ensemble).__name__}; expected a list of networks trained apart.")
+    if len(ensemble) < 2:
+        raise ValueError(f"ensemble has {len(ensemble)} networks; expected two or more.")
+    for place, model in enumerate(ensemble):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"ensemble[{place}] is a {type(model).__name__}; expected a torch.nn.Module.")
+        if device_of(model) != device:
+            raise ValueError(f"ensemble[{place}] is on {device_of(model)} and the network on {device}; expected one.")
+    return tuple(unwrapped(model) for model in ensemble)

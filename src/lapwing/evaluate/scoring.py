@@ -1,0 +1,147 @@
+"""From the numbers of all positions to the scores of one method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from . import calibration, regression
+from .answers import joined
+from .bootstrap import Resampling, estimate
+from .columns import Columns
+from .detection import detection
+from .gathering import Gathered
+from .methods import Method
+from .results import Curve, Detection, Estimate, Scores, Shift
+
+SHOWN = 2000  # values of a score that are kept for histograms
+# What curves against the strength of a shift show, by the column it is the mean of.
+CURVES = {"correct": "accuracy", "squared": "rmse", "nll": "nll", "confidence": "confidence"}
+DOUBTS = {"entropy": "uncertainty", "deviation": "uncertainty"}
+
+
+def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
+    """All metrics that the columns allow."""
+    return _labels(columns, drawn) if "correct" in columns.values else _numbers(columns, drawn)
+
+
+def _labels(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
+    means = columns.estimates(("correct", "nll", "brier"), drawn)
+    ece, mce = calibration.width_errors(columns, drawn)
+    made = {
+        "accuracy": means["correct"],
+        "nll": means["nll"],
+        "brier": means["brier"],
+        "ece": ece,
+        "ece_adaptive": calibration.adaptive(columns, drawn),
+    }
+    if columns.probs is not None:
+        made["ece_classwise"] = calibration.classwise(columns, drawn)
+    return made | {"mce": mce, "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn)}
+
+
+def _numbers(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
+    made = {}
+    if "squared" in columns.values:
+        made["rmse"] = estimate(columns.means(("squared",), drawn)[:, 0].sqrt())
+    made |= columns.estimates(("nll",), drawn)
+    if "pit" not in columns.values:
+        return made
+    made |= columns.estimates(("crps",), drawn)
+    for level in regression.LEVELS:
+        inside = Columns(columns.owner, columns.examples, {"inside": regression.coverage(columns["pit"], level)})
+        made[f"coverage{round(100 * level)}"] = inside.estimates(("inside",), drawn)["inside"]
+    made["sharpness"] = columns.estimates(("deviation",), drawn)["deviation"]
+    made["pit_deviation"] = regression.pit_deviation(columns, drawn)
+    made["aurc"] = calibration.risk_area(columns, *doubt_and_risk(columns), drawn)
+    return made
+
+
+def doubt_and_risk(columns: Columns) -> tuple[Tensor, Tensor]:
+    """(P,) twice: less confidence and errors, or the standard deviation and squared errors."""
+    if "correct" in columns.values:
+        return -columns["confidence"], 1 - columns["correct"]
+    return columns["deviation"], columns.values.get("squared", torch.zeros_like(columns["nll"]))
+
+
+def scores_of(
+    method: Method,
+    own: Gathered,
+    unknown: Mapping[str, Mapping[str, Tensor]],
+    drawn: Resampling,
+    others: Mapping[str, Resampling],
+) -> Scores:
+    """Everything about one method; `others` draws the unknown data anew."""
+    columns = own.columns()
+    values = own.values()
+    classes = "correct" in columns.values
+    shifts, attacks = (_shifts(columns, own, kind, drawn) for kind in ("shifts", "attacks"))
+    return Scores(
+        name=method.name,
+        description=method.description,
+        metrics=metrics_of(columns, drawn),
+        reliability=calibration.reliability_of(columns["confidence"], columns["correct"]) if classes else None,
+        risk_coverage=calibration.risk_coverage(*doubt_and_risk(columns)) if _has_risk(columns) else Curve((), ()),
+        pit=regression.pit_shares(columns["pit"]) if "pit" in columns.values else None,
+        uncertainty={name: _some(each) for name, each in {"test": values, **unknown}.items()},
+        detection={name: _detections(values, each, (drawn, others[name])) for name, each in unknown.items()},
+        shifts=shifts,
+        attacks=attacks,
+        seconds=own.seconds,
+    )
+
+
+def _has_risk(columns: Columns) -> bool:
+    return "correct" in columns.values or "squared" in columns.values
+
+
+def _some(values: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
+    """At most 2,000 of them, evenly from first to last."""
+    made = {}
+    for name, each in values.items():
+        picked = torch.linspace(0, len(each) - 1, min(SHOWN, len(each)), dtype=torch.float64, device="cpu")
+        # Six digits are more than a histogram shows, and a third of the file.
+        made[name] = tuple(float(f"{value:.6g}") for value in each[picked.round().long()].tolist())
+    return made
+
+
+def _detections(
+    known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], drawn: tuple[Resampling, Resampling]
+) -> dict[str, Detection]:
+    """By score; less confidence means unknown."""
+    made = {}
+    for name in known:
+        sign = -1.0 if name == "confidence" else 1.0
+        made[name] = detection(sign * known[name], sign * unknown[name], drawn)
+    return made
+
+
+def _shifts(clean: Columns, own: Gathered, kind: str, drawn: Resampling) -> dict[str, Shift]:
+    """By name, with the clean data first."""
+    found: dict[str, dict[float, Columns]] = {}
+    some = joined(own.clean) if own.clean else clean
+    for (of, name, strength), parts in own.changed.items():
+        if of == kind:
+            start = clean if (of, name) in own.ready else some
+            found.setdefault(name, {0.0: start})[strength] = joined(parts)
+    return {name: _shift(by_strength, drawn) for name, by_strength in found.items()}
+
+
+def _shift(by_strength: Mapping[float, Columns], drawn: Resampling) -> Shift:
+    strengths = tuple(sorted(by_strength))
+    rows = [curve_values(by_strength[strength], drawn) for strength in strengths]
+    return Shift(strengths, {name: tuple(row[name] for row in rows) for name in rows[0]})
+
+
+def curve_values(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
+    """Accuracy or RMSE, NLL, confidence and uncertainty."""
+    if columns.examples != drawn.examples:  # a data set of its own
+        drawn = Resampling(columns.examples, drawn.draws, drawn.seed)
+    names: Sequence[str] = [name for name in (*CURVES, *DOUBTS) if name in columns.values]
+    means = columns.means(names, drawn)
+    made = {}
+    for name, row in zip(names, means.T, strict=True):
+        made[CURVES.get(name) or DOUBTS[name]] = estimate(row.sqrt() if name == "squared" else row)
+    return made
