@@ -24,7 +24,7 @@ pytest.importorskip("typer", reason="no typer")
 from commands import classifier, data, furnished, leftovers, run
 from lapwing.cli import main, posteriors
 from lapwing.cli.output import Problem, finite, writing
-from lapwing.cli.settings import assignment, gathered
+from lapwing.cli.settings import KNOWN, assignment, gathered
 from lapwing.progress import Progress
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"
@@ -154,6 +154,14 @@ def test_bad_assignments_are_refused(text: str, words: str) -> None:
     with pytest.raises(Problem) as caught:
         assignment(text)
     assert words in str(caught.value)
+
+
+def test_every_setting_is_on_the_page() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+    for name in KNOWN:
+        table, dot, key = name.partition(".")
+        row = next((line for line in page.splitlines() if line.startswith(f"| `{table}.")), "") if dot else page
+        assert f".{key}`" in row if dot else f"`{name}`" in row or f"`{name}.*`" in row, name
 
 
 def test_unknown_inputs_are_gathered_from_everywhere(place: str) -> None:
@@ -289,6 +297,12 @@ POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
         ("fit -m NET:classifier -l classification --train named.csv --target b", "holds 'low'; expected a number"),
         ("fit -m NET:classifier -l classification --train named.csv --target no", "no column 'no'"),
         ("fit -m NET:classifier -l classification --train inputs.npz", "no targets"),
+        ("fit -c run.toml --train ragged.csv", "row 2 has 2 cells; expected 3"),
+        ("fit -c run.toml --train bytes.csv", "cannot be read as a table"),
+        ("fit -c run.toml --train cut.npz", "cannot be read as .npz"),
+        ("fit -c run.toml --train objects.npz", "cannot be read as .npz"),
+        ("fit -c run.toml --train holes.npz", "NaN"),
+        ("fit -c run.toml --train data", "no folders with images"),
         ("fit -c gone.toml", "There is no file gone.toml"),
         ("fit -c weights.pt", "is no TOML"),
         ("fit -c run.toml --set size=3", "expected a list"),
@@ -318,6 +332,8 @@ POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
         ("compare made.safetensors gone.safetensors -m NET:classifier", "gone.safetensors does not exist"),
         ("compare run.toml", "No posterior was given"),
         ("landscape -m NET:classifier -p made.safetensors", "No train was given"),
+        (f"evaluate {POSTERIOR} --test train.npz --shifts noize", "did you mean 'noise'?"),
+        ("tune -m NET:classifier -p data", "is a folder"),
         ("demo --report no/such/demo.html", "does not exist"),
         ("demo --report demo.pdf", "expected .html"),
         ("fitt", "'fitt' is no command; did you mean 'fit'?"),

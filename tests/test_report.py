@@ -40,6 +40,7 @@ def test_an_overconfident_network_is_said_to_be_one() -> None:
     calibrated, changed, unknown = answers(classification())
     assert calibrated.mood == POOR and "too sure of itself" in calibrated.verdict
     assert "7.4 percentage points (95 % interval: 6.6 to 8.2)" in said(calibrated)
+    assert f"about {100 * chance_error(bins(0.074)):.1f} points would come from chance alone" in said(calibrated)
     assert changed.mood == GOOD and "from 7.4 % to 1.4 %" in said(changed)
     assert "Accuracy stayed at 84.3 %." in changed.sentences[0].replace("\N{NO-BREAK SPACE}", " ")
     assert "86 of 100 (85 to 87; a coin would say 50), the plain network in 78" in said(unknown)

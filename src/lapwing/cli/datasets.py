@@ -115,8 +115,9 @@ Read = tuple[Tensor, "Tensor | None", "tuple[str, ...] | None"]
 def arrays(path: Path, wanted: Wanted) -> Read:
     """An .npz file with `x` and `y`, without pickled objects."""
     try:
-        with numpy.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+        # Opened here: numpy leaves open what it cannot read.
+        with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as read:
+            found = {name: read[name] for name in read.files}
     except Exception as error:  # zip, numpy and the disk have their own
         raise Problem(f"{path} cannot be read as .npz: {error}") from error
     texts = [name for name, each in found.items() if each.dtype.kind not in "biuf"]

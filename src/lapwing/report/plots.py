@@ -45,7 +45,7 @@ class Plot:
 
 
 def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
-    """A figure of plotly as the page keeps it: without its title, which the page writes as a heading."""
+    """A figure of plotly as the page keeps it; the page writes a heading in place of its title."""
     meta = figure.layout.meta or {}
     content = json.loads(figure.to_json())
     layout = content.get("layout", {})

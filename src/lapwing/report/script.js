@@ -62,10 +62,8 @@
 
   function recolour() {
     const on = dark();
-    button.setAttribute("aria-pressed", String(on));
     button.textContent = on ? "Light" : "Dark";
     button.setAttribute("aria-label", on ? "Switch to light colours" : "Switch to dark colours");
-    button.removeAttribute("aria-pressed");
     document.querySelectorAll(".chart").forEach(function (chart) {
       if (chart.data) Plotly.relayout(chart, themed(chart.layout));
     });

@@ -64,7 +64,7 @@ def calibrated_classes(scores: Scores) -> Answer:
         verdict, mood = f"No: it is {way}", POOR
     sentences = [
         f"Its confidence and how often it is right differ by {points(error)} on average. With so many test inputs, "
-        f"about {number(100 * chance)[:3]} points would come from chance alone."
+        f"about {100 * chance:.1f} points would come from chance alone."
     ]
     return Answer(question, verdict, mood, (*example(bins), *sentences))
 
