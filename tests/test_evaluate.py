@@ -476,6 +476,6 @@ except AttributeError:
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert made.stdout == "fine\n", made.stderr
-    assert "shifts" in inspect.signature(lw.evaluate.evaluate).parameters
+    assert "shifts" in inspect.signature(lw.evaluate).parameters
     with pytest.raises(TypeError, match=r"no option 'corruptions'"):
         lw.evaluate(classifier(), images(), corruptions="noise")

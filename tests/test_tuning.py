@@ -16,7 +16,7 @@ from fitting import built, cut, fitted, normal, weights_of
 from lapwing.tape import Tape
 from lapwing.tuning import profile as profiles
 from lapwing.tuning.ascent import gradient_of, newton, vector
-from lapwing.tuning.search import LIMITS
+from lapwing.tuning.settings import LIMITS
 from lapwing.tuning.validation import minimise
 from tables import curvature_of, moved, relative, table
 from test_evidence import EVERY, STRUCTURES, curvature, definition, fit

@@ -21,7 +21,8 @@ STEPS = (1, 2, 3, 5, 7, 10, 15)
 REFERENCE = 60  # steps that are taken to have arrived
 EXAMPLES = 1024
 TRAINING, QUICK_TRAINING = 300, 10  # steps of Adam
-TIGHT = {False: {"tolerance": 1e-4, "steps": 300}, True: {"tolerance": 1.0, "steps": 2}}  # by whether it is quick
+# By whether it is quick. A tenth of the error that is asked about: products in TF32 carry no more.
+TIGHT = {False: {"tolerance": 5e-3, "steps": 40}, True: {"tolerance": 1.0, "steps": 2}}
 MEMORY = 256 << 20
 OFF = 1e-3  # effective dimensions of a group that is switched off: its precision has no value to come near to
 
@@ -42,10 +43,15 @@ def solves(case: Case) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # steps that are not enough are the subject
         began = time.perf_counter()
-        usual = TIGHT[True] if case.settings.quick else {}
+        usual = TIGHT[True] if case.settings.quick else {"tolerance": 0.05}
         tuned = posterior.with_prior(layerwise()).tune(mode="linear", data=batches, **usual)
         tuning = time.perf_counter() - began
-        exact = posterior.with_prior(layerwise()).tune(mode="linear", data=batches, **TIGHT[case.settings.quick])
+        said = case.settings.say
+        said(f"  tuned in {tuning:.1f} s, {len(tuned.trace)} turns and {tuned.linear.products:g} products")
+        exact = posterior.with_prior(layerwise()).tune(
+            mode="linear", data=batches, start=tuned.prior, **TIGHT[case.settings.quick]
+        )
+        said(f"  to {TIGHT[case.settings.quick]['tolerance']:g}: {exact.linear.products:g} products more")
         begin = posterior.with_prior(tuned.prior)
         arrived = begin.at_linear_mode(batches, steps=2 if case.settings.quick else REFERENCE, tolerance=1e-9)
         goal, gamma = updated(arrived)
@@ -77,6 +83,7 @@ def solves(case: Case) -> dict[str, Any]:
             "products_per_turn": tuned.linear.products / len(tuned.trace),
             "precision_error": error(tuned, exact),
             "exact_products": exact.linear.products,
+            "exact_converged": exact.trace.converged,
         },
         "groups": len(gamma),
         "off": int((gamma <= OFF).sum()),

@@ -242,13 +242,19 @@ class Curve:
 
 
 def curve(la: lw.Laplace, task: Task, low: float, high: float, count: int = 13) -> Curve:
-    """From 10^low to 10^high: what there was to gain."""
+    """From 10^low to 10^high, the noise by the evidence at each: what there was to gain."""
     x, y = task.test
     short = Task(task.name, task.train, task.validation, (x[:1000], y[:1000]))
     values = torch.logspace(low, high, count).tolist()
     kind = "classification" if isinstance(la.likelihood, lw.Categorical) else "regression"
     own = plain(la.model, short, kind).scores["nll"]
-    return Curve([(value, judged(la.with_prior(value), short)["nll"]) for value in values], own)
+    noisy = hasattr(la.likelihood, "with_noise")
+
+    def at(value: float) -> lw.Laplace:
+        made = la.with_prior(value)
+        return made.tune(prior=False) if noisy else made
+
+    return Curve([(value, judged(at(value), short)["nll"]) for value in values], own)
 
 
 def table(rows: Sequence[Row], title: str) -> None:
@@ -323,6 +329,7 @@ def dots(panel: Any, rows: Sequence[Row], score: str, names: bool) -> None:
     panel.set_ylim(-len(rows) + 0.5, 0.5)
     panel.set_title({"covered": "targets inside 90 % intervals"}.get(score, TITLES[score]), fontsize=10)
     panel.tick_params(axis="x", labelsize=8)
+    panel.locator_params(axis="x", nbins=5)
     panel.grid(alpha=0.25)
 
 

@@ -107,6 +107,13 @@ def switched(precision: str | None) -> Iterator[None]:
                 each.fp32_precision = value
 
 
+def convolutions_rounded() -> bool:
+    """Whether torch's convolutions of float32 numbers round them to 11 bits on a GPU."""
+    cudnn = torch.backends.cudnn
+    older = readable(lambda: cudnn.allow_tf32)
+    return bool(cudnn.conv.fp32_precision == "tf32" if older is None else older)  # type: ignore[attr-defined]
+
+
 def readable(ask: Any) -> Any:
     """The answer, or None where torch refuses one."""
     try:

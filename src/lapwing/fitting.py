@@ -31,7 +31,7 @@ from .progress import Progress
 from .random import DEFAULT_SEED
 from .selection import Weights, select
 from .space import trainable
-from .tuning.search import MODES, Mode
+from .tuning.settings import MODES, Mode
 
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
     nn.CrossEntropyLoss: "classification",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOP = 12  # scaled numbers stay below 2^TOP: sums of squares of rotated ones then stay in range
 ROWS = 128  # of a tile
+TILE = 32  # channels and places that are brought into another order at a time
 WORTH_SPLITTING = 256  # length of vectors from which rotations are faster in parts than in float32
 PROGRAMS = 528  # four on each of 132 processors
 broken: list[str] = []  # why kernels are not used although they could be
@@ -327,6 +328,34 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
         made = made + multiplied(first.low, second.high) + multiplied(first.high, second.low)
     made *= (first.scale * second.scale).reciprocal()[:, None]
     return made.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+BITS = 0x1000, ~0x1FFF  # half of the last of 11 bits, and the mask that leaves these
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, C, H, W) in float32 -> its numbers rounded to 11 bits, and what that loses, both with the channels last."""
+    if not x.is_cuda:
+        half, kept = BITS
+        high = ((x.contiguous().view(torch.int32) + half) & kept).view(torch.float32)
+        return high, x - high
+    x = x.contiguous()
+    high, low = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
+    channels, places = x.shape[1], x.shape[2] * x.shape[3]
+    grid = (x.shape[0] * -(-channels // TILE), -(-places // TILE))
+    launch("rounded", grid, x, high, low, channels, places, BLOCK=TILE)
+    return high, low
+
+
+def summed(parts: list[Tensor], made: Tensor) -> None:
+    """The sum of three (n, C, H, W), written to `made` with the places last."""
+    if not made.is_cuda:
+        made.copy_(parts[0] + (parts[1] + parts[2]))
+        return
+    parts = [each.contiguous(memory_format=torch.channels_last) for each in parts]
+    channels, places = made.shape[1], made.shape[2] * made.shape[3]
+    grid = (made.shape[0] * -(-channels // TILE), -(-places // TILE))
+    launch("summed", grid, *parts, made, channels, places, BLOCK=TILE)
 
 
 def outer(rows: Tensor) -> Tensor:

@@ -240,4 +240,37 @@ def _squares(
     tl.store(made + place * I + i[None, :], total, mask=mask)
 
 
-split, scale, gram, squares = _split, _scale, _gram, _squares
+@triton.jit
+def _places(channels, places, BLOCK: tl.constexpr):
+    """Of one tile: where its numbers are with the places last, and with the channels last, and which there are."""
+    blocks = tl.cdiv(channels, BLOCK)
+    example = (tl.program_id(0) // blocks).to(tl.int64) * channels * places
+    c = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    places_last = example + c[:, None] * places + p[None, :]
+    channels_last = example + p[:, None] * channels + c[None, :]
+    inside = (c < channels)[:, None] & (p < places)[None, :]
+    turned = (p < places)[:, None] & (c < channels)[None, :]
+    return places_last, channels_last, inside, turned
+
+
+@triton.jit(do_not_specialize=["channels", "places"])
+def _rounded(x, high, low, channels, places, BLOCK: tl.constexpr):
+    """float32 -> 11 bits, and what is lost; the channels come last."""
+    here, there, inside, turned = _places(channels, places, BLOCK)
+    value = tl.load(x + here, mask=inside, other=0.0)
+    head = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    tl.store(high + there, tl.trans(head), mask=turned)
+    tl.store(low + there, tl.trans(value - head), mask=turned)
+
+
+@triton.jit(do_not_specialize=["channels", "places"])
+def _summed(first, second, third, made, channels, places, BLOCK: tl.constexpr):
+    """The sum of three with the channels last; the places come last."""
+    here, there, inside, turned = _places(channels, places, BLOCK)
+    total = tl.load(second + there, mask=turned, other=0.0) + tl.load(third + there, mask=turned, other=0.0)
+    total += tl.load(first + there, mask=turned, other=0.0)
+    tl.store(made + here, tl.trans(total), mask=inside)
+
+
+split, scale, gram, squares, rounded, summed = _split, _scale, _gram, _squares, _rounded, _summed

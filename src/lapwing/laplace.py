@@ -37,7 +37,7 @@ from .progress import Progress
 from .random import DEFAULT_SEED, drawing
 from .space import Space
 from .trees import changed
-from .tuning import search
+from .tuning import search, settings
 from .tuning.trace import Trace
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Laplace:
 
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""
-        return replace(self, temperature=search.checked_temperature(temperature), trace=None)
+        return replace(self, temperature=settings.checked_temperature(temperature), trace=None)
 
     def with_arithmetic(self, arithmetic: str) -> Laplace:
         """The posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'.
@@ -188,19 +188,19 @@ class Laplace:
     @plainly
     def tune(
         self,
-        method: search.Method = "evidence",
+        method: settings.Method = "evidence",
         *,
         prior: bool = True,
         noise: bool | None = None,
         temperature: bool = False,
         data: Any = None,
         start: Prior | Number | None = None,
-        grid: search.Grid | None = None,
+        grid: settings.Grid | None = None,
         steps: int | None = None,
         tolerance: float | None = None,
-        limits: tuple[float, float] = search.LIMITS,
+        limits: tuple[float, float] = settings.LIMITS,
         predict: Mapping[str, Any] | None = None,
-        mode: search.Mode = "trained",
+        mode: settings.Mode = "trained",
         memory: float | None = None,
         progress: bool = False,
     ) -> Laplace:
@@ -209,8 +209,8 @@ class Laplace:
         By the `evidence` or MacKay's `fixed_point`, by the NLL on validation `data`, or on a `grid`; see `trace`.
         `mode="linear"`: by the evidence at the mode of the linear model, which takes the training data as `data`.
         """
-        passes = search.Passing(mode, memory, progress)
-        asked = search.settings(
+        passes = settings.Passing(mode, memory, progress)
+        asked = settings.checked(
             self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict, passes
         )
         return search.tune(self, asked, start)

@@ -7,6 +7,7 @@ graph; such parameters take the generic rule.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +34,13 @@ class Recording(TorchFunctionMode):
         second: bool = False,
         exact: bool = False,
         columns: bool = False,
+        room: float = math.inf,
     ) -> None:
         super().__init__()
         self.watch = watch
         self.second = second  # whether gradients will be differentiated again
         self.exact = exact  # whether gradients are to be as exact as in float32
+        self.room = room  # bytes of the budget
         self.columns = columns  # whether several gradients will be pulled back at once
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
         self.names = names

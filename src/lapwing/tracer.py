@@ -181,7 +181,16 @@ class Tracer:
         """
         examples = count(inputs)
         for _ in range(8):
-            recording = Recording(self._by_id, self.plan, examples, watch, self.create_graph, self.exact, self.columns)
+            recording = Recording(
+                self._by_id,
+                self.plan,
+                examples,
+                watch,
+                self.create_graph,
+                self.exact,
+                self.columns,
+                self.budget.bytes,
+            )
             # Fused attention has no second derivative; its plain form does.
             kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
             with recording, kernels:

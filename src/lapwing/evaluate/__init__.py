@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -51,5 +52,6 @@ class _Callable(ModuleType):
         return evaluate(*args, **kwargs)
 
 
+__signature__ = inspect.signature(evaluate)  # for help and editors
 _Callable.__call__.__doc__ = evaluate.__doc__
 sys.modules[__name__].__class__ = _Callable

@@ -159,7 +159,9 @@ def ready(one: Asked, device: torch.device, methods: Sequence[Method], made: Seq
             own.ready.add((one.kind, one.name))
 
 
-def unlabelled(data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str) -> list[Any]:
+def unlabelled(
+    data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str
+) -> list[dict[str, Tensor]]:
     """Scores of all inputs, by method: name -> (N,)."""
     made = [Gathered() for _ in methods]
     batches = inputs_of(data, device, what)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, Inputs, call, evaluation, restore_buffers
+from ..batches import Batches, Inputs, call, device_of, evaluation, restore_buffers, unwrapped
 from ..likelihoods import Form, Likelihood
 from ..memory import Budget
 from ..predictions import question as questions
@@ -77,7 +77,7 @@ class Networks:
     budget: Budget
     temperature: float = 1.0  # what logits are divided by; of numbers, what variances are multiplied by
     dropout: int = 0  # forward passes with dropout switched on, instead of one without
-    seed: int = field(default=0)
+    seed: int = 0
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """(S, N, ...)."""
@@ -167,8 +167,6 @@ def _steepness(logits: Tensor, labels: Tensor) -> float:
 
 def members(ensemble: Sequence[nn.Module], device: torch.device) -> tuple[nn.Module, ...]:
     """The networks of an ensemble, checked."""
-    from ..batches import device_of, unwrapped
-
     if isinstance(ensemble, nn.Module) or not isinstance(ensemble, Sequence):
         raise TypeError(f"ensemble is a {type(ensemble).__name__}; expected a list of networks trained apart.")
     if len(ensemble) < 2:

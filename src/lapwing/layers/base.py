@@ -154,12 +154,13 @@ class Recorder(Protocol):
     """What handlers need of the recording mode.
 
     `second` says that gradients will be differentiated again, `exact` that products are to be as exact as float32's,
-    and `columns` that several gradients will be pulled back at once.
+    `columns` that several gradients will be pulled back at once, and `room` is the budget in bytes.
     """
 
     second: bool
     exact: bool
     columns: bool
+    room: float
 
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import fused
 from ..jacobians import Acts, Layout, Term
-from .base import Contribution, Handler, PlainInputs, Recorder, Use, channels
+from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Use, channels
+from .exact_convolution import Convolution, Geometry, chosen
 from .geometry import Axis
 from .linear import bias_contribution, usable_range
 from .offsets import PatchMoments
@@ -183,6 +184,22 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     return made * dims if len(made) == 1 else made
 
 
+def applied(
+    recorder: Recorder, func: Callable[..., Any], values: dict[str, Any], window: Window, found: dict[str, Ref]
+) -> Tensor:
+    """The convolution itself; where its gradients are done otherwise, with those."""
+    given, weight, bias = values["input"], values["weight"], values.get("bias")
+    if len(window.kernel) == 2 and window.groups == 1 and not isinstance(window.padding, str):
+        roles = (("weight", weight), ("bias", bias))
+        others = [each for role, each in roles if role not in found and each is not None]
+        plain = Geometry(tuple(given.shape[1:]), window.stride, window.padding, window.dilation)
+        geometry = chosen(recorder, given, weight, others, plain)
+        if geometry is not None:
+            return Convolution.apply(given, weight, bias, geometry)  # type: ignore[no-untyped-call,no-any-return]
+    made: Tensor = func(**values)
+    return made
+
+
 def convolution(dims: int, transposed: bool) -> Handler:
     """A handler for `F.convNd` or `F.conv_transposeNd`."""
     rule = CONV_TRANSPOSED if transposed else CONV
@@ -201,7 +218,6 @@ def convolution(dims: int, transposed: bool) -> Handler:
             return func(*args, **kwargs)
         for role in found:
             values[role] = recorder.alias(values[role])
-        output = func(**values)
         padding = values.get("padding", 0)
         window = Window(
             kernel=tuple(weight.shape[2:]),
@@ -211,6 +227,7 @@ def convolution(dims: int, transposed: bool) -> Handler:
             groups=values.get("groups", 1),
             output_padding=_tuple(values.get("output_padding", 0), dims),
         )
+        output = func(**values) if transposed else applied(recorder, func, values, window, found)
         return recorder.record(rule, output, found, (given,), (0,), window)
 
     return handler

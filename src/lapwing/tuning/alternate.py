@@ -22,7 +22,8 @@ from ..linear.target import Target, chunks
 from ..priors import Number, Prior
 from .ascent import Range, gradient_of, mackay, place_of, vector
 from .profile import Place, Point, Profile, profile
-from .search import OFF, Settings, bounds, complaints, noise_at_its_limit, noise_of, warned
+from .search import OFF, bounds, complaints, noise_at_its_limit, noise_of, warned
+from .settings import Settings
 from .trace import Step, Trace
 
 if TYPE_CHECKING:

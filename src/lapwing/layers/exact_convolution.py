@@ -1,0 +1,147 @@
+"""Gradients through two-dimensional convolutions on a GPU: on the tensor cores, and within a budget.
+
+A float32 number is the sum of two of 11 bits, `x = h + l`; of the products of two such sums `h h' + l h' + h l'` is all
+that float32 would keep, and three convolutions in TF32 are faster than one in float32: 2 to 9 times on an H200. Those
+that cuDNN has for float32 also take room of their own, many times that of the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import fused
+from ..arithmetic import convolutions_rounded, switched
+from .base import Recorder
+
+NARROWEST = 64  # channels on either side, below which tensor cores gain nothing
+PIECE = 1 << 29  # bytes of gradients that are split at a time, at most; of 1 << 26 the host was slower than the GPU
+SHARE = 32  # of a budget for a piece: it takes five times its size in parts, and cuDNN's own room up to nine times
+ROOMY = 4 << 30  # bytes of a budget for which that room is no matter
+
+
+class Geometry(NamedTuple):
+    """Of a convolution with one group, the shape (C, H, W) of what it is given, and how its gradients are done."""
+
+    given: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    parts: bool = True  # in parts of 11 bits, or as torch's switches say
+    piece: int = PIECE  # bytes of gradients at a time
+
+    def back(self, grad: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+        """(n, O, H', W') -> (n, C, H, W), as torch's switches say; in the layout of `like`, whose numbers none reads.
+
+        Torch takes the layout from what the convolution was given, and copies the gradients where theirs is another.
+        """
+        options = (self.stride, self.padding, self.dilation, False, (0, 0), 1, (True, False, False))
+        made: Tensor = torch.ops.aten.convolution_backward(grad, like, weight, None, *options)[0]
+        return made
+
+    def pieces(self, grad: Tensor, made: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients and where they lead to, some examples at a time."""
+        step = max(1, self.piece // (grad.element_size() * grad[0].numel()))
+        yield from zip(grad.split(step), made.split(step), strict=True)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The same memory as if its channels came last: a layout, with numbers that mean nothing."""
+    channels, height, width = x.shape[1:]
+    return x.as_strided(x.shape, (channels * height * width, 1, width * channels, channels))
+
+
+def in_parts(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(n, O, H', W') -> (n, C, H, W): three convolutions of numbers of 11 bits."""
+    made = grad.new_empty(grad.shape[0], *geometry.given)
+    high, low = fused.rounded(weight)
+    with switched("tf32"):
+        for some, place in geometry.pieces(grad, made):
+            head, rest = fused.rounded(some)
+            like = channels_last(place)
+            pairs = ((head, high), (rest, high), (head, low))
+            fused.summed([geometry.back(*pair, like) for pair in pairs], place)
+    return made
+
+
+def as_they_are(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(n, O, H', W') -> (n, C, H, W): one convolution, whose own room is bounded by the size of pieces."""
+    made = grad.new_empty(grad.shape[0], *geometry.given)
+    for some, place in geometry.pieces(grad, made):
+        place.copy_(geometry.back(some, weight, place))
+    return made
+
+
+def through(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The gradients in parts where they are to be, or in one where kernels do not run."""
+    if not grad.numel():
+        return grad.new_zeros(grad.shape[0], *geometry.given)
+    made = None
+    if geometry.parts and grad.dtype == torch.float32 and not fused.broken:
+        made = fused.attempted(lambda: in_parts(grad, weight, geometry))
+    return as_they_are(grad, weight, geometry) if made is None else made
+
+
+class Back(torch.autograd.Function):
+    """Gradients through a convolution; columns are more examples."""
+
+    @staticmethod
+    def forward(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+        """(B, O, H', W') -> (B, C, H, W)."""
+        return through(grad, weight, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Tensor, weight: Tensor, geometry: Geometry) -> Any:
+        """Only gradients come in batches: the weight is the forward pass's."""
+        columns = grad.movedim(in_dims[0], 0)
+        made = through(columns.flatten(0, 1), weight, geometry)
+        return made.unflatten(0, columns.shape[:2]), 0
+
+
+class Convolution(torch.autograd.Function):
+    """Torch's convolution with such gradients; its weight and bias are recorded and need none here."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        """(B, C, H, W) -> (B, O, H', W')."""
+        ctx.save_for_backward(weight)
+        ctx.geometry = geometry
+        return F.conv2d(given, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Through the input alone."""
+        (weight,) = ctx.saved_tensors
+        made = Back.apply(grads[0], weight, ctx.geometry)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return made, None, None, None
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether cuDNN would do its convolutions."""
+    return x.is_cuda
+
+
+def chosen(recorder: Recorder, given: Tensor, weight: Tensor, others: list[Tensor], geometry: Geometry) -> Any:
+    """The geometry with how its gradients are done; None where torch's own are as good, or more than they are asked.
+
+    `others` are the weight or bias where they are not recorded.
+    """
+    if recorder.second or not on_gpu(given) or not given.requires_grad or weight.dtype != given.dtype:
+        return None
+    if torch.is_autocast_enabled(given.device.type) or any(each.requires_grad for each in others):
+        return None
+    operations = given.shape[0] * math.prod(given.shape[2:]) * weight.numel()
+    wide = min(weight.shape[:2]) >= NARROWEST and fused.in_parts(weight.detach(), operations)
+    piece = max(1, int(min(PIECE, recorder.room / SHARE)))
+    if recorder.exact and wide and not convolutions_rounded():
+        return geometry._replace(parts=True, piece=piece)
+    return geometry._replace(parts=False, piece=piece) if recorder.room < ROOMY else None
