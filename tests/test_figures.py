@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 import lapwing as lw
+from conftest import DEVICE
 from figure_cases import case
+from fitting import normal
 from lapwing import figures
 from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
 from lapwing.figures import saving, style
@@ -284,6 +286,17 @@ def test_drawn_numbers_are_those_of_the_values() -> None:
     assert float(block.data[0].z[1][2]) == pytest.approx(
         float(figures.approximations(la, small.data, "2.weight").true[1, 2]), rel=0.01, abs=0.01
     )
+
+
+def test_parabola_is_the_loss_of_a_linear_network_at_its_mode() -> None:
+    x, y = normal(30, 2).to(DEVICE), normal(30, 1, seed=2).to(DEVICE)
+    model = torch.nn.Linear(2, 1, bias=False).double().to(DEVICE)
+    with torch.no_grad():
+        ridge = 3.0 * torch.eye(2, dtype=x.dtype, device=DEVICE)
+        model.weight.copy_(torch.linalg.solve(4.0 * x.T @ x + ridge, 4.0 * x.T @ y).T)
+    la = lw.fit(model, (x, y), lw.Gaussian(noise=0.5), structure="full", prior=3.0)
+    network, _, linear, _, parabola, _ = (list(each.y) for each in figures.landscape_1d(la, (x, y), points=9).data)
+    assert linear == pytest.approx(network, rel=1e-4) and parabola == pytest.approx(network, rel=1e-4)
 
 
 def test_sliders_hold_every_setting() -> None:

@@ -716,3 +716,31 @@ def test_the_preconditioner_is_the_posterior() -> None:
         squared = Target.of(la).precondition(made := g.clone())
         assert torch.allclose(made, expected, atol=1e-12)
         assert squared == pytest.approx(float(g @ expected), rel=1e-12)
+
+
+class Gained(nn.Module):
+    """A network with a weight that has no axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.gain
+
+
+def test_a_single_number_is_a_weight_too() -> None:
+    """At the mode the gradient of the linear model's loss, by a dense Jacobian, is zero."""
+    model, x, y = built(Gained()), normal(20, 2), classes(3, 20)
+    la = fitted(model, x, y, "classification", prior=2.0).at_linear_mode((moved(x), moved(y)), tolerance=EXACT)
+    assert la.linear is not None
+    e = la.linear.displacement.cpu().requires_grad_()
+    with torch.no_grad():
+        f = model(x)
+    weights = dict(model.named_parameters())
+    parts = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, (x,)))(weights)
+    jacobian = torch.cat([parts[name].detach().flatten(2) if parts[name].dim() > 2 else parts[name].detach()[..., None]
+                          for name in la.space.names], 2)  # fmt: skip
+    loss = F.cross_entropy(f + jacobian @ e, y, reduction="sum") + (la.mode.cpu() + e).square().sum()
+    (gradient,) = torch.autograd.grad(loss, e)
+    assert float(gradient.norm()) < 1e-7
