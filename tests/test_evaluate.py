@@ -479,3 +479,18 @@ except AttributeError:
     assert "shifts" in inspect.signature(lw.evaluate).parameters
     with pytest.raises(TypeError, match=r"no option 'corruptions'"):
         lw.evaluate(classifier(), images(), corruptions="noise")
+
+
+def test_a_posterior_over_single_elements() -> None:
+    """Variances are of the elements that are uncertain, and a tensor without any is left out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(DEVICE)
+    masks = {name: torch.rand_like(parameter) > 0.5 for name, parameter in model.named_parameters()}
+    masks["0.bias"][:] = False
+    data = (torch.randn(30, 4, device=DEVICE), torch.randint(3, (30,), device=DEVICE))
+    la = lw.fit(model, data, "classification", weights=masks, structure="diag")
+    layers = lw.evaluate(la, data, intervals=0).posterior["layers"]
+    chosen = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
+    assert {layer["name"]: layer["weights"] for layer in layers} == chosen
+    places = iter(la.precision.variance().double().cpu().split(list(chosen.values())))
+    assert [layer["variance_mean"] for layer in layers] == pytest.approx([float(each.mean()) for each in places])

@@ -42,6 +42,12 @@ class Space:
             start += shape.numel()
         return made
 
+    def counts(self) -> dict[str, int]:
+        """How many elements of each named tensor are selected."""
+        if self.mask is None:
+            return {name: shape.numel() for name, shape in zip(self.names, self.shapes, strict=True)}
+        return {name: int(self.mask[place].sum()) for name, place in self.slices().items()}
+
     def selected(self, name: str) -> str:
         """In words: how many elements of a tensor are selected, where not all are."""
         if self.mask is None:

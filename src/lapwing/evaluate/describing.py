@@ -71,9 +71,9 @@ def layers_of(la: Laplace) -> list[dict[str, Any]]:
     with torch.no_grad():
         variance = la.precision.variance().double().cpu()
         prior = la.prior.delta(la.space, la.mode).detach().double().reciprocal().cpu().expand_as(variance)
-    sizes = [shape.numel() for shape in la.space.shapes]
-    made = []
-    for name, own, before in zip(la.space.names, variance.split(sizes), prior.split(sizes), strict=True):
+    counts = {name: number for name, number in la.space.counts().items() if number}
+    made, sizes = [], list(counts.values())
+    for name, own, before in zip(counts, variance.split(sizes), prior.split(sizes), strict=True):
         step = -(-len(own) // SAMPLE)
         levels = torch.tensor(QUANTILES, dtype=torch.float64, device="cpu")
         made.append(

@@ -69,10 +69,7 @@ def picked(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, 
 
 def own_sizes(la: Laplace) -> dict[str, int]:
     """How many weights of each tensor are uncertain."""
-    space = la.space
-    if space.mask is None:
-        return {name: shape.numel() for name, shape in zip(space.names, space.shapes, strict=True)}
-    return {name: int(space.mask[place].sum()) for name, place in space.slices().items() if space.mask[place].any()}
+    return {name: number for name, number in la.space.counts().items() if number}
 
 
 @dataclass(frozen=True, eq=False)
