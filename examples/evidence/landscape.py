@@ -206,27 +206,28 @@ def interactive(made: Landscape, path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = style.panels(1, 2, specs=[[{"type": "surface"}] * 2], subplot_titles=titles())
-    top = float(made.linear.max())
+    top = float(made.network.max())  # the linear model's loss goes on far above it
     low = float(torch.minimum(made.network, made.linear).min())
     for column, values in enumerate((made.network, made.linear), 1):
-        clipped = values.clamp(max=top)
+        shown = torch.where(values <= top, values, torch.nan)
         surface = graph_objects.Surface(
             x=made.a.numpy(),
             y=made.b.numpy(),
-            z=clipped.numpy(),
+            z=shown.numpy(),
             cmin=low,
             cmax=top,
-            colorscale="Greys",
+            colorscale=style.SEQUENTIAL,
+            opacity=0.85,  # what is behind a ridge can be guessed
             showscale=column == 2,
-            opacity=0.9,
         )
         figure.add_trace(surface, 1, column)
-        for trace in points(made, clipped, column == 2):
+        for trace in points(made, values + 0.01 * (top - low), column == 2):  # not half inside the surface
             figure.add_trace(trace, 1, column)
     axes = style.scene("theta~ to theta*", "scale", "loss")
     alt = "The network's loss and the linear model's over one plane: the second is convex and has a mode of its own."
     style.finish(figure, "The loss around the trained weights", alt, height=560)
-    figure.update_layout(scene=axes, scene2=axes)
+    axes["camera"] = {"eye": {"x": 1.2, "y": -1.5, "z": 2.0}}  # from above: the points are in valleys
+    figure.update_layout(scene=axes, scene2=axes, margin={"t": 90})
     save(figure, path)
     CONSOLE.print(f"Figure: {path}", highlight=False)
 
@@ -243,7 +244,11 @@ def points(made: Landscape, values: Tensor, at_mode: bool) -> list[Any]:
     plane, traces = made.plane, []
     for level in LEVELS:
         x, y = ellipse(plane, level, plane.mode if at_mode else (0.0, 0.0))
-        look = {"mode": "lines", "line": {"color": GREEN, "width": 6}, "name": f"Gaussian, {level:g}"}
+        look = {
+            "mode": "lines",
+            "line": {"color": GREEN, "width": 6},
+            "name": f"Gaussian, {level:g} {'deviation' if level == 1 else 'deviations'}",
+        }
         traces.append(
             graph_objects.Scatter3d(x=x.numpy(), y=y.numpy(), z=height(x, y).numpy(), showlegend=at_mode, **look)
         )
