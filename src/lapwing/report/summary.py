@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
-from .words import apart, number, plain, score, whole
+from .words import apart, differ, number, plain, score, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
 
@@ -114,7 +114,7 @@ def changed(report: Report) -> Answer:
         text = "Only the network as it is was measured" + (f", beside {others}." if others else ".")
         return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
     names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
-    sentences = [compared(name, first.metrics[name], base.metrics[name]) for name in names if both(name, first, base)]
+    sentences = [compared(name, first, base) for name in names if both(name, first, base)]
     verdict, mood = balance([name for name in names[1:] if both(name, first, base)], first, base)
     return Answer(question, verdict, mood, (*sentences, *winner(report)))
 
@@ -133,7 +133,7 @@ def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:
     """Better, worse, both, or nothing that could not be chance."""
     better = worse = 0
     for name in names:
-        if apart(first.metrics[name], base.metrics[name]):
+        if differ(name, first, base):
             gained = merit(name, first.metrics[name].value) > merit(name, base.metrics[name].value)
             better, worse = better + gained, worse + (not gained)
     if better and worse:
@@ -154,18 +154,19 @@ WORDS = {
 }
 
 
-def compared(name: str, now: Estimate, before: Estimate) -> str:
+def compared(name: str, first: Scores, base: Scores) -> str:
     """A sentence about one metric, honest about chance."""
+    now, before = first.metrics[name], base.metrics[name]
     percent = name in ("accuracy", "ece", "coverage90")
     one, other = number(before.value, percent), number(now.value, percent)
     if one == other:
         return f"{WORDS[name]} stayed at {one}."
     verb = "rose" if now.value > before.value else "fell"
     gained = merit(name, now.value) > merit(name, before.value)
-    if apart(now, before):
+    if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
     else:
-        doubt = "the intervals overlap, so it may be chance"
+        doubt = "on other inputs of the same kind it could be otherwise, so it may be chance"
     return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
 
 
@@ -176,7 +177,7 @@ def winner(report: Report) -> tuple[str, ...]:
     if not ahead:
         return ()
     top = min(ahead, key=lambda each: each.metrics["nll"].value)
-    clear = apart(top.metrics["nll"], first.metrics["nll"])
+    clear = differ("nll", first, top)
     return (
         f"By NLL, {top.name} did {'better' if clear else 'a little better, which may be chance'}: "
         f"{number(top.metrics['nll'].value)} against {number(first.metrics['nll'].value)}.",
