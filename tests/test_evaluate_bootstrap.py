@@ -132,7 +132,7 @@ def test_metrics_with_intervals_are_the_metrics() -> None:
     assert own.probs is not None and own.labels is not None
     for draws in (0, 30):
         drawn = Resampling(N, draws, 0)
-        for found in (adaptive(own, drawn), classwise(own, drawn)):
+        for found in (adaptive(own, drawn).estimate, classwise(own, drawn).estimate):
             assert found.low <= found.value <= found.high and (draws > 0) == (found.low < found.high)
     known, unknown = torch.randn(3000), torch.randn(2500) + 1
     found = detection(known, unknown, (Resampling(3000, 40, 0), Resampling(2500, 40, 1)))
