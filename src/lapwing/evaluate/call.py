@@ -31,6 +31,8 @@ from .variations import Asked, asked
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
+RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range
+
 
 @plainly
 def evaluate(
@@ -231,7 +233,8 @@ def remarks(
         )
     if "brier" in metrics and "ece_classwise" not in metrics:
         made.append("Class-wise calibration is left out: there are too many classes and positions.")
-    if wanted and limits != Range(0.0, 1.0):
+    ranged = any(one.own is None and one.ready is None and (one.kind, one.name) in RANGED for one in wanted)
+    if ranged and limits != Range(0.0, 1.0):
         made.append(
             f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "
             f"{limits.high:.3g} in the first batch."
