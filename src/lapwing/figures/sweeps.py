@@ -33,26 +33,27 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     figure = go.Figure()
     for place, name in enumerate(order):
         figure.add_trace(tried(points, name, place == 0))
-    best = source.best
+    best, chosen = source.best, getattr(source, "metric", first)
     mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
     figure.add_trace(
         go.Scatter(
-            x=[best.scale], y=[best.precision], mode="markers", name="best", marker=mark, hoverinfo="skip"
+            x=[best.scale], y=[best.precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
+            hoverinfo="skip",
         )
     )  # fmt: skip
     buttons = [
         {
-            "label": worded(name).partition(" (")[0],
+            "label": short(name),
             "method": "restyle",
             "args": [{"visible": [other == name for other in order] + [True]}],
         }
         for name in order
     ]
-    found = number(best.metrics[first])
+    found = number(best.metrics[chosen])
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision "
-        f"{shown(best.precision)}."
+        f"coloured by {worded(first)}. Best {short(chosen)}: {shown(found)} at {shown(best.scale)} examples and "
+        f"precision {shown(best.precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
@@ -60,6 +61,11 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     figure.update_yaxes(**style.logarithmic(point.precision for point in points))
     figure.update_layout(updatemenus=[style.menu(buttons)])
     return figure
+
+
+def short(name: str) -> str:
+    """A metric in few words."""
+    return worded(name).partition(" (")[0]
 
 
 def tried(points: list[Any], name: str, visible: bool) -> Any:
