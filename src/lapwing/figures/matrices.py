@@ -141,13 +141,16 @@ def spectra(la: Laplace) -> Figure:
                 y=values.tolist(),
                 mode="lines+markers" if len(kept) <= 40 else "lines",
                 name=each.name,
-                showlegend=number < NAMED,
+                showlegend=len(found) <= NAMED,  # with more, colours repeat
                 line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
                 marker={"symbol": style.symbol(number), "size": 6},
                 hovertemplate=f"{each.name}: {len(each.values)} weights, about {each.determined:.1f} determined by data"
                 "<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
             )
         )
+    if len(found) > NAMED:
+        words = f"{len(found)} tensors, by name where you point"
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"color": style.colour(0)}, name=words))
     priors = sorted({each.prior for each in found})
     for value in (priors[0], priors[-1]) if len(priors) > 1 else priors:
         figure.add_hline(y=value, line={"color": style.GREY, "dash": "dot", "width": 2})
@@ -163,8 +166,6 @@ def spectra(la: Laplace) -> Figure:
         f"with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
     )
     x, y = "place of the eigenvalue", "eigenvalue of the curvature"
-    if len(found) > NAMED:
-        figure.update_layout(legend_title_text=f"the first {NAMED} of {len(found)}")
     style.finish(figure, "How much the data say, layer by layer", alt, height=500, x=x, y=y)
     low = max(min(*priors, *(float(each.values[-1]) for each in found)), 1e-8 * largest, 1e-300)
     span = [math.log10(low) - 0.3, math.log10(max(largest, priors[-1])) + 0.3]

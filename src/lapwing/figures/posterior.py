@@ -114,7 +114,7 @@ def rooms(count: int) -> int:
 
 def cut(names: Sequence[Any], what: str) -> str:
     """The same for an axis, where everyone sees it."""
-    return f"; the first {GROUPS} of {len(names)} {what}" if len(names) > GROUPS else ""
+    return f"<br>the first {GROUPS} of {len(names)} {what}" if len(names) > GROUPS else ""
 
 
 def few(names: Sequence[Any], what: str) -> str:

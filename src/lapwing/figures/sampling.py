@@ -152,7 +152,11 @@ def monte_carlo(
     what = "curves of sampled networks over the inputs" if curves else "class probabilities at one input by each sample"
     if not made.classes and not curves:
         what = "predictions at one input by each sample"
-    whole = whole_name(made, curves)
+    whole = {
+        "closed form": "the closed form",
+        "all weights": "the average over all weights",
+        "the linear model": "what the linear model predicts",
+    }[whole_name(made, curves)]
     alt = f"Above, weights drawn from the posterior, as points; below, {what}, their average, and {whole}."
     if made.method == "linearised":
         alt += " With more samples, by the slider, the average comes closer to it."
