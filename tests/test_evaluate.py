@@ -196,6 +196,8 @@ def test_some_examples_of_data_in_every_form() -> None:
     ):
         found = lw.evaluate(la, data, **options)
         assert found.settings["changed examples"] == 10 and list(found.methods[0].shifts) == ["noise"]
+    found = lw.evaluate(la, iter([(x, y)]), **options)
+    assert found.settings["changed examples"] == 40 and any("all 40 examples" in note for note in found.notes)
 
 
 def test_data_that_are_ready_are_compared_with_all_test_data() -> None:

@@ -17,8 +17,8 @@ from evaluating import numbers
 from figure_cases import case
 from fitting import normal
 from lapwing import figures
-from lapwing.evaluate.results import Specimen
-from lapwing.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style
+from lapwing.evaluate import Point, Specimen
+from lapwing.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
 from test_figures import Tried, checked, pixels, report, scored
 
 pytest.importorskip("plotly", reason="no plotly: pip install 'lapwing[figures]'")
@@ -42,7 +42,10 @@ def test_contours_of_one_value_have_a_range(value: float) -> None:
         trace = landscapes.contour(made, view, True)
         assert trace.zmin < trace.zmax and trace.contours.start < trace.contours.end, view.name
         assert trace.zmin <= float(view.values.min()) or view.steep
-    checked(figures.landscape_2d(plane(torch.full((5, 5), 0.7, dtype=torch.float64))))
+    flat = plane(torch.full((5, 5), 0.7, dtype=torch.float64))
+    assert "Ellipses" in checked(figures.landscape_2d(flat))["layout"]["meta"]["alt"]
+    still = replace(flat, quadratic=torch.zeros_like(flat.quadratic))  # directions along which nothing changes
+    assert "Ellipses" not in checked(figures.landscape_2d(still))["layout"]["meta"]["alt"]
 
 
 def test_constant_accuracy_is_drawn(tmp_path: Path) -> None:
@@ -168,6 +171,13 @@ def test_the_best_setting_is_the_best_by_its_own_metric() -> None:
     figure = figures.sweep(Tried(), "ece")
     assert "coloured by calibration error (ECE). Best NLL: 0.6" in figure.layout.meta["alt"]
     assert figure.data[-1].name == "best NLL"
+
+
+def test_colours_leave_the_worst_settings_aside() -> None:
+    points = [Point(1.0, 1.0, 1.0, {"nll": value, "accuracy": value}) for value in torch.linspace(0, 1, 21).tolist()]
+    for name, ends in (("nll", (0.0, 0.9)), ("accuracy", (0.1, 1.0))):
+        marker = sweeps.tried(points, name, True).marker
+        assert (marker.cmin, marker.cmax) == pytest.approx(ends), name
 
 
 def test_axes_over_few_values_have_ticks() -> None:

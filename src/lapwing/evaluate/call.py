@@ -97,7 +97,7 @@ def evaluate(
         posterior={} if la is None else describing.posterior_of(la),
         settings=settings_of(subject, found[0], wanted, unknown, settings),
         versions=describing.versions(),
-        notes=(*notes, *remarks(subject, made[0].metrics, wanted, gallery.limits, found[0])),
+        notes=(*notes, *remarks(subject, made[0].metrics, wanted, gallery.limits, found[0], settings)),
     )
 
 
@@ -223,7 +223,12 @@ def first_batch(batches: Batches) -> tuple[Inputs, Tensor]:
 
 
 def remarks(
-    subject: Subject, metrics: Mapping[str, Any], wanted: Sequence[Asked], limits: Range, found: Gathered
+    subject: Subject,
+    metrics: Mapping[str, Any],
+    wanted: Sequence[Asked],
+    limits: Range,
+    found: Gathered,
+    settings: Settings,
 ) -> list[str]:
     """What a reader should know about the numbers."""
     made = []
@@ -239,7 +244,12 @@ def remarks(
             f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "
             f"{limits.high:.3g} in the first batch."
         )
-    if found.clean and sum(part.examples for part in found.clean) < found.examples:
+    changed, most = sum(part.examples for part in found.clean), settings.shift_examples
+    if found.clean and most is not None and changed == found.examples > most:
+        made.append(
+            f"The test data could not be counted beforehand: all {changed:,} examples were changed, not {most:,}."
+        )
+    if found.clean and changed < found.examples:
         made.append("Corruptions and attacks were made on an evenly spread part of the test examples.")
     if any(one.kind == "attacks" for one in wanted):
         made.append("Attacks are made on the plain network's loss; all methods are asked about the same inputs.")

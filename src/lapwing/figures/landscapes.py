@@ -181,7 +181,7 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
     alt = (
         f"Contours around the trained weights, in two directions: the mean {made.words}"
         f"{', the accuracy, how they differ,' if made.accuracy is not None else ''} and the linear model's loss by the "
-        "menu. Ellipses show the fitted Gaussian at one and two standard deviations."
+        f"menu.{' Ellipses show the fitted Gaussian at one and two standard deviations.' if x else ''}"
     )
     style.finish(figure, "Around the trained weights", alt, x=made.axes[0], y=made.axes[1], height=560, top=44)
     figure.update_layout(updatemenus=[style.menu(buttons)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..complaints import nearest
 from . import style
-from .scores import worded
+from .scores import METRICS, worded
 from .style import ORANGE, graph_objects, shown
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
     """Every setting as a square, coloured by one metric; colours leave outliers aside."""
     values = [number(point.metrics[name]) if name in point.metrics else math.nan for point in points]
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
-    low, high = finite[0], finite[min(len(finite) - 1, int(0.9 * len(finite)))]
+    aside = len(finite) // 10  # the worst ones
+    low, high = finite[0], finite[-1 - aside]
+    if METRICS.get(name, ("", None))[1]:
+        low, high = finite[aside], finite[-1]
     size = 34 if len(points) <= 36 else 24 if len(points) <= 100 else 14
     marker = {
         "color": values,
