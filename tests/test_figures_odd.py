@@ -257,7 +257,18 @@ def test_other_things_than_posteriors_and_scores_are_refused() -> None:
         for given in (made, made.methods):
             with pytest.raises(TypeError, match=r"\(\*report.methods\)"):
                 draw(given)
+    for ask in (
+        lambda: figures.compare(made.methods[0], "nll"),
+        lambda: figures.shift_curves(small.fit("diag")),
+        lambda: figures.specimens(made.methods),
+    ):
+        with pytest.raises(TypeError, match="expected a report"):
+            ask()
+    with pytest.raises(TypeError, match="expected a sweep"):
+        figures.sweep(made)
     for most in (0, "all"):
+        with pytest.raises(ValueError, match="most="):
+            figures.specimens(made, most)
         with pytest.raises(ValueError, match="most="):
             figures.hessian_blocks(small.fit("diag"), small.data, most=most)
         with pytest.raises(ValueError, match="most="):

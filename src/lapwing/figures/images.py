@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..complaints import is_count
 from . import style
 from .style import GREEN, ORANGE, graph_objects, shown
 
@@ -19,6 +20,9 @@ WIDTH = 16  # letters that a cell has room for in a line
 
 def specimens(report: Report, most: int = KEPT) -> Figure:
     """The surest and the least sure test images, with what they are and what was said; a table where there are none."""
+    style.expect_report(report)
+    if not is_count(most):
+        raise ValueError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")
     rows = [
         (name, found[:most]) for name, found in (("surest", report.surest), ("least sure", report.least_sure)) if found
     ]

@@ -149,6 +149,7 @@ def risk_coverage(*scores: Scores) -> Figure:
 
 def shift_curves(report: Report, kind: str = "shifts", metric: str | None = None) -> Figure:
     """A metric against the strength of each corruption or attack, by method; a menu chooses the corruption."""
+    style.expect_report(report)
     if kind not in ("shifts", "attacks"):
         raise ValueError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
     every: dict[str, list[tuple[str, Shift]]] = {}
@@ -238,6 +239,7 @@ def pit(*scores: Scores) -> Figure:
 
 def compare(report: Report, metric: str) -> Figure:
     """All methods by one metric, with their intervals."""
+    style.expect_report(report)
     known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     if metric not in known:
         raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")

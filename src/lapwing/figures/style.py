@@ -46,6 +46,12 @@ def expect_posterior(given: Any) -> None:
         raise TypeError(f"A {type(given).__name__} was given; expected a posterior, which lapwing.fit returns.")
 
 
+def expect_report(given: Any) -> None:
+    """Refuse posteriors and scores where a whole report is asked for."""
+    if not hasattr(type(given), "to_markdown"):
+        raise TypeError(f"A {type(given).__name__} was given; expected a report, which lapwing.evaluate returns.")
+
+
 def panels(*arguments: Any, **settings: Any) -> Figure:
     """A figure with several panels."""
     graph_objects()

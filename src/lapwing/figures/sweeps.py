@@ -21,6 +21,8 @@ def number(value: Any) -> float:
 
 def sweep(source: Any, metric: str | None = None) -> Figure:
     """What was tried in a sweep over scale and precision, coloured by a metric, with a menu between metrics."""
+    if not hasattr(source, "points"):
+        raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which lapwing.evaluate.sweep returns.")
     points = list(source.points)
     if not points:
         raise ValueError("The sweep has no points.")
