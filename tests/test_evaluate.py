@@ -397,16 +397,17 @@ def test_the_surest_and_least_sure_inputs() -> None:
 
 
 def test_inputs_that_are_equally_sure_are_in_one_list_each() -> None:
-    class Sure(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return 1e4 * nn.functional.one_hot((x[:, 0] > 0).long(), 2).to(x)
-
-    x, y = normal(40, 2, seed=5).to(DEVICE), classes(2, 40).to(DEVICE)
-    model = nn.Sequential(Sure(), nn.Linear(2, 2, bias=False)).double().to(DEVICE)
-    nn.init.eye_(model[1].weight)
+    model = nn.Linear(2, 2, bias=False).double().to(DEVICE)
+    nn.init.eye_(model.weight)
+    x, y = torch.tensor([[1e4, 0.0]], dtype=torch.float64, device=DEVICE).repeat(40, 1), classes(2, 40).to(DEVICE)
+    equal = lw.evaluate(model, (x, y), likelihood="classification", intervals=0)
+    assert equal.surest == equal.least_sure == ()  # of all the same, none is surest
+    x[30] = 0.0
     found = lw.evaluate(model, (x, y), likelihood="classification", intervals=0)
     assert [each.index for each in found.surest] == list(range(8))
-    assert [each.index for each in found.least_sure] == list(range(8, 16))
+    assert [each.index for each in found.least_sure] == [30, *range(8, 15)]
+    noise = lw.evaluate(nn.Linear(2, 1).double().to(DEVICE), (x, x[:, :1]), likelihood="regression", intervals=0)
+    assert noise.surest == noise.least_sure == ()
 
 
 def test_strengths_are_explained_where_they_are_shares_of_a_range() -> None:

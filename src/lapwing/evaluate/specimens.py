@@ -37,7 +37,7 @@ class Gallery:
             return
         doubt = part.values["entropy"] if "entropy" in part.values else part.values["deviation"]
         sure = 1 - part.values["confidence"] if "confidence" in part.values else part.values["deviation"]
-        # Where all are equally sure the first ones are both: twice as many are kept, to leave those out.
+        # Where most are equally sure the first ones are both: twice as many are kept, to leave those out.
         for kept, order, most in ((self.surest, sure, MOST), (self.least, -sure, 2 * MOST)):
             for place in order.argsort(stable=True)[:most].tolist():
                 own = int(part.owner[place])
@@ -52,8 +52,8 @@ class Gallery:
         return Specimen(first + own, label, predicted, confidence, float(doubt[place]), image)
 
     def chosen(self) -> tuple[tuple[Specimen, ...], tuple[Specimen, ...]]:
-        """The surest and the least sure, no input in both."""
-        if self.several:
+        """The surest and the least sure, no input in both; none where all are equally sure."""
+        if self.several or (self.examples > 1 and self.surest and self.surest[0][0] == -self.least[0][0]):
             return (), ()
         many = min(MOST, (self.examples + 1) // 2)
         surest = self.surest[:many]
