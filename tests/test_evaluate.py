@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import lapwing as lw
 from conftest import DEVICE
@@ -183,6 +183,21 @@ def test_some_examples_are_enough_for_shifts() -> None:
     assert [each.value for each in again.methods[0].shifts["noise"].metrics["nll"]] == pytest.approx(
         [clean.value, noisy.value]
     )
+
+
+def test_some_examples_of_data_in_every_form() -> None:
+    """A sampler draws from a larger data set; lists of batches can be counted."""
+    la, (x, y) = classifier(), images(40, 5)
+    many = TensorDataset(x.repeat(50, 1, 1, 1).cpu(), y.repeat(50).cpu())
+    options: dict[str, Any] = {"shifts": {"noise": 1}, "shift_examples": 10, "intervals": 0, "baselines": ()}
+    for data in (
+        DataLoader(many, batch_size=7, sampler=SubsetRandomSampler(range(40))),
+        [(x[:13], y[:13]), (x[13:], y[13:])],
+    ):
+        found = lw.evaluate(la, data, **options)
+        assert found.settings["changed examples"] == 10 and list(found.methods[0].shifts) == ["noise"]
+    found = lw.evaluate(la, iter([(x, y)]), **options)
+    assert found.settings["changed examples"] == 40 and any("all 40 examples" in note for note in found.notes)
 
 
 def test_data_that_are_ready_are_compared_with_all_test_data() -> None:
@@ -379,6 +394,27 @@ def test_the_surest_and_least_sure_inputs() -> None:
     assert shown.shape == (6, 6, 1)
     torch.testing.assert_close(shown[..., 0].double(), x[one.index, 0].cpu(), atol=3e-3, rtol=0)
     assert found.classes == ("a", "b", "c")
+
+
+def test_inputs_that_are_equally_sure_are_in_one_list_each() -> None:
+    model = nn.Linear(2, 2, bias=False).double().to(DEVICE)
+    nn.init.eye_(model.weight)
+    x, y = torch.tensor([[1e4, 0.0]], dtype=torch.float64, device=DEVICE).repeat(40, 1), classes(2, 40).to(DEVICE)
+    equal = lw.evaluate(model, (x, y), likelihood="classification", intervals=0)
+    assert equal.surest == equal.least_sure == ()  # of all the same, none is surest
+    x[30] = 0.0
+    found = lw.evaluate(model, (x, y), likelihood="classification", intervals=0)
+    assert [each.index for each in found.surest] == list(range(8))
+    assert [each.index for each in found.least_sure] == [30, *range(8, 15)]
+    noise = lw.evaluate(nn.Linear(2, 1).double().to(DEVICE), (x, x[:, :1]), likelihood="regression", intervals=0)
+    assert noise.surest == noise.least_sure == ()
+
+
+def test_strengths_are_explained_where_they_are_shares_of_a_range() -> None:
+    la, (x, y) = classifier(), images(20, 5)
+    for shifts, told in ((["noise"], True), (["blur"], False), ({"noise": lambda inputs, strength: inputs}, False)):
+        found = lw.evaluate(la, (3 * x, y), shifts=shifts, intervals=0, baselines=())
+        assert any("range of the inputs" in note for note in found.notes) == told
 
 
 def test_large_and_normalised_images_are_shown_small_and_in_range() -> None:

@@ -75,6 +75,12 @@ def test_methods_by_name() -> None:
     assert "Laplace, Plain network" in repr(report) and len(repr(report)) < 200
 
 
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    report = lw.evaluate(classifier(), images(10), intervals=0)
+    with pytest.raises(IsADirectoryError, match=r"such as 'report\.json'"):
+        report.to_json(tmp_path)
+
+
 def test_an_earlier_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "report.json"
     target.write_text("earlier", encoding="utf-8")

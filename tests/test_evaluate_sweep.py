@@ -51,6 +51,17 @@ def test_sweeps_cover_their_ranges() -> None:
     assert best.best.metrics["accuracy"] == max(point.metrics["accuracy"] for point in best.points)
 
 
+def test_coverage_is_best_at_what_it_should_be() -> None:
+    points = tuple(Point(1.0, 1.0, 1.0, {"coverage90": value}) for value in (0.2, 0.88, 1.0))
+    made = Sweep(points, "coverage90", "grid", 1, (1.0, 2.0), (1.0, 2.0), 0)
+    assert made.best == points[1]
+
+
+def test_usual_ranges_are_around_the_posteriors_own() -> None:
+    warm = classifier().with_temperature(4.0)
+    assert lw.evaluate.sweep(warm, images(10, 6), trials=4).scale == pytest.approx((0.01, 10000))
+
+
 def test_sweeps_of_numbers_and_of_many_outputs() -> None:
     la, (x, y) = regression(), numbers(20, 1, 6)
     found = lw.evaluate.sweep(la, (x, y), trials=4, metric="crps")

@@ -105,11 +105,11 @@ def save(la: Laplace, path: str | os.PathLike[str]) -> None:
     write(target, tensors, header(json.dumps(made, allow_nan=False), tensors))
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
-    """Where to write; refuses what is no place for a file."""
+def writable(path: str | os.PathLike[str], example: str = "posterior.safetensors") -> Path:
+    """Where to write; refuses what is no place for a file, and names one that would be."""
     target = Path(os.path.realpath(os.fsdecode(path)))
     if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as 'posterior.safetensors'.")
+        raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as {example!r}.")
     if target.exists() and not target.is_file():  # it would be replaced, as a file is
         raise ValueError(f"{target} is a device, a pipe or a socket; expected the name of a file.")
     if not target.parent.is_dir():

@@ -31,6 +31,8 @@ from .variations import Asked, asked
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
+RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range
+
 
 @plainly
 def evaluate(
@@ -95,7 +97,7 @@ def evaluate(
         posterior={} if la is None else describing.posterior_of(la),
         settings=settings_of(subject, found[0], wanted, unknown, settings),
         versions=describing.versions(),
-        notes=(*notes, *remarks(subject, made[0].metrics, wanted, gallery.limits, found[0])),
+        notes=(*notes, *remarks(subject, made[0].metrics, wanted, gallery.limits, found[0], settings)),
     )
 
 
@@ -230,7 +232,12 @@ def first_batch(batches: Batches) -> tuple[Inputs, Tensor]:
 
 
 def remarks(
-    subject: Subject, metrics: Mapping[str, Any], wanted: Sequence[Asked], limits: Range, found: Gathered
+    subject: Subject,
+    metrics: Mapping[str, Any],
+    wanted: Sequence[Asked],
+    limits: Range,
+    found: Gathered,
+    settings: Settings,
 ) -> list[str]:
     """What a reader should know about the numbers."""
     made = []
@@ -240,12 +247,18 @@ def remarks(
         )
     if "brier" in metrics and "ece_classwise" not in metrics:
         made.append("Class-wise calibration is left out: there are too many classes and positions.")
-    if wanted and limits != Range(0.0, 1.0):
+    ranged = any(one.own is None and one.ready is None and (one.kind, one.name) in RANGED for one in wanted)
+    if ranged and limits != Range(0.0, 1.0):
         made.append(
             f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "
             f"{limits.high:.3g} in the first batch."
         )
-    if found.clean and sum(part.examples for part in found.clean) < found.examples:
+    changed, most = sum(part.examples for part in found.clean), settings.shift_examples
+    if found.clean and most is not None and changed == found.examples > most:
+        made.append(
+            f"The test data could not be counted beforehand: all {changed:,} examples were changed, not {most:,}."
+        )
+    if found.clean and changed < found.examples:
         made.append("Corruptions and attacks were made on an evenly spread part of the test examples.")
     if any(one.kind == "attacks" for one in wanted):
         made.append("Attacks are made on the plain network's loss; all methods are asked about the same inputs.")

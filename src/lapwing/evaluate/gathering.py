@@ -126,11 +126,24 @@ def share_of(batches: Batches, most: int | None) -> float:
     """Of the examples, so that there are about `most`; all where it cannot be told how many there are."""
     if most is None:
         return 1.0
-    try:
-        total = count(batches.data[0]) if batches.pair else len(batches.data.dataset)
-    except (AttributeError, TypeError):
-        return 1.0
-    return min(1.0, most / max(1, total))
+    total = total_of(batches)
+    return 1.0 if total is None else min(1.0, most / max(1, total))
+
+
+def total_of(batches: Batches) -> int | None:
+    """How many examples a pass has; None where it cannot be told before."""
+    if batches.pair:
+        return count(batches.data[0])
+    if isinstance(batches.data, list | tuple):
+        return sum(count(split_batch(batch)[0]) for batch in batches.data)
+    # A sampler may draw fewer than the data set has, or some of them twice.
+    sampler = getattr(getattr(batches.data, "batch_sampler", None), "sampler", None)
+    for counted in (sampler, getattr(batches.data, "dataset", None)):
+        try:
+            return len(counted)  # type: ignore[arg-type]  # not all can be counted
+        except TypeError:
+            continue
+    return None
 
 
 def timed(method: Method, inputs: Inputs, targets: Tensor, device: torch.device) -> tuple[Answer, Part, float]:

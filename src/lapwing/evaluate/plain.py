@@ -103,7 +103,7 @@ def written(text: str, path: str | os.PathLike[str] | None) -> str:
     """The text, also in a file where one is named: whole, or an earlier file stays."""
     if path is None:
         return text
-    target = writable(path)
+    target = writable(path, "report.json")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

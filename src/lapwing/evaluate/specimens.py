@@ -37,12 +37,13 @@ class Gallery:
             return
         doubt = part.values["entropy"] if "entropy" in part.values else part.values["deviation"]
         sure = 1 - part.values["confidence"] if "confidence" in part.values else part.values["deviation"]
-        for kept, order in ((self.surest, sure), (self.least, -sure)):
-            for place in order.argsort(stable=True)[:MOST].tolist():
+        # Where most are equally sure the first ones are both: twice as many are kept, to leave those out.
+        for kept, order, most in ((self.surest, sure, MOST), (self.least, -sure, 2 * MOST)):
+            for place in order.argsort(stable=True)[:most].tolist():
                 own = int(part.owner[place])
                 kept.append((float(order[place]), first + own, self._one(inputs, targets, part, doubt, place, first)))
             kept.sort(key=lambda each: each[:2])
-            del kept[MOST:]
+            del kept[most:]
 
     def _one(self, inputs: Inputs, targets: Tensor, part: Part, doubt: Tensor, place: int, first: int) -> Specimen:
         own = int(part.owner[place])
@@ -51,8 +52,8 @@ class Gallery:
         return Specimen(first + own, label, predicted, confidence, float(doubt[place]), image)
 
     def chosen(self) -> tuple[tuple[Specimen, ...], tuple[Specimen, ...]]:
-        """The surest and the least sure, no input in both."""
-        if self.several:
+        """The surest and the least sure, no input in both; none where all are equally sure."""
+        if self.several or (self.examples > 1 and self.surest and self.surest[0][0] == -self.least[0][0]):
             return (), ()
         many = min(MOST, (self.examples + 1) // 2)
         surest = self.surest[:many]

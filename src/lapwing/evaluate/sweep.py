@@ -27,6 +27,7 @@ from ..tuning.validation import repeated
 from . import plain
 from .answers import Part, answer, joined
 from .bootstrap import Resampling
+from .regression import LEVELS
 from .scoring import metrics_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ METHODS = ("grid", "random", "bayesian")
 TRIALS = {"grid": 49, "random": 40, "bayesian": 40}
 WIDE = 1e3  # how far the ranges go from what the posterior has, to both sides
 HIGHER = ("accuracy",)  # metrics of which more is better
+WANTED = {f"coverage{round(100 * level)}": level for level in LEVELS}  # those that should be one number
+
+
+def badness(metric: str, value: float) -> float:
+    """What the best setting has least of: the metric, less of it, or its distance from what it should be."""
+    if metric in WANTED:
+        return abs(value - WANTED[metric])
+    return -value if metric in HIGHER else value
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,8 @@ class Sweep:
     @property
     def best(self) -> Point:
         """The one with the best metric."""
-        sign = -1.0 if self.metric in HIGHER else 1.0
         finite = [point for point in self.points if not math.isnan(point.metrics[self.metric])]
-        return min(finite or self.points, key=lambda point: sign * point.metrics[self.metric])
+        return min(finite or self.points, key=lambda point: badness(self.metric, point.metrics[self.metric]))
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """As JSON text, also into a file."""
@@ -126,8 +134,9 @@ def sweep(
     if not isinstance(la, Laplace):
         raise TypeError(f"sweep was given a {type(la).__name__}; expected a Laplace, which lapwing.fit returns.")
     middle = float(la.prior.precision.detach().double().log().mean().exp())
+    own = la.N / la.temperature
     question = checked(
-        scale or (la.N / WIDE, la.N * WIDE), precision or (middle / WIDE, middle * WIDE), method, trials, metric, seed
+        scale or (own / WIDE, own * WIDE), precision or (middle / WIDE, middle * WIDE), method, trials, metric, seed
     )
     batches = repeated(validation, la.mode.device)
     scorer = Scorer(la, batches)
@@ -197,7 +206,6 @@ def bayesian(attempt: Try, question: Question) -> Iterator[Point]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         sampler = optuna.samplers.TPESampler(seed=question.seed)
-        sign = -1.0 if question.metric in HIGHER else 1.0
         study = optuna.create_study(direction="minimize", sampler=sampler)
         for _ in range(question.trials):
             trial = study.ask()
@@ -205,8 +213,8 @@ def bayesian(attempt: Try, question: Question) -> Iterator[Point]:
                 trial.suggest_float("scale", *question.scale, log=True),
                 trial.suggest_float("precision", *question.precision, log=True),
             )
-            value = point.metrics[question.metric]
-            study.tell(trial, sign * value if math.isfinite(value) else 1e30)
+            value = badness(question.metric, point.metrics[question.metric])
+            study.tell(trial, value if math.isfinite(value) else 1e30)
             yield point
     finally:
         optuna.logging.set_verbosity(told)

@@ -10,18 +10,20 @@ from torch import Tensor
 
 from .. import fitting
 from ..batches import Batches
-from ..complaints import nearest
+from ..complaints import is_count, nearest
 from ..curvature import GGN, Hessian
 from ..modes import plainly
 from ..operators import Blocks, Dense, Diagonal, Rotated
 from ..products import Products
 from ..structures.kron import KronCurvature
+from . import style
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
 KINDS = ("hessian", "ggn")
 WEIGHTS = 300  # that a picture of the whole matrix has room for
+UNITS = 1 << 24  # numbers of vectors that are multiplied with the matrix at a time
 LARGEST = 2_000  # weights of a block that is made dense
 
 
@@ -39,19 +41,30 @@ class Whole:
 @plainly
 def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
     """The Hessian and the GGN of the loss over all data, at `most` weights: evenly spaced in each tensor."""
+    style.expect_posterior(la)
+    if not is_count(most):
+        raise ValueError(f"most={most!r} was given; expected a positive whole number of weights.")
     chosen, names, ends = picked(la, most)
-    units = torch.nn.functional.one_hot(chosen, la.D).to(la.mode)
     batches = Batches(data, la.mode.device)
     if batches.one_shot:
         raise ValueError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
     la._network(None)  # refuses a network that has changed
+    there = chosen.to(la.mode.device)
+    together = max(1, min(64, UNITS // la.D))
     found = []
     for kind in (Hessian(), GGN()):
         products = Products(la.model, la.space, batches, la.likelihood, kind, la.seed)
-        rows = torch.cat([products.mv(part)[:, chosen.to(units.device)] for part in units.split(64)])
+        rows = torch.cat([products.mv(units(part, la.mode))[:, there] for part in there.split(together)])
         matrix = rows.double().cpu() * float(la.likelihood.scale) / la.temperature
         found.append(0.5 * (matrix + matrix.mT))
     return Whole(found[0], found[1], chosen, names, ends)
+
+
+def units(places: Tensor, like: Tensor) -> Tensor:
+    """(k, D): vectors with a one at each of k places."""
+    made = like.new_zeros(len(places), len(like))
+    made[torch.arange(len(places), device=like.device), places] = 1
+    return made
 
 
 def picked(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
@@ -95,6 +108,7 @@ def bare(la: Laplace) -> Blocks:
 @plainly
 def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
     """Of every tensor, in the network's order; of a block that several tensors share, of each one's own part of it."""
+    style.expect_posterior(la)
     delta = la.prior.delta(la.space, la.mode).detach().double().cpu()
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for block in bare(la).blocks:
@@ -150,6 +164,9 @@ class Factors:
 @plainly
 def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
     """The factors of a weight's KFAC block, cut to the first `most` rows and columns; by default the first weight's."""
+    style.expect_posterior(la)
+    if not is_count(most):
+        raise ValueError(f"most={most!r} was given; expected a positive whole number of rows.")
     if not isinstance(la.curvature, KronCurvature):
         raise ValueError(
             f"The posterior has structure {type(la.structure).__name__}, which has no Kronecker factors; fit with "
@@ -204,6 +221,7 @@ WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
 @plainly
 def approximations(la: Laplace, data: Any, name: str | None = None) -> Approximations:
     """Fits of one weight in four structures, with exact GGN curvature; by default the largest that can be shown."""
+    style.expect_posterior(la)
     wanted = block_name(la, name)
     la._network(None)  # refuses a network that has changed
     prior = float(la.prior.delta(la.space, la.mode).detach().double()[la.space.slices()[wanted]].mean())

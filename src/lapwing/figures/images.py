@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..complaints import is_count
 from . import style
 from .style import GREEN, ORANGE, graph_objects, shown
 
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
 
 ACROSS = 4  # images in a row: a phone has room for so many
 KEPT = 8  # of each kind
+WIDTH = 16  # letters that a cell has room for in a line
 
 
 def specimens(report: Report, most: int = KEPT) -> Figure:
     """The surest and the least sure test images, with what they are and what was said; a table where there are none."""
+    style.expect_report(report)
+    if not is_count(most):
+        raise ValueError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")
     rows = [
         (name, found[:most]) for name, found in (("surest", report.surest), ("least sure", report.least_sure)) if found
     ]
@@ -51,19 +56,14 @@ def drawn(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: s
     figure = go.Figure()
     line, notes = 0.0, []
     for name, own in rows:
-        notes.append(note(f"<b>{name}</b>", 0.0, line, "left"))
+        notes.append(note(f"<b>{name}</b>", None, 0.0, line, "left"))
         line += 0.25
         for number, each in enumerate(own):
             column = number % ACROSS
             if number and not column:
                 line += 1.55
             figure.add_trace(image(report, each, float(column), line))
-            right = each.label is None or each.label == each.predicted
-            said = short(words(report, each.predicted))
-            text = f"{said}<br>{100 * each.confidence:.0f} %" if report.task == "classification" else said
-            if not right and report.task == "classification":
-                text += f"<br>is {short(words(report, each.label))}"
-            notes.append(note(text, column + 0.5, line + 1.02, "center", GREEN if right else ORANGE))
+            notes.append(note(*below(report, each), column + 0.5, line + 1.02, "center"))
         line += 1.7
     style.finish(figure, title, alt, height=70 + round(100 * line))
     figure.update_layout(annotations=notes)
@@ -79,7 +79,17 @@ def short(text: str, most: int = 12) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def note(text: str, x: float, y: float, anchor: str, colour: str | None = None) -> dict[str, Any]:
+def below(report: Report, each: Specimen) -> tuple[str, str | None]:
+    """What is said under an image, and its colour: numbers are near or far, and neither right nor wrong."""
+    said, real = (short(words(report, value)) for value in (each.predicted, each.label))
+    if report.task != "classification":
+        return style.literal(f"{said} ± {shown(each.uncertainty)}") + f"<br>is {style.literal(real)}", None
+    right = each.label is None or each.label == each.predicted
+    text = f"{style.literal(said)}<br>{100 * each.confidence:.0f} %"
+    return (text, GREEN) if right else (f"{text}<br>is {style.literal(real)}", ORANGE)
+
+
+def note(text: str, colour: str | None, x: float, y: float, anchor: str) -> dict[str, Any]:
     """Text at a place."""
     look: dict[str, Any] = {"showarrow": False, "xanchor": anchor, "yanchor": "top", "align": anchor}
     return {"text": text, "x": x, "y": y, **look, "font": {"size": 10, **({"color": colour} if colour else {})}}
@@ -91,9 +101,11 @@ def image(report: Report, each: Specimen, x: float, y: float) -> Any:
     size = max(len(each.image), len(each.image[0]))
     step = 0.94 / size
     pixels = [[colours(pixel) for pixel in row] for row in each.image]
+    said, real = (style.literal(words(report, value)) for value in (each.predicted, each.label))
+    sure = f", confidence {each.confidence:.3f}" if report.task == "classification" else ""
     hover = (
-        f"test input {each.index}: {words(report, each.label)}<br>predicted {words(report, each.predicted)}, "
-        f"confidence {each.confidence:.3f}<br>uncertainty {shown(each.uncertainty)}<extra></extra>"
+        f"test input {each.index}: {real}<br>predicted {said}{sure}"
+        f"<br>uncertainty {shown(each.uncertainty)}<extra></extra>"
     )
     return graph_objects().Image(z=pixels, x0=x + step / 2, dx=step, y0=y + step / 2, dy=step, hovertemplate=hover)
 
@@ -111,15 +123,17 @@ def listed(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: 
     columns = {
         "": [name for name, _ in every],
         "input": [str(each.index) for _, each in every],
-        "is": [words(report, each.label) for _, each in every],
-        "predicted": [words(report, each.predicted) for _, each in every],
+        "is": [style.literal(words(report, each.label)) for _, each in every],
+        "predicted": [style.literal(words(report, each.predicted)) for _, each in every],
         "confidence" if report.task == "classification" else "uncertainty": [
             shown(each.confidence if report.task == "classification" else each.uncertainty) for _, each in every
         ],
     }
+    widest = [max(len(texts[row]) for texts in columns.values()) for row in range(len(every))]
+    lines = [1 + width // WIDTH for width in widest]
     fill = {"fill": {"color": style.CLEAR}, "line": {"color": style.LINES}, "align": "left"}
     table = go.Table(
         header={"values": list(columns), "font": {"color": style.TEXT, "size": 13}, **fill},
         cells={"values": list(columns.values()), "font": {"color": style.TEXT, "size": 12}, "height": 24, **fill},
     )
-    return style.finish(go.Figure(table), title, alt, height=160 + 25 * len(every))
+    return style.finish(go.Figure(table), title, alt, height=160 + 25 * sum(lines))

@@ -68,13 +68,20 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
         "the Gaussian: the closer they are, the better the approximation."
     )
     figure = style.finish(figure, "The loss along one direction", alt, height=560)
-    top = float(torch.stack([made.loss, made.linear]).max())
-    low = float(torch.stack([made.loss, made.linear, quadratic]).min())
-    room = 0.05 * (top - low)
+    top = limits(made.loss, made.linear)[1]
+    low = limits(made.loss, made.linear, quadratic)[0]
+    room = 0.05 * (top - low) or 1.0
     figure.update_yaxes(title_text=f"mean {made.words}", range=[low - room, top + room], row=1, col=1)
     figure.update_yaxes(title_text="exp(-loss), share of peak", row=2, col=1)
     figure.update_xaxes(title_text=made.axes[0], row=2, col=1)
     return figure
+
+
+def limits(*tables: Tensor) -> tuple[float, float]:
+    """The least and the largest number of all, far weights aside whose loss is not finite."""
+    every = torch.cat([table.flatten() for table in tables])
+    kept = every[torch.isfinite(every)]
+    return (float(kept.min()), float(kept.max())) if len(kept) else (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class View:
     @property
     def steep(self) -> bool:
         """Whether colours go with the logarithm: losses far away are many times those of the trained weights."""
-        low, high = float(self.values.min()), float(self.values.max())
+        low, high = limits(self.values)
         return not self.centred and low > 0 and high > STEEP * low
 
 
@@ -107,7 +114,8 @@ def views(made: Landscape) -> list[View]:
         found.append(View("loss less error, both scaled 0 to 1", contrast, words, style.DIVERGING, True))
     found.append(View("linear model's loss", made.linear, f"mean {made.words}"))
     words = "network less linear model"
-    least = max(1e-3 * float(made.loss.max() - made.loss.min()), 1e-12)  # rounding errors are no difference
+    low, high = limits(made.loss)
+    least = max(1e-3 * (high - low), 1e-12)  # rounding errors are no difference
     found.append(View(words, made.loss - made.linear, words, style.DIVERGING, True, least=least))
     return found
 
@@ -115,10 +123,13 @@ def views(made: Landscape) -> list[View]:
 def contour(made: Landscape, view: View, visible: bool) -> Any:
     """One view as contours."""
     values = view.values.log10() if view.steep else view.values
-    low, high = float(values.min()), float(values.max())
+    low, high = limits(values)
     if view.centred:
         high = max(abs(low), abs(high), view.least)
         low = -high
+    elif high - low <= 1e-9 * max(abs(low), abs(high)):  # contours of one value alone are none: browsers stop at them
+        room = 0.01 * abs(low) or 1.0
+        low, high = low - room, high + room
     size = max((high - low) / 14, 1e-12)
     bar = style.bar(view.words)
     if view.steep:
@@ -170,7 +181,7 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
     alt = (
         f"Contours around the trained weights, in two directions: the mean {made.words}"
         f"{', the accuracy, how they differ,' if made.accuracy is not None else ''} and the linear model's loss by the "
-        "menu. Ellipses show the fitted Gaussian at one and two standard deviations."
+        f"menu.{' Ellipses show the fitted Gaussian at one and two standard deviations.' if x else ''}"
     )
     style.finish(figure, "Around the trained weights", alt, x=made.axes[0], y=made.axes[1], height=560, top=44)
     figure.update_layout(updatemenus=[style.menu(buttons)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from ..linear.passes import Part, Passes
 from ..modes import plainly
 from ..products import unflatten
 from ..progress import Progress
-from . import ways
+from . import style, ways
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -104,6 +105,7 @@ def landscape(
     `directions`: "eigen", those of largest curvature, in standard deviations of the posterior; "random", normal
     numbers with each filter as long as the trained one; or a tensor (dimensions, D). `reach`: how far, in their units.
     """
+    style.expect_posterior(la)
     if dimensions not in (1, 2):
         raise ValueError(f"dimensions={dimensions!r} was given; expected 1, a line, or 2, a plane.")
     points = (101 if dimensions == 1 else 31) if points is None else points
@@ -114,7 +116,7 @@ def landscape(
     kind = directions if isinstance(directions, str) else "given"
     axes = ways.directions(la, directions, dimensions, seed)
     far = REACH.get(kind, 1.0) if reach is None else reach
-    if not far > 0:
+    if not 0 < far < math.inf:
         raise ValueError(f"reach={reach!r} was given; expected a positive number.")
     a = torch.linspace(-far, far, points + (points + 1) % 2, dtype=torch.float64)  # odd: the middle is the network
     b = a.clone() if dimensions == 2 else torch.zeros(1, dtype=torch.float64)

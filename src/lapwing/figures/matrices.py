@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 FADE = 0.03  # of the largest entry: from there on colours go with the logarithm
+BORDERS = 60  # tensors beyond which lines between them would hide the entries
+NAMED = 16  # layers that a legend has room for
 LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 
 
@@ -88,7 +90,8 @@ def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEI
     figure = go.Figure()
     for number, (name, matrix) in enumerate(shown_ones):
         figure.add_trace(squares(matrix, largest, name, bar=True, visible=number == 0))
-    for end in made.ends[:-1]:
+    few = len(made.names) <= BORDERS
+    for end in made.ends[:-1] if few else ():
         line = {"color": "rgba(0, 0, 0, 0.35)", "width": 1}
         figure.add_shape(type="line", x0=end - 0.5, x1=end - 0.5, y0=-0.5, y1=made.ends[-1] - 0.5, line=line)
         figure.add_shape(type="line", y0=end - 0.5, y1=end - 0.5, x0=-0.5, x1=made.ends[-1] - 0.5, line=line)
@@ -96,10 +99,10 @@ def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEI
         {"label": name, "method": "restyle", "args": [{"visible": [other == number for other in range(3)]}]}
         for number, (name, _) in enumerate(shown_ones)
     ]
+    lines = f", with lines between the {len(made.names)} tensors" if few else ""
     alt = (
         f"A square of {len(made.chosen)} by {len(made.chosen)} weights, coloured by the second derivative of the loss "
-        f"in each pair, with lines between the {len(made.names)} tensors. Blocks on the diagonal are what layerwise "
-        "approximations keep."
+        f"in each pair{lines}. Blocks on the diagonal are what layerwise approximations keep."
     )
     style.finish(figure, "Curvature between all weights", alt, height=600, top=44)
     square_axes(figure)
@@ -138,12 +141,16 @@ def spectra(la: Laplace) -> Figure:
                 y=values.tolist(),
                 mode="lines+markers" if len(kept) <= 40 else "lines",
                 name=each.name,
+                showlegend=len(found) <= NAMED,  # with more, colours repeat
                 line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
                 marker={"symbol": style.symbol(number), "size": 6},
                 hovertemplate=f"{each.name}: {len(each.values)} weights, about {each.determined:.1f} determined by data"
                 "<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
             )
         )
+    if len(found) > NAMED:
+        words = f"{len(found)} tensors, by name where you point"
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"color": style.colour(0)}, name=words))
     priors = sorted({each.prior for each in found})
     for value in (priors[0], priors[-1]) if len(priors) > 1 else priors:
         figure.add_hline(y=value, line={"color": style.GREY, "dash": "dot", "width": 2})
@@ -182,7 +189,7 @@ def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int =
     titles = ("gradients", "times inputs", "makes the block")
     figure = style.panels(1, 3, subplot_titles=titles, column_widths=[0.22, 0.22, 0.56], horizontal_spacing=0.06)
     rows, columns = len(made.rows), len(made.columns)
-    parts = (made.rows / peak(made.rows), made.columns / peak(made.columns))
+    parts = tuple(matrix / (peak(matrix) or 1.0) for matrix in (made.rows, made.columns))
     figure.add_trace(squares(parts[0], 1.0, "gradients (scaled)"), 1, 1)
     figure.add_trace(squares(parts[1], 1.0, "inputs (scaled)"), 1, 2)
     product, labels = gapped(torch.kron(*parts), rows, columns)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 GROUPS = 40  # that a figure has room for
+TRACED = 8  # groups whose precisions are drawn over the steps of tuning
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ def rooms(count: int) -> int:
     return 170 + 30 * min(count, GROUPS)
 
 
+def cut(names: Sequence[Any], what: str) -> str:
+    """The same for an axis, where everyone sees it."""
+    return f"<br>the first {GROUPS} of {len(names)} {what}" if len(names) > GROUPS else ""
+
+
 def few(names: Sequence[Any], what: str) -> str:
     """What is left out, in words."""
     return f" The first {GROUPS} of {len(names)} {what} are shown." if len(names) > GROUPS else ""
@@ -153,6 +159,7 @@ def marginal_variances(source: Laplace | Summary | Report) -> Figure:
         f"beside the prior's. The further to the left, the more the data said.{few(made.layers, 'tensors')}"
     )
     title, x_name = "How sure each weight is", "standard deviation of a weight"
+    x_name += cut(made.layers, "tensors")
     style.finish(figure, title, alt, x=x_name, height=rooms(len(layers)))
     ends = [value for own in roots for value in own] + [math.sqrt(each.prior) for each in known]
     figure.update_xaxes(**style.logarithmic(ends))
@@ -206,9 +213,8 @@ def prior_posterior(source: Laplace | Summary | Report) -> Figure:
         f"Prior and posterior precision of {len(names)} groups of weights on a logarithmic axis. Where they are far "
         f"apart the data said much, where they are equal nothing.{few(made.layers or made.groups, 'groups')}"
     )
-    style.finish(
-        figure, "What the data added to the prior", alt, x="precision (1 / variance)", height=rooms(len(names))
-    )
+    x_name = f"precision (1 / variance){cut(made.layers or made.groups, 'groups')}"
+    style.finish(figure, "What the data added to the prior", alt, x=x_name, height=rooms(len(names)))
     figure.update_xaxes(**style.logarithmic([*before, *(value for own in ends for value in own)]))
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
@@ -237,8 +243,10 @@ def effective_dimensions(source: Laplace | Summary | Report) -> Figure:
         f"Effective dimensions of {len(names)} groups of weights, in all {sum(made.dimensions):.1f}{total}: so many "
         f"directions are determined by the data, the others by the prior.{few(made.groups, 'groups')}"
     )
-    title = f"{sum(made.dimensions):.0f}{total} determined by data"
-    style.finish(figure, title, alt, x="number, logarithmic", height=rooms(len(names)))
+    whole = sum(made.dimensions)
+    title = f"{f'{whole:.0f}' if whole >= 10 else shown(whole)}{total} determined by data"
+    x_name = f"number, logarithmic{cut(made.groups, 'groups')}"
+    style.finish(figure, title, alt, x=x_name, height=rooms(len(names)))
     figure.update_layout(barmode="overlay")
     smallest = min([value for value in values if value > 0] or [1.0])
     figure.update_xaxes(
@@ -268,7 +276,7 @@ def evidence_trace(source: Any) -> Figure:
     figure.add_trace(
         go.Scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name"), **place
     )
-    for number, name in enumerate(groups[:8] if two else ()):
+    for number, name in enumerate(groups[:TRACED] if two else ()):
         own = [row[number] for row in precisions]
         look = {"color": style.colour(number + 2), "dash": style.dash(number)}
         hover = f"{name}: precision %{{y:.4g}}<extra></extra>"
@@ -283,7 +291,9 @@ def evidence_trace(source: Any) -> Figure:
     figure.update_xaxes(title_text="step", row=2 if two else None, col=1 if two else None)
     if two:
         figure.update_yaxes(
-            title_text="prior precision",
+            title_text="prior precision"
+            if len(precisions[0]) <= TRACED
+            else f"precision, {TRACED} of {len(precisions[0])}",
             row=2,
             col=1,
             **style.logarithmic(value for row in precisions for value in row),
@@ -307,4 +317,4 @@ def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str
         whole = len(table) == len(values) and all(len(row) == len(groups) for row in table)
         return values, str(more.get("objective", "log evidence")), table if whole else [], groups
     table = trace.precisions.detach().double().cpu().tolist() if len(trace.precisions) == len(trace.values) else []
-    return [float(each) for each in trace.values], trace.objective, table, [str(name) for name in trace.groups[:8]]
+    return [float(each) for each in trace.values], trace.objective, table, [str(name) for name in trace.groups[:TRACED]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ..likelihoods import Bernoulli, Categorical
 from ..modes import plainly
 from ..predictions.prediction import checked_level, normal_quantile
 from . import style
+from .sampling import checked_output
 from .style import BLUE, GREY, ORANGE, graph_objects
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 KEPT = 500  # points of data that are drawn
+NAMED = 20  # classes that a legend has room for
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +49,23 @@ class Seen:
     high: Tensor
     like: Tensor  # (1, ...)
 
+    def ends(self, extend: float) -> tuple[Tensor, Tensor]:
+        """(features,) twice: the range with a share of it on both sides, or 1 on both where there is one value."""
+        span = self.high - self.low
+        more = torch.where(span > 0, extend * span, 1.0)
+        return self.low - more, self.high + more
+
     def shaped(self, grid: Tensor) -> Tensor:
         """Points (B, features) shaped and typed like the data's inputs."""
         return grid.to(self.like).reshape(len(grid), *self.like.shape[1:])
+
+
+def checked_grid(points: int, extend: float) -> None:
+    """Refuse grids that are none."""
+    if not is_count(points) or points < 3:
+        raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
+    if isinstance(extend, bool) or not isinstance(extend, int | float) or not 0 <= extend < math.inf:
+        raise ValueError(f"extend={extend!r} was given; expected a number from 0, a share of the data's range.")
 
 
 def gathered(data: Any, device: torch.device, features: int) -> Seen:
@@ -79,14 +96,16 @@ def band(
     la: Laplace, data: Any, *, extend: float = 0.5, points: int = 201, level: float = 0.95, output: int = 0
 ) -> Band:
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
+    style.expect_posterior(la)
     if isinstance(la.likelihood, Categorical | Bernoulli):
         raise ValueError("The posterior is over classes, which have no bands; see decision_map.")
     checked_level(level)
+    checked_grid(points, extend)
     seen = gathered(data, la.mode.device, 1)
-    low, high = float(seen.low), float(seen.high)
-    more = extend * (high - low)
-    grid = torch.linspace(low - more, high + more, points, dtype=torch.float64)
+    low, high = (float(end) for end in seen.ends(extend))
+    grid = torch.linspace(low, high, points, dtype=torch.float64)
     predicted = la.predict(seen.shaped(grid[:, None]))
+    checked_output(output, predicted.mean.reshape(points, -1).shape[1])
     mean, epistemic, variance = (
         value.detach().double().cpu().reshape(points, -1)[:, output]
         for value in (predicted.mean, predicted.epistemic, predicted.variance)
@@ -159,13 +178,12 @@ class Map:
 @plainly
 def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) -> Map:
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
+    style.expect_posterior(la)
     if not isinstance(la.likelihood, Categorical | Bernoulli):
         raise ValueError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
-    if not is_count(points) or points < 3:
-        raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
+    checked_grid(points, extend)
     seen = gathered(data, la.mode.device, 2)
-    more = extend * (seen.high - seen.low)
-    low, high = seen.low - more, seen.high + more
+    low, high = seen.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
     predicted = la.predict(seen.shaped(torch.cartesian_prod(b, a).flip(1)))
     probs, entropy, epistemic = (
@@ -205,33 +223,42 @@ def decision_map(
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(made.classes)]
     if len(names) != made.classes:
         raise ValueError(f"classes has {len(names)} names, and the network {made.classes} classes.")
+    own = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
+    titles = [style.literal(own.get(name, name)) for name in made.layers]
     figure = go.Figure()
-    for number, (name, values) in enumerate(made.layers.items()):
-        shares = "probability" in name or "confidence" in name
-        low = 0.0 if not shares or "probability" in name else 1 / made.classes
+    for number, (key, values) in enumerate(made.layers.items()):
+        name = titles[number]
+        shares = key in own or key.startswith("confidence")
+        low = 1 / made.classes if shares and key not in own else 0.0
         high = 1.0 if shares else max(float(values.max()), 1e-12)
         figure.add_trace(
             go.Heatmap(
                 x=made.a.tolist(), y=made.b.tolist(), z=style.rounded(values, 4),
                 zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
                 reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
-                hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",
+                hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.3g}}, %{{y:.3g}})<extra></extra>",
             )
         )  # fmt: skip
     for number, name in enumerate(names):
-        own = made.points[0][made.points[1] == number]
+        there = made.points[0][made.points[1] == number]
         mark = {"color": style.colour(number), "symbol": style.symbol(number), "size": 8}
         mark["line"] = {"color": "white", "width": 1}
         figure.add_trace(
             go.Scatter(
-                x=own[:, 0].tolist(), y=own[:, 1].tolist(), mode="markers", name=name, marker=mark, hoverinfo="name"
+                x=there[:, 0].tolist(),
+                y=there[:, 1].tolist(),
+                mode="markers",
+                name=style.literal(name),
+                marker=mark,
+                hoverinfo="name",
+                showlegend=len(names) <= NAMED,
             )
         )
     number = len(made.layers)
     buttons = [
         {"label": name, "method": "restyle", "args": [{"visible": [other == place for other in range(number)]
                                                        + [True] * made.classes}]}
-        for place, name in enumerate(made.layers)
+        for place, name in enumerate(titles)
     ]  # fmt: skip
     alt = (
         "A map over two inputs, coloured by how sure the prediction is, with the data as points. Around the data it is "

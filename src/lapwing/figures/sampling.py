@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 METHODS = ("linearised", "sampled")
+NAMED = 20  # classes that an axis has room to name
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,9 @@ class Draws:
     weights: Tensor  # (S, 2): of the two weights that are least certain
     names: tuple[str, str]  # which ones
     predictions: Tensor
-    exact: Tensor  # (B, C): the closed form's
+    exact: Tensor  # (B, C): the linear model's over all weights
     classes: bool
+    method: str = "linearised"
 
     @property
     def averages(self) -> Tensor:
@@ -46,6 +48,7 @@ class Draws:
 @plainly
 def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", seed: int = 0) -> Draws:
     """Predictions at `samples` draws of the weights: of the linear model, or of the network itself ("sampled")."""
+    style.expect_posterior(la)
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}.")
     if not isinstance(la.likelihood, Categorical | Bernoulli | Gaussian):
@@ -68,7 +71,7 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
     elif classes:
         flat = flat.sigmoid()
     places, names = least_certain(la)
-    return Draws(line_of(x), (la.mode + deviations)[:, places].double().cpu(), names, flat, closed, classes)
+    return Draws(line_of(x), (la.mode + deviations)[:, places].double().cpu(), names, flat, closed, classes, method)
 
 
 def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
@@ -133,6 +136,7 @@ def monte_carlo(
     if not isinstance(source, Draws) and (x is None or not count(x)):
         raise ValueError("x holds no inputs; expected those at which to predict.")
     made = source if isinstance(source, Draws) else draws(source, x, samples, method=method, seed=seed)
+    checked_output(output, made.predictions.shape[-1])
     curves = made.x is not None and not made.classes
     figure = style.panels(
         2, 1, row_heights=[0.34, 0.66], vertical_spacing=0.16,
@@ -148,10 +152,16 @@ def monte_carlo(
     what = "curves of sampled networks over the inputs" if curves else "class probabilities at one input by each sample"
     if not made.classes and not curves:
         what = "predictions at one input by each sample"
-    alt = (
-        f"Above, weights drawn from the posterior, as points; below, {what}, their average, and the closed form. With "
-        "more samples, by the slider, the average comes closer to the closed form."
-    )
+    whole = {
+        "closed form": "the closed form",
+        "all weights": "the average over all weights",
+        "the linear model": "what the linear model predicts",
+    }[whole_name(made, curves)]
+    alt = f"Above, weights drawn from the posterior, as points; below, {what}, their average, and {whole}."
+    if made.method == "linearised":
+        alt += " With more samples, by the slider, the average comes closer to it."
+    else:
+        alt += " With more samples, by the slider, the average settles; curved networks settle elsewhere."
     style.finish(figure, "Averaging over weights", alt, height=720, bottom=90, top=16)
     figure.update_xaxes(title_text=made.names[0], row=1, col=1, range=room(made.weights[:, 0]))
     figure.update_yaxes(title_text=made.names[1], row=1, col=1, range=room(made.weights[:, 1]))
@@ -159,6 +169,19 @@ def monte_carlo(
     label(figure, made, curves, output, classes)
     figure.update_layout(sliders=[style.slider("samples", steps, start, pad=60)])
     return figure
+
+
+def whole_name(made: Draws, curves: bool) -> str:
+    """What the samples are compared with."""
+    if made.method != "linearised":
+        return "the linear model"
+    return "closed form" if curves else "all weights"
+
+
+def checked_output(output: int, outputs: int) -> None:
+    """Refuse an output that the network does not have."""
+    if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < outputs:
+        raise ValueError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")
 
 
 def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple[str, ...] | None) -> None:
@@ -169,9 +192,10 @@ def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple
         figure.update_yaxes(title_text="prediction", range=room(values), row=2, col=1)
     elif made.classes:
         names = named(made, classes)
-        figure.update_xaxes(
-            tickvals=list(range(len(names))), ticktext=names, row=2, col=1, range=[-0.6, len(names) - 0.4]
-        )
+        step = -(-len(names) // NAMED)
+        places = list(range(0, len(names), step))
+        texts = [style.literal(names[place]) for place in places]
+        figure.update_xaxes(tickvals=places, ticktext=texts, row=2, col=1, range=[-0.6, len(names) - 0.4])
         figure.update_yaxes(title_text="probability", range=[-0.03, 1.03], row=2, col=1)
     else:
         figure.update_xaxes(title_text="output", dtick=1, row=2, col=1)
@@ -181,6 +205,8 @@ def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple
 def named(made: Draws, classes: tuple[str, ...] | None) -> list[str]:
     """What the classes are called."""
     number = made.predictions.shape[-1]
+    if number == 1:  # a yes or no, and the probability is that of yes
+        return [str(classes[1]) if classes is not None and len(classes) == 2 else "class 1"]
     if classes is not None and len(classes) != number:
         raise ValueError(f"classes has {len(classes)} names, and the network {number} outputs.")
     return [str(each) for each in classes] if classes else [f"class {place}" for place in range(number)]
@@ -207,13 +233,13 @@ def traces(
         each = go.Scatter(x=x[1], y=y[1], mode="lines", line={"color": style.faded(GREY, 0.45), "width": 1}, **every)
         mean = go.Scatter(x=x[2], y=y[2], mode="lines", name="their average", line={"color": ORANGE, "width": 3})
         line = {"color": BLUE, "width": 2, "dash": "dash"}
-        exact = go.Scatter(x=x[3], y=y[3], mode="lines", name="closed form", line=line)
+        exact = go.Scatter(x=x[3], y=y[3], mode="lines", name=whole_name(made, curves), line=line)
     else:
         each = go.Scatter(x=x[1], y=y[1], **every, **look)
         big = {"color": ORANGE, "size": 13, "symbol": "diamond"}
         mean = go.Scatter(x=x[2], y=y[2], mode="markers", name="their average", marker=big)
         wide = {"color": BLUE, "size": 22, "symbol": "line-ew-open", "line": {"width": 3}}
-        exact = go.Scatter(x=x[3], y=y[3], mode="markers", name="all weights", marker=wide)
+        exact = go.Scatter(x=x[3], y=y[3], mode="markers", name=whole_name(made, curves), marker=wide)
     for trace in (mean, exact):
         trace.hovertemplate = f"{trace.name}: %{{y:.3f}}<extra></extra>"
     return [(points, 1), (each, 2), (mean, 2), (exact, 2)]

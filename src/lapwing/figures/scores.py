@@ -29,7 +29,7 @@ METRICS = {  # in plain words, and whether more is better
     "coverage50": ("share inside 50 % intervals", None),
     "coverage90": ("share inside 90 % intervals", None),
     "coverage95": ("share inside 95 % intervals", None),
-    "sharpness": ("width of intervals", False),
+    "sharpness": ("predicted standard deviation", False),
     "pit_deviation": ("distance of quantiles from even", False),
     "confidence": ("mean confidence", None),
     "uncertainty": ("mean uncertainty", None),
@@ -43,9 +43,14 @@ def worded(name: str) -> str:
 
 
 def some(scores: Sequence[Scores], what: str) -> Sequence[Scores]:
-    """At least one."""
+    """At least one, and nothing else."""
     if not scores:
         raise ValueError(f"{what} was given no scores; give some of report.methods.")
+    for each in scores:
+        if not hasattr(each, "risk_coverage"):
+            raise TypeError(
+                f"{what} was given a {type(each).__name__}; expected scores, as in {what}(*report.methods)."
+            )
     return scores
 
 
@@ -123,8 +128,9 @@ def risk_coverage(*scores: Scores) -> Figure:
     kinds = set()
     for number, each in enumerate(some(scores, "risk_coverage")):
         curve = each.risk_coverage
-        kinds.add("pit" if each.pit is not None else "classes")
-        hover = f"{each.name}<br>surest %{{x:.0%}} kept: error %{{y:.4g}}<extra></extra>"
+        risk = "mean squared error" if each.reliability is None else "share of errors"
+        kinds.add(risk)
+        hover = f"{each.name}<br>surest %{{x:.0%}} kept: {risk} %{{y:.4g}}<extra></extra>"
         line = look(number)["line"]
         figure.add_trace(
             go.Scatter(x=list(curve.x), y=list(curve.y), mode="lines", name=each.name, line=line, hovertemplate=hover)
@@ -134,7 +140,7 @@ def risk_coverage(*scores: Scores) -> Figure:
         f"{style.listed([each.name for each in scores])}. The lower a curve stays on the left, the better doubt goes "
         "with errors."
     )
-    y = "share of errors" if kinds == {"classes"} else "error"
+    y = kinds.pop() if len(kinds) == 1 else "error"
     style.finish(figure, "Errors if only the surest are kept", alt, x="share of predictions kept", y=y)
     figure.update_xaxes(tickformat=".0%", range=[0, 1.02])
     figure.update_yaxes(rangemode="tozero")
@@ -143,6 +149,7 @@ def risk_coverage(*scores: Scores) -> Figure:
 
 def shift_curves(report: Report, kind: str = "shifts", metric: str | None = None) -> Figure:
     """A metric against the strength of each corruption or attack, by method; a menu chooses the corruption."""
+    style.expect_report(report)
     if kind not in ("shifts", "attacks"):
         raise ValueError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
     every: dict[str, list[tuple[str, Shift]]] = {}
@@ -232,6 +239,7 @@ def pit(*scores: Scores) -> Figure:
 
 def compare(report: Report, metric: str) -> Figure:
     """All methods by one metric, with their intervals."""
+    style.expect_report(report)
     known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     if metric not in known:
         raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")

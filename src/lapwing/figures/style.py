@@ -38,6 +38,20 @@ def graph_objects() -> Any:
     return plotly.graph_objects
 
 
+def expect_posterior(given: Any) -> None:
+    """Refuse networks and reports where weights and their uncertainty are asked for."""
+    from ..laplace import Laplace
+
+    if not isinstance(given, Laplace):
+        raise TypeError(f"A {type(given).__name__} was given; expected a posterior, which lapwing.fit returns.")
+
+
+def expect_report(given: Any) -> None:
+    """Refuse posteriors and scores where a whole report is asked for."""
+    if not hasattr(type(given), "to_markdown"):
+        raise TypeError(f"A {type(given).__name__} was given; expected a report, which lapwing.evaluate returns.")
+
+
 def panels(*arguments: Any, **settings: Any) -> Figure:
     """A figure with several panels."""
     graph_objects()
@@ -72,6 +86,11 @@ def wrapped(text: str, width: int = 46) -> str:
     return "<br>".join(textwrap.wrap(text, width))
 
 
+def literal(text: str) -> str:
+    """A name that is shown as it is: figures take `<s>` and the like for signs of their own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
 def shown(value: float) -> str:
     """A number with three digits."""
     return f"{value:.3g}"
@@ -101,7 +120,7 @@ def finish(
     bottom: int = 0,
 ) -> Figure:
     """The shared look; `alt` says in a sentence or two what is seen, `top` and `bottom` keep room for menus."""
-    text = wrapped(title)
+    text = wrapped(literal(title))
     lines = text.count("<br>") + 1
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"}
     figure.update_layout(
@@ -179,13 +198,22 @@ def logarithmic(values: Iterable[float]) -> dict[str, Any]:
         ticks = [tick for tick in ticks if low - room <= math.log10(tick) <= high + room]
         if len(ticks) <= 7:
             break
-    ticks = ticks[:: -(-len(ticks) // 7)] if ticks else ticks
+    ticks = even(10 ** (low - room), 10 ** (high + room)) if len(ticks) < 2 else ticks[:: -(-len(ticks) // 7)]
     return {
         "type": "log",
         "range": [low - room, high + room],
         "tickvals": ticks,
         "ticktext": [f"{tick:,g}" for tick in ticks],
     }
+
+
+def even(low: float, high: float) -> list[float]:
+    """Three to six round numbers between two that are close together."""
+    rough = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(digit * unit for digit in (1, 2, 5, 10) if digit * unit >= rough * 0.8)
+    first = math.ceil(low / step)
+    return [float(f"{place * step:.6g}") for place in range(first, math.floor(high / step) + 1)]
 
 
 def bar(title: str) -> dict[str, Any]:

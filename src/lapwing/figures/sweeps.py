@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..complaints import nearest
 from . import style
-from .scores import worded
+from .scores import METRICS, worded
 from .style import ORANGE, graph_objects, shown
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def number(value: Any) -> float:
 
 def sweep(source: Any, metric: str | None = None) -> Figure:
     """What was tried in a sweep over scale and precision, coloured by a metric, with a menu between metrics."""
+    if not hasattr(source, "points"):
+        raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which lapwing.evaluate.sweep returns.")
     points = list(source.points)
     if not points:
         raise ValueError("The sweep has no points.")
@@ -33,26 +35,27 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     figure = go.Figure()
     for place, name in enumerate(order):
         figure.add_trace(tried(points, name, place == 0))
-    best = source.best
+    best, chosen = source.best, getattr(source, "metric", first)
     mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
     figure.add_trace(
         go.Scatter(
-            x=[best.scale], y=[best.precision], mode="markers", name="best", marker=mark, hoverinfo="skip"
+            x=[best.scale], y=[best.precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
+            hoverinfo="skip",
         )
     )  # fmt: skip
     buttons = [
         {
-            "label": worded(name).partition(" (")[0],
+            "label": short(name),
             "method": "restyle",
             "args": [{"visible": [other == name for other in order] + [True]}],
         }
         for name in order
     ]
-    found = number(best.metrics[first])
+    found = number(best.metrics[chosen])
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {worded(first)}. Best: {shown(found)} at {shown(best.scale)} examples and precision "
-        f"{shown(best.precision)}."
+        f"coloured by {worded(first)}. Best {short(chosen)}: {shown(found)} at {shown(best.scale)} examples and "
+        f"precision {shown(best.precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
@@ -62,11 +65,19 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     return figure
 
 
+def short(name: str) -> str:
+    """A metric in few words."""
+    return worded(name).partition(" (")[0]
+
+
 def tried(points: list[Any], name: str, visible: bool) -> Any:
     """Every setting as a square, coloured by one metric; colours leave outliers aside."""
     values = [number(point.metrics[name]) if name in point.metrics else math.nan for point in points]
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
-    low, high = finite[0], finite[min(len(finite) - 1, int(0.9 * len(finite)))]
+    aside = len(finite) // 10  # the worst ones
+    low, high = finite[0], finite[-1 - aside]
+    if METRICS.get(name, ("", None))[1]:
+        low, high = finite[aside], finite[-1]
     size = 34 if len(points) <= 36 else 24 if len(points) <= 100 else 14
     marker = {
         "color": values,

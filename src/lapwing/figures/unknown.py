@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..complaints import nearest
+from ..complaints import is_count, nearest
 from . import style
 from .scores import some, told, whiskers
 from .style import GREY, graph_objects, shown
@@ -24,8 +24,16 @@ SCORES = {
 }
 
 
-def uncertainty_histogram(scores: Scores, score: str = "entropy", bins: int = 30) -> Figure:
-    """How unsure a method is of test inputs and of unknown ones: the less they overlap, the better it notices."""
+def uncertainty_histogram(scores: Scores, score: str | None = None, bins: int = 30) -> Figure:
+    """How unsure a method is of test inputs and of unknown ones: the less they overlap, the better it notices.
+
+    `score`: by default the entropy of classes, or the variance of numbers.
+    """
+    if not is_count(bins):
+        raise ValueError(f"bins={bins!r} was given; expected a positive whole number.")
+    some([scores], "uncertainty_histogram")
+    if score is None:
+        score = "variance" if any("variance" in each for each in scores.uncertainty.values()) else "entropy"
     found = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
     known = sorted({name for each in scores.uncertainty.values() for name in each})
     if not found:
@@ -41,11 +49,11 @@ def uncertainty_histogram(scores: Scores, score: str = "entropy", bins: int = 30
     for number, (name, values) in enumerate(finite.items()):
         shares, edges = histogram(values, low, width, bins)
         medians.append(f"{name} {shown(sorted(values)[len(values) // 2]) if values else 'none'}")
-        hover = f"{name}: %{{y:.1%}} from %{{x:.3g}} on<extra></extra>"
+        hover = f"{style.literal(name)}: %{{y:.1%}} from %{{x:.3g}} on<extra></extra>"
         line = {"color": style.colour(number), "dash": style.dash(number), "width": 2.5, "shape": "hv"}
         figure.add_trace(
             go.Scatter(
-                x=edges, y=[*shares, shares[-1]], mode="lines", name=name, fill="tozeroy", line=line,
+                x=edges, y=[*shares, shares[-1]], mode="lines", name=style.literal(name), fill="tozeroy", line=line,
                 hovertemplate=hover, fillcolor=style.faded(style.colour(number), 0.25),
             )
         )  # fmt: skip
@@ -77,27 +85,27 @@ def detection(*scores: Scores) -> Figure:
     several = len(sets) > 1
     for number, kind in enumerate(kinds):
         rows = [
-            (f"{each.name}<br>{name}" if several else each.name, each.detection[name][kind], name)
+            (each.name, each.detection[name][kind], name)
             for name in sets
             for each in scores
             if kind in each.detection.get(name, {})
         ]
-        best = max(
-            [best, *((value.auroc.value, f"{label.replace('<br>', ', ')} by {kind}") for label, value, _ in rows)]
-        )
+        score = kind.replace("_", " ")
+        places = [(value.auroc.value, f"{method}{f', {name}' if several else ''}") for method, value, name in rows]
+        best = max([best, *((value, f"{place} by {score}") for value, place in places)])
         texts = [
-            f"{name} by {kind.replace('_', ' ')}<br>AUROC {told(value.auroc)}<br>AUPR {told(value.aupr)}"
+            f"{style.literal(name)} by {score}<br>AUROC {told(value.auroc)}<br>AUPR {told(value.aupr)}"
             f"<br>wrongly alarmed at 95 % caught {told(value.fpr95)}"
             for _, value, name in rows
         ]
         figure.add_trace(
             go.Scatter(
-                y=[label for label, _, _ in rows],
+                y=[f"{method}<br>{style.literal(name)}" if several else method for method, _, name in rows],
                 x=[value.auroc.value for _, value, _ in rows],
                 error_x=whiskers([value.auroc for _, value, _ in rows]),
                 mode="markers",
                 orientation="h",
-                name=kind.replace("_", " "),
+                name=score,
                 text=texts,
                 hovertemplate="%{text}<extra></extra>",
                 marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 10},
@@ -109,8 +117,8 @@ def detection(*scores: Scores) -> Figure:
         f"and by score; the dotted line is chance. Best: {best[1]}, {best[0]:.3f}."
     )
     title = f"Unknown inputs noticed: {sets[0]}" if not several else "Unknown inputs noticed"
-    places = len({label for trace in figure.data for label in trace.y})
-    style.finish(figure, title, alt, x="AUROC", height=190 + 46 * places)
+    lines = len({label for trace in figure.data for label in trace.y})
+    style.finish(figure, title, alt, x="AUROC", height=190 + 46 * lines)
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_layout(scattermode="group", scattergap=0.4)
     lows = [value.auroc.low for each in scores for found in each.detection.values() for value in found.values()]

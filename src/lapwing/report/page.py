@@ -41,7 +41,7 @@ NAMES = {
 
 def write(report: Report, path: str | os.PathLike[str]) -> Path:
     """Write the page whole or not at all: its place."""
-    target = writable(path)
+    target = writable(path, "report.html")
     content = made(report).encode()
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
