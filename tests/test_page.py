@@ -119,6 +119,23 @@ def test_menus_change_figures_and_their_numbers(chromium: Any, files: dict[str, 
             assert shown.locator(".chart").bounding_box()["width"] > 300
 
 
+def test_no_button_sends_figures_away(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        names = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(each => each.dataset.title)")
+        assert any("PNG" in name for name in names)
+        assert not [name for name in names if any(word in name.lower() for word in ("share", "cloud", "edit in"))]
+
+
+def test_words_in_tables_stay_whole(chromium: Any, files: dict[str, Path]) -> None:
+    """A table that is too wide scrolls by itself."""
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        heights = "[...document.querySelectorAll('#figure-risk-coverage thead th')].map(each => each.clientHeight)"
+        assert max(page.evaluate(heights)) < 100
+
+
 def test_the_slider_reads_the_curve(chromium: Any, files: dict[str, Path]) -> None:
     with opened(chromium, files["classification"]) as page:
         ready(page)

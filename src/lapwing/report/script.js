@@ -39,7 +39,9 @@
     delete layout.width;
     if (layout.title) layout.margin = Object.assign({}, layout.margin, {t: Math.max(30, (layout.margin || {}).t - 46 || 30)});
     if (coarse) layout.dragmode = false; /* a finger scrolls the page */
-    const config = {responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover"};
+    /* No button that sends a figure to a server, and few others: each is one more stop for keys. */
+    const config = {responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover",
+      showSendToCloud: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendDataToCloud"]};
     return Plotly.newPlot(chart, drawing.data, layout, config).then(function () {
       return Plotly.relayout(chart, themed(layout));
     }).then(function () { chart.dataset.drawn = "done"; });
