@@ -52,7 +52,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "predict.method": (str,),
     "predict.link": (str,),
     "predict.samples": (int,),
-    "predict.level": (float,),
+    "predict.level": NUMBER,
     "evaluate.shifts": (list,),
     "evaluate.attacks": (list,),
     "evaluate.intervals": (int,),
@@ -76,8 +76,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Problem(f"There is no file {path}; expected a TOML file with settings.")
     try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Problem(f"{path} is no TOML: {error}.") from error
     made = flat(content, str(path))

@@ -152,7 +152,8 @@ def merit(name: str, value: float) -> float:
 
 def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:
     """Better, worse, both, or nothing that could not be chance; fewer errors alone make no probability better."""
-    better, worse = [], []
+    better: list[str] = []
+    worse: list[str] = []
     for name in names:
         if apart(first.metrics[name], base.metrics[name]):
             gained = merit(name, first.metrics[name].value) > merit(name, base.metrics[name].value)
