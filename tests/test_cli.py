@@ -525,6 +525,33 @@ def forever():
 """
 
 
+def test_ctrl_c_while_the_library_is_imported(tmp_path: Path) -> None:
+    code = "import sys; from lapwing_command import main; print(flush=True); sys.exit(main())"
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, "--version"], cwd=tmp_path, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert started.stdout is not None and started.stdout.read(1) == "\n"
+        time.sleep(0.2)  # in the midst of torch, which takes a second or more
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert (started.returncode, out, err) == (130, "", "Interrupted; nothing was written.\n")
+
+
+def test_the_command_starts_where_it_is_said_to() -> None:
+    import lapwing_command
+
+    page = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'lapwing = "lapwing_command:main"' in page
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lapwing", "--version"])
+        before = signal.getsignal(signal.SIGINT)
+        assert lapwing_command.main() == 0 and signal.getsignal(signal.SIGINT) is before
+
+
 def test_ctrl_c_during_a_fit(place: str, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.format(module=place))
     before = {each.name for each in tmp_path.iterdir()}
