@@ -204,6 +204,8 @@ def winner(report: Report) -> tuple[str, ...]:
     if not ahead:
         return ()
     top = min(ahead, key=lambda each: each.metrics["nll"].value)
+    if number(top.metrics["nll"].value) == number(first.metrics["nll"].value):
+        return ()
     clear = apart(top.metrics["nll"], first.metrics["nll"])
     return (
         f"By NLL, {top.name} did {'better' if clear else 'a little better, which may be chance'}: "
