@@ -494,3 +494,17 @@ def test_a_posterior_over_single_elements() -> None:
     assert {layer["name"]: layer["weights"] for layer in layers} == chosen
     places = iter(la.precision.variance().double().cpu().split(list(chosen.values())))
     assert [layer["variance_mean"] for layer in layers] == pytest.approx([float(each.mean()) for each in places])
+
+
+def test_differences_from_the_method_asked_about() -> None:
+    """Of every metric, from the sets that all methods are drawn on."""
+    la, data = classifier(), images(40, 5)
+    found = lw.evaluate(la, data, intervals=50, baselines="plain")
+    first, base = found.methods
+    assert not first.differences and base.differences.keys() == base.metrics.keys()
+    for name, each in base.differences.items():
+        assert each.value == pytest.approx(base.metrics[name].value - first.metrics[name].value)
+        assert each.low <= each.value <= each.high
+    with_intervals = base.differences["nll"]
+    assert with_intervals.high - with_intervals.low < 2 * (base.metrics["nll"].high - base.metrics["nll"].low)
+    assert type(found).from_json(found.to_json()) == found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lapwing.evaluate import aupr, aurc, auroc, ece, fpr95, mce
 from lapwing.evaluate import bootstrap as boot
-from lapwing.evaluate.bootstrap import Ranking, Resampling, estimate
+from lapwing.evaluate.bootstrap import Draws, Ranking, Resampling, estimate
 from lapwing.evaluate.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
 from lapwing.evaluate.columns import Columns
 from lapwing.evaluate.detection import _area as detection_area
@@ -121,7 +121,7 @@ def test_intervals_cover_a_mean_as_often_as_they_say() -> None:
     inside = 0
     for seed in range(400):
         values = torch.randn(50, generator=torch.Generator().manual_seed(seed)).double()
-        own = Columns(torch.arange(50), 50, {"v": values}).estimates(("v",), Resampling(50, 300, seed))["v"]
+        own = Columns(torch.arange(50), 50, {"v": values}).drawn(("v",), Resampling(50, 300, seed))["v"].estimate
         inside += own.low <= 0 <= own.high
     assert 0.90 < inside / 400 < 0.97
 
@@ -132,7 +132,7 @@ def test_metrics_with_intervals_are_the_metrics() -> None:
     assert own.probs is not None and own.labels is not None
     for draws in (0, 30):
         drawn = Resampling(N, draws, 0)
-        for found in (adaptive(own, drawn), classwise(own, drawn)):
+        for found in (adaptive(own, drawn).estimate, classwise(own, drawn).estimate):
             assert found.low <= found.value <= found.high and (draws > 0) == (found.low < found.high)
     known, unknown = torch.randn(3000), torch.randn(2500) + 1
     found = detection(known, unknown, (Resampling(3000, 40, 0), Resampling(2500, 40, 1)))
@@ -154,3 +154,23 @@ def test_rankings_group_neighbours_where_there_are_many() -> None:
     alone = Ranking.of(values)
     assert alone.groups <= 2048
     assert Ranking.of(torch.zeros(10)).groups == 1
+
+
+def test_differences_are_of_the_same_drawn_sets() -> None:
+    """Two methods that are wrong on the same examples: their intervals overlap, that of the difference is narrow."""
+    torch.manual_seed(0)
+    hard = torch.randn(N).double()
+    drawn = Resampling(N, 200, 0)
+    one, other = (
+        Columns(torch.arange(N), N, {"nll": values}).drawn(("nll",), drawn)["nll"]
+        for values in (hard + 0.1 + 0.01 * torch.randn(N).double(), hard)
+    )
+    found = one.less(other)
+    assert found is not None
+    expected = [float((one.rows - other.rows)[number]) for number in range(200)]
+    loops = [float((hard[chosen]).mean()) for chosen in lists(drawn)[1:]]
+    assert other.rows.tolist() == pytest.approx(loops)
+    assert found.estimate.value == pytest.approx(one.value - other.value)
+    assert found.estimate.low == pytest.approx(sorted(expected)[math.floor(0.025 * 199)])
+    assert found.estimate.low > 0 and one.estimate.low < other.estimate.high
+    assert one.less(Draws(0.0, torch.zeros(3))) is None

@@ -154,7 +154,7 @@ def test_area_of_a_perfect_order_and_of_many_examples() -> None:
     from lapwing.evaluate.calibration import risk_area
 
     expected = float((risk.cumsum(0) / torch.arange(1, 5001)).mean())
-    found = risk_area(columns, doubt, risk, Resampling(5000, 20, 0))
+    found = risk_area(columns, doubt, risk, Resampling(5000, 20, 0)).estimate
     assert found.value == pytest.approx(expected, rel=1e-12)
     assert found.low < expected < found.high and found.high - found.low < 0.1
     assert len(risk_coverage(doubt, risk).x) == 200
@@ -231,7 +231,7 @@ def test_deviation_of_the_transform_is_that_of_kolmogorov_and_smirnov(size: int)
     pit = torch.rand(size).double() ** 1.3
     columns = Columns(torch.arange(size), size, {"pit": pit})
     expected = scipy_stats.kstest(pit.numpy(), "uniform").statistic
-    found = pit_deviation(columns, Resampling(size, 50, 0))
+    found = pit_deviation(columns, Resampling(size, 50, 0)).estimate
     assert found.value == pytest.approx(expected, rel=1e-9)
     assert found.low <= found.value <= found.high
 

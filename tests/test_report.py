@@ -18,6 +18,7 @@ from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Re
 from lapwing.report import markup, words
 from lapwing.report.page import embedded
 from lapwing.report.pictures import gallery, png
+from lapwing.report.sections import scores_table
 from lapwing.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
 from reports import bins, classification, near, regression, specimen
 
@@ -81,7 +82,24 @@ def test_differences_within_intervals_are_not_called_better() -> None:
     wide = {name: near(report.methods[1].metrics[name].value, 0.5) for name in ("ece", "nll")}
     found = answers(with_metric(report, 1, **wide))[1]
     assert found.mood == FAIR and found.verdict == "Nothing that could not be chance"
-    assert found.sentences[1].endswith("the intervals overlap, so it may be chance.")
+    assert found.sentences[1].endswith("on other inputs of the same kind it could be otherwise, so it may be chance.")
+
+
+def test_differences_on_the_same_inputs_count_although_intervals_overlap() -> None:
+    report = classification()
+    first, base = report.methods[:2]
+    wide = {name: near(base.metrics[name].value, 0.5) for name in ("ece", "nll")}
+    report = with_metric(report, 1, **wide)
+    paired = {name: Estimate(0.1, 0.05, 0.15) for name in ("ece", "nll")}
+    told = replace(report, methods=(first, replace(report.methods[1], differences=paired), *report.methods[2:]))
+    found = answers(told)[1]
+    assert found.mood == GOOD and "more than chance explains" in found.sentences[1]
+    assert "≠" in str(scores_table("", told.methods, ["nll"])) and "≠" not in str(
+        scores_table("", report.methods[:2], ["nll"])
+    )
+    none = {name: Estimate(0.1, -0.05, 0.15) for name in ("accuracy", "ece", "nll")}
+    told = replace(report, methods=(first, replace(base, differences=none), *report.methods[2:]))
+    assert answers(told)[1].verdict == "Nothing that could not be chance"
 
 
 def test_what_got_worse_is_called_worse() -> None:
@@ -136,7 +154,8 @@ def test_without_intervals_no_difference_is_called_real() -> None:
 
     report = classification()
     for place in (0, 1, 2):
-        report = with_method(report, place, metrics=bare(report.methods[place].metrics))
+        own = bare(report.methods[place].metrics)
+        report = with_method(report, place, metrics=own, differences={name: Estimate(1, 1, 1) for name in own})
     found = answers(report)
     assert found[1].mood == FAIR and "more than chance" not in said(found[1])
     assert "without intervals nobody can say" in said(found[1])

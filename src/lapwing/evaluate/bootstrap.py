@@ -90,17 +90,40 @@ def _total(values: Tensor, counts: Tensor, finite: Tensor) -> Tensor:
     return torch.where(counts.T @ values.isnan().double() > 0, math.nan, made)
 
 
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """A metric of the data and of R drawn sets of them."""
+
+    value: float
+    rows: Tensor  # (R,)
+
+    @staticmethod
+    def of(rows: Tensor, value: float | None = None) -> Draws:
+        """(1 + R,): of the data first; `value` where that one is known better."""
+        return Draws(float(rows[0]) if value is None else value, rows[1:])
+
+    @property
+    def estimate(self) -> Estimate:
+        """The number and its interval, which holds the number."""
+        own, rest = self.value, self.rows[~self.rows.isnan()]
+        if not len(rest) or math.isnan(own):
+            return Estimate(own, own, own)
+        tail = (1 - LEVEL) / 2
+        # Without interpolation: between a number and infinity there is none.
+        ordered = rest.sort().values
+        low, high = math.floor(tail * (len(rest) - 1)), math.ceil((1 - tail) * (len(rest) - 1))
+        return Estimate(own, min(own, float(ordered[low])), max(own, float(ordered[high])))
+
+    def less(self, other: Draws) -> Draws | None:
+        """How much more it is than another on the same sets; None where they are not the same."""
+        if len(self.rows) != len(other.rows):
+            return None
+        return Draws(self.value - other.value, self.rows - other.rows)
+
+
 def estimate(rows: Tensor, value: float | None = None) -> Estimate:
-    """(1 + R,): a metric of the data and of every set -> the number and its interval, which holds the number."""
-    own = float(rows[0]) if value is None else value
-    rest = rows[1:][~rows[1:].isnan()]
-    if not len(rest) or math.isnan(own):
-        return Estimate(own, own, own)
-    tail = (1 - LEVEL) / 2
-    # Without interpolation: between a number and infinity there is none.
-    ordered = rest.sort().values
-    low, high = math.floor(tail * (len(rest) - 1)), math.ceil((1 - tail) * (len(rest) - 1))
-    return Estimate(own, min(own, float(ordered[low])), max(own, float(ordered[high])))
+    """(1 + R,): a metric of the data and of every set -> the number and its interval."""
+    return Draws.of(rows, value).estimate
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .bootstrap import Ranking, Resampling, estimate, sums_by
+from .bootstrap import Draws, Ranking, Resampling, sums_by
 from .columns import Columns
 from .metrics import checked, checked_bins
-from .results import Curve, Estimate, Reliability
+from .results import Curve, Reliability
 
 BINS = 15
 CLASSWISE = 1 << 33  # products that the intervals of class-wise errors may take
@@ -78,18 +78,18 @@ def _columns(probs: Tensor, labels: Tensor, bins: int) -> Columns:
     return Columns(torch.arange(len(flat), device="cpu"), len(flat), values, made, flat)
 
 
-def width_errors(columns: Columns, drawn: Resampling, bins: int = BINS) -> tuple[Estimate, Estimate]:
+def width_errors(columns: Columns, drawn: Resampling, bins: int = BINS) -> tuple[Draws, Draws]:
     """ECE and MCE."""
     place = equal_width(columns["confidence"], bins)
     gaps, counts = _gaps(columns, drawn, place, bins)
     ece = gaps.abs().sum(-1) / counts.sum(-1)
-    return estimate(ece), estimate((gaps.abs() / counts.clamp(min=1)).amax(-1))
+    return Draws.of(ece), Draws.of((gaps.abs() / counts.clamp(min=1)).amax(-1))
 
 
-def adaptive(columns: Columns, drawn: Resampling, bins: int = BINS) -> Estimate:
+def adaptive(columns: Columns, drawn: Resampling, bins: int = BINS) -> Draws:
     """The adaptive ECE, its bins those of the whole data."""
     gaps, counts = _gaps(columns, drawn, equal_mass(columns["confidence"], bins), bins)
-    return estimate(gaps.abs().sum(-1) / counts.sum(-1))
+    return Draws.of(gaps.abs().sum(-1) / counts.sum(-1))
 
 
 def _gaps(columns: Columns, drawn: Resampling, place: Tensor, bins: int) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ def _gaps(columns: Columns, drawn: Resampling, place: Tensor, bins: int) -> tupl
     return sums[:, 0::2], sums[:, 1::2]
 
 
-def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Estimate:
+def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Draws:
     """The class-wise ECE; with very many classes and examples its interval is of fewer draws."""
     probs, labels = columns.probs, columns.labels
     assert probs is not None and labels is not None
@@ -116,10 +116,10 @@ def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Estimate
         parts = sums_by(cell, excess, columns.examples * bins).reshape(columns.examples, bins)
         total += drawn.sums(parts).abs().sum(-1)
     counts = drawn.sums(columns.counts[:, None])[:, 0]
-    return estimate(total / counts / classes)
+    return Draws.of(total / counts / classes)
 
 
-def risk_area(columns: Columns, doubt: Tensor, risk: Tensor, drawn: Resampling) -> Estimate:
+def risk_area(columns: Columns, doubt: Tensor, risk: Tensor, drawn: Resampling) -> Draws:
     """The area under the risk-coverage curve: mean risk (P,) of the k examples of least doubt (P,), averaged over k.
 
     Equal doubts have no order: their risks are spread evenly, which is the mean over all orders.
@@ -129,7 +129,7 @@ def risk_area(columns: Columns, doubt: Tensor, risk: Tensor, drawn: Resampling) 
     if not ranking.exact:
         alone = Ranking.of(doubt, len(doubt))
         value = float(_area(*_risks(columns, alone, risk, Resampling(columns.examples, 0, 0)))[0])
-    return estimate(_area(*_risks(columns, ranking, risk, drawn)), value)
+    return Draws.of(_area(*_risks(columns, ranking, risk, drawn)), value)
 
 
 def _risks(columns: Columns, ranking: Ranking, risk: Tensor, drawn: Resampling) -> tuple[Tensor, Tensor]:

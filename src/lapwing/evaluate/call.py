@@ -23,7 +23,7 @@ from .corruptions import Range
 from .gathering import Gathered
 from .methods import Method
 from .results import Report, Scores
-from .scoring import scores_of
+from .scoring import metrics_of, scores_of
 from .specimens import Gallery, finite_range
 from .subject import Subject
 from .variations import Asked, asked
@@ -131,8 +131,17 @@ def scored(
         name: Resampling(len(next(iter(each[0].values()))), drawn.draws, drawn.seed + 1)
         for name, each in unknown.items()
     }
+    metrics = [metrics_of(own.columns(), drawn) for own in found]
     return tuple(
-        scores_of(method, own, {name: each[place] for name, each in unknown.items()}, drawn, others)
+        scores_of(
+            method,
+            own,
+            {name: each[place] for name, each in unknown.items()},
+            drawn,
+            others,
+            metrics[place],
+            metrics[0] if place else {},
+        )
         for place, (method, own) in enumerate(zip(methods, found, strict=True))
     )
 

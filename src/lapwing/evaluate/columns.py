@@ -9,8 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .bootstrap import Resampling, estimate, sums_by
-from .results import Estimate
+from .bootstrap import Draws, Resampling, sums_by
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,6 @@ class Columns:
         sums = drawn.sums(torch.cat([sums_by(self.owner, values, self.examples), self.counts[:, None]], -1))
         return sums[:, :-1] / sums[:, -1:]
 
-    def estimates(self, names: Sequence[str], drawn: Resampling) -> dict[str, Estimate]:
-        """The means with their intervals."""
-        return {name: estimate(rows) for name, rows in zip(names, self.means(names, drawn).T, strict=True)}
+    def drawn(self, names: Sequence[str], drawn: Resampling) -> dict[str, Draws]:
+        """The means by their names."""
+        return {name: Draws.of(rows) for name, rows in zip(names, self.means(names, drawn).T, strict=True)}

@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .bootstrap import Ranking, Resampling, estimate
+from .bootstrap import Draws, Ranking, Resampling
 from .columns import Columns
-from .results import Estimate
 
 LEVELS = (0.5, 0.9, 0.95)  # of intervals whose coverage is counted
 PIT_BINS = 20
@@ -66,14 +65,14 @@ def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:
     return tuple((torch.bincount(place, minlength=bins).double() / len(pit)).tolist())
 
 
-def pit_deviation(columns: Columns, drawn: Resampling) -> Estimate:
+def pit_deviation(columns: Columns, drawn: Resampling) -> Draws:
     """The largest gap between how many transforms are below u and u itself, over all u (Kolmogorov and Smirnov)."""
     ranking = Ranking.of(columns["pit"])
     value = None
     if not ranking.exact:
         alone = Ranking.of(columns["pit"], len(columns))
         value = float(_deviation(columns, alone, Resampling(columns.examples, 0, 0))[0])
-    return estimate(_deviation(columns, ranking, drawn), value)
+    return Draws.of(_deviation(columns, ranking, drawn), value)
 
 
 def _deviation(columns: Columns, ranking: Ranking, drawn: Resampling) -> Tensor:

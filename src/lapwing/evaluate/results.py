@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class Scores:
     shifts: dict[str, Shift]
     attacks: dict[str, Shift]
     seconds: float  # to predict the test set
+    differences: dict[str, Estimate] = field(default_factory=dict)  # metrics less those of the report's first method
 
 
 @dataclass(frozen=True)

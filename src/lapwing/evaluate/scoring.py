@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import calibration, regression
 from .answers import joined
-from .bootstrap import Resampling, estimate
+from .bootstrap import Draws, Resampling, estimate
 from .columns import Columns
 from .detection import detection
 from .gathering import Gathered
@@ -22,13 +22,13 @@ CURVES = {"correct": "accuracy", "squared": "rmse", "nll": "nll", "confidence": 
 DOUBTS = {"entropy": "uncertainty", "deviation": "uncertainty"}
 
 
-def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
+def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
     """All metrics that the columns allow."""
     return _labels(columns, drawn) if "correct" in columns.values else _numbers(columns, drawn)
 
 
-def _labels(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
-    means = columns.estimates(("correct", "nll", "brier"), drawn)
+def _labels(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
+    means = columns.drawn(("correct", "nll", "brier"), drawn)
     ece, mce = calibration.width_errors(columns, drawn)
     made = {
         "accuracy": means["correct"],
@@ -42,18 +42,18 @@ def _labels(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
     return made | {"mce": mce, "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn)}
 
 
-def _numbers(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
-    made = {}
+def _numbers(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
+    made: dict[str, Draws] = {}
     if "squared" in columns.values:
-        made["rmse"] = estimate(columns.means(("squared",), drawn)[:, 0].sqrt())
-    made |= columns.estimates(("nll",), drawn)
+        made["rmse"] = Draws.of(columns.means(("squared",), drawn)[:, 0].sqrt())
+    made |= columns.drawn(("nll",), drawn)
     if "pit" not in columns.values:
         return made
-    made |= columns.estimates(("crps",), drawn)
+    made |= columns.drawn(("crps",), drawn)
     for level in regression.LEVELS:
         inside = Columns(columns.owner, columns.examples, {"inside": regression.coverage(columns["pit"], level)})
-        made[f"coverage{round(100 * level)}"] = inside.estimates(("inside",), drawn)["inside"]
-    made["sharpness"] = columns.estimates(("deviation",), drawn)["deviation"]
+        made[f"coverage{round(100 * level)}"] = inside.drawn(("inside",), drawn)["inside"]
+    made["sharpness"] = columns.drawn(("deviation",), drawn)["deviation"]
     made["pit_deviation"] = regression.pit_deviation(columns, drawn)
     made["aurc"] = calibration.risk_area(columns, *doubt_and_risk(columns), drawn)
     return made
@@ -72,8 +72,10 @@ def scores_of(
     unknown: Mapping[str, Mapping[str, Tensor]],
     drawn: Resampling,
     others: Mapping[str, Resampling],
+    metrics: Mapping[str, Draws],
+    asked: Mapping[str, Draws],
 ) -> Scores:
-    """Everything about one method; `others` draws the unknown data anew."""
+    """Everything about one method; `others` draws the unknown data anew, `asked` are the metrics to compare with."""
     columns = own.columns()
     values = own.values()
     classes = "correct" in columns.values
@@ -81,7 +83,8 @@ def scores_of(
     return Scores(
         name=method.name,
         description=method.description,
-        metrics=metrics_of(columns, drawn),
+        metrics={name: each.estimate for name, each in metrics.items()},
+        differences=differences(metrics, asked),
         reliability=calibration.reliability_of(columns["confidence"], columns["correct"]) if classes else None,
         risk_coverage=calibration.risk_coverage(*doubt_and_risk(columns)) if _has_risk(columns) else Curve((), ()),
         pit=regression.pit_shares(columns["pit"]) if "pit" in columns.values else None,
@@ -91,6 +94,12 @@ def scores_of(
         attacks=attacks,
         seconds=own.seconds,
     )
+
+
+def differences(metrics: Mapping[str, Draws], asked: Mapping[str, Draws]) -> dict[str, Estimate]:
+    """Of every metric that both have, from the same drawn sets: what two methods share of chance cancels."""
+    pairs = {name: each.less(asked[name]) for name, each in metrics.items() if name in asked}
+    return {name: each.estimate for name, each in pairs.items() if each is not None}
 
 
 def _has_risk(columns: Columns) -> bool:

@@ -80,8 +80,9 @@ TERMS: dict[str, tuple[str, str]] = {
         BOTH,
     ),
     "95 % interval": (
-        "Where 95 % of the values lie if test inputs are drawn anew from those there are (bootstrap). Two "
-        "methods whose intervals overlap may differ by chance.",
+        "Where 95 % of the values lie if test inputs are drawn anew from those there are (bootstrap). Two methods "
+        "differ by more than chance explains where the interval of their difference, on the same drawn inputs, leaves "
+        "out 0; their own intervals may overlap all the same.",
         BOTH,
     ),
     "Temperature scaling": (

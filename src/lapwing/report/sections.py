@@ -9,7 +9,7 @@ from ..evaluate.results import Report, Scores
 from .glossary import BOTH, TERMS
 from .markup import Markup, element, folded, paragraphs, section, table
 from .summary import Answer, answers
-from .words import best, examples, interval, metric, number
+from .words import best, differ, examples, interval, metric, number
 
 MAIN = {
     "classification": ("accuracy", "ece", "nll", "brier", "aurc"),
@@ -17,7 +17,7 @@ MAIN = {
 }
 LEGEND = (
     "Each number with the interval that holds 95 % of its values when the test inputs are drawn anew. ★ marks the best "
-    "of a column; where intervals overlap, the difference may be chance."
+    "of a column, ≠ what differs from the first row by more than chance explains, on the same drawn inputs."
 )
 MOODS = {"good": "✓", "fair": "≈", "poor": "!", "open": "?"}
 
@@ -72,21 +72,29 @@ def scores_table(caption: str, every: Sequence[Scores], names: Sequence[str]) ->
     rows = []
     for place, each in enumerate(every):
         cells: list[Any] = [each.name]
-        cells += [value(each, name, tops[name][place]) for name in names]
+        cells += [value(each, name, tops[name][place], place > 0 and differing(name, every[0], each)) for name in names]
         rows.append([*cells, f"{each.seconds:.2f}"])
     return table(caption, head, rows)
 
 
-def value(scores: Scores, name: str, top: bool) -> Any:
-    """A number with its interval below it."""
+def differing(name: str, first: Scores, other: Scores) -> bool:
+    """Whether both have the metric, and differ in it."""
+    return name in first.metrics and name in other.metrics and differ(name, first, other)
+
+
+def mark(sign: str, meaning: str) -> tuple[Markup, Markup]:
+    """A sign, and what is read out in its place."""
+    return element("span", sign, aria_hidden="true"), element("span", f" {meaning}", class_="hidden-text")
+
+
+def value(scores: Scores, name: str, top: bool, other: bool = False) -> Any:
+    """A number with its interval below it, marked as the best, or as another than the first method's."""
     if name not in scores.metrics:
         return "–"
     found, percent = scores.metrics[name], metric(name).percent
-    mark: Any = (
-        (element("span", "★", aria_hidden="true"), element("span", " best", class_="hidden-text")) if top else ""
-    )
+    marks: list[Any] = [*(mark("★", "best") if top else ()), *(mark("≠", "differs from the first") if other else ())]
     text = number(found.value, percent)
-    shown = element("strong", text, " ", mark) if top else element("span", text)
+    shown = element("strong" if top else "span", text, *((" ", marks) if marks else ()))
     return element("span", shown, element("small", interval(found, percent)), class_="value")
 
 

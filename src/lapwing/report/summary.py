@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
-from .words import apart, examples, extent, number, plain, score, whole
+from .words import apart, differ, examples, extent, number, plain, score, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
 VAGUE = 0.05  # an error by chance alone, above which a test says nothing about calibration
@@ -135,7 +135,7 @@ def changed(report: Report) -> Answer:
         return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
     names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
     known = [name for name in names if both(name, first, base)]
-    sentences = [compared(name, first.metrics[name], base.metrics[name]) for name in known]
+    sentences = [compared(name, first, base) for name in known]
     verdict, mood = balance(known, first, base)
     return Answer(question, verdict, mood, (*sentences, *winner(report)))
 
@@ -155,7 +155,7 @@ def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:
     better: list[str] = []
     worse: list[str] = []
     for name in names:
-        if apart(first.metrics[name], base.metrics[name]):
+        if differ(name, first, base):
             gained = merit(name, first.metrics[name].value) > merit(name, base.metrics[name].value)
             (better if gained else worse).append(name)
     if better and worse:
@@ -177,18 +177,19 @@ WORDS = {
 }
 
 
-def compared(name: str, now: Estimate, before: Estimate) -> str:
+def compared(name: str, first: Scores, base: Scores) -> str:
     """A sentence about one metric, honest about chance."""
+    now, before = first.metrics[name], base.metrics[name]
     percent = name in ("accuracy", "ece", "coverage90")
     one, other = number(before.value, percent), number(now.value, percent)
     if one == other:
         return f"{WORDS[name]} stayed at {one}."
     verb = "rose" if now.value > before.value else "fell"
     gained = merit(name, now.value) > merit(name, before.value)
-    if apart(now, before):
+    if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
     elif extent(now) or extent(before):
-        doubt = "the intervals overlap, so it may be chance"
+        doubt = "on other inputs of the same kind it could be otherwise, so it may be chance"
     else:
         doubt = "without intervals nobody can say whether by chance"
     return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
@@ -206,7 +207,7 @@ def winner(report: Report) -> tuple[str, ...]:
     top = min(ahead, key=lambda each: each.metrics["nll"].value)
     if number(top.metrics["nll"].value) == number(first.metrics["nll"].value):
         return ()
-    clear = apart(top.metrics["nll"], first.metrics["nll"])
+    clear = differ("nll", first, top)
     return (
         f"By NLL, {top.name} did {'better' if clear else 'a little better, which may be chance'}: "
         f"{number(top.metrics['nll'].value)} against {number(first.metrics['nll'].value)}.",

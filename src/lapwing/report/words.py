@@ -102,6 +102,17 @@ def apart(one: Estimate, other: Estimate) -> bool:
     return (extent(one) or extent(other)) and (one.high < other.low or other.high < one.low)
 
 
+def differ(name: str, first: Scores, other: Scores) -> bool:
+    """Whether a metric of two methods differs by more than chance explains; `first` is the report's first one.
+
+    On the same drawn inputs where the report has that: there what both methods share of chance cancels.
+    """
+    known = other.differences.get(name)
+    if known is None:
+        return apart(first.metrics[name], other.metrics[name])
+    return extent(known) and (known.low > 0 or known.high < 0)
+
+
 def best(name: str, methods: Sequence[Scores]) -> list[bool]:
     """Which methods have the best value of a metric, as far as the digits shown tell; none where all are equal."""
     kind = metric(name)
