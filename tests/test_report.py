@@ -297,6 +297,20 @@ def test_the_gallery_says_what_was_predicted() -> None:
     assert gallery(replace(classification(), surest=(specimen(1, True, image=False),), least_sure=())) is None
 
 
+def test_nothing_is_said_of_unknown_inputs_without_any() -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report.page import made
+
+    report = classification()
+    for place, each in enumerate(report.methods):
+        known = {name: found for name, found in each.uncertainty.items() if name == "test"}
+        report = with_method(report, place, uncertainty=known, detection={})
+    text = made(replace(report, settings={"test examples": 1}))
+    assert "How unsure it is of the test inputs" in text and "Inputs of a kind it never saw" not in text
+    assert "Inputs of a kind it never saw" in made(classification())
+    assert "Methods on 1 test input<" in text
+
+
 # The page as text
 
 
