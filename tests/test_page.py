@@ -101,6 +101,22 @@ def test_light_and_dark(chromium: Any, files: dict[str, Path]) -> None:
         assert colours(page) == light
 
 
+@pytest.mark.parametrize("system", [True, False])
+def test_paper_is_white(system: bool, chromium: Any, files: dict[str, Path]) -> None:
+    """Whether dark colours are the system's or the reader's."""
+    with opened(chromium, files["classification"], dark=system) as page:
+        ready(page)
+        if not system:
+            page.get_by_role("button", name="Switch to dark colours").click()
+        dark = colours(page)
+        assert dark[0] != "rgb(255, 255, 255)"
+        page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        assert colours(page) == ("rgb(255, 255, 255)", "rgb(28, 33, 38)")
+        assert page.locator("details:not([open])").count() == 0
+        page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+        assert colours(page) == dark and page.locator("details[open]").count() == 0
+
+
 def test_menus_change_figures_and_their_numbers(chromium: Any, files: dict[str, Path]) -> None:
     with opened(chromium, files["classification"]) as page:
         ready(page)

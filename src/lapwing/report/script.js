@@ -113,7 +113,20 @@
     tell();
   }
 
-  window.addEventListener("beforeprint", function () { document.querySelectorAll("details").forEach(function (each) { each.open = true; }); });
+  /* Paper is white, and has nothing to open. */
+  let chosen, folded = [];
+  window.addEventListener("beforeprint", function () {
+    chosen = root.dataset.theme;
+    root.dataset.theme = "light";
+    folded = Array.from(document.querySelectorAll("details:not([open])"));
+    folded.forEach(function (each) { each.open = true; });
+    recolour();
+  });
+  window.addEventListener("afterprint", function () {
+    if (chosen) root.dataset.theme = chosen; else delete root.dataset.theme;
+    folded.forEach(function (each) { each.open = false; });
+    recolour();
+  });
   recolour();
   drawAll();
 })();
