@@ -183,6 +183,22 @@ def test_keys_reach_everything(chromium: Any, files: dict[str, Path]) -> None:
         assert page.locator("#figure-reliability .variant:not([hidden]) table").is_visible()
 
 
+@pytest.mark.parametrize("width", [1200, 700])
+def test_the_contents_do_not_cover_what_has_the_focus(width: int, chromium: Any, files: dict[str, Path]) -> None:
+    """Going backwards, what gets the focus comes into sight at the top."""
+    with opened(chromium, files["classification"], width=width, height=700) as page:
+        page.emulate_media(reduced_motion="reduce")
+        ready(page)
+        page.locator("summary").last.focus()
+        covered = """(() => {
+            const nav = document.querySelector("nav").getBoundingClientRect(), own = document.activeElement;
+            return own.closest("main") !== null && own.getBoundingClientRect().top < nav.bottom;
+        })()"""
+        for _ in range(60):
+            page.keyboard.press("Shift+Tab")
+            assert not page.evaluate(covered)
+
+
 def test_without_scripts_the_numbers_are_there(chromium: Any, files: dict[str, Path]) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
