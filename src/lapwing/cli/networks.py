@@ -45,7 +45,8 @@ def imported(text: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Problem(
-                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}."
+                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
+                "beside a file of settings."
             ) from error
         raise Problem(f"{what} {text!r}: importing it failed: {error}.") from error
     except Exception as error:

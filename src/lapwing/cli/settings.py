@@ -80,6 +80,7 @@ def read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Problem(f"{path} is no TOML: {error}.") from error
     made = flat(content, str(path))
+    sys.path.append(str(path.parent.resolve()))  # modules beside it are found, too; `importing` takes it away again
 
     def anchored(text: str) -> str:
         return text if is_function(text) else str(path.parent / Path(text).expanduser())
