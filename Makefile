@@ -69,7 +69,7 @@ gallery: $(TOOLS) ## make the pictures of docs/gallery.md (needs a Chromium)
 	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
 
 demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open (ARGS="--help" for the options)
-	@$(RUN) -m lapwing.cli demo $(ARGS)
+	@$(RUN) -m lapwing_command demo $(ARGS)
 
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
 	@$(RUN) -m benchmarks.run $(ARGS)

@@ -32,6 +32,18 @@ def images():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2))
 
+class squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = regressor()
+
+    def forward(self, x):
+        return self.inner(x).squeeze(-1)
+
+def loud():
+    print("I am being made")
+    return classifier()
+
 def broken():
     raise RuntimeError("no such thing")
 
@@ -81,6 +93,14 @@ def furnish(folder: Path, module: str) -> None:
     write_csv(folder / "named.csv", ["a", "b", "class"], [[*each, names[label]] for each, label in pairs])
     write_csv(folder / "numbers.csv", ["a", "b", "sum"], [[*each, sum(each)] for each, _ in pairs])
     (folder / "ragged.csv").write_text("a,b,c\n1,2,0\n1,2\n")
+    (folder / "head.csv").write_text("a,b,c\n")
+    (folder / "twice.csv").write_text("a,a,c\n1,2,0\n3,4,1\n")
+    (folder / "semicolons.csv").write_text("a;b;c\n1;2;0\n3;4;1\n")
+    numpy.savez(folder / "words.npz", x=x.numpy(), y=numpy.array(["low"] * 60))
+    numpy.savez(folder / "flat.npz", x=x.numpy(), y=x.sum(1).numpy())
+    with open(folder / "one.npz", "wb") as file:
+        numpy.save(file, x.numpy())
+    torch.save(classifier(), folder / "module.pt")
     (folder / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     (folder / "cut.npz").write_bytes((folder / "train.npz").read_bytes()[:200])
     numpy.savez(folder / "objects.npz", x=numpy.array([1, "a", None], dtype=object))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -26,6 +27,7 @@ from lapwing.cli import main, posteriors
 from lapwing.cli.output import Problem, finite, writing
 from lapwing.cli.settings import KNOWN, assignment, gathered
 from lapwing.progress import Progress
+from reports import classification
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"
 
@@ -111,9 +113,10 @@ def test_bars_leave_stdout_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_paths_in_a_file_start_at_its_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.path)
     assert run("fit -c ../run.toml -q", place) == 0
     assert Path("posterior.safetensors").is_file()
+    assert sys.path == before  # where modules beside the file were found
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,37 @@ def test_bad_assignments_are_refused(text: str, words: str) -> None:
     with pytest.raises(Problem) as caught:
         assignment(text)
     assert words in str(caught.value)
+
+
+def test_a_file_of_settings_may_begin_with_a_mark_of_its_encoding(place: str) -> None:
+    Path("marked.toml").write_bytes(b"\xef\xbb\xbf" + Path("run.toml").read_bytes())
+    assert run("fit -c marked.toml -q", place) == 0
+
+
+@pytest.mark.parametrize("net", ["regressor", "squeezed"])
+@pytest.mark.parametrize("source", ["numbers.csv", "flat.npz"])
+def test_one_target_fits_outputs_with_and_without_an_axis(net: str, source: str, place: str) -> None:
+    """Files do not tell (N,) from (N, 1)."""
+    assert run(f"fit -m NET:{net} -l regression --train {source} -o made.safetensors -q", place) == 0
+    assert run(f"evaluate -m NET:{net} -p made.safetensors --test {source} --set evaluate.intervals=5 -q", place) == 0
+
+
+def test_what_networks_print_is_not_on_stdout(place: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("fit -m NET:loud -l classification --train train.npz --json", place) == 0
+    told = capfd.readouterr()
+    assert json.loads(told.out)["weights"] == 51 and "I am being made" in told.err
+    assert run("fit --json --help", place) == 0
+    assert "Examples" in capfd.readouterr().out
+
+
+def test_tables_are_whole_in_narrow_places(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted().save("made.safetensors")
+    monkeypatch.setenv("COLUMNS", "30")
+    assert run("compare made.safetensors -m NET:classifier -w weights.pt -q", place) == 0
+    shown = capsys.readouterr().out
+    assert "effective weights" in shown and f"{float(fitted().log_evidence()):.1f}" in shown and "…" not in shown
 
 
 def test_every_setting_is_on_the_page() -> None:
@@ -303,6 +337,20 @@ POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
         ("fit -c run.toml --train objects.npz", "cannot be read as .npz"),
         ("fit -c run.toml --train holes.npz", "NaN"),
         ("fit -c run.toml --train data", "no folders with images"),
+        ("fit -c run.toml --train head.csv", "has the columns a, b, c and no rows"),
+        ("fit -c run.toml --train twice.csv", "has 2 columns 'a'; expected a name of its own"),
+        ("fit -c run.toml --train semicolons.csv", "with semicolons in it; cells are separated by commas"),
+        ("fit -c run.toml --train words.npz", "y holds <U3; expected numbers, and classes as 0, 1, 2"),
+        ("fit -c run.toml --train one.npz", "it is one array, as numpy.save writes it"),
+        ("fit -c run.toml --train objects.npz", "it holds Python objects, which are not read"),
+        ("fit -c run.toml --classes a,a,b", "expected a name of its own for each"),
+        ("fit -c run.toml -w module.pt", "which may run code and are not loaded"),
+        ("fit -c run.toml -o run.toml/p.safetensors", "run.toml is a file; expected a folder"),
+        (f"predict {POSTERIOR} --data NET:number -o p.csv", "gave a int; expected a tensor"),
+        (f"predict {POSTERIOR} --data named.csv -o p.csv", "The column of the target is named by --target"),
+        ("report hollow.json", "a report without methods"),
+        ("report hollow.json --test train.npz", "and --test; expected a report in JSON, or what to measure"),
+        ("report train.npz", "is no text; expected a report in JSON"),
         ("fit -c gone.toml", "There is no file gone.toml"),
         ("fit -c weights.pt", "is no TOML"),
         ("fit -c run.toml --set size=3", "expected a list"),
@@ -344,6 +392,7 @@ def test_bad_input_gets_one_line(
     given: str, words: str, place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fitted().save("made.safetensors")
+    replace(classification(), methods=()).to_json("hollow.json")
     before = sorted(each.name for each in tmp_path.rglob("*") if "__pycache__" not in str(each))
     assert run(given, place) == 2
     told = capfd.readouterr()
@@ -475,6 +524,33 @@ def forever():
     open("started", "w").close()
     time.sleep(60)
 """
+
+
+def test_ctrl_c_while_the_library_is_imported(tmp_path: Path) -> None:
+    code = "import sys; from lapwing_command import main; print(flush=True); sys.exit(main())"
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, "--version"], cwd=tmp_path, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert started.stdout is not None and started.stdout.read(1) == "\n"
+        time.sleep(0.2)  # in the midst of torch, which takes a second or more
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert (started.returncode, out, err) == (130, "", "Interrupted; nothing was written.\n")
+
+
+def test_the_command_starts_where_it_is_said_to() -> None:
+    import lapwing_command
+
+    page = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'lapwing = "lapwing_command:main"' in page
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lapwing", "--version"])
+        before = signal.getsignal(signal.SIGINT)
+        assert lapwing_command.main() == 0 and signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_during_a_fit(place: str, tmp_path: Path) -> None:

@@ -59,6 +59,12 @@ def test_an_evaluation_is_that_of_the_library(place: str, tmp_path: Path, capsys
     assert leftovers(tmp_path) == []
 
 
+def test_no_interval_is_shown_where_there_is_none(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = "evaluate -m NET:classifier -l classification --test train.npz --set evaluate.intervals=0 -q"
+    assert run(given, place) == 0
+    assert "–" not in capsys.readouterr().out
+
+
 def test_json_alone_is_on_stdout(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a network without a posterior, with corruptions and attacks."""
     given = f"evaluate -m NET:images -l classification {FEW} --test photos --shifts noise --attacks fgsm --json"
@@ -78,6 +84,12 @@ def test_pages_from_json_and_from_a_posterior(place: str, tmp_path: Path, capsys
     classification("From JSON").to_json("report.json")
     assert run("report report.json -o page.html", place) == 0
     assert "<h1>From JSON</h1>" in Path("page.html").read_text()
+    older = json.loads(Path("report.json").read_text())
+    for each in older["methods"]:
+        del each["differences"]  # which came later
+    Path("report.json").write_text(json.dumps(older))
+    assert run("report report.json -o page.html --title Another", place) == 0
+    assert "<h1>Another</h1>" in Path("page.html").read_text()
     fitted().save("made.safetensors")
     assert run(f"report {POSTERIOR} {FEW} --test train.npz --title Direct -q", place) == 0
     assert "<h1>Direct</h1>" in Path("report.html").read_text()

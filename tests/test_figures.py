@@ -354,6 +354,7 @@ def test_pages_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = figures.save(figure, tmp_path / "one.html")
     text = path.read_text(encoding="utf-8")
     assert figure.layout.meta["alt"] in text and "<title>NLL" in text and len(text) > 1_000_000
+    assert '"showSendToCloud": false' in text  # no figure leaves the reader's machine
     small = figures.save(figure, tmp_path / "two.html", plotlyjs="cdn").read_text(encoding="utf-8")
     assert len(small) < 100_000 and "https://cdn" in small
     for name, words in (("one.pdf", "ends in .html or"), ("one", "ends in .html or")):

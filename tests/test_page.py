@@ -101,6 +101,22 @@ def test_light_and_dark(chromium: Any, files: dict[str, Path]) -> None:
         assert colours(page) == light
 
 
+@pytest.mark.parametrize("system", [True, False])
+def test_paper_is_white(system: bool, chromium: Any, files: dict[str, Path]) -> None:
+    """Whether dark colours are the system's or the reader's."""
+    with opened(chromium, files["classification"], dark=system) as page:
+        ready(page)
+        if not system:
+            page.get_by_role("button", name="Switch to dark colours").click()
+        dark = colours(page)
+        assert dark[0] != "rgb(255, 255, 255)"
+        page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        assert colours(page) == ("rgb(255, 255, 255)", "rgb(28, 33, 38)")
+        assert page.locator("details:not([open])").count() == 0
+        page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+        assert colours(page) == dark and page.locator("details[open]").count() == 0
+
+
 def test_menus_change_figures_and_their_numbers(chromium: Any, files: dict[str, Path]) -> None:
     with opened(chromium, files["classification"]) as page:
         ready(page)
@@ -117,6 +133,23 @@ def test_menus_change_figures_and_their_numbers(chromium: Any, files: dict[str, 
             assert shown.count() == 1
             assert shown.locator(".chart").get_attribute("aria-label") != before
             assert shown.locator(".chart").bounding_box()["width"] > 300
+
+
+def test_no_button_sends_figures_away(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        names = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(each => each.dataset.title)")
+        assert any("PNG" in name for name in names)
+        assert not [name for name in names if any(word in name.lower() for word in ("share", "cloud", "edit in"))]
+
+
+def test_words_in_tables_stay_whole(chromium: Any, files: dict[str, Path]) -> None:
+    """A table that is too wide scrolls by itself."""
+    with opened(chromium, files["classification"]) as page:
+        ready(page)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        heights = "[...document.querySelectorAll('#figure-risk-coverage thead th')].map(each => each.clientHeight)"
+        assert max(page.evaluate(heights)) < 100
 
 
 def test_the_slider_reads_the_curve(chromium: Any, files: dict[str, Path]) -> None:
@@ -148,6 +181,22 @@ def test_keys_reach_everything(chromium: Any, files: dict[str, Path]) -> None:
         summary.focus()
         page.keyboard.press("Enter")
         assert page.locator("#figure-reliability .variant:not([hidden]) table").is_visible()
+
+
+@pytest.mark.parametrize("width", [1200, 700])
+def test_the_contents_do_not_cover_what_has_the_focus(width: int, chromium: Any, files: dict[str, Path]) -> None:
+    """Going backwards, what gets the focus comes into sight at the top."""
+    with opened(chromium, files["classification"], width=width, height=700) as page:
+        page.emulate_media(reduced_motion="reduce")
+        ready(page)
+        page.locator("summary").last.focus()
+        covered = """(() => {
+            const nav = document.querySelector("nav").getBoundingClientRect(), own = document.activeElement;
+            return own.closest("main") !== null && own.getBoundingClientRect().top < nav.bottom;
+        })()"""
+        for _ in range(60):
+            page.keyboard.press("Shift+Tab")
+            assert not page.evaluate(covered)
 
 
 def test_without_scripts_the_numbers_are_there(chromium: Any, files: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores
+from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
 from lapwing.report import markup, words
 from lapwing.report.page import embedded
 from lapwing.report.pictures import gallery, png
@@ -45,8 +45,9 @@ def test_an_overconfident_network_is_said_to_be_one() -> None:
     assert changed.mood == GOOD and "from 7.4 % to 1.4 %" in said(changed)
     assert "Accuracy stayed at 84.3 %." in changed.sentences[0].replace("\N{NO-BREAK SPACE}", " ")
     assert "86 of 100 (85 to 87; a coin would say 50), the plain network in 78" in said(unknown)
-    assert "(noise) accuracy goes from 84 % to 24 %, and its confidence from 85 % to 75 %" in said(unknown)
-    assert "stays too sure, by 51 points" in said(unknown)
+    assert "(noise, at its strongest) accuracy goes from 84 % to 24 %" in said(unknown)
+    assert "and its confidence from 85 % to 75 %" in said(unknown)
+    assert "too sure, by 51 points" in said(unknown)
     assert "would fall from 16 % to 11 %" in said(unknown)
 
 
@@ -129,6 +130,110 @@ def test_what_was_not_measured_is_said_to_be_open() -> None:
 
 
 @pytest.mark.parametrize(
+    "value, low, high, mood, verdict",
+    [
+        (0.2, 0.15, 0.25, POOR, "surer of unknown inputs than of known ones"),
+        (0.45, 0.3, 0.6, POOR, "hardly"),
+        (0.92, 0.4, 1.0, OPEN, "Too few inputs to tell"),
+        (1.0, 1.0, 1.0, GOOD, "most"),
+        (math.nan, math.nan, math.nan, OPEN, "See what disturbs it"),
+    ],
+)
+def test_noticing_is_honest_about_chance(value: float, low: float, high: float, mood: str, verdict: str) -> None:
+    own = {"entropy": Detection(Estimate(value, low, high), near(0.5), near(0.5))}
+    found = answers(with_method(classification(), 0, detection={"far": own}))[2]
+    assert found.mood == mood and verdict in found.verdict
+    assert "nan" not in said(found)
+
+
+def test_without_intervals_no_difference_is_called_real() -> None:
+    """One test input, or none drawn anew: both ends of an interval are then the value itself."""
+
+    def bare(values: dict[str, Estimate]) -> dict[str, Estimate]:
+        return {name: Estimate(each.value, each.value, each.value) for name, each in values.items()}
+
+    report = classification()
+    for place in (0, 1, 2):
+        own = bare(report.methods[place].metrics)
+        report = with_method(report, place, metrics=own, differences={name: Estimate(1, 1, 1) for name in own})
+    found = answers(report)
+    assert found[1].mood == FAIR and "more than chance" not in said(found[1])
+    assert "without intervals nobody can say" in said(found[1])
+    assert "95 % interval" not in said(found[0])
+
+
+def test_a_small_test_is_said_to_be_one() -> None:
+    one = Reliability((0.0, 0.5, 1.0), (0.0, 0.7), (0.0, 0.0), (0, 1))
+    report = with_metric(with_method(classification(), 1, reliability=one), 1, ece=Estimate(0.7, 0.7, 0.7))
+    assert answers(report)[0].mood == OPEN and "too small to tell" in answers(report)[0].verdict
+    for held in (Estimate(0.5, 0.3, 0.95), Estimate(1.0, 1.0, 1.0)):
+        few = replace(with_metric(regression(), 1, coverage90=held), settings={"test examples": 1})
+        assert answers(few)[0].mood == OPEN and "too small to tell" in answers(few)[0].verdict
+    many = with_metric(regression(), 1, coverage90=Estimate(1.0, 1.0, 1.0))
+    assert "too wide" in answers(replace(many, settings={"test examples": 1000}))[0].verdict
+
+
+def test_more_errors_are_not_called_better() -> None:
+    """Though probabilities may be better at once."""
+    found = answers(with_metric(classification(), 0, accuracy=near(0.6)))[1]
+    assert found.mood == FAIR and "some for the worse" in found.verdict
+    same = dict(classification().methods[1].metrics)
+    worse = answers(with_method(classification(), 0, metrics={**same, "accuracy": near(0.6)}))[1]
+    assert worse.mood == POOR and worse.verdict == "It makes more errors"
+
+
+def test_errors_both_ways_are_not_called_one_way() -> None:
+    both = Reliability((0.0, 0.3, 0.6, 1.0), (0.3, 0.5, 0.9), (0.6, 0.5, 0.6), (100, 10, 100))
+    found = answers(with_metric(with_method(classification(), 1, reliability=both), 1, ece=near(0.28)))[0]
+    assert found.mood == POOR and "too sure of some predictions, and not sure enough of others" in found.verdict
+
+
+def test_a_posterior_alone_is_not_called_the_network() -> None:
+    found = answers(replace(classification(), methods=classification().methods[:1]))
+    assert found[1].mood == OPEN and "nothing to compare Laplace with" in said(found[1])
+    assert "These are the numbers of Laplace" in said(found[0])
+
+
+@pytest.mark.parametrize(
+    "right, sure, words",
+    [
+        ((0.9, 0.3), (0.9, 0.3), "it notices"),
+        ((0.9, 0.3), (0.9, 0.8), "too sure, by 50 points"),
+        ((0.9, 0.9), (0.9, 0.9), "it bears that"),
+        ((0.9, 0.5), (0.5, 0.55), "does not fall with it"),
+    ],
+)
+def test_what_disturbance_does(right: tuple[float, ...], sure: tuple[float, ...], words: str) -> None:
+    shift = Shift((0.0, 1.0), {"accuracy": tuple(map(near, right)), "confidence": tuple(map(near, sure))})
+    holes = Shift((0.0, 1.0), {"accuracy": (near(math.nan),) * 2, "confidence": (near(math.nan),) * 2})
+    changes = {"shifts": {"noise": shift, "blur": holes}, "attacks": {}, "detection": {}}
+    found = said(answers(with_method(classification(), 0, **changes))[2])
+    assert words in found and "Under the corruption tried (noise" in found
+
+
+@pytest.mark.parametrize(
+    "risk, words", [((0.2, 0.1), "rise from 10 % to 20 %"), ((0.0, 0.0), "stay at 0 %"), ((0.1, 0.2), "fall from 20 %")]
+)
+def test_handing_over_may_not_help(risk: tuple[float, float], words: str) -> None:
+    found = answers(with_method(classification(), 0, risk_coverage=Curve((0.8, 1.0), risk)))[2]
+    assert f"its errors on the rest would {words}" in said(found)
+
+
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
+    holes = Estimate(math.nan, math.nan, math.nan)
+    report = classification()
+    for place in (0, 1):
+        report = with_metric(report, place, ece=holes, nll=holes, accuracy=holes)
+    found = answers(report)
+    assert found[0].verdict == "Not measured" and not found[1].sentences
+    assert "nan" not in " ".join(map(said, found))
+    lacking = with_method(classification(), 0, metrics={"accuracy": near(0.8)})
+    assert "NLL" not in said(answers(lacking)[1])
+    same = with_metric(classification(), 1, nll=near(classification().methods[0].metrics["nll"].value - 1e-6))
+    assert "By NLL" not in said(answers(same)[1])  # as far as the digits shown tell
+
+
+@pytest.mark.parametrize(
     "held, mood, verdict",
     [(0.905, GOOD, "Yes"), (0.87, FAIR, "too narrow"), (0.7, POOR, "too narrow"), (0.99, POOR, "too wide")],
 )
@@ -190,6 +295,20 @@ def test_the_gallery_says_what_was_predicted() -> None:
     assert "trouser, 99.0 %" in text and "wrong: trouser" in text and text.count("<img ") == 12
     assert base64.b64decode(re.findall(r"base64,([^\"]+)", text)[0]).startswith(b"\x89PNG")
     assert gallery(replace(classification(), surest=(specimen(1, True, image=False),), least_sure=())) is None
+
+
+def test_nothing_is_said_of_unknown_inputs_without_any() -> None:
+    pytest.importorskip("plotly", reason="no plotly")
+    from lapwing.report.page import made
+
+    report = classification()
+    for place, each in enumerate(report.methods):
+        known = {name: found for name, found in each.uncertainty.items() if name == "test"}
+        report = with_method(report, place, uncertainty=known, detection={})
+    text = made(replace(report, settings={"test examples": 1}))
+    assert "How unsure it is of the test inputs" in text and "Inputs of a kind it never saw" not in text
+    assert "Inputs of a kind it never saw" in made(classification())
+    assert "Methods on 1 test input<" in text
 
 
 # The page as text

@@ -20,6 +20,7 @@ from .settings import is_function
 KINDS = f"expected .npz, .csv, .safetensors, a folder of images, or {FORM}"
 INPUTS = ("x", "inputs", "images", "data", "X", "features")
 TARGETS = ("y", "targets", "labels", "target", "Y", "label")
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 CHUNK = 1000  # inputs asked about at a time
 
 
@@ -34,6 +35,7 @@ class Wanted:
     classes: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
     batch: int = CHUNK
+    model: nn.Module | None = None
 
     @staticmethod
     def of(settings: Mapping[str, Any], model: nn.Module, categorical: bool, labels: bool = True) -> Wanted:
@@ -43,6 +45,8 @@ class Wanted:
             raise Problem(f"size = {size!r} was given; expected height and width, such as [32, 32].")
         if (batch := settings.get("batch", CHUNK)) < 1:
             raise Problem(f"batch = {batch!r} was given; expected a positive whole number.")
+        if classes is not None and len(set(map(str, classes))) < len(classes):
+            raise Problem(f"classes = {', '.join(map(str, classes))} was given; expected a name of its own for each.")
         first = next((each for each in model.parameters() if each.is_floating_point()), None)
         return Wanted(
             torch.float32 if first is None else first.dtype,
@@ -52,6 +56,7 @@ class Wanted:
             None if classes is None else tuple(map(str, classes)),
             None if size is None else (size[0], size[1]),
             batch,
+            model,
         )
 
 
@@ -71,6 +76,8 @@ class Data:
             value = value[0]
         if isinstance(value, Tensor):
             return iter(value.split(self.batch)), -(-len(value) // self.batch)
+        if not hasattr(value, "__iter__"):
+            raise Problem(f"{self.source} gave a {type(value).__name__}; expected a tensor, or batches of inputs.")
         count = len(value) if hasattr(value, "__len__") else None
         return ((each[0] if isinstance(each, tuple | list) else each) for each in value), count
 
@@ -106,7 +113,27 @@ def load(source: str, wanted: Wanted) -> Data:
         raise Problem(f"{source} has no targets; expected them beside the inputs.")
     if y is not None and len(y) != len(x):
         raise Problem(f"{source} has {len(x)} inputs and {len(y)} targets; expected as many of both.")
+    if y is not None and not wanted.categorical:
+        y = shaped(x, y, wanted.model)
     return Data(source, x if y is None else (x, y), classes, wanted.batch)
+
+
+def shaped(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
+    """Targets (N,) as (N, 1), or the other way round, where the network's outputs are so: files do not tell."""
+    if model is None or y.dim() > 2 or y[:1].numel() != 1:
+        return y
+    modes = {each: each.training for each in model.modules()}
+    first = next(model.parameters(), x)
+    try:
+        with torch.no_grad():
+            out = model.eval()(x[:1].to(first.device))
+    except Exception:  # the work itself says what is wrong
+        return y
+    finally:
+        for each, training in modes.items():
+            each.training = training
+    one = isinstance(out, Tensor) and out.numel() == 1 and 1 <= out.dim() <= 2
+    return y.reshape(len(y), *out.shape[1:]) if one else y
 
 
 Read = tuple[Tensor, "Tensor | None", "tuple[str, ...] | None"]
@@ -119,9 +146,18 @@ def arrays(path: Path, wanted: Wanted) -> Read:
         with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as read:
             found = {name: read[name] for name in read.files}
     except Exception as error:  # zip, numpy and the disk have their own
-        raise Problem(f"{path} cannot be read as .npz: {error}") from error
-    texts = [name for name, each in found.items() if each.dtype.kind not in "biuf"]
-    return named({name: tensor_of(each) for name, each in found.items() if name not in texts}, path, wanted)
+        why = "it holds Python objects, which are not read" if "pickle" in str(error) else str(error)
+        why = "it is one array, as numpy.save writes it" if "context manager" in why else why
+        raise Problem(
+            f"{path} cannot be read as .npz: {why}. Expected what numpy.savez(path, x=..., y=...) writes."
+        ) from error
+    for name in (*INPUTS, *TARGETS, *wanted.target):
+        if name in found and found[name].dtype.kind not in "biuf":
+            raise Problem(
+                f"{path}: {name} holds {found[name].dtype}; expected numbers, and classes as 0, 1, 2 and so on."
+            )
+    numeric = {name: tensor_of(each) for name, each in found.items() if each.dtype.kind in "biuf"}
+    return named(numeric, path, wanted)
 
 
 def tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
@@ -180,7 +216,9 @@ def columns(path: Path, wanted: Wanted) -> Read:
         chosen = [names[-1]]
     inputs = [name for name in names if name not in chosen]
     if not inputs:
-        raise Problem(f"{path} has the columns {', '.join(names)}; expected inputs beside the target.")
+        mark = next((word for mark, word in SEPARATORS.items() if len(names) == 1 and mark in names[0]), None)
+        why = f", with {mark} in it; cells are separated by commas" if mark else ""
+        raise Problem(f"{path} has the columns {', '.join(names)}{why}; expected inputs beside the target.")
     x = numbers(path, rows, [names.index(name) for name in inputs], names).to(wanted.dtype)
     if not chosen:
         return x, None, wanted.classes
@@ -208,6 +246,10 @@ def table(path: Path) -> tuple[list[str], list[list[str]]]:
     names = [str(place) for place in range(len(rows[0]))]
     if not all(is_number(cell) for cell in rows[0]):
         names, rows = rows[0], rows[1:]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise Problem(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; expected a name of its own for each.")
+    if not rows:
+        raise Problem(f"{path} has the columns {', '.join(names)} and no rows; expected examples.")
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise Problem(f"{path}: row {number} has {len(row)} cells; expected {len(names)} like the first.")
@@ -228,7 +270,10 @@ def numbers(path: Path, rows: Sequence[Sequence[str]], places: Sequence[int], na
     for number, row in enumerate(rows, 1):
         for place in places:
             if not is_number(row[place]):
-                raise Problem(f"{path}: row {number}, column {names[place]!r} holds {row[place]!r}; expected a number.")
+                raise Problem(
+                    f"{path}: row {number}, column {names[place]!r} holds {row[place]!r}; expected a number. "
+                    "The column of the target is named by --target."
+                )
     return torch.tensor([[float(row[place]) for place in places] for row in rows], dtype=torch.float64)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,13 @@ import lapwing as lw
 
 from ..evaluate.results import Estimate, Report
 from ..laplace import Laplace
+from ..report.words import extent
 from . import options as given
 from .datasets import Wanted, load
 from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
 from .options import examples, pairs, path, words
-from .output import Problem, Voice, place, table, writing
+from .output import Problem, Voice, place, printed, table, writing
 from .posteriors import check_classes, is_categorical, summary
 from .settings import gathered, needed, read, section
 
@@ -156,12 +158,24 @@ def report(
             quiet=quiet,
         )
         return
+    others = {
+        "--posterior": posterior_file, "--model": model, "--weights": weights, "--likelihood": likelihood,
+        "--test": test, "--validation": validation, "--ood": ood, "--shifts": shifts, "--attacks": attacks,
+        "--config": config, "--set": assignments,
+    }  # fmt: skip
+    if unread := [name for name, each in others.items() if each]:
+        raise Problem(f"{source} was given, and {unread[0]}; expected a report in JSON, or what to measure, not both.")
     if not source.is_file():
         raise Problem(f"There is no file {source}; expected a report in JSON, as `lapwing evaluate -o` writes it.")
     try:
         made = Report.from_json(source)
-    except (ValueError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise Problem(f"{source} is no text; expected a report in JSON, as `lapwing evaluate -o` writes it.") from error
+    except ValueError as error:
         raise Problem(f"{source}: {error}") from error
+    if not made.methods:
+        raise Problem(f"{source} holds a report without methods; expected at least one.")
+    made = made if title is None else replace(made, title=title)
     write(made, [out])
     show(Voice(as_json, quiet), made, [out])
 
@@ -215,6 +229,8 @@ def estimate(value: Estimate | None) -> str:
     """A number, and below it its interval."""
     if value is None:
         return "–"
+    if not extent(value):
+        return f"{value.value:.3f}"
     dash = "–" if value.low >= 0 else " to "
     return f"{value.value:.3f}\n{value.low:.3f}{dash}{value.high:.3f}"
 
@@ -222,7 +238,7 @@ def estimate(value: Estimate | None) -> str:
 def show(voice: Voice, made: Report, out: list[Path]) -> None:
     """The methods in a table, and where the files are; with --json the whole report."""
     if voice.as_json:
-        print(made.to_json())
+        printed(made.to_json())
         return
     names = [name for name in COLUMNS if name in made.methods[0].metrics][:4]
     rows = [[each.name, *(estimate(each.metrics.get(name)) for name in names)] for each in made.methods]

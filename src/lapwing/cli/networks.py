@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,7 +45,8 @@ def imported(text: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Problem(
-                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}."
+                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
+                "beside a file of settings."
             ) from error
         raise Problem(f"{what} {text!r}: importing it failed: {error}.") from error
     except Exception as error:
@@ -128,9 +130,11 @@ def weights_of(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both libraries have many kinds
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        if isinstance(error, pickle.UnpicklingError):  # whose words say how to run it nevertheless
+            first = "it is damaged, or holds other Python objects than tensors, which may run code and are not loaded"
         raise Problem(
-            f"{path} cannot be read as weights ({first[:160]}). Expected .safetensors, or a state dict written by "
+            f"{path} cannot be read as weights ({first}). Expected .safetensors, or a state dict written by "
             "torch.save(model.state_dict(), path)."
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):  # checkpoints of the usual trainers

@@ -6,15 +6,18 @@ import json
 import math
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -45,9 +48,12 @@ class Voice:
     def answer(self, values: dict[str, Any], *lines: Any) -> None:
         """The result: as JSON, or as lines and tables for people."""
         if self.as_json:
-            print(json.dumps(finite(values), allow_nan=False))
+            printed(json.dumps(finite(values), allow_nan=False))
             return
         for line in lines:
+            if isinstance(line, Table):  # whole, where need be wider than the terminal
+                everything = self.out.options.update(max_width=1000)
+                self.out.width = max(self.out.width, Measurement.get(self.out, everything, line).maximum)
             self.out.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
 
     @contextmanager
@@ -63,6 +69,25 @@ class Voice:
             task = bar.add_task(what, total=total)
             yield lambda: bar.advance(task)
         self.say(f"  {what}: {time.perf_counter() - began:.1f} s")
+
+
+OWN: ContextVar[TextIO | None] = ContextVar("OWN", default=None)
+
+
+@contextmanager
+def alone(as_json: bool) -> Iterator[None]:
+    """With JSON, all else that is printed goes to stderr: networks and data of users may print, too."""
+    before = OWN.set(sys.stdout if as_json else None)
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            yield
+    finally:
+        OWN.reset(before)
+
+
+def printed(text: str) -> None:
+    """A line on stdout itself."""
+    print(text, file=OWN.get() or sys.stdout)
 
 
 def finite(value: Any) -> Any:
@@ -96,6 +121,8 @@ def place(path: Path, suffixes: Sequence[str] = ()) -> Path:
         raise Problem(f"{path} is a folder; expected the name of a file to write.")
     if path.exists() and not path.is_file():
         raise Problem(f"{path} is no plain file; expected the name of a file to write.")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise Problem(f"{path.parent} is a file; expected a folder for {path.name}.")
     if not path.parent.is_dir():
         raise Problem(f"The folder {path.parent} of {path.name} does not exist; make it first.")
     trial = beside(path)

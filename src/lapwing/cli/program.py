@@ -16,7 +16,7 @@ from .. import __version__
 from ..complaints import nearest
 from . import commands
 from .networks import importing
-from .output import Problem
+from .output import Problem, alone
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # 130 is what shells expect after Ctrl-C
 INPUT = (Problem, ValueError, TypeError, OSError, ImportError)  # the library's own words name what was given
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     try:
         refuse_unknown(given)
-        with importing(Path.cwd()), spoken("--quiet" in given or "-q" in given):
+        only_json = "--json" in given and not {"-h", "--help"} & set(given)
+        with importing(Path.cwd()), spoken("--quiet" in given or "-q" in given), alone(only_json):
             status: Any = app(given, prog_name="lapwing", standalone_mode=False)
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -52,7 +52,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "predict.method": (str,),
     "predict.link": (str,),
     "predict.samples": (int,),
-    "predict.level": (float,),
+    "predict.level": NUMBER,
     "evaluate.shifts": (list,),
     "evaluate.attacks": (list,),
     "evaluate.intervals": (int,),
@@ -76,11 +76,11 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Problem(f"There is no file {path}; expected a TOML file with settings.")
     try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Problem(f"{path} is no TOML: {error}.") from error
     made = flat(content, str(path))
+    sys.path.append(str(path.parent.resolve()))  # modules beside it are found, too; `importing` takes it away again
 
     def anchored(text: str) -> str:
         return text if is_function(text) else str(path.parent / Path(text).expanduser())

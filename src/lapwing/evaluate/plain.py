@@ -8,7 +8,7 @@ import os
 import secrets
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -62,7 +62,9 @@ def _decoded(value: Any, kind: Any) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         made: Any = kind
-        return made(**{name: _decoded(value[name], each) for name, each in hints.items()})
+        later = {field.name for field in fields(kind) if field.default_factory is not MISSING}  # may not be there yet
+        there = {name: each for name, each in hints.items() if name in value or name not in later}
+        return made(**{name: _decoded(value[name], each) for name, each in there.items()})
     if kind is Any:
         return _anything(value)
     if origin in (Union, types.UnionType):

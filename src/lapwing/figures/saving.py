@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+# Without plotly's button that sends a figure, and its data, to a server.
+CONFIG = {
+    "responsive": True,
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["sendDataToCloud"],
+}
 # The page takes the reader's light or dark colours: the figure itself is see-through.
 PAGE = """<!doctype html>
 <html lang="en">
@@ -81,7 +88,7 @@ def place(path: str | os.PathLike[str]) -> Path:
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
     """A whole page with one figure and its description."""
     meta = figure.layout.meta or {}
-    made = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config={"responsive": True, "displaylogo": False})
+    made = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config=CONFIG)
     title, alt = (html.escape(str(meta.get(name, ""))) for name in ("title", "alt"))
     return PAGE.format(title=title or "Figure", figure=made, alt=alt)
 

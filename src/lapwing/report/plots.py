@@ -188,10 +188,16 @@ def histograms(report: Report) -> Iterator[Plot]:
                     spreads(each, name),
                 )
             )
-    if made:
+    if made and any(set(each.uncertainty) - {"test"} for each in report.methods):
         yield Plot(
             "uncertainty", "unknown", "How unsure it is of known and unknown inputs",
             "The further apart the known (test) and the unknown inputs, the better it notices what it never learned.",
+            "Method and measure", tuple(made),
+        )  # fmt: skip
+    elif made:
+        yield Plot(
+            "uncertainty", "calibration", "How unsure it is of the test inputs",
+            "The further to the right, the less sure it is of an input.",
             "Method and measure", tuple(made),
         )  # fmt: skip
 

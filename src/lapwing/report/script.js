@@ -39,7 +39,9 @@
     delete layout.width;
     if (layout.title) layout.margin = Object.assign({}, layout.margin, {t: Math.max(30, (layout.margin || {}).t - 46 || 30)});
     if (coarse) layout.dragmode = false; /* a finger scrolls the page */
-    const config = {responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover"};
+    /* No button that sends a figure to a server, and few others: each is one more stop for keys. */
+    const config = {responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover",
+      showSendToCloud: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendDataToCloud"]};
     return Plotly.newPlot(chart, drawing.data, layout, config).then(function () {
       return Plotly.relayout(chart, themed(layout));
     }).then(function () { chart.dataset.drawn = "done"; });
@@ -111,7 +113,20 @@
     tell();
   }
 
-  window.addEventListener("beforeprint", function () { document.querySelectorAll("details").forEach(function (each) { each.open = true; }); });
+  /* Paper is white, and has nothing to open. */
+  let chosen, folded = [];
+  window.addEventListener("beforeprint", function () {
+    chosen = root.dataset.theme;
+    root.dataset.theme = "light";
+    folded = Array.from(document.querySelectorAll("details:not([open])"));
+    folded.forEach(function (each) { each.open = true; });
+    recolour();
+  });
+  window.addEventListener("afterprint", function () {
+    if (chosen) root.dataset.theme = chosen; else delete root.dataset.theme;
+    folded.forEach(function (each) { each.open = false; });
+    recolour();
+  });
   recolour();
   drawAll();
 })();

@@ -45,7 +45,7 @@ def methods(report: Report, *figures: Markup) -> Markup:
     main = [name for name in MAIN.get(report.task, ()) if name in names] or names[:5]
     rest = [name for name in names if name not in main]
     count = examples(report)
-    over = f" on {count:,} test inputs" if count else ""
+    over = f" on {count:,} test input{'s' if count > 1 else ''}" if count else ""
     parts: list[Any] = [
         element("p", LEGEND),
         scores_table(f"Methods{over}", report.methods, main),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ..evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
-from .words import apart, differ, number, plain, score, whole
+from .words import apart, differ, examples, extent, number, plain, score, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
+VAGUE = 0.05  # an error by chance alone, above which a test says nothing about calibration
+FEW = 30  # test inputs, below which a share without an interval says nothing
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,11 @@ class Answer:
 def answers(report: Report) -> tuple[Answer, Answer, Answer]:
     """Is it calibrated, what changed, what does it not know."""
     base = plain(report) or report.methods[0]
-    if report.task == "classification":
-        return calibrated_classes(base), changed(report), unknown(report)
-    return calibrated_numbers(base), changed(report), unknown(report)
+    first = calibrated_classes(base) if report.task == "classification" else calibrated_numbers(base, examples(report))
+    if plain(report) is None:
+        text = f"These are the numbers of {base.name}: the network as it is was not measured."
+        first = replace(first, sentences=(*first.sentences, text))
+    return first, changed(report), unknown(report)
 
 
 # Is it calibrated?
@@ -52,11 +57,12 @@ def calibrated_classes(scores: Scores) -> Answer:
     """Whether the network is right as often as it says."""
     question = "Is the network calibrated?"
     bins, error = scores.reliability, scores.metrics.get("ece")
-    if bins is None or error is None:
+    if bins is None or error is None or not math.isfinite(error.value):
         return Answer(question, "Not measured", OPEN, ("This report has no calibration error.",))
-    chance, too_sure = chance_error(bins), excess(bins)
-    way = "too sure of itself" if too_sure > 0 else "not sure enough"
-    if error.value <= max(2 * chance, 0.005):
+    chance, way = chance_error(bins), direction(bins, error.value)
+    if error.value <= 2 * chance and chance > VAGUE:
+        verdict, mood = "This test is too small to tell", OPEN
+    elif error.value <= max(2 * chance, 0.005):
         verdict, mood = "Yes, as far as this test can tell", GOOD
     elif error.value < 0.05:
         verdict, mood = f"Nearly: it is a little {way}", FAIR
@@ -69,9 +75,18 @@ def calibrated_classes(scores: Scores) -> Answer:
     return Answer(question, verdict, mood, (*example(bins), *sentences))
 
 
+def direction(bins: Reliability, error: float) -> str:
+    """Which way confidence is wrong; both ways where most of the error is gone on average."""
+    way = excess(bins)
+    if abs(way) < error / 2:
+        return "too sure of some predictions, and not sure enough of others"
+    return "too sure of itself" if way > 0 else "not sure enough"
+
+
 def points(value: Estimate) -> str:
     """Percentage points with their interval."""
-    return f"{100 * value.value:.1f} percentage points (95 % interval: {100 * value.low:.1f} to {100 * value.high:.1f})"
+    text = f"{100 * value.value:.1f} percentage points"
+    return f"{text} (95 % interval: {100 * value.low:.1f} to {100 * value.high:.1f})" if extent(value) else text
 
 
 def example(bins: Reliability) -> tuple[str, ...]:
@@ -85,16 +100,18 @@ def example(bins: Reliability) -> tuple[str, ...]:
     )
 
 
-def calibrated_numbers(scores: Scores) -> Answer:
+def calibrated_numbers(scores: Scores, count: int | None) -> Answer:
     """Whether intervals hold as many targets as they say."""
     question = "Is the network calibrated?"
     held = scores.metrics.get("coverage90")
-    if held is None:
+    if held is None or not math.isfinite(held.value):
         return Answer(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
-    text = (
-        f"Its 90 % intervals held {whole(held.value)} of the test targets (95 % interval: {whole(held.low)} to "
-        f"{whole(held.high)})."
-    )
+    text = f"Its 90 % intervals held {whole(held.value)} of the test targets"
+    if not extent(held) and (count or 0) < FEW:
+        return Answer(question, "This test is too small to tell", OPEN, (f"{text}, without an interval around that.",))
+    text += f" (95 % interval: {whole(held.low)} to {whole(held.high)})." if extent(held) else "."
+    if held.low <= 0.9 <= held.high and held.high - held.low > 4 * VAGUE:
+        return Answer(question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval."))
     if held.low <= 0.9 <= held.high:
         return Answer(question, "Yes, as far as this test can tell", GOOD, (text, "90 % lies inside that interval."))
     way = "too narrow: it is too sure of itself" if held.value < 0.9 else "too wide: it is not sure enough"
@@ -109,19 +126,23 @@ def changed(report: Report) -> Answer:
     """The method asked about beside the plain network."""
     first, base = report.methods[0], plain(report)
     question = "What did Laplace change?" if report.posterior else f"What did {first.name} change?"
-    if base is None or base is first:
+    if base is None:
+        text = f"The network as it is was not measured, so there is nothing to compare {first.name} with."
+        return Answer(question, "Nothing to compare with", OPEN, (text, *winner(report)))
+    if base is first:
         others = ", ".join(each.name for each in report.methods[1:])
         text = "Only the network as it is was measured" + (f", beside {others}." if others else ".")
         return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
     names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
-    sentences = [compared(name, first, base) for name in names if both(name, first, base)]
-    verdict, mood = balance([name for name in names[1:] if both(name, first, base)], first, base)
+    known = [name for name in names if both(name, first, base)]
+    sentences = [compared(name, first, base) for name in known]
+    verdict, mood = balance(known, first, base)
     return Answer(question, verdict, mood, (*sentences, *winner(report)))
 
 
 def both(name: str, first: Scores, base: Scores) -> bool:
-    """Whether two methods have a metric."""
-    return name in first.metrics and name in base.metrics
+    """Whether two methods have a metric, and it is a number."""
+    return all(name in each.metrics and not math.isnan(each.metrics[name].value) for each in (first, base))
 
 
 def merit(name: str, value: float) -> float:
@@ -130,21 +151,23 @@ def merit(name: str, value: float) -> float:
 
 
 def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:
-    """Better, worse, both, or nothing that could not be chance."""
-    better = worse = 0
+    """Better, worse, both, or nothing that could not be chance; fewer errors alone make no probability better."""
+    better: list[str] = []
+    worse: list[str] = []
     for name in names:
         if differ(name, first, base):
             gained = merit(name, first.metrics[name].value) > merit(name, base.metrics[name].value)
-            better, worse = better + gained, worse + (not gained)
+            (better if gained else worse).append(name)
     if better and worse:
         return "Some things for the better, some for the worse", FAIR
     if better:
-        return "Its probabilities can be trusted more", GOOD
+        return ("It makes fewer errors" if set(better) <= ERRORS else "Its probabilities can be trusted more"), GOOD
     if worse:
-        return "Its probabilities got worse", POOR
+        return ("It makes more errors" if set(worse) <= ERRORS else "Its probabilities got worse"), POOR
     return "Nothing that could not be chance", FAIR
 
 
+ERRORS = {"accuracy", "rmse"}
 WORDS = {
     "accuracy": "Accuracy",
     "ece": "The calibration error",
@@ -165,23 +188,35 @@ def compared(name: str, first: Scores, base: Scores) -> str:
     gained = merit(name, now.value) > merit(name, before.value)
     if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
-    else:
+    elif extent(now) or extent(before):
         doubt = "on other inputs of the same kind it could be otherwise, so it may be chance"
+    else:
+        doubt = "without intervals nobody can say whether by chance"
     return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
 
 
 def winner(report: Report) -> tuple[str, ...]:
     """Which way to predict has the smallest NLL, where it is not the one asked about."""
-    first, *others = (each for each in report.methods if "nll" in each.metrics)
+    first, *others = report.methods
+    if not known_nll(first):
+        return ()
+    others = [each for each in others if known_nll(each)]
     ahead = [each for each in others if each.metrics["nll"].value < first.metrics["nll"].value]
     if not ahead:
         return ()
     top = min(ahead, key=lambda each: each.metrics["nll"].value)
+    if number(top.metrics["nll"].value) == number(first.metrics["nll"].value):
+        return ()
     clear = differ("nll", first, top)
     return (
         f"By NLL, {top.name} did {'better' if clear else 'a little better, which may be chance'}: "
         f"{number(top.metrics['nll'].value)} against {number(first.metrics['nll'].value)}.",
     )
+
+
+def known_nll(scores: Scores) -> bool:
+    """Whether a method has an NLL that is a number."""
+    return "nll" in scores.metrics and not math.isnan(scores.metrics["nll"].value)
 
 
 # What does it not know?
@@ -201,18 +236,22 @@ def unknown(report: Report) -> Answer:
     rates = [rate for _, rate in found if rate is not None]
     if not rates:
         return Answer(question, "See what disturbs it", OPEN, (*sentences, *handed_over(report)))
-    verdict, mood = noticing(min(rates))
+    verdict, mood = noticing(min(rates, key=lambda rate: rate.value))
     return Answer(question, verdict, mood, (*sentences, *handed_over(report)))
 
 
-def noticing(rate: float) -> tuple[str, str]:
+def noticing(rate: Estimate) -> tuple[str, str]:
     """An AUROC in words."""
+    if extent(rate) and rate.high < 0.5:
+        return "It is surer of unknown inputs than of known ones", POOR
+    if extent(rate) and rate.low <= 0.5 and rate.value >= 0.6:
+        return "Too few inputs to tell whether it notices unknown ones", OPEN
     for least, verdict, mood in (
         (0.9, "It notices most unknown inputs", GOOD),
         (0.75, "It often notices unknown inputs", FAIR),
         (0.6, "It notices some unknown inputs", FAIR),
     ):
-        if rate >= least:
+        if rate.value >= least:
             return verdict, mood
     return "It hardly notices unknown inputs", POOR
 
@@ -223,16 +262,17 @@ def chosen(found: dict[str, Detection]) -> str | None:
     return next((name for name in order if name in found), next(iter(found), None))
 
 
-def detected(name: str, first: Scores, base: Scores | None) -> tuple[str, float | None]:
+def detected(name: str, first: Scores, base: Scores | None) -> tuple[str, Estimate | None]:
     """One set of unknown inputs."""
     own = first.detection[name]
     by = chosen(own)
-    if by is None:
+    if by is None or not math.isfinite(own[by].auroc.value):
         return "", None
     value = own[by].auroc
+    within = f"{100 * value.low:.0f} to {100 * value.high:.0f}; " if extent(value) else ""
     text = (
         f"In pairs of a known input and one of “{name}”, which it never learned, it is less sure of the unknown one "
-        f"in {100 * value.value:.0f} of 100 ({100 * value.low:.0f} to {100 * value.high:.0f}; a coin would say 50)"
+        f"in {100 * value.value:.0f} of 100 ({within}a coin would say 50)"
     )
     if base is not None and base is not first and by in base.detection.get(name, {}):
         other = base.detection[name][by].auroc
@@ -241,13 +281,13 @@ def detected(name: str, first: Scores, base: Scores | None) -> tuple[str, float 
     top = max(own, key=lambda each: own[each].auroc.value)
     if top != by and own[top].auroc.low > value.high:
         text += f". Its {score(top)} tells more: {100 * own[top].auroc.value:.0f} of 100"
-    return f"{text}.", value.value
+    return f"{text}.", value
 
 
 def strained(first: Scores, kind: str) -> list[str]:
     """The corruption, or attack, after which it is most wrongly sure."""
     every: dict[str, Shift] = getattr(first, kind)
-    known = {name: each for name, each in every.items() if {"accuracy", "confidence"} <= set(each.metrics)}
+    known = {name: each for name, each in every.items() if drawn(each)}
     if not known:
         return []
 
@@ -257,12 +297,31 @@ def strained(first: Scores, kind: str) -> list[str]:
 
     name = max(known, key=gap)
     right, sure = known[name].metrics["accuracy"], known[name].metrics["confidence"]
-    what = "Under the strongest attack" if kind == "attacks" else "Under the strongest corruption"
-    end = f"it stays too sure, by {100 * gap(name):.0f} points" if gap(name) > 0.1 else "it notices"
+    which = {"attacks": "attack", "shifts": "corruption"}[kind]
+    which = f"the {which} that misleads it most" if len(known) > 1 else f"the {which} tried"
     return [
-        f"{what} ({name.replace('_', ' ')}) accuracy goes from {whole(right[0].value)} to {whole(right[-1].value)}, "
-        f"and its confidence from {whole(sure[0].value)} to {whole(sure[-1].value)}: {end}."
+        f"Under {which} ({name.replace('_', ' ')}, at its strongest) accuracy goes from {whole(right[0].value)} to "
+        f"{whole(right[-1].value)}, and its confidence from {whole(sure[0].value)} to {whole(sure[-1].value)}: "
+        f"{outcome(right, sure)}."
     ]
+
+
+def drawn(shift: Shift) -> bool:
+    """Whether a corruption has accuracy and confidence, first and last, as numbers."""
+    curves = [shift.metrics.get(name, ()) for name in ("accuracy", "confidence")]
+    return all(each and math.isfinite(each[0].value) and math.isfinite(each[-1].value) for each in curves)
+
+
+def outcome(right: Sequence[Estimate], sure: Sequence[Estimate]) -> str:
+    """Whether confidence went where accuracy went."""
+    gap = sure[-1].value - right[-1].value
+    if gap > 0.1:
+        return f"it is then too sure, by {100 * gap:.0f} points"
+    if right[0].value - right[-1].value < 0.02:
+        return "it bears that"
+    if sure[0].value - sure[-1].value < 0.02:
+        return "its confidence does not fall with it"
+    return "it notices"
 
 
 def at(curve: Curve, share: float) -> float | None:
@@ -277,7 +336,8 @@ def handed_over(report: Report) -> tuple[str, ...]:
     every, kept = at(curve, 1.0), at(curve, 0.8)
     if every is None or kept is None or report.task != "classification":
         return ()
-    return (
-        f"If a person decided the fifth that it is least sure of, its errors on the rest would "
-        f"{'fall' if kept < every else 'not fall'} from {whole(every)} to {whole(kept)}.",
-    )
+    if not (math.isfinite(every) and math.isfinite(kept)):
+        return ()
+    one, other = whole(every), whole(kept)
+    change = f"stay at {one}" if one == other else f"{'fall' if kept < every else 'rise'} from {one} to {other}"
+    return (f"If a person decided the fifth that it is least sure of, its errors on the rest would {change}.",)
