@@ -213,10 +213,16 @@ def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture
     assert run(f"{FIT} -o made.safetensors -q", place) == 0
     capsys.readouterr()
     common = "-m NET:classifier -w weights.pt -p made.safetensors"
-    expected = {"evidence": fitted().tune(), "validation": fitted().tune("validation", data=data())}
+    expected = {
+        "--method evidence": fitted().tune(),
+        "--method validation --validation train.npz": fitted().tune("validation", data=data()),
+        "--mode linear --train train.npz": fitted().tune(mode="linear", data=data()),
+    }
+    assert float(expected["--mode linear --train train.npz"].prior.precision) != pytest.approx(
+        float(expected["--method evidence"].prior.precision), rel=1e-2
+    )
     for way, wanted in expected.items():
-        extra = "--validation train.npz" if way == "validation" else ""
-        assert run(f"tune {common} --method {way} {extra} -o tuned.safetensors --json", place) == 0
+        assert run(f"tune {common} {way} -o tuned.safetensors --json", place) == 0
         told = json.loads(capsys.readouterr().out)
         tuned = lw.load("tuned.safetensors", classifier())
         torch.testing.assert_close(tuned.prior.precision, wanted.prior.precision, rtol=1e-3, atol=1e-3)

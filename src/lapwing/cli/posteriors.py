@@ -29,6 +29,7 @@ FIT = examples(
 TUNE = examples(
     "lapwing tune -c run.toml -p posterior.safetensors -o tuned.safetensors",
     "lapwing tune -c run.toml -p posterior.safetensors --method validation --validation held_out.npz",
+    "lapwing tune -c run.toml -p posterior.safetensors --mode linear --train train.npz",
 )
 
 
@@ -100,6 +101,14 @@ def tune(
     method: Annotated[
         str | None, typer.Option("--method", help="evidence, fixed_point, validation or grid (default: evidence).")
     ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            "--mode",
+            help="Weights at which the evidence is taken: trained (default), or linear, the mode of the linear model "
+            "around them, which needs --train.",
+        ),
+    ] = None,
     validation: given.Validation = None,
     train: given.Train = None,
     target: given.Target = None,
@@ -128,6 +137,7 @@ def tune(
             "size": size,
             "device": device,
             "tune.method": method,
+            "tune.mode": mode,
         },
     )
     target_file = place(out, (".safetensors",))
