@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import lapwing as lw
 
@@ -57,6 +59,28 @@ def test_an_evaluation_is_that_of_the_library(place: str, tmp_path: Path, capsys
         assert found == pytest.approx(own, abs=1e-3)
     assert "# T" in Path("report.md").read_text()
     assert leftovers(tmp_path) == []
+
+
+def test_an_ensemble_of_weights(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The network and copies of it with other weights; its own stay as they are."""
+    members = [classifier() for _ in range(3)]
+    for number, member in enumerate(members[1:], 1):
+        torch.manual_seed(number)
+        with torch.no_grad():
+            for parameter in member.parameters():
+                parameter.normal_()
+        save_file(member.state_dict(), f"other{number}.safetensors")
+    given = f"evaluate -m NET:classifier -w weights.pt -l classification {FEW} --test train.npz -o report.json -q"
+    others = "--ensemble other1.safetensors --ensemble other2.safetensors"
+    assert run(f"{given} {others} --set evaluate.baselines=['ensemble']", place) == 0
+    made = Report.from_json("report.json")
+    wanted = lw.evaluate(members[0], data(), likelihood="classification", ensemble=members, intervals=0)
+    assert [each.name for each in made.methods] == ["Plain network", "Deep ensemble"]
+    for each in made.methods:
+        assert each.metrics["nll"].value == pytest.approx(wanted[each.name].metrics["nll"].value, rel=1e-4)
+    capsys.readouterr()
+    assert run(f"{given} --ensemble gone.safetensors", place) == 2
+    assert "gone.safetensors" in capsys.readouterr().err
 
 
 def test_no_interval_is_shown_where_there_is_none(place: str, capsys: pytest.CaptureFixture[str]) -> None:

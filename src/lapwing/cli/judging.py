@@ -17,6 +17,7 @@ from ..laplace import Laplace
 from ..report.words import extent
 from . import options as given
 from .datasets import Wanted, load
+from .networks import ensemble as members
 from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
 from .options import examples, pairs, path, words
@@ -64,6 +65,7 @@ def evaluate(
     test: given.Test = None,
     validation: given.Validation = None,
     ood: given.Ood = None,
+    ensemble: given.Ensemble = None,
     shifts: Shifts = None,
     attacks: Attacks = None,
     title: Title = None,
@@ -91,6 +93,7 @@ def evaluate(
             "test": test,
             "validation": validation,
             "ood": pairs(ood),
+            "ensemble": [str(each) for each in ensemble or ()] or None,
             "title": title,
             "target": target,
             "classes": words(classes),
@@ -118,6 +121,7 @@ def report(
     test: given.Test = None,
     validation: given.Validation = None,
     ood: given.Ood = None,
+    ensemble: given.Ensemble = None,
     shifts: Shifts = None,
     attacks: Attacks = None,
     title: Title = None,
@@ -144,6 +148,7 @@ def report(
             test=test,
             validation=validation,
             ood=ood,
+            ensemble=ensemble,
             shifts=shifts,
             attacks=attacks,
             title=title,
@@ -160,8 +165,8 @@ def report(
         return
     others = {
         "--posterior": posterior_file, "--model": model, "--weights": weights, "--likelihood": likelihood,
-        "--test": test, "--validation": validation, "--ood": ood, "--shifts": shifts, "--attacks": attacks,
-        "--config": config, "--set": assignments,
+        "--test": test, "--validation": validation, "--ood": ood, "--ensemble": ensemble, "--shifts": shifts,
+        "--attacks": attacks, "--config": config, "--set": assignments,
     }  # fmt: skip
     if unread := [name for name, each in others.items() if each]:
         raise Problem(f"{source} was given, and {unread[0]}; expected a report in JSON, or what to measure, not both.")
@@ -203,6 +208,7 @@ def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
         asked["validation"] = load(settings["validation"], wanted).value
     unlabelled = Wanted.of(settings, net, categorical, labels=False)
     asked["ood"] = {name: load(each, unlabelled).inputs() for name, each in settings.get("ood", {}).items()} or None
+    asked["ensemble"] = members(settings, net)
     asked |= {name: settings[name] for name in ("seed", "title") if name in settings}
     asked |= section(settings, "evaluate")
     if isinstance(subject, Laplace) and (options := section(settings, "predict")):

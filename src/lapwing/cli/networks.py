@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import os
 import pickle
@@ -85,6 +86,15 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
     if "weights" in settings:
         load_weights(made, Path(settings["weights"]))
     return made.to(device(settings))
+
+
+def ensemble(settings: Mapping[str, Any], own: nn.Module) -> list[nn.Module] | None:
+    """The network and its copies with other weights; None where none were given."""
+    made = [own]
+    for path in settings.get("ensemble", ()):
+        made.append(copy.deepcopy(own))
+        load_weights(made[-1], Path(path))
+    return made if len(made) > 1 else None
 
 
 def device(settings: Mapping[str, Any]) -> torch.device:

@@ -55,6 +55,15 @@ Ood = Annotated[
         "--ood", metavar="NAME=DATA", help="Inputs of a kind never seen, to see if it notices.", rich_help_panel=RUN
     ),
 ]
+Ensemble = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--ensemble",
+        metavar="WEIGHTS",
+        help="Weights of the same network trained apart, to compare with a deep ensemble; repeat for more.",
+        rich_help_panel=RUN,
+    ),
+]
 Target = Annotated[
     list[str] | None,
     typer.Option(

@@ -30,6 +30,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "validation": (str,),
     "test": (str,),
     "ood": (dict,),
+    "ensemble": (list,),
     "target": (str, list),
     "classes": (list,),
     "size": (list,),
@@ -56,6 +57,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "evaluate.shifts": (list,),
     "evaluate.attacks": (list,),
     "evaluate.intervals": (int,),
+    "evaluate.baselines": (list,),
     "landscape.points": (int,),
     "landscape.reach": NUMBER,
     "landscape.directions": (str,),
@@ -90,6 +92,8 @@ def read(path: Path) -> dict[str, Any]:
             made[name] = anchored(made[name])
     if "ood" in made:
         made["ood"] = {name: anchored(each) for name, each in made["ood"].items()}
+    if "ensemble" in made:
+        made["ensemble"] = [anchored(str(each)) for each in made["ensemble"]]
     return made
 
 
