@@ -125,9 +125,9 @@ class Tape:
         """The use whose output is the network's own, where its weights have no other use: its Jacobian is known."""
         own = self._own_edge()
         for use in self.uses:
-            others = {name for each in self.uses if each is not use for name in each.names}
             if use.lifts or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, own):
                 continue
+            others = {name for each in self.uses if each is not use for name in each.names}
             axis = self._axis(use)
             leading = axis is not None and axis.axis == 0 and axis.fold != "minor"
             if len(set(use.names)) < len(use.names):  # weight and bias of one parameter: their Jacobians add up
