@@ -424,7 +424,7 @@ GOALS: tuple[Goal, ...] = (
         "<=",
         "",
         tuned_precisions,
-        key="products_per_turn",
+        key="products_per_solve",
     ),
     *per_network(
         "likewise: largest error of a log precision",

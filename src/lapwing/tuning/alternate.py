@@ -29,7 +29,7 @@ from .trace import Step, Trace
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-SOLVE = 10  # steps that a turn takes towards the mode at most: the next one goes on from there
+SOLVE = 9  # steps that a turn takes towards the mode at most, less than ten products: the next goes on from there
 SMALL = 0.5  # effective dimensions below which precisions matter little to anything
 LOOSE = 0.1  # what an inexact mode may change log precisions by, or a share of their last change where that is less
 TIGHT = 1e-3  # that share at least: it is halved by turns that do not come nearer
