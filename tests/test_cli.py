@@ -24,9 +24,10 @@ pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
 from lapwing.cli import main, posteriors
-from lapwing.cli.output import Problem, finite, writing
+from lapwing.cli.output import Problem, finite
 from lapwing.cli.settings import KNOWN, assignment, gathered
 from lapwing.progress import Progress
+from lapwing.whole import writing
 from reports import classification
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"

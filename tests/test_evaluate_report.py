@@ -12,7 +12,6 @@ import pytest
 import lapwing as lw
 from evaluating import classifier, images, numbers, regression
 from lapwing.evaluate import Curve, Estimate, Report
-from lapwing.evaluate import plain as texts
 from lapwing.evaluate.markdown import estimate, number
 
 
@@ -88,7 +87,7 @@ def test_an_earlier_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(texts.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space"):
         reports()["numbers"].to_json(target)
     assert target.read_text(encoding="utf-8") == "earlier" and len(list(tmp_path.iterdir())) == 1

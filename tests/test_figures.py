@@ -373,7 +373,7 @@ def test_pages_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(saving.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space left"):
         figures.save(figure, tmp_path / "one.html", plotlyjs="cdn")
     assert path.read_text(encoding="utf-8") == text

@@ -427,7 +427,7 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(page.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space"):
         page.write(regression(), path)
     assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["report.html"]

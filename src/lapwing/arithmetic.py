@@ -111,7 +111,8 @@ def convolutions_rounded() -> bool:
     """Whether torch's convolutions of float32 numbers round them to 11 bits on a GPU."""
     cudnn = torch.backends.cudnn
     older = readable(lambda: cudnn.allow_tf32)
-    return bool(cudnn.conv.fp32_precision == "tf32" if older is None else older)  # type: ignore[attr-defined]
+    newer: Any = cudnn  # torch does not annotate its switches for convolutions
+    return bool(newer.conv.fp32_precision == "tf32" if older is None else older)
 
 
 def readable(ask: Any) -> Any:

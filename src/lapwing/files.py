@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import time
 import typing
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ from .priors import Prior
 from .space import Space
 from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
+from .whole import writable, writing
 
 FORMAT = 3  # raised whenever an older lapwing could misread a file
 
@@ -87,7 +86,7 @@ def extras() -> tuple[str, ...]:
 
 def save(la: Laplace, path: str | os.PathLike[str]) -> None:
     """Write a posterior: to a temporary file first, which then takes the place of an earlier one."""
-    target = writable(path)
+    target = writable(path, "posterior.safetensors")
     encoder = Encoder(KNOWN)
     try:
         made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, *extras(), "sums")}
@@ -103,18 +102,6 @@ def save(la: Laplace, path: str | os.PathLike[str]) -> None:
     made["fingerprint"] = fingerprint(la.model)
     tensors = {name: plain(tensor, name) for name, tensor in encoder.tensors.items()}
     write(target, tensors, header(json.dumps(made, allow_nan=False), tensors))
-
-
-def writable(path: str | os.PathLike[str], example: str = "posterior.safetensors") -> Path:
-    """Where to write; refuses what is no place for a file, and names one that would be."""
-    target = Path(os.path.realpath(os.fsdecode(path)))
-    if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as {example!r}.")
-    if target.exists() and not target.is_file():  # it would be replaced, as a file is
-        raise ValueError(f"{target} is a device, a pipe or a socket; expected the name of a file.")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"The folder {target.parent} does not exist; make it first.")
-    return target
 
 
 def likelihood_of(la: Laplace, encoder: Encoder) -> Any:
@@ -162,23 +149,11 @@ def checksum(texts: dict[str, str], tensors: dict[str, Tensor]) -> str:
 
 def write(target: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
     """All or nothing: whatever happens, an earlier file stays until the new one is whole and on the disk."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with writing(target) as temporary:
         with open(temporary, "xb") as file:
             mode = os.fstat(file.fileno()).st_mode  # as any new file here has it: safetensors' own is narrower
         save_file(distinct(tensors), temporary, texts)
-        with open(temporary, "rb+") as file:
-            os.chmod(temporary, mode & 0o777)
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if hasattr(os, "O_DIRECTORY"):  # the new name itself
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):
-            os.fsync(folder)
-        os.close(folder)
+        os.chmod(temporary, mode & 0o777)
 
 
 def distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

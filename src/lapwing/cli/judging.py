@@ -15,13 +15,14 @@ import lapwing as lw
 from ..evaluate.results import Estimate, Report
 from ..laplace import Laplace
 from ..report.words import extent
+from ..whole import writing
 from . import options as given
 from .datasets import Wanted, load
 from .networks import ensemble as members
 from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
 from .options import examples, pairs, path, words
-from .output import Problem, Voice, place, printed, table, writing
+from .output import Problem, Voice, place, printed, table
 from .posteriors import check_classes, is_categorical, summary
 from .settings import gathered, needed, read, section
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from ..whole import beside
 
 
 class Problem(Exception):
@@ -132,23 +132,6 @@ def place(path: Path, suffixes: Sequence[str] = ()) -> Path:
         raise Problem(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from error
     trial.unlink()
     return path
-
-
-def beside(path: Path) -> Path:
-    """A name in the same folder that nobody has."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """A temporary name beside the file, which takes its place once all went well."""
-    temporary = beside(path)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def listed(names: Sequence[str]) -> str:

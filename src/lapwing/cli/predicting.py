@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..laplace import Laplace
 from ..predictions.prediction import Binary, Classes, Prediction
+from ..whole import writing
 from . import options as given
 from .datasets import Data, Wanted, load
 from .networks import posterior
 from .options import examples, path, words
-from .output import Problem, Voice, finite, place, writing
+from .output import Problem, Voice, finite, place
 from .posteriors import check_classes, is_categorical
 from .settings import gathered, section
 
@@ -97,20 +98,11 @@ def asked(la: Laplace, data: Data, settings: dict[str, Any], voice: Voice) -> di
     parts: list[dict[str, Tensor]] = []
     with voice.stage("predictions", total) as advance:
         for x in pieces:
-            parts.append(described(la.predict(moved(x, la.mode.device), **settings), level))
+            parts.append(described(la.predict(x, **settings), level))
             advance()
     if not parts:
         raise Problem(f"{data.source} holds no inputs.")
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def moved(x: Any, device: torch.device) -> Any:
-    """Inputs on the network's device."""
-    if isinstance(x, Tensor):
-        return x.to(device)
-    if isinstance(x, dict):
-        return {name: moved(each, device) for name, each in x.items()}
-    return type(x)(moved(each, device) for each in x) if isinstance(x, tuple | list) else x
 
 
 def described(found: Prediction, level: float) -> dict[str, Tensor]:

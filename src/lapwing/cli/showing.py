@@ -12,7 +12,7 @@ from . import options as given
 from .datasets import Wanted, load
 from .networks import posterior
 from .options import examples, path, words
-from .output import Voice, place, writing
+from .output import Voice, place
 from .posteriors import is_categorical
 from .settings import gathered, needed, section
 
@@ -75,13 +75,7 @@ def landscape(
     asked = section(settings, "landscape") | {name: settings[name] for name in ("seed",) if name in settings}
     with voice.stage("the landscape"):
         figure = figures.landscape_2d(la, data.value, **asked)
-    with writing(out) as temporary:  # the ending says how it is written
-        named = temporary.with_name(temporary.name + out.suffix)
-        try:
-            figures.save(figure, named)
-            named.replace(temporary)
-        finally:
-            named.unlink(missing_ok=True)
+    figures.save(figure, out)
     voice.answer({"landscape": str(out)}, f"written to {out}")
 
 

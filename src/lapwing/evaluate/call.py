@@ -133,11 +133,13 @@ def scored(
         name: Resampling(len(next(iter(each[0].values()))), drawn.draws, drawn.seed + 1)
         for name, each in unknown.items()
     }
-    metrics = [metrics_of(own.columns(), drawn) for own in found]
+    columns = [own.columns() for own in found]
+    metrics = [metrics_of(each, drawn) for each in columns]
     return tuple(
         scores_of(
             method,
             own,
+            columns[place],
             {name: each[place] for name, each in unknown.items()},
             drawn,
             others,

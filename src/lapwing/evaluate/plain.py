@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..files import writable
+from ..whole import writable, writing
 
 Value = TypeVar("Value")
 UNENDING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -105,12 +104,6 @@ def written(text: str, path: str | os.PathLike[str] | None) -> str:
     """The text, also in a file where one is named: whole, or an earlier file stays."""
     if path is None:
         return text
-    target = writable(path, "report.json")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with writing(writable(path, "report.json")) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return text

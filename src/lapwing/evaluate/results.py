@@ -121,9 +121,9 @@ class Report:
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """As one page that needs no network: its place."""
-        from ..report.page import write  # type: ignore[import-not-found, unused-ignore]  # its figures are an extra
+        from ..report.page import write  # which needs this file
 
-        return Path(write(self, path))
+        return write(self, path)
 
     @classmethod
     def from_json(cls, path_or_text: str | os.PathLike[str]) -> Report:

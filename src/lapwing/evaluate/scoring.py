@@ -69,6 +69,7 @@ def doubt_and_risk(columns: Columns) -> tuple[Tensor, Tensor]:
 def scores_of(
     method: Method,
     own: Gathered,
+    columns: Columns,
     unknown: Mapping[str, Mapping[str, Tensor]],
     drawn: Resampling,
     others: Mapping[str, Resampling],
@@ -76,7 +77,6 @@ def scores_of(
     asked: Mapping[str, Draws],
 ) -> Scores:
     """Everything about one method; `others` draws the unknown data anew, `asked` are the metrics to compare with."""
-    columns = own.columns()
     values = own.values()
     classes = "correct" in columns.values
     shifts, attacks = (_shifts(columns, own, kind, drawn) for kind in ("shifts", "attacks"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import os
-import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..whole import writable, writing
 from .style import INSTALL, graph_objects
 
 if TYPE_CHECKING:
@@ -69,20 +69,17 @@ def save(
         content = page(figure, plotlyjs).encode()
     else:
         content = picture(figure, width, height, scale)
-    write(target, content)
+    with writing(target) as temporary:
+        temporary.write_bytes(content)
     return target
 
 
 def place(path: str | os.PathLike[str]) -> Path:
     """Where to write; refuses what is no place for a figure before any work is done."""
-    target = Path(os.path.realpath(os.fsdecode(path)))
+    target = Path(os.fsdecode(path))
     if target.suffix.lower() not in (".html", ".png"):
         raise ValueError(f"{target.name!r} ends in {target.suffix!r}; expected a name that ends in .html or .png.")
-    if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as 'figure.html'.")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"The folder {target.parent} does not exist; make it first.")
-    return target
+    return writable(target, "figure.html")
 
 
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
@@ -118,15 +115,3 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
             "kaleido_get_chrome), name it in BROWSER_PATH, or save the figure as .html, which needs none."
         ) from None
     return made
-
-
-def write(target: Path, content: bytes) -> None:
-    """All or nothing: an earlier file stays until the new one is whole."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -15,7 +15,7 @@ from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Use, channels
 from .exact_convolution import Convolution, Geometry, chosen
 from .geometry import Axis
-from .linear import bias_contribution, usable_range
+from .linear import bias_contribution, input_alone, usable_range
 from .offsets import PatchMoments
 
 
@@ -189,15 +189,16 @@ def applied(
 ) -> Tensor:
     """The convolution itself; where its gradients are done otherwise, with those."""
     given, weight, bias = values["input"], values["weight"], values.get("bias")
-    if len(window.kernel) == 2 and window.groups == 1 and not isinstance(window.padding, str):
-        roles = (("weight", weight), ("bias", bias))
-        others = [each for role, each in roles if role not in found and each is not None]
-        plain = Geometry(tuple(given.shape[1:]), window.stride, window.padding, window.dilation)
-        geometry = chosen(recorder, given, weight, others, plain)
+    plain = len(window.kernel) == 2 and window.groups == 1 and not isinstance(window.padding, str)
+    if plain and input_alone(recorder, given, weight, bias, found):
+        assert not isinstance(window.padding, str)
+        own = Geometry(tuple(given.shape[1:]), window.stride, window.padding, window.dilation)
+        geometry = chosen(recorder, given, weight, own)
         if geometry is not None:
-            return Convolution.apply(given, weight, bias, geometry)  # type: ignore[no-untyped-call,no-any-return]
-    made: Tensor = func(**values)
-    return made
+            made: Tensor = Convolution.apply(given, weight, bias, geometry)  # type: ignore[no-untyped-call]  # torch's
+            return made
+    output: Tensor = func(**values)
+    return output
 
 
 def convolution(dims: int, transposed: bool) -> Handler:

@@ -130,14 +130,9 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def chosen(recorder: Recorder, given: Tensor, weight: Tensor, others: list[Tensor], geometry: Geometry) -> Any:
-    """The geometry with how its gradients are done; None where torch's own are as good, or more than they are asked.
-
-    `others` are the weight or bias where they are not recorded.
-    """
-    if recorder.second or not on_gpu(given) or not given.requires_grad or weight.dtype != given.dtype:
-        return None
-    if torch.is_autocast_enabled(given.device.type) or any(each.requires_grad for each in others):
+def chosen(recorder: Recorder, given: Tensor, weight: Tensor, geometry: Geometry) -> Geometry | None:
+    """The geometry with how its gradients are done; None where torch's own are as good."""
+    if not on_gpu(given):
         return None
     operations = given.shape[0] * math.prod(given.shape[2:]) * weight.numel()
     wide = min(weight.shape[:2]) >= NARROWEST and fused.in_parts(weight.detach(), operations)

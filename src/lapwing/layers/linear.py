@@ -150,14 +150,20 @@ def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def recorded_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
-    """Whether gradients through the input are all that is asked of a large linear map in float32 on a GPU."""
-    if not recorder.exact or recorder.second or not given.requires_grad or weight.dtype != given.dtype:
+    """Whether a large linear map in float32 on a GPU is asked for no more than gradients through its input."""
+    if not recorder.exact or not input_alone(recorder, given, weight, bias, found):
+        return False
+    return fused.in_parts(weight.detach(), math.prod(given.shape[:-1]) * weight.numel())
+
+
+def input_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
+    """Whether gradients through the input, once, are all that is asked of a layer, in the dtype of its weight."""
+    if recorder.second or not given.requires_grad or weight.dtype != given.dtype:
         return False
     if torch.is_autocast_enabled(given.device.type):
         return False
     others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in found and each is not None]
-    operations = math.prod(given.shape[:-1]) * weight.numel()
-    return not any(each.requires_grad for each in others) and fused.in_parts(weight.detach(), operations)
+    return not any(each.requires_grad for each in others)
 
 
 def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

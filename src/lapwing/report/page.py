@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +11,7 @@ from string import Template
 from typing import Any
 
 from ..evaluate.results import Report
-from ..files import writable
+from ..whole import writable, writing
 from . import sections
 from .markup import Markup, element, folded, safe, section
 from .plots import Plot, Variant, plots
@@ -43,13 +42,8 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
     """Write the page whole or not at all: its place."""
     target = writable(path, "report.html")
     content = made(report).encode()
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with writing(target) as temporary:
         temporary.write_bytes(content)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return target
 
 
