@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +16,15 @@ from ..evaluate.results import Estimate, Report
 from ..laplace import Laplace
 from ..report.words import extent
 from ..whole import writing
-from . import options as given
+from .asking import Option, Run, asks
 from .datasets import Wanted, load
 from .networks import ensemble as members
 from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
-from .options import examples, pairs, path, words
+from .options import examples, words
 from .output import Problem, Voice, place, printed, table
 from .posteriors import check_classes, is_categorical, summary
-from .settings import gathered, needed, read, section
+from .settings import needed, read, section
 
 EVALUATE = examples(
     "lapwing evaluate -c run.toml -p posterior.safetensors --test test.npz -o report.html -o report.json",
@@ -52,125 +52,68 @@ Attacks = Annotated[
     str | None,
     typer.Option("--attacks", metavar="NAMES", help=f"Inputs made to deceive: all, or some of {', '.join(ATTACKS)}."),
 ]
-Title = Annotated[str | None, typer.Option("--title", help="Title of the report.")]
 
 
+JUDGED = (
+    "posterior",
+    "model",
+    "weights",
+    "likelihood",
+    "test",
+    "validation",
+    "ood",
+    "ensemble",
+    "title",
+    "target",
+    "classes",
+    "size",
+    "seed",
+    "device",
+)
+
+
+def several(every: tuple[str, ...]) -> Callable[[str | None], list[str] | None]:
+    """Names with commas between them, or all."""
+    return lambda text: list(every) if text is not None and text.strip() == "all" else words(text)
+
+
+HARMED = {
+    "shifts": Option("evaluate.shifts", Shifts, several(SHIFTS)),
+    "attacks": Option("evaluate.attacks", Attacks, several(ATTACKS)),
+}
+
+
+@asks(*JUDGED, **HARMED)
 def evaluate(
+    run: Run,
     out: Annotated[
         list[Path] | None, typer.Option("--out", "-o", help="Where to write it: .html, .json or .md; repeat for more.")
     ] = None,
-    posterior_file: given.Posterior = None,
-    model: given.Model = None,
-    weights: given.Weights = None,
-    likelihood: given.Likelihood = None,
-    test: given.Test = None,
-    validation: given.Validation = None,
-    ood: given.Ood = None,
-    ensemble: given.Ensemble = None,
-    shifts: Shifts = None,
-    attacks: Attacks = None,
-    title: Title = None,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    seed: given.Seed = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
 ) -> None:
     """Measure predictions on test data, beside the plain network and other ways to predict."""
-    voice = Voice(as_json, quiet)
-    settings = gathered(
-        config,
-        assignments or [],
-        {
-            "model": model,
-            "weights": path(weights),
-            "posterior": path(posterior_file),
-            "likelihood": likelihood,
-            "test": test,
-            "validation": validation,
-            "ood": pairs(ood),
-            "ensemble": [str(each) for each in ensemble or ()] or None,
-            "title": title,
-            "target": target,
-            "classes": words(classes),
-            "size": size,
-            "seed": seed,
-            "device": device,
-            "evaluate.shifts": several(shifts, SHIFTS),
-            "evaluate.attacks": several(attacks, ATTACKS),
-        },
-    )
     for each in out or []:
         place(each, SUFFIXES)
-    made = measured(settings, voice)
-    write(made, out or [])
-    show(voice, made, out or [])
+    told(measured(run.settings, run.voice), out or [], run.voice)
 
 
+@asks(*JUDGED, **HARMED)
 def report(
+    run: Run,
     source: Annotated[Path | None, typer.Argument(help="A report in JSON, as `lapwing evaluate -o` writes it.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page (.html).")] = Path("report.html"),
-    posterior_file: given.Posterior = None,
-    model: given.Model = None,
-    weights: given.Weights = None,
-    likelihood: given.Likelihood = None,
-    test: given.Test = None,
-    validation: given.Validation = None,
-    ood: given.Ood = None,
-    ensemble: given.Ensemble = None,
-    shifts: Shifts = None,
-    attacks: Attacks = None,
-    title: Title = None,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    seed: given.Seed = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
 ) -> None:
     """Write the page that says whether to trust the network: from a report in JSON, or from a posterior and data."""
     place(out, (".html",))
-    if source is None:
-        evaluate(
-            out=[out],
-            posterior_file=posterior_file,
-            model=model,
-            weights=weights,
-            likelihood=likelihood,
-            test=test,
-            validation=validation,
-            ood=ood,
-            ensemble=ensemble,
-            shifts=shifts,
-            attacks=attacks,
-            title=title,
-            target=target,
-            classes=classes,
-            size=size,
-            seed=seed,
-            config=config,
-            assignments=assignments,
-            device=device,
-            as_json=as_json,
-            quiet=quiet,
+    made = measured(run.settings, run.voice) if source is None else stored(source, run)
+    told(made, [out], run.voice)
+
+
+def stored(source: Path, run: Run) -> Report:
+    """A report that was written before; only its title can be another."""
+    if unread := [name.rpartition(".")[2] for name in run.options if name != "title"]:
+        raise Problem(
+            f"{source} was given, and --{unread[0]}; expected a report in JSON, or what to measure, not both."
         )
-        return
-    others = {
-        "--posterior": posterior_file, "--model": model, "--weights": weights, "--likelihood": likelihood,
-        "--test": test, "--validation": validation, "--ood": ood, "--ensemble": ensemble, "--shifts": shifts,
-        "--attacks": attacks, "--config": config, "--set": assignments,
-    }  # fmt: skip
-    if unread := [name for name, each in others.items() if each]:
-        raise Problem(f"{source} was given, and {unread[0]}; expected a report in JSON, or what to measure, not both.")
     if not source.is_file():
         raise Problem(f"There is no file {source}; expected a report in JSON, as `lapwing evaluate -o` writes it.")
     try:
@@ -181,14 +124,13 @@ def report(
         raise Problem(f"{source}: {error}") from error
     if not made.methods:
         raise Problem(f"{source} holds a report without methods; expected at least one.")
-    made = made if title is None else replace(made, title=title)
-    write(made, [out])
-    show(Voice(as_json, quiet), made, [out])
+    return replace(made, title=run.settings["title"]) if "title" in run.settings else made
 
 
-def several(text: str | None, every: tuple[str, ...]) -> list[str] | None:
-    """Names with commas between them, or all there are."""
-    return list(every) if text == "all" else words(text)
+def told(made: Report, out: list[Path], voice: Voice) -> None:
+    """Written and shown."""
+    write(made, out)
+    show(voice, made, out)
 
 
 def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
@@ -252,40 +194,15 @@ def show(voice: Voice, made: Report, out: list[Path]) -> None:
     voice.answer({}, table(["method", *names], rows), *(f"written to {each}" for each in out))
 
 
+@asks("model", "weights", "test", "target", "classes", "size", "seed", "device")
 def compare(
+    run: Run,
     posteriors: Annotated[
         list[Path], typer.Argument(help="Posteriors (.safetensors), or settings (.toml) that name one each.")
     ],
-    model: given.Model = None,
-    weights: given.Weights = None,
-    test: given.Test = None,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    seed: given.Seed = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
 ) -> None:
     """Compare posteriors by their evidence, and on test data where some are given."""
-    voice = Voice(as_json, quiet)
-    common = gathered(
-        config,
-        assignments or [],
-        {
-            "model": model,
-            "weights": path(weights),
-            "test": test,
-            "target": target,
-            "classes": words(classes),
-            "size": size,
-            "seed": seed,
-            "device": device,
-        },
-    )
+    common, voice = run.settings, run.voice
     common.pop("posterior", None)
     found = [compared(each, common, voice) for each in posteriors]
     found.sort(key=lambda row: -row["log_evidence"])

@@ -105,6 +105,7 @@ Curvature = Annotated[
         autocompletion=_names(curvature.NAMES),
     ),
 ]
+Title = Annotated[str | None, typer.Option("--title", help="Title of the report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.", rich_help_panel=SHOW)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.", rich_help_panel=SHOW)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=SHOW)]
@@ -124,11 +125,6 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
 def words(text: str | None) -> list[str] | None:
     """Names with commas between them."""
     return None if text is None else [word.strip() for word in text.split(",")]
-
-
-def path(given: Path | None) -> str | None:
-    """As settings hold it."""
-    return None if given is None else str(given)
 
 
 def examples(*lines: str) -> str:

@@ -13,12 +13,13 @@ import lapwing as lw
 from .. import likelihoods
 from ..laplace import Laplace
 from . import options as given
+from .asking import Option, Run, asks
 from .datasets import Data, Wanted, load
 from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
-from .options import examples, path, words
+from .options import examples
 from .output import Problem, Voice, place
-from .settings import gathered, needed, section
+from .settings import needed, section
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
 FIT = examples(
@@ -33,51 +34,36 @@ TUNE = examples(
 )
 
 
+@asks(
+    "model",
+    "weights",
+    "likelihood",
+    "train",
+    "target",
+    "classes",
+    "size",
+    "device",
+    structure=Option("fit.structure", given.Structure),
+    select=Option(
+        "fit.weights",
+        Annotated[
+            str | None, typer.Option("--select", help="Uncertain weights: all, last_layer, lora, or a module's name.")
+        ],
+    ),
+    curvature=Option("fit.curvature", given.Curvature),
+    prior=Option(
+        "fit.prior",
+        Annotated[float | None, typer.Option("--prior", help="Prior precision, 1 / variance (default: 1).")],
+    ),
+    noise=Option("noise", Annotated[float | None, typer.Option("--noise", help="Standard deviation in regression.")]),
+)
 def fit(
+    run: Run,
     out: Out = Path("posterior.safetensors"),
-    model: given.Model = None,
-    weights: given.Weights = None,
-    likelihood: given.Likelihood = None,
-    train: given.Train = None,
-    structure: given.Structure = None,
-    select: Annotated[
-        str | None, typer.Option("--select", help="Uncertain weights: all, last_layer, lora, or a module's name.")
-    ] = None,
-    curvature: given.Curvature = None,
-    prior: Annotated[float | None, typer.Option("--prior", help="Prior precision, 1 / variance (default: 1).")] = None,
-    noise: Annotated[float | None, typer.Option("--noise", help="Standard deviation in regression.")] = None,
     tuned: Annotated[bool, typer.Option("--tune", help="Choose prior and noise by the evidence at once.")] = False,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
 ) -> None:
     """Measure a trained network's curvature on its training data: a posterior over its weights, in a file."""
-    voice = Voice(as_json, quiet)
-    settings = gathered(
-        config,
-        assignments or [],
-        {
-            "model": model,
-            "weights": path(weights),
-            "likelihood": likelihood,
-            "train": train,
-            "noise": noise,
-            "target": target,
-            "classes": words(classes),
-            "size": size,
-            "device": device,
-            "fit.structure": structure,
-            "fit.weights": select,
-            "fit.curvature": curvature,
-            "fit.prior": prior,
-        },
-    )
+    settings, voice = run.settings, run.voice
     target_file = place(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)
     categorical = family == "classification" or isinstance(family, lw.Categorical)
@@ -93,53 +79,37 @@ def fit(
     tell(voice, la, target_file, time.perf_counter() - began, data.classes)
 
 
-def tune(
-    out: Out = Path("tuned.safetensors"),
-    posterior_file: given.Posterior = None,
-    model: given.Model = None,
-    weights: given.Weights = None,
-    method: Annotated[
-        str | None, typer.Option("--method", help="evidence, fixed_point, validation or grid (default: evidence).")
-    ] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode",
-            help="Weights at which the evidence is taken: trained (default), or linear, the mode of the linear model "
-            "around them, which needs --train.",
-        ),
-    ] = None,
-    validation: given.Validation = None,
-    train: given.Train = None,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
-) -> None:
+@asks(
+    "posterior",
+    "model",
+    "weights",
+    "validation",
+    "train",
+    "target",
+    "classes",
+    "size",
+    "device",
+    method=Option(
+        "tune.method",
+        Annotated[
+            str | None, typer.Option("--method", help="evidence, fixed_point, validation or grid (default: evidence).")
+        ],
+    ),
+    mode=Option(
+        "tune.mode",
+        Annotated[
+            str | None,
+            typer.Option(
+                "--mode",
+                help="Weights at which the evidence is taken: trained (default), or linear, the mode of the linear "
+                "model around them, which needs --train.",
+            ),
+        ],
+    ),
+)
+def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     """Choose the prior precision, and the noise, of a posterior: by the evidence, or on validation data."""
-    voice = Voice(as_json, quiet)
-    settings = gathered(
-        config,
-        assignments or [],
-        {
-            "model": model,
-            "weights": path(weights),
-            "posterior": path(posterior_file),
-            "validation": validation,
-            "train": train,
-            "target": target,
-            "classes": words(classes),
-            "size": size,
-            "device": device,
-            "tune.method": method,
-            "tune.mode": mode,
-        },
-    )
+    settings, voice = run.settings, run.voice
     target_file = place(out, (".safetensors",))
     la = posterior(settings)
     asked = section(settings, "tune")

@@ -16,12 +16,13 @@ from ..laplace import Laplace
 from ..predictions.prediction import Binary, Classes, Prediction
 from ..whole import writing
 from . import options as given
+from .asking import Option, Run, asks
 from .datasets import Data, Wanted, load
 from .networks import posterior
-from .options import examples, path, words
+from .options import examples
 from .output import Problem, Voice, finite, place
 from .posteriors import check_classes, is_categorical
-from .settings import gathered, section
+from .settings import section
 
 PREDICT = examples(
     "lapwing predict -c run.toml -p posterior.safetensors --data new.npz -o predictions.csv",
@@ -31,48 +32,37 @@ SUFFIXES = (".csv", ".npz", ".json")
 LEVEL = 0.95
 
 
+@asks(
+    "posterior",
+    "model",
+    "weights",
+    "target",
+    "classes",
+    "size",
+    "device",
+    method=Option(
+        "predict.method",
+        Annotated[str | None, typer.Option("--method", help="linearised or sampled (default: linearised).")],
+    ),
+    link=Option(
+        "predict.link",
+        Annotated[str | None, typer.Option("--link", help="How outputs become labels: probit, mc, bridge, ...")],
+    ),
+    level=Option(
+        "predict.level",
+        Annotated[
+            float | None, typer.Option("--level", help="Probability of intervals in regression (default: 0.95).")
+        ],
+    ),
+)
 def predict(
+    run: Run,
     data: Annotated[str, typer.Option("--data", "-x", metavar="DATA", help=f"Inputs. {given.DATA}")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write them: .csv, .npz or .json.")] = None,
-    posterior_file: given.Posterior = None,
-    model: given.Model = None,
-    weights: given.Weights = None,
-    method: Annotated[str | None, typer.Option("--method", help="linearised or sampled (default: linearised).")] = None,
-    link: Annotated[
-        str | None, typer.Option("--link", help="How outputs become labels: probit, mc, bridge, ...")
-    ] = None,
-    level: Annotated[
-        float | None, typer.Option("--level", help="Probability of intervals in regression (default: 0.95).")
-    ] = None,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
 ) -> None:
     """Predict new inputs, and say how sure each prediction is."""
-    voice = Voice(as_json, quiet)
-    settings = gathered(
-        config,
-        assignments or [],
-        {
-            "model": model,
-            "weights": path(weights),
-            "posterior": path(posterior_file),
-            "target": target,
-            "classes": words(classes),
-            "size": size,
-            "device": device,
-            "predict.method": method,
-            "predict.link": link,
-            "predict.level": level,
-        },
-    )
-    if out is None and not as_json:
+    settings, voice = run.settings, run.voice
+    if out is None and not voice.as_json:
         raise Problem("Nowhere to write the predictions: give --out FILE (.csv, .npz or .json), or --json for stdout.")
     if out is not None:
         place(out, SUFFIXES)

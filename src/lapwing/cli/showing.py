@@ -9,12 +9,13 @@ import typer
 from rich.console import Console
 
 from . import options as given
+from .asking import Option, Run, asks
 from .datasets import Wanted, load
 from .networks import posterior
-from .options import examples, path, words
-from .output import Voice, place
+from .options import examples
+from .output import place
 from .posteriors import is_categorical
-from .settings import gathered, needed, section
+from .settings import needed, section
 
 LANDSCAPE = examples(
     "lapwing landscape -c run.toml -p posterior.safetensors --train train.npz -o landscape.html",
@@ -23,50 +24,36 @@ LANDSCAPE = examples(
 DEMO = examples("lapwing demo", "lapwing demo --seed 1 --report demo.html", "lapwing demo --quick --no-report")
 
 
+@asks(
+    "posterior",
+    "model",
+    "weights",
+    "train",
+    "target",
+    "classes",
+    "size",
+    "seed",
+    "device",
+    directions=Option(
+        "landscape.directions",
+        Annotated[str | None, typer.Option("--directions", help="eigen or random, filter by filter (default: eigen).")],
+    ),
+    reach=Option(
+        "landscape.reach",
+        Annotated[float | None, typer.Option("--reach", help="How far to go, in units of the directions.")],
+    ),
+    points=Option(
+        "landscape.points", Annotated[int | None, typer.Option("--points", help="Points along each direction.")]
+    ),
+)
 def landscape(
+    run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write it: .html or .png.")] = Path(
         "landscape.html"
     ),
-    posterior_file: given.Posterior = None,
-    model: given.Model = None,
-    weights: given.Weights = None,
-    train: given.Train = None,
-    directions: Annotated[
-        str | None, typer.Option("--directions", help="eigen or random, filter by filter (default: eigen).")
-    ] = None,
-    reach: Annotated[float | None, typer.Option("--reach", help="How far to go, in units of the directions.")] = None,
-    points: Annotated[int | None, typer.Option("--points", help="Points along each direction.")] = None,
-    target: given.Target = None,
-    classes: given.Classes = None,
-    size: given.Size = None,
-    seed: given.Seed = None,
-    config: given.Config = None,
-    assignments: given.Assignments = None,
-    device: given.Device = None,
-    as_json: given.AsJson = False,
-    quiet: given.Quiet = False,
-    debug: given.Debug = False,
 ) -> None:
     """Draw the loss around the trained weights, and what the posterior makes of it: an interactive page."""
-    voice = Voice(as_json, quiet)
-    settings = gathered(
-        config,
-        assignments or [],
-        {
-            "model": model,
-            "weights": path(weights),
-            "posterior": path(posterior_file),
-            "train": train,
-            "target": target,
-            "classes": words(classes),
-            "size": size,
-            "seed": seed,
-            "device": device,
-            "landscape.directions": directions,
-            "landscape.reach": reach,
-            "landscape.points": points,
-        },
-    )
+    settings, voice = run.settings, run.voice
     place(out, (".html", ".png"))
     la = posterior(settings)
     data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, la.model, is_categorical(la)))
