@@ -1,4 +1,4 @@
-"""Measure fits and predictions: `python -m benchmarks.run --device cuda --precision tf32 --json bench/tf32.json`."""
+"""Measure fits and predictions: `python -m benchmarks.run --device cuda` for all, in every precision."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,23 +31,57 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     known = [*NETWORKS, *LAST]
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), help="all where none is named")
     parser.add_argument("--networks", nargs="+", choices=known, default=known)
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of float32 products on a GPU")
+    parser.add_argument(
+        "--precision", nargs="+", choices=PRECISIONS, help="of float32 products on a GPU; all where none is named"
+    )
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=6.0, help="seconds that the repeats of one call may take")
     parser.add_argument("--quick", action="store_true", help="small networks and few data: does it run?")
-    parser.add_argument("--structures", nargs="+", choices=["kron", "ekfac"], default=["kron", "ekfac"], help="of fits")
+    parser.add_argument("--structures", nargs="+", choices=["kron", "ekfac"], help="of fits; both where none is named")
     parser.add_argument("--axes", nargs="+", choices=NAMES, default=[], help="of growth; all where none is named")
     parser.add_argument("--skip-peer", action="store_true", help="leave laplace-torch out")
     parser.add_argument(
         "--json", type=Path, help="write all measurements here; bench/DEVICE-PRECISION.json if not given"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.precision = options.precision or (["fp32"] if options.device == "cpu" else list(PRECISIONS))
+    if options.json is not None and len(options.precision) > 1:
+        parser.error("--json is one file, and every precision has its own; name one --precision, or leave --json out")
+    return options
 
 
-def header(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Scope:
+    """What is measured in a precision where all of them are: what depends on it."""
+
+    sections: tuple[str, ...]
+    structures: tuple[str, ...] = ("kron",)
+    peer: bool = True
+
+
+SCOPES = {
+    "fp32": Scope(tuple(name for name in SECTIONS if name != "linear"), ("kron", "ekfac")),
+    "tf32": Scope(("fits", "predictives", "linear", "agreement")),
+    "bf16": Scope(("fits", "predictives"), peer=False),  # laplace-torch has none
+    "default": Scope(("predictives", "agreement")),
+}
+
+
+def scope(options: argparse.Namespace, precision: str) -> Scope:
+    """What was asked for; of a precision among several, what depends on it."""
+    whole = Scope(tuple(SECTIONS), ("kron", "ekfac"))
+    own = SCOPES[precision] if len(options.precision) > 1 else whole
+    return Scope(
+        tuple(name for name in own.sections if name in (options.sections or SECTIONS)),
+        tuple(options.structures or own.structures),
+        own.peer and not options.skip_peer,
+    )
+
+
+def header(options: argparse.Namespace, device: torch.device, precision: str) -> dict[str, Any]:
     """What the numbers were made with."""
     return {
         "machine": device_name(device),
@@ -55,7 +90,7 @@ def header(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         "processor": device_name(torch.device("cpu")),
         "commit": commit(),
         "peer": peer.version(),
-        "precision": options.precision,
+        "precision": precision,
         "batch_size": options.batch_size,
         "quick": options.quick,
         "date": time.strftime("%Y-%m-%d"),
@@ -74,33 +109,39 @@ def commit() -> str | None:
     return made.stdout.strip()
 
 
-def run(options: argparse.Namespace, console: Console) -> Journal:
-    """All sections that were asked for; one that fails is noted, and the next one starts."""
+def run(options: argparse.Namespace, console: Console) -> list[Journal]:
+    """Every precision that was asked for, one after the other."""
+    if not options.skip_peer:
+        attempt(peer.load)  # where it is missing, its measurements say so
     device = torch.device(options.device)
-    set_precision(options.precision)
-    path = options.json or Path("bench") / f"{device.type}-{options.precision}{'-quick' if options.quick else ''}.json"
+    with fast_collection(), within_memory(device):
+        return [measured(options, precision, device, console) for precision in options.precision]
+
+
+def measured(options: argparse.Namespace, precision: str, device: torch.device, console: Console) -> Journal:
+    """All sections that were asked for; one that fails is noted, and the next one starts."""
+    set_precision(precision)
+    path = options.json or Path("bench") / f"{device.type}-{precision}{'-quick' if options.quick else ''}.json"
+    own = scope(options, precision)
     settings = Settings(
         device,
         options.batch_size,
         options.repeats,
         options.patience,
         options.quick,
-        not options.skip_peer,
-        tuple(options.structures),
+        own.peer,
+        own.structures,
         tuple(options.axes),
         lambda line: console.print(line, style="dim", highlight=False, markup=False),
     )
-    journal = Journal(header(options, device), path)
+    journal = Journal(header(options, device, precision), path)
     bench = Bench(settings, journal, tuple(options.networks))
-    if settings.peer:
-        attempt(peer.load)  # where it is missing, its measurements say so
-    with fast_collection(), within_memory(device):
-        for name in options.sections:
-            began = time.perf_counter()
-            outcome = attempt(partial(SECTIONS[name], bench))
-            if isinstance(outcome, Failure):
-                journal.add(outcome, section=name)
-            settings.say(f"{name}: {time.perf_counter() - began:.0f} s")
+    for name in own.sections:
+        began = time.perf_counter()
+        outcome = attempt(partial(SECTIONS[name], bench))
+        if isinstance(outcome, Failure):
+            journal.add(outcome, section=name)
+        settings.say(f"{precision}, {name}: {time.perf_counter() - began:.0f} s")
     return journal
 
 
@@ -120,10 +161,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     # A width of its own, since a table that is piped into a file should not be folded to 80 columns.
     console = Console(width=None if Console().is_terminal else 150)
-    journal = run(options, console)
-    for made in merge([journal.as_dict()]):
+    journals = run(options, console)
+    for made in merge([journal.as_dict() for journal in journals]):
         show(made, console)
-    console.print(f"written to {journal.path}", highlight=False)
+    for journal in journals:
+        console.print(f"written to {journal.path}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ SHAPES = [
     (20, 2, 1, 17, 5, 130, True),
     (40, 2, 1, 16, 3, 20, True),
     (70, 2, 1, 9, 2, 20, False),
+    (70, 1, 1, 40, 3, 200, True),
+    (130, 1, 1, 20, 2, 70, True),
     (1, 1, 1, 2, 1, 1, False),
     (2, 1, 1, 16, 4, 700, False),
 ]
@@ -209,3 +211,76 @@ def test_kernels_that_fail_leave_torchs_gradients(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning, match="no compiler"):
         la = lw.fit(model, (x, y), "classification", arithmetic="float32")
     assert float(la.log_evidence()) == pytest.approx(float(expected), rel=1e-3)
+
+
+HEADS = [(2, 3, 5, 6, 4, 7), (1, 2, 20, 17, 16, 16), (2, 1, 3, 70, 33, 5)]  # B, H, T, S, d, e
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("sizes", HEADS)
+def test_attention(sizes: tuple[int, ...], columns: int, exact: bool) -> None:
+    """Gradients of every column beside torch's own in float64, from tensors that are views of others."""
+    examples, heads, positions, seen, own, width = sizes
+    torch.manual_seed(sum(sizes))
+
+    def apart(length: int, wide: int, *lead: int) -> Tensor:  # (B, T, H, d) in memory
+        return torch.randn(*lead, examples, length, heads, wide, device=DEVICE).transpose(-2, -3)
+
+    query, key, value = apart(positions, own), apart(seen, own), apart(seen, width)
+    grad = apart(positions, width, columns)
+    wide = [each.double().requires_grad_() for each in (query, key, value)]
+    shares = (wide[0] @ wide[1].mT * 0.3).softmax(-1)
+    output = shares @ wide[2]
+    found = fused.attention(query, key, value, shares.detach().float(), 0.3, grad, exact)
+    for column in range(columns):
+        expected = torch.autograd.grad(output, wide, grad[column].double(), retain_graph=True)
+        for one, right in zip(found, expected, strict=True):
+            assert one[column].shape == right.shape
+            assert worst(one[column][None], right[None]) < (3e-6 if exact or not ON_GPU else 2e-3)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 7), (1, 2, 33, 300), (2, 1, 1100, 3), (1, 1, 1, 1)])
+def test_moments(shape: tuple[int, ...], beside: bool) -> None:
+    """Sums over positions, with either axis side by side in memory."""
+    torch.manual_seed(sum(shape))
+    columns, examples, positions, width = shape
+    grad = torch.randn(columns, examples, *((positions, width) if beside else (width, positions)), device=DEVICE)
+    other = torch.randn(examples, positions, width, device=DEVICE)
+    grad = grad if beside else grad.mT
+    products, sums = (grad.double() * other.double()).sum(2), grad.double().sum(2)
+    both = fused.moments(grad, other, True)
+    for given, found, expected in (
+        (both, 0, products),
+        (both, 1, sums),
+        (fused.moments(grad, other, False), 0, products),
+        (fused.moments(grad, None, True), 1, sums),
+    ):
+        made = given[found]
+        assert made is not None
+        torch.testing.assert_close(made.double(), expected, rtol=1e-5, atol=2e-4)
+    assert fused.moments(grad, other, False)[1] is None and fused.moments(grad, None, True)[0] is None
+
+
+def test_transformers_and_norms() -> None:
+    """A posterior of a network with attention and both kinds of norm, by the kernels and without them."""
+    torch.manual_seed(0)
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.batch = nn.Conv2d(1, 8, 2, 2), nn.BatchNorm2d(8)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(self.batch(self.patches(x)).flatten(2).mT).mean(1))
+
+    model = Small().to(DEVICE).eval()
+    x, y = torch.randn(6, 1, 6, 6, device=DEVICE), torch.randint(3, (6,), device=DEVICE)
+    la = lw.fit(model, (x, y), "classification", arithmetic="float32")
+    found = la.functional(x).cov
+    assert not fused.broken
+    reference = lw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification").functional(x.double())
+    assert worst(found, reference.cov) < 1e-4

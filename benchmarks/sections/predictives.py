@@ -13,7 +13,7 @@ from benchmarks.cases import Bench, Case
 from benchmarks.measure import Failure, attempt, tidy
 from benchmarks.networks import NETWORKS
 
-SIZES = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
+SIZES = (1, 4, 16, 32, 64, 128, 256, 1024, 4096, 16384)
 PEER_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 QUICK_SIZES = (1, 8)
 
@@ -81,10 +81,10 @@ def curve(
         points.append({"batch": size, **(found.as_dict() if isinstance(found, Failure) else found)})
         if isinstance(found, Failure):
             break
-        best = max(each["per_second"] for each in points)
         median = found["time"]["median"]
-        if median > case.settings.patience / 3 or (median > 0.5 and points[-1]["per_second"] < 0.75 * best):
-            break
+        before = max((each["per_second"] for each in points[:-1]), default=0.0)
+        if median > case.settings.patience / 3 or (median > 0.3 and found["per_second"] < 1.03 * before):
+            break  # a larger batch would be no faster
     tidy()
     worked = [each for each in points if "per_second" in each]
     if not worked:

@@ -115,6 +115,13 @@ def convolutions_rounded() -> bool:
     return bool(newer.conv.fp32_precision == "tf32" if older is None else older)
 
 
+def products_rounded() -> bool:
+    """Whether torch's products of float32 matrices round them to 11 bits or less on a GPU."""
+    matmul = torch.backends.cuda.matmul
+    older = readable(lambda: matmul.allow_tf32)
+    return bool(matmul.fp32_precision == "tf32" if older is None else older)
+
+
 def readable(ask: Any) -> Any:
     """The answer, or None where torch refuses one."""
     try:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from .jacobians import Acts
 
+Made = TypeVar("Made")
 TOP = 12  # scaled numbers stay below 2^TOP: sums of squares of rotated ones then stay in range
 ROWS = 128  # of a tile
 TILE = 32  # channels and places that are brought into another order at a time
@@ -64,7 +65,7 @@ def worthwhile(jacobian: int, operands: int) -> bool:
     return 4 * jacobian >= operands
 
 
-def attempted(compute: Callable[[], Tensor]) -> Tensor | None:
+def attempted(compute: Callable[[], Made]) -> Made | None:
     """What the kernels give; None, and a warning once, where they do not run: then there is a slower way."""
     try:
         return compute()
@@ -233,8 +234,9 @@ class Tile:
         width = act.high.shape[-1]
         padded = power_of_two(columns) if squares else max(16, power_of_two(columns))
         short = positions <= 16
-        wasteful = width < 128 or (width <= 1024 and width % 128 != 0)
-        step = max(16, min(64 if short or wasteful else 128, power_of_two(width)))
+        many = padded >= ROWS and not squares
+        wasteful = not many and (width < 128 or (width <= 1024 and width % 128 != 0))
+        step = max(16, min(64 if (short and not many) or wasteful else 128, power_of_two(width)))
         tall = 64 if short and grad.two else ROWS
         # Products of more than 32 columns fill the tensor cores with one row of the weight.
         at_once = 1 if padded > 32 else max(1, tall // padded)
@@ -242,7 +244,16 @@ class Tile:
             at_once = max(1, min(power_of_two(rows), ROWS // padded))
             padded = max(padded, 16 // at_once)
         warps = 8 if padded * at_once > ROWS or (squares and at_once > 32) else 4
+        if many and (grad.two or not short):  # sums of so many products do not fit into the registers of four
+            warps = 8
         return Tile(padded, at_once, step, 16 if short else 32, warps, 2 if short else 3)
+
+
+def tile_bits(grad: Operand) -> int:
+    """Bits of products of Jacobians with each other: those of the numbers that they are made of, or twice eight."""
+    if grad.two:
+        return 16
+    return 11 if grad.high.dtype == torch.float16 else 8
 
 
 def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) -> Tensor:
@@ -261,7 +272,7 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
         "gram", (examples * groups, row_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), made,
         columns, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
-        TWO=grad.two, FINE=grad.high.dtype == torch.float16, DIAGONAL=diagonal, PLAIN=interpreted(),
+        TWO=grad.two, BITS=tile_bits(grad), DIAGONAL=diagonal, PLAIN=interpreted(),
         KP=padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     total = made.sum(1)
@@ -376,3 +387,51 @@ def outer(rows: Tensor) -> Tensor:
         made += multiplied(operand.high[even:].mT, operand.high[even:])
         cross += multiplied(operand.high[even:].mT, operand.low[even:])
     return (made + cross + cross.mT) * operand.scale.square().reciprocal()
+
+
+LONGEST_HEAD = 64  # positions and widths of a head up to which it is worked on as a whole: what fits on the chip
+
+
+def attends(grad: Tensor, positions: int, width: int) -> bool:
+    """Whether there is a kernel for gradients (..., T, e) of attention to so many positions, of this width."""
+    return max(*grad.shape[-2:], positions, width) <= LONGEST_HEAD and usable(grad)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float, grad: Tensor, exact: bool
+) -> tuple[Tensor, ...]:
+    """(B, H, T, d), (B, H, S, d), (B, H, S, e), (B, H, T, S), gradients (K, B, H, T, e) -> (K, B, H, ...) of three."""
+    columns, examples, heads, positions, width = grad.shape
+    seen, own = key.shape[2:]
+    made = [
+        grad.new_empty(columns, examples, rows, heads, wide)
+        for rows, wide in ((positions, own), (seen, own), (seen, width))
+    ]
+    programs = examples * heads
+    splits = min(columns, max(1, -(-PROGRAMS // programs)))
+    padded = [max(16, power_of_two(each)) for each in (positions, seen, own, width)]
+    strides = [step for each in (query, key, value, shares, grad) for step in each.stride()]
+    launch(
+        "attention", (programs, splits),
+        query, key, value, shares, grad, *made, float(scale), heads, columns, positions, seen, own, width, *strides,
+        -(-columns // splits), EXACT=exact, TB=padded[0], SB=padded[1], DB=padded[2], EB=padded[3],
+        num_warps=8 if max(padded) > 64 else 4, num_stages=1,
+    )  # fmt: skip
+    return tuple(each.transpose(2, 3) for each in made)
+
+
+def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
+    """(K, B, T, P) and (B, T, P) -> (K, B, P): sums over T of products with the other, and of gradients alone."""
+    columns, examples, positions, width = grad.shape
+    beside = grad.stride(3) == 1  # widths are side by side in memory, and positions otherwise
+    wide = min(128, power_of_two(width)) if beside else max(1, 1024 // min(1024, power_of_two(positions)))
+    long = min(16, power_of_two(positions)) if beside else min(1024, power_of_two(positions))
+    made = [grad.new_empty(columns, examples, width) if asked else None for asked in (other is not None, sums)]
+    some = [grad if each is None else each for each in (other, *made)]
+    steps = (0, 0, 0) if other is None else other.stride()
+    launch(
+        "moments", (columns * examples, -(-width // wide)),
+        grad, *some, examples, positions, width, *grad.stride(), *steps,
+        PRODUCTS=other is not None, SUMS=sums, TB=long, PB=wide, num_warps=4,
+    )  # fmt: skip
+    return made[0], made[1]

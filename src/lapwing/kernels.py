@@ -117,7 +117,7 @@ def _gram(
     act_i,
     blocks,
     TWO: tl.constexpr,
-    FINE: tl.constexpr,  # whether products of the tile have 16 bits instead of 8: differences of outputs need them
+    BITS: tl.constexpr,  # of products of the tile: 8, 11 or 16
     DIAGONAL: tl.constexpr,
     PLAIN: tl.constexpr,  # Triton's interpreter has no products of bfloat16
     KP: tl.constexpr,
@@ -140,6 +140,7 @@ def _gram(
         total = tl.zeros((KP, KP), dtype=tl.float32)
     else:
         total = tl.zeros((OB, KP, KP), dtype=tl.float32)
+    mixed = total  # high times low: low times high is its transpose
     first = tl.program_id(2) * blocks
     for block in range(first, tl.minimum(first + blocks, tl.cdiv(I, IB))):
         i = block * IB + tl.arange(0, IB)
@@ -160,13 +161,24 @@ def _gram(
                 total += tl.sum(tl.sum(tile * tile, 2), 0)
         elif PLAIN:
             total = tl.dot(tile, _flipped(tile, OB), total)
+        elif BITS == 11:  # in range by a power of two for each tile
+            largest = tl.max(tl.abs(tile))
+            good = (largest > 0) & (largest < float("inf"))
+            bring = tl.where(good, tl.exp2(15.0 - tl.ceil(tl.log2(largest))), 1.0)
+            half = (tile * bring).to(tl.float16)
+            total += tl.dot(half, _flipped(half, OB)) * (1.0 / bring) * (1.0 / bring)
         else:
             high = tile.to(tl.bfloat16)
             total = tl.dot(high, _flipped(high, OB), total)
-            if FINE:
+            if BITS == 16:
                 low = (tile - high.to(tl.float32)).to(tl.bfloat16)
-                total = tl.dot(low, _flipped(high, OB), total)
-                total = tl.dot(high, _flipped(low, OB), total)
+                if KP <= 128:
+                    mixed = tl.dot(low, _flipped(high, OB), mixed)
+                else:  # two sums of products of so many columns do not fit into the registers
+                    total = tl.dot(low, _flipped(high, OB), total)
+                    total = tl.dot(high, _flipped(low, OB), total)
+    if BITS == 16 and KP <= 128 and not DIAGONAL and not PLAIN:
+        total += mixed + _flipped(mixed, OB)
     unscale = 1.0 / (tl.load(grad_scale + example) * tl.load(act_scale + example))
     total = total * unscale * unscale
     part = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
@@ -273,4 +285,105 @@ def _summed(first, second, third, made, channels, places, BLOCK: tl.constexpr):
     tl.store(made + here, tl.trans(total), mask=inside)
 
 
+@triton.jit(do_not_specialize=["columns", "each"])
+def _attention(
+    query,
+    key,
+    value,
+    shares,
+    grad,
+    of_query,
+    of_key,
+    of_value,
+    scale,
+    heads,
+    columns,
+    T,
+    S,
+    D,
+    E,
+    query_b, query_h, query_t, query_d,
+    key_b, key_h, key_t, key_d,
+    value_b, value_h, value_t, value_d,
+    shares_b, shares_h, shares_t, shares_s,
+    grad_k, grad_b, grad_h, grad_t, grad_d,
+    each,
+    EXACT: tl.constexpr,
+    TB: tl.constexpr,
+    SB: tl.constexpr,
+    DB: tl.constexpr,
+    EB: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one head of one example for some columns; what belongs to no column is read once."""
+    precision: tl.constexpr = "tf32x3" if EXACT else "tf32"
+    example = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    t, s, d, e = tl.arange(0, TB), tl.arange(0, SB), tl.arange(0, DB), tl.arange(0, EB)
+    in_t, in_s, in_d, in_e = t < T, s < S, d < D, e < E
+    of_t, of_s = in_t[:, None] & in_d[None, :], in_s[:, None] & in_d[None, :]
+    q = tl.load(
+        query + example * query_b + head * query_h + t[:, None] * query_t + d[None, :] * query_d, mask=of_t, other=0.0
+    )
+    k = tl.load(key + example * key_b + head * key_h + s[:, None] * key_t + d[None, :] * key_d, mask=of_s, other=0.0)
+    v = tl.load(
+        value + example * value_b + head * value_h + s[None, :] * value_t + e[:, None] * value_d,
+        mask=in_e[:, None] & in_s[None, :],
+        other=0.0,
+    )
+    share = tl.load(
+        shares + example * shares_b + head * shares_h + t[:, None] * shares_t + s[None, :] * shares_s,
+        mask=in_t[:, None] & in_s[None, :],
+        other=0.0,
+    )
+    first = tl.program_id(1) * each
+    examples = tl.num_programs(0) // heads
+    at = grad + first.to(tl.int64) * grad_k + example * grad_b + head * grad_h
+    place = first.to(tl.int64) * examples + example  # results are (K, B, positions, heads, width)
+    for _column in range(first, tl.minimum(first + each, columns)):
+        g = tl.load(at + t[:, None] * grad_t + e[None, :] * grad_d, mask=in_t[:, None] & in_e[None, :], other=0.0)
+        made = tl.dot(tl.trans(share), g, input_precision=precision)
+        tl.store(
+            of_value + ((place * S + s[:, None]) * heads + head) * E + e[None, :],
+            made,
+            mask=in_s[:, None] & in_e[None, :],
+        )
+        scores = tl.dot(g, v, input_precision=precision)
+        scores = (scores - tl.sum(scores * share, 1)[:, None]) * share * scale
+        made = tl.dot(scores, k, input_precision=precision)
+        tl.store(of_query + ((place * T + t[:, None]) * heads + head) * D + d[None, :], made, mask=of_t)
+        made = tl.dot(tl.trans(scores), q, input_precision=precision)
+        tl.store(of_key + ((place * S + s[:, None]) * heads + head) * D + d[None, :], made, mask=of_s)
+        at += grad_k
+        place += examples
+
+
+@triton.jit(do_not_specialize=["examples", "positions", "width"])
+def _moments(
+    grad, other, products, sums, examples, positions, width, grad_k, grad_b, grad_t, grad_p, other_b, other_t, other_p,
+    PRODUCTS: tl.constexpr, SUMS: tl.constexpr, TB: tl.constexpr, PB: tl.constexpr,
+):  # fmt: skip
+    """Sums over positions of gradients times something that has no columns, and of gradients alone, in one pass."""
+    column = (tl.program_id(0) // examples).to(tl.int64)
+    example = (tl.program_id(0) % examples).to(tl.int64)
+    p = tl.program_id(1) * PB + tl.arange(0, PB)
+    inside = p < width
+    of_products, of_sums = tl.zeros((PB,), dtype=tl.float32), tl.zeros((PB,), dtype=tl.float32)
+    grad_at = grad + column * grad_k + example * grad_b + p.to(tl.int64)[:, None] * grad_p
+    other_at = other + example * other_b + p.to(tl.int64)[:, None] * other_p
+    for start in range(0, positions, TB):
+        t = (start + tl.arange(0, TB)).to(tl.int64)
+        mask = inside[:, None] & (t < positions)[None, :]
+        value = tl.load(grad_at + t[None, :] * grad_t, mask=mask, other=0.0)
+        if SUMS:
+            of_sums += tl.sum(value, 1)
+        if PRODUCTS:
+            of_products += tl.sum(value * tl.load(other_at + t[None, :] * other_t, mask=mask, other=0.0), 1)
+    place = tl.program_id(0).to(tl.int64) * width + p
+    if PRODUCTS:
+        tl.store(products + place, of_products, mask=inside)
+    if SUMS:
+        tl.store(sums + place, of_sums, mask=inside)
+
+
 split, scale, gram, squares, rounded, summed = _split, _scale, _gram, _squares, _rounded, _summed
+attention, moments = _attention, _moments

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import fused
+from ..arithmetic import products_rounded
 from .base import Handler
 
 # Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
@@ -67,14 +69,34 @@ def gradients(
     return of_query, of_key, of_value
 
 
+def for_columns(
+    query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float, grad: Tensor
+) -> tuple[Tensor, ...]:
+    """(..., T, d), (..., S, d), (..., S, e), (..., T, S), gradients (K, ..., T, e) -> (K, ...) of the first three."""
+    lead = query.shape[:-2]
+
+    def apart(each: Tensor, *sizes: int) -> Tensor:
+        return each.reshape(*each.shape[: each.dim() - 2 - len(lead)], *sizes, *each.shape[-2:])
+
+    if fused.attends(grad, *key.shape[-2:]):
+        heads = lead if len(lead) == 2 else (lead.numel(), 1)
+        q, k, v, own, columns = (apart(each, *heads) for each in (query, key, value, shares, grad))
+        exact = not products_rounded()
+        made = fused.attempted(lambda: fused.attention(q, k, v, own, scale, columns, exact))
+        if made is not None:
+            return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in made)
+    q, k, v, own = (apart(each, -1) for each in (query, key, value, shares))
+    found = gradients(q, k, v, own, scale, apart(grad, lead.numel()).movedim(0, 1))
+    return tuple(each.unflatten(0, lead).movedim(len(lead), 0) for each in found)
+
+
 class Backward(torch.autograd.Function):
     """The gradient of attention as an operation that takes a batch of columns as it is."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, shares: Tensor, grad: Tensor, scale: float) -> Any:
-        """All (n, positions, width)."""
-        made = gradients(query, key, value, shares, scale, grad.unsqueeze(1))
-        return tuple(each.squeeze(1) for each in made)
+        """All (..., positions, width)."""
+        return tuple(each[0] for each in for_columns(query, key, value, shares, scale, grad.unsqueeze(0)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -83,7 +105,7 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, query: Any, key: Any, value: Any, shares: Any, grad: Any, scale: float) -> Any:
         """Only gradients come in batches: the rest is the forward pass's."""
-        return gradients(query, key, value, shares, scale, grad.movedim(in_dims[4], 1)), (1, 1, 1)
+        return for_columns(query, key, value, shares, scale, grad.movedim(in_dims[4], 0)), (0, 0, 0)
 
 
 class Attention(torch.autograd.Function):
@@ -104,11 +126,8 @@ class Attention(torch.autograd.Function):
         scale = ctx.options.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         shares = weights(query, key, ctx.options, scale)
-        lead = query.shape[:-2]
-        flat = [each.reshape(-1, *each.shape[-2:]) for each in (query, key, value, shares)]
-        grad = grads[0].reshape(-1, *grads[0].shape[-2:])
-        made = Backward.apply(*flat, grad, scale)  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return *(each.reshape(*lead, *each.shape[-2:]) for each in made), None
+        made = Backward.apply(query, key, value, shares, grads[0], scale)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return *made, None
 
 
 def weights(query: Tensor, key: Tensor, options: dict[str, Any], scale: float) -> Tensor:

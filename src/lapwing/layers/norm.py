@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import fused
 from ..jacobians import Layout
 from .base import Contribution, Handler, Recorder, Use, channels, positions_last
 from .linear import usable_range
@@ -40,11 +41,20 @@ class NormRule:
 
         gradient = rows(grad, 2)
         layout = Layout.plain(1, size, 1)
-        if "weight" in use.refs:
-            value = (gradient * rows(inputs[0], 1).to(gradient.dtype)).sum(2)
-            yield Contribution(use.refs["weight"].part, value, layout)
-        if "bias" in use.refs:
-            yield Contribution(use.refs["bias"].part, gradient.sum(2), layout)
+        normalised = rows(inputs[0], 1).to(gradient.dtype) if "weight" in use.refs else None
+        of_weight, of_bias = over_positions(gradient, normalised, "bias" in use.refs)
+        for role, value in (("weight", of_weight), ("bias", of_bias)):
+            if value is not None:
+                yield Contribution(use.refs[role].part, value, layout)
+
+
+def over_positions(grad: Tensor, normalised: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
+    """(K, B, T, P), (B, T, P) -> (K, B, P): sums over T of their products, and of gradients where asked for."""
+    if fused.usable(grad) and (normalised is None or not normalised.requires_grad):
+        made = fused.attempted(lambda: fused.moments(grad, normalised, sums))
+        if made is not None:
+            return made
+    return None if normalised is None else (grad * normalised).sum(2), grad.sum(2) if sums else None
 
 
 class FrozenBatchNorm(torch.autograd.Function):
