@@ -5,31 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from . import kinds
 from .results import Estimate, Report, Scores, Shift
 
-# What the columns are called, and which way is better.
-LABELS = {
-    "accuracy": "accuracy ↑",
-    "nll": "NLL ↓",
-    "brier": "Brier ↓",
-    "ece": "ECE ↓",
-    "ece_adaptive": "adaptive ECE ↓",
-    "ece_classwise": "class-wise ECE ↓",
-    "mce": "MCE ↓",
-    "aurc": "AURC ↓",
-    "rmse": "RMSE ↓",
-    "crps": "CRPS ↓",
-    "coverage50": "in 50 % interval",
-    "coverage90": "in 90 % interval",
-    "coverage95": "in 95 % interval",
-    "sharpness": "sharpness ↓",
-    "pit_deviation": "PIT deviation ↓",
-    "auroc": "AUROC ↑",
-    "aupr": "AUPR ↑",
-    "fpr95": "FPR95 ↓",
-    "confidence": "confidence",
-    "uncertainty": "uncertainty",
-}
+ARROWS = {1: " ↑", -1: " ↓", 0: ""}  # to where it is better
 
 
 def page(report: Report) -> str:
@@ -47,7 +26,8 @@ def page(report: Report) -> str:
 
 def label(name: str) -> str:
     """A metric's name for people, with an arrow to where it is better."""
-    return LABELS.get(name, name)
+    kind = kinds.metric(name)
+    return kind.short + ARROWS[kind.better]
 
 
 def estimate(value: Estimate) -> str:
@@ -94,7 +74,7 @@ def _detections(methods: Sequence[Scores]) -> list[str]:
     return [
         "## Unknown inputs",
         "How well a score tells inputs of an unknown kind (the positives) from those of the test set.",
-        _table(("data", "method", "score", "AUROC ↑", "AUPR ↑", "FPR95 ↓"), rows),
+        _table(("data", "method", "score", *map(label, ("auroc", "aupr", "fpr95"))), rows),
     ]
 
 

@@ -27,7 +27,7 @@ from ..tuning.validation import repeated
 from . import plain
 from .answers import Part, answer, joined
 from .bootstrap import Resampling
-from .regression import LEVELS
+from .kinds import merit
 from .scoring import metrics_of
 
 if TYPE_CHECKING:
@@ -37,15 +37,6 @@ FORMAT = 1
 METHODS = ("grid", "random", "bayesian")
 TRIALS = {"grid": 49, "random": 40, "bayesian": 40}
 WIDE = 1e3  # how far the ranges go from what the posterior has, to both sides
-HIGHER = ("accuracy",)  # metrics of which more is better
-WANTED = {f"coverage{round(100 * level)}": level for level in LEVELS}  # those that should be one number
-
-
-def badness(metric: str, value: float) -> float:
-    """What the best setting has least of: the metric, less of it, or its distance from what it should be."""
-    if metric in WANTED:
-        return abs(value - WANTED[metric])
-    return -value if metric in HIGHER else value
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class Sweep:
     def best(self) -> Point:
         """The one with the best metric."""
         finite = [point for point in self.points if not math.isnan(point.metrics[self.metric])]
-        return min(finite or self.points, key=lambda point: badness(self.metric, point.metrics[self.metric]))
+        return max(finite or self.points, key=lambda point: merit(self.metric, point.metrics[self.metric]))
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """As JSON text, also into a file."""
@@ -213,7 +204,7 @@ def bayesian(attempt: Try, question: Question) -> Iterator[Point]:
                 trial.suggest_float("scale", *question.scale, log=True),
                 trial.suggest_float("precision", *question.precision, log=True),
             )
-            value = badness(question.metric, point.metrics[question.metric])
+            value = -merit(question.metric, point.metrics[question.metric])
             study.tell(trial, value if math.isfinite(value) else 1e30)
             yield point
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..complaints import nearest
+from ..evaluate import kinds
 from . import style
 from .style import GREY, graph_objects, shown
 
@@ -14,32 +15,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from ..evaluate.results import Estimate, Report, Scores, Shift
-
-METRICS = {  # in plain words, and whether more is better
-    "accuracy": ("accuracy", True),
-    "nll": ("NLL (surprise at the truth)", False),
-    "brier": ("Brier score (squared error of probabilities)", False),
-    "ece": ("calibration error (ECE)", False),
-    "ece_adaptive": ("calibration error, bins of equal size", False),
-    "ece_classwise": ("calibration error, class by class", False),
-    "mce": ("largest calibration error of a bin", False),
-    "aurc": ("error, averaged over shares kept (AURC)", False),
-    "rmse": ("root mean squared error", False),
-    "crps": ("CRPS (distance from the truth)", False),
-    "coverage50": ("share inside 50 % intervals", None),
-    "coverage90": ("share inside 90 % intervals", None),
-    "coverage95": ("share inside 95 % intervals", None),
-    "sharpness": ("predicted standard deviation", False),
-    "pit_deviation": ("distance of quantiles from even", False),
-    "confidence": ("mean confidence", None),
-    "uncertainty": ("mean uncertainty", None),
-}
-NOMINAL = {"coverage50": 0.5, "coverage90": 0.9, "coverage95": 0.95}
-
-
-def worded(name: str) -> str:
-    """A metric in plain words."""
-    return METRICS.get(name, (name.replace("_", " "), None))[0]
 
 
 def some(scores: Sequence[Scores], what: str) -> Sequence[Scores]:
@@ -171,7 +146,7 @@ def shift_curves(report: Report, kind: str = "shifts", metric: str | None = None
             if wanted in shift.metrics:
                 figure.add_trace(strained(method, order[method], shift, wanted, name == next(iter(every))))
                 owners.append(name)
-    words = worded(wanted)
+    words = kinds.metric(wanted).phrase
     names = list(dict.fromkeys(owners))
     alt = (
         f"{words[:1].upper()}{words[1:]} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
@@ -260,13 +235,14 @@ def compare(report: Report, metric: str) -> Figure:
                 marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
             )
         )
-    words, more = METRICS.get(metric, (metric.replace("_", " "), None))
+    kind = kinds.metric(metric)
+    words = kind.phrase
     finite = [each for each in own if math.isfinite(each.metrics[metric].value)]
-    if metric in NOMINAL:
-        figure.add_vline(x=NOMINAL[metric], line={"color": GREY, "dash": "dot"})
-    hint = {True: ", more is better", False: ", less is better", None: ""}[more]
-    if metric in NOMINAL:
-        hint = f", {NOMINAL[metric]:g} is right"
+    if kind.ideal is not None:
+        figure.add_vline(x=kind.ideal, line={"color": GREY, "dash": "dot"})
+    hint = {1: ", more is better", -1: ", less is better", 0: ""}[kind.better]
+    if kind.ideal is not None:
+        hint = f", {kind.ideal:g} is right"
     alt = f"{words[:1].upper()}{words[1:]} of {len(own)} methods, with 95 % intervals{hint}."
     if finite:
         values = style.listed([f"{each.name} {shown(each.metrics[metric].value)}" for each in finite])

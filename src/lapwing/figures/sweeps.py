@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..complaints import nearest
+from ..evaluate import kinds
 from . import style
-from .scores import METRICS, worded
 from .style import ORANGE, graph_objects, shown
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     found = number(best.metrics[chosen])
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {worded(first)}. Best {short(chosen)}: {shown(found)} at {shown(best.scale)} examples and "
-        f"precision {shown(best.precision)}."
+        f"coloured by {kinds.metric(first).phrase}. Best {short(chosen)}: {shown(found)} at {shown(best.scale)} "
+        f"examples and precision {shown(best.precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
@@ -67,7 +67,7 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
 
 def short(name: str) -> str:
     """A metric in few words."""
-    return worded(name).partition(" (")[0]
+    return kinds.metric(name).phrase.partition(" (")[0]
 
 
 def tried(points: list[Any], name: str, visible: bool) -> Any:
@@ -76,7 +76,7 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
     aside = len(finite) // 10  # the worst ones
     low, high = finite[0], finite[-1 - aside]
-    if METRICS.get(name, ("", None))[1]:
+    if kinds.metric(name).better > 0:
         low, high = finite[aside], finite[-1]
     size = 34 if len(points) <= 36 else 24 if len(points) <= 100 else 14
     marker = {
@@ -99,5 +99,5 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
         marker=marker,
         text=[shown(value) for value in values],
         hovertemplate="data count for %{x:.3g} examples, precision %{y:.3g}<br>"
-        f"{worded(name)} %{{text}}<extra></extra>",
+        f"{kinds.metric(name).phrase} %{{text}}<extra></extra>",
     )

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
+from ..evaluate.kinds import metric
 from ..evaluate.results import Curve, Estimate, Report, Scores, Shift
 from .markup import Markup, table
 from .pictures import gallery, named
-from .words import interval, metric, number, score
+from .words import interval, number, score
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..evaluate.kinds import metric
 from ..evaluate.results import Report, Scores
 from .glossary import BOTH, TERMS
 from .markup import Markup, element, folded, paragraphs, section, table
 from .summary import Answer, answers
-from .words import best, differ, examples, interval, metric, number
+from .words import best, differ, examples, interval, number
 
 MAIN = {
     "classification": ("accuracy", "ece", "nll", "brier", "aurc"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..evaluate.kinds import merit
 from ..evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
 from .words import apart, differ, examples, extent, number, plain, score, whole
 
@@ -143,11 +144,6 @@ def changed(report: Report) -> Answer:
 def both(name: str, first: Scores, base: Scores) -> bool:
     """Whether two methods have a metric, and it is a number."""
     return all(name in each.metrics and not math.isnan(each.metrics[name].value) for each in (first, base))
-
-
-def merit(name: str, value: float) -> float:
-    """Larger is better."""
-    return -abs(value - 0.9) if name == "coverage90" else value if name == "accuracy" else -value
 
 
 def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:

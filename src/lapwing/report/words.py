@@ -1,56 +1,17 @@
-"""Numbers as people read them, and what metrics are called."""
+"""Numbers as people read them, and what methods differ in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..evaluate.kinds import merit, metric
 from ..evaluate.results import Estimate, Report, Scores
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
 
 
-@dataclass(frozen=True)
-class Metric:
-    """How a metric is shown: its name, which way is better (+1 up, -1 down, 0 towards `ideal`), a sentence."""
-
-    name: str
-    better: int
-    meaning: str
-    ideal: float | None = None
-    percent: bool = False
-
-
-METRICS = {
-    "accuracy": Metric("Accuracy", 1, "the share of test inputs whose likeliest class is the right one", percent=True),
-    "nll": Metric(
-        "NLL", -1, "negative log-likelihood: how surprised the prediction is by the right answer, on average"
-    ),
-    "brier": Metric("Brier", -1, "squared distance between the probabilities and the right answer, 0 to 2"),
-    "ece": Metric(
-        "Calibration error", -1, "by how much confidence and accuracy differ, on average (ECE)", percent=True
-    ),
-    "ece_adaptive": Metric("Adaptive ECE", -1, "the same with as many predictions in every bin", percent=True),
-    "ece_classwise": Metric("Class-wise ECE", -1, "the same for the probabilities of every class", percent=True),
-    "mce": Metric("Largest error", -1, "the same in the worst bin (MCE)", percent=True),
-    "aurc": Metric("AURC", -1, "the error rate, averaged over how many of the surest predictions are kept"),
-    "rmse": Metric("RMSE", -1, "root of the mean squared error, in the units of the target"),
-    "crps": Metric("CRPS", -1, "distance between the predicted distribution and the target, in its units"),
-    "coverage50": Metric("In 50 % interval", 0, "share of targets inside the 50 % interval", 0.5, True),
-    "coverage90": Metric("In 90 % interval", 0, "share of targets inside the 90 % interval", 0.9, True),
-    "coverage95": Metric("In 95 % interval", 0, "share of targets inside the 95 % interval", 0.95, True),
-    "sharpness": Metric("Sharpness", -1, "mean width of the prediction: its standard deviation"),
-    "pit_deviation": Metric("PIT deviation", -1, "how far predicted quantiles are from where the targets fall"),
-    "confidence": Metric("Confidence", 0, "mean probability of the likeliest class", percent=True),
-    "uncertainty": Metric("Uncertainty", 0, "mean uncertainty of the prediction"),
-    "auroc": Metric(
-        "AUROC", 1, "how often an unknown input is the less sure one of a pair; 50 % is chance", percent=True
-    ),
-    "aupr": Metric("AUPR", 1, "precision, averaged over how many of the unknown inputs are found", percent=True),
-    "fpr95": Metric("FPR95", -1, "share of known inputs that raise alarm where 95 % of unknown ones do", percent=True),
-}
 SCORES = {
     "confidence": "confidence",
     "entropy": "entropy",
@@ -58,11 +19,6 @@ SCORES = {
     "mutual_information": "mutual information",
     "epistemic_variance": "epistemic variance",
 }
-
-
-def metric(name: str) -> Metric:
-    """How to show a metric; unknown ones by their own name."""
-    return METRICS.get(name, Metric(name.replace("_", " "), 0, ""))
 
 
 def score(name: str) -> str:
@@ -119,12 +75,12 @@ def best(name: str, methods: Sequence[Scores]) -> list[bool]:
     values = [each.metrics[name].value if name in each.metrics else math.nan for each in methods]
     if kind.better == 0 and kind.ideal is None:
         return [False] * len(values)
-    merit = [-abs(value - kind.ideal) if kind.ideal is not None else kind.better * value for value in values]
-    known = [place for place, each in enumerate(merit) if math.isfinite(each)]
+    merits = [merit(name, value) for value in values]
+    known = [place for place, each in enumerate(merits) if math.isfinite(each)]
     shown = [number(value, kind.percent) for value in values]
     if len({shown[place] for place in known}) < 2:
         return [False] * len(values)
-    top = max(known, key=lambda place: merit[place])
+    top = max(known, key=lambda place: merits[place])
     return [each == shown[top] for each in shown]
 
 
