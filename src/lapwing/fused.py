@@ -234,8 +234,8 @@ class Tile:
         width = act.high.shape[-1]
         padded = power_of_two(columns) if squares else max(16, power_of_two(columns))
         short = positions <= 16
-        many = padded >= ROWS and not squares
-        wasteful = not many and (width < 128 or (width <= 1024 and width % 128 != 0))
+        many = padded == ROWS and not squares
+        wasteful = padded > ROWS or (not many and (width < 128 or (width <= 1024 and width % 128 != 0)))
         step = max(16, min(64 if (short and not many) or wasteful else 128, power_of_two(width)))
         tall = 64 if short and grad.two else ROWS
         # Products of more than 32 columns fill the tensor cores with one row of the weight.
