@@ -207,10 +207,29 @@ def test_a_case_of_tokens_names_the_next_one() -> None:
 def quick_run(tmp_path: Path, *arguments: str) -> Run:
     """A run of the whole command on tiny networks."""
     path = tmp_path / "made.json"
-    run.main(["--quick", "--device", DEVICE, "--repeats", "1", "--json", str(path), *arguments])
+    options = ["--quick", "--device", DEVICE, "--precision", "fp32", "--repeats", "1", "--json", str(path)]
+    run.main([*options, *arguments])
     (found,) = merge([read(path)])
     assert list(tmp_path.iterdir()) == [path]  # nothing half written beside it
     return found
+
+
+def test_one_command_measures_every_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU, of each what depends on it; one file has room for one of them."""
+    assert run.parse(["--device", "cpu"]).precision == ["fp32"]
+    every = run.parse(["--device", "cuda"])
+    assert every.precision == list(measure.PRECISIONS)
+    found = {name: run.scope(every, name) for name in every.precision}
+    assert {section for each in found.values() for section in each.sections} == set(sections.SECTIONS)
+    assert not found["bf16"].peer and found["fp32"].structures == ("kron", "ekfac")
+    some = run.parse(["--device", "cuda", "--precision", "fp32", "tf32", "--sections", "growth", "fits", "--skip-peer"])
+    assert run.scope(some, "fp32") == run.Scope(("fits", "growth"), ("kron", "ekfac"), False)
+    assert run.scope(some, "tf32") == run.Scope(("fits",), ("kron",), False)
+    alone = run.parse(["--device", "cuda", "--precision", "bf16"])
+    assert run.scope(alone, "bf16").sections == tuple(sections.SECTIONS)
+    with pytest.raises(SystemExit):
+        run.parse(["--device", "cuda", "--json", "one.json"])
+    assert "name one --precision" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -237,7 +237,11 @@ def test_attention(sizes: tuple[int, ...], columns: int, exact: bool) -> None:
         expected = torch.autograd.grad(output, wide, grad[column].double(), retain_graph=True)
         for one, right in zip(found, expected, strict=True):
             assert one[column].shape == right.shape
-            assert worst(one[column][None], right[None]) < (3e-6 if exact or not ON_GPU else 2e-3)
+            # Numbers that are cut off in place of rounded would be wrong by more, and all in one direction.
+            assert worst(one[column][None], right[None]) < (3e-6 if exact else 6e-4)
+            if not exact:
+                shrunk = (one[column].double() * right).sum() / right.square().sum()
+                assert abs(float(shrunk) - 1) < 4e-4
 
 
 @pytest.mark.parametrize("beside", [True, False])

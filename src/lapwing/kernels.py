@@ -266,12 +266,21 @@ def _places(channels, places, BLOCK: tl.constexpr):
     return places_last, channels_last, inside, turned
 
 
+@triton.jit
+def _eleven(x, EXACT: tl.constexpr):
+    """Rounded to 11 bits, where products are not to be exact: the tensor cores would cut the others off."""
+    if EXACT:
+        return x
+    else:
+        return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
 @triton.jit(do_not_specialize=["channels", "places"])
 def _rounded(x, high, low, channels, places, BLOCK: tl.constexpr):
     """float32 -> 11 bits, and what is lost; the channels come last."""
     here, there, inside, turned = _places(channels, places, BLOCK)
     value = tl.load(x + here, mask=inside, other=0.0)
-    head = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    head = _eleven(value, False)
     tl.store(high + there, tl.trans(head), mask=turned)
     tl.store(low + there, tl.trans(value - head), mask=turned)
 
@@ -335,20 +344,23 @@ def _attention(
         mask=in_t[:, None] & in_s[None, :],
         other=0.0,
     )
+    q, k, v = _eleven(q, EXACT), _eleven(k, EXACT), _eleven(v, EXACT)
+    turned = tl.trans(_eleven(share, EXACT))
     first = tl.program_id(1) * each
     examples = tl.num_programs(0) // heads
     at = grad + first.to(tl.int64) * grad_k + example * grad_b + head * grad_h
     place = first.to(tl.int64) * examples + example  # results are (K, B, positions, heads, width)
     for _column in range(first, tl.minimum(first + each, columns)):
         g = tl.load(at + t[:, None] * grad_t + e[None, :] * grad_d, mask=in_t[:, None] & in_e[None, :], other=0.0)
-        made = tl.dot(tl.trans(share), g, input_precision=precision)
+        g = _eleven(g, EXACT)
+        made = tl.dot(turned, g, input_precision=precision)
         tl.store(
             of_value + ((place * S + s[:, None]) * heads + head) * E + e[None, :],
             made,
             mask=in_s[:, None] & in_e[None, :],
         )
         scores = tl.dot(g, v, input_precision=precision)
-        scores = (scores - tl.sum(scores * share, 1)[:, None]) * share * scale
+        scores = _eleven((scores - tl.sum(scores * share, 1)[:, None]) * share * scale, EXACT)
         made = tl.dot(scores, k, input_precision=precision)
         tl.store(of_query + ((place * T + t[:, None]) * heads + head) * D + d[None, :], made, mask=of_t)
         made = tl.dot(tl.trans(scores), q, input_precision=precision)

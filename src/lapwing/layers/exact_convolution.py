@@ -20,7 +20,9 @@ from ..arithmetic import convolutions_rounded, switched
 from .base import Recorder
 
 NARROWEST = 64  # channels on either side, below which tensor cores gain nothing
-PIECE = 1 << 29  # bytes of gradients that are split at a time, at most; of 1 << 26 the host was slower than the GPU
+# Bytes of gradients that are split at a time, and the share of all of them: of small pieces only, the host is slower
+# than the GPU; of one piece only, the parts would take five times the gradients' own room.
+LEAST, PIECE, PIECES = 1 << 26, 1 << 29, 4
 SHARE = 32  # of a budget for a piece: it takes five times its size in parts, and cuDNN's own room up to nine times
 ROOMY = 4 << 30  # bytes of a budget for which that room is no matter
 
@@ -46,7 +48,8 @@ class Geometry(NamedTuple):
 
     def pieces(self, grad: Tensor, made: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Gradients and where they lead to, some examples at a time."""
-        step = max(1, self.piece // (grad.element_size() * grad[0].numel()))
+        each = grad.element_size() * grad[0].numel()
+        step = max(1, min(self.piece, max(LEAST, each * len(grad) // PIECES)) // each)
         yield from zip(grad.split(step), made.split(step), strict=True)
 
 
