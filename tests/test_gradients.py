@@ -16,6 +16,7 @@ from lapwing.layers import attention
 from lapwing.layers.attention import Attention
 from lapwing.layers.norm import frozen_batch_norm
 from lapwing.layers.pooling import Pool
+from lapwing.layers.unbind import Unbind
 from lapwing.memory import Budget
 from lapwing.tracer import Tracer
 
@@ -90,6 +91,54 @@ def test_max_pooling(kernel: tuple[int, int], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
     same_gradients(Pool.apply(given, *kernel), F.max_pool2d(given, kernel), [given])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_unbind(axis: int) -> None:
+    """Along any axis of a tensor in another order; a part that nothing depends on has zeros."""
+    torch.manual_seed(0)
+    given = normal(2, 5, 3, 4)
+    turned = given.permute(2, 0, 3, 1)
+
+    def mixed(parts: tuple[Tensor, ...]) -> Tensor:
+        return parts[0] * parts[1].cos()
+
+    ours, theirs = mixed(Unbind.apply(turned, axis % 4)), mixed(turned.unbind(axis))
+    same_gradients(ours, theirs, [given])
+    grads = torch.randn(4, *ours.shape, dtype=ours.dtype, device=ours.device)
+    (made,) = torch.vmap(lambda grad: torch.autograd.grad(ours, [turned], grad, retain_graph=True))(grads)
+    assert made[0].stride() == turned.stride()  # so that nobody copies it back
+
+
+class Packed(nn.Module):
+    """Attention whose packed projections are taken apart by `unbind`, the weight itself too."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.project, self.scales, self.apart = nn.Linear(4, 12), nn.Parameter(torch.randn(2, 4)), apart
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = self.project(x).reshape(*x.shape[:2], 3, 2, 2).permute(2, 0, 3, 1, 4)
+        query, key, value = packed.unbind(0) if self.apart else (packed[0], packed[1], packed[2])
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        first, second = self.scales.unbind(0) if self.apart else (self.scales[0], self.scales[1])
+        return self.head((mixed * first + second).mean(1))
+
+
+def test_unbind_in_networks() -> None:
+    """The same posterior and predictions as with indices."""
+    torch.manual_seed(0)
+    model = Packed(True).double().to(DEVICE).eval()
+    other = Packed(False).double().to(DEVICE).eval()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(6, 5, 4, dtype=torch.float64, device=DEVICE)
+    y = torch.randint(3, (6,), device=DEVICE)
+    for structure in ("kron", "full"):
+        found, expected = (lw.fit(each, (x, y), "classification", structure=structure) for each in (model, other))
+        assert not any(row.rule == "generic" for row in found.coverage())
+        torch.testing.assert_close(found.functional(x).cov, expected.functional(x).cov, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.log_evidence(), expected.log_evidence())
 
 
 POOLS = {

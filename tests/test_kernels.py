@@ -267,6 +267,25 @@ def test_moments(shape: tuple[int, ...], beside: bool) -> None:
     assert fused.moments(grad, other, False)[1] is None and fused.moments(grad, None, True)[0] is None
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 1, 300), (1, 4, 1), (4, 2, 1024)])
+def test_layer_norm(shape: tuple[int, ...], affine: bool) -> None:
+    """Gradients through rows that are far from zero, beside torch's own in float64."""
+    torch.manual_seed(sum(shape))
+    columns, number, width = shape
+    rows = (torch.randn(number, width, device=DEVICE) + 10).double().requires_grad_()
+    weight = torch.randn(width, device=DEVICE).double() if affine else None
+    grad = torch.randn(shape, device=DEVICE)
+    output = nn.functional.layer_norm(rows, (width,), weight, None, 1e-5)
+    mean = rows.detach().mean(-1, keepdim=True)
+    slope = (rows.detach().var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    given = (rows.detach(), mean, slope, weight)
+    found = fused.layer_norm(grad, *(None if each is None else each.float() for each in given))
+    for column in range(columns):
+        (expected,) = torch.autograd.grad(output, rows, grad[column].double(), retain_graph=True)
+        torch.testing.assert_close(found[column].double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_transformers_and_norms() -> None:
     """A posterior of a network with attention and both kinds of norm, by the kernels and without them."""
     torch.manual_seed(0)

@@ -435,3 +435,22 @@ def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | No
         PRODUCTS=other is not None, SUMS=sums, TB=long, PB=wide, num_warps=4,
     )  # fmt: skip
     return made[0], made[1]
+
+
+WIDEST_ROW = 8192  # numbers that one program norms
+
+
+def layer_norm(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None) -> Tensor:
+    """(K, R, P) gradients of `(rows - mean) slope weight`, with rows (R, P), mean and slope (R, 1) -> of the rows."""
+    grad, rows = grad.contiguous(), rows.contiguous()
+    columns, number, width = grad.shape
+    made = torch.empty_like(grad)
+    splits = min(columns, max(1, -(-8 * PROGRAMS // number)))
+    block = power_of_two(width)
+    launch(
+        "layer_norm", (number, splits),
+        grad, rows, mean.contiguous(), slope.contiguous(), rows if weight is None else weight.contiguous(), made,
+        columns, width, -(-columns // splits), WEIGHT=weight is not None, BLOCK=block,
+        num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+    return made

@@ -397,5 +397,31 @@ def _moments(
         tl.store(sums + place, of_sums, mask=inside)
 
 
+@triton.jit(do_not_specialize=["columns", "each"])
+def _layer_norm(
+    grad, rows, mean, slope, weight, made, columns, width, each, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Gradients through a layer norm, of one row for some columns; the row is read once."""
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.arange(0, BLOCK)
+    inside = p < width
+    steep = tl.load(slope + row)
+    normalised = (tl.load(rows + row * width + p, mask=inside, other=0.0) - tl.load(mean + row)) * steep
+    normalised = tl.where(inside, normalised, 0.0)
+    if WEIGHT:
+        own = tl.load(weight + p, mask=inside, other=0.0)
+    first = tl.program_id(1) * each
+    size = tl.num_programs(0).to(tl.int64) * width
+    at = first.to(tl.int64) * size + row * width
+    for _column in range(first, tl.minimum(first + each, columns)):
+        value = tl.load(grad + at + p, mask=inside, other=0.0)
+        if WEIGHT:
+            value = value * own
+        level = tl.sum(value, 0) / width
+        along = tl.sum(value * normalised, 0) / width
+        tl.store(made + at + p, (value - level - along * normalised) * steep, mask=inside)
+        at += size
+
+
 split, scale, gram, squares, rounded, summed = _split, _scale, _gram, _squares, _rounded, _summed
-attention, moments = _attention, _moments
+attention, moments, layer_norm = _attention, _moments, _layer_norm

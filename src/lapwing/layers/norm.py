@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,80 @@ def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     return applied
 
 
+def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
+    """Gradients (K, ..., width) of a layer norm's output -> of its input; `slope` is one over the deviation."""
+    rows, flat = given.reshape(-1, width), grad.reshape(grad.shape[0], -1, width)
+    mean, slope = mean.reshape(-1, 1), slope.reshape(-1, 1)
+    scale = None if weight is None else weight.reshape(-1)
+    made = fused.attempted(lambda: fused.layer_norm(flat, rows, mean, slope, scale)) if fused.usable(grad) else None
+    if made is None:
+        normalised = (rows - mean) * slope
+        scaled = flat if scale is None else flat * scale
+        along = (scaled * normalised).mean(-1, keepdim=True)
+        made = (scaled - scaled.mean(-1, keepdim=True) - along * normalised) * slope
+    return made.reshape(grad.shape)
+
+
+class RowsBack(torch.autograd.Function):
+    """The gradient through a layer norm as an operation that takes a batch of columns as it is."""
+
+    @staticmethod
+    def forward(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
+        """As large as the input."""
+        return through_rows(grad.unsqueeze(0), given, mean, slope, weight, width)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Any, width: int
+    ) -> Any:
+        """Only gradients come in batches: torch's own rule copies the input for each."""
+        return through_rows(grad.movedim(in_dims[0], 0), given, mean, slope, weight, width), 0
+
+
+class RowNorm(torch.autograd.Function):
+    """Torch's layer norm with such a gradient; scale and shift are recorded elsewhere and need none here."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Tensor:
+        """As torch does it."""
+        made, mean, slope = torch.native_layer_norm(given, shape, weight, bias, eps)
+        ctx.save_for_backward(given, mean, slope, weight)
+        ctx.width = math.prod(shape)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Through the input alone."""
+        made = RowsBack.apply(grads[0], *ctx.saved_tensors, ctx.width)  # type: ignore[no-untyped-call]  # torch's
+        return made, None, None, None, None
+
+
+def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
+    """`F.layer_norm`, on a GPU with a gradient of our own where many columns are pulled back."""
+    given, weight, bias = (values.get(role) for role in ("input", "weight", "bias"))
+    shape = list(values["normalized_shape"])
+    own = (
+        isinstance(given, Tensor)
+        and recorder.columns
+        and not recorder.second
+        and given.requires_grad
+        and not torch.is_autocast_enabled(given.device.type)
+        and all(each is None or each.dtype == given.dtype for each in (weight, bias))
+        and math.prod(shape) <= fused.WIDEST_ROW
+        and fused.usable(given.detach())
+    )
+    if not own:
+        made: Tensor = F.layer_norm(**values)
+        return made
+    fixed = [None if each is None else each.detach() for each in (weight, bias)]
+    applied: Tensor = RowNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
+    return applied
+
+
 def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
     """A handler for a normalising function of `torch.nn.functional`."""
     rule = NormRule(name, per_channel)
@@ -112,8 +187,13 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
             role not in found and isinstance(values.get(role), Tensor) and values[role].requires_grad
             for role in ("weight", "bias")
         )
-        frozen = name == "batch norm" and not computed  # a scale that is a function of weights has a path of its own
-        output = frozen_batch_norm(applied) if frozen else function(**applied)
+        # A scale that is a function of weights has a path of its own.
+        if name == "batch norm" and not computed:
+            output = frozen_batch_norm(applied)
+        elif name == "layer norm" and not computed:
+            output = layer_norm(recorder, applied)
+        else:
+            output = function(**applied)
         given = values["input"]
         bare = {**values, "weight": None, **({"bias": None} if "bias" in names else {})}
 
