@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lapwing as lw
 from fitting import built, classes, fitted, normal
-from lapwing.tuning.alternate import Anderson, newton
+from lapwing.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, newton
 from lapwing.tuning.ascent import gradient_of
 from lapwing.tuning.profile import profile
 from tables import moved
@@ -309,17 +310,28 @@ def test_newtons_step_is_that_of_the_marginal_likelihood() -> None:
     assert torch.allclose(step, expected, rtol=1e-6)
 
 
-def test_extrapolation_finds_a_linear_maps_fixed_point() -> None:
-    """In as many steps as there are numbers, and one."""
-    matrix = torch.tensor([[0.9, 0.05, 0.0], [0.0, 0.8, 0.1], [0.1, 0.0, 0.7]], dtype=torch.float64)
-    shift = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
-    top = torch.linalg.solve(torch.eye(3).double() - matrix, shift)
-    anderson, z = Anderson(), torch.zeros(3).double()
-    everything = torch.ones(3, dtype=torch.bool)
-    for _ in range(8):
-        anderson.note(z, matrix @ z + shift)
-        z = anderson.next(everything)
-    assert torch.allclose(z, top, atol=1e-6)
+def test_pace_follows_the_direction() -> None:
+    """Faster while a number keeps its direction, slower where it turns back, and a fixed point is found sooner."""
+    pace = Pace()
+    first = pace.of(torch.tensor([1.0, 1.0, 0.0]))
+    second = pace.of(torch.tensor([1.0, -1.0, 0.0]))
+    assert first.tolist() == [1.0, 1.0, 0.0] and second.tolist() == pytest.approx([FASTER, -SLOWER, 0.0])
+    for _ in range(20):
+        made = pace.of(torch.tensor([1.0, -1.0, 0.0]))
+    assert made.tolist() == [FASTEST, -FASTEST, 0.0]
+    pace.slow()
+    assert pace.of(torch.tensor([1.0, -1.0, 0.0]))[0] == SLOWER * FASTER * FASTEST
+
+    def turns(step: Callable[[Tensor], Tensor]) -> int:
+        """Until steps that fall short by different factors have arrived."""
+        short, z = torch.tensor([0.05, 0.3, 0.9], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+        for turn in range(1000):
+            if float((z - 1).abs().max()) < 1e-2:
+                return turn
+            z = z + step(short * (1 - z))
+        raise AssertionError(f"still at {z.tolist()}")
+
+    assert turns(Pace().of) < 0.4 * turns(lambda step: step)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 At a mode that belongs to its precisions the partial derivative of the evidence is the total one, so both meet at a
 maximum of the evidence itself. A turn takes the mode, then either MacKay's update, or Newton's step on the evidence
 with the mode's own answer to it by the fitted posterior, `d theta* / d log delta_g = - P^-1 Lambda_g (theta* - mu)`.
-Turns are extrapolated (Anderson) where that does not lower the evidence.
+The mode answers more strongly than that says, so groups that keep their direction go further with every turn.
 """
 
 from __future__ import annotations
@@ -33,9 +33,33 @@ SOLVE = 9  # steps that a turn takes towards the mode at most, less than ten pro
 SMALL = 0.5  # effective dimensions below which precisions matter little to anything
 LOOSE = 0.1  # what an inexact mode may change log precisions by, or a share of their last change where that is less
 TIGHT = 1e-3  # that share at least: it is halved by turns that do not come nearer
-LONGEST = 3.0  # the longest step in a logarithm: a factor of 20
+LONGEST, CAREFUL = 3.0, 1.5  # the longest step in a logarithm; and where the mode is not yet near its own
+FASTER, SLOWER, FASTEST = 1.6, 0.5, 8.0  # how the pace changes, and its largest factor; its least is SLOWER
 CONCAVE = 0.2  # the share of the second derivative at a mode held fixed that has to be left where it follows
-HISTORY = 5  # turns that an extrapolation is made of
+
+
+@dataclass
+class Pace:
+    """How far each logarithm goes: further with every turn in one direction, less far where it turns back."""
+
+    factors: Tensor | None = None
+    last: Tensor | None = None  # the step before
+
+    def of(self, step: Tensor) -> Tensor:
+        """A step at this pace."""
+        if self.factors is None or self.last is None:
+            self.factors = torch.ones_like(step)
+        else:
+            turn = step * self.last
+            changed = torch.where(turn > 0, FASTER, torch.where(turn < 0, SLOWER, 1.0))
+            self.factors = (self.factors * changed).clamp(SLOWER, FASTEST)
+        self.last = step
+        return step * self.factors
+
+    def slow(self) -> None:
+        """A step was too long."""
+        if self.factors is not None:
+            self.factors = (SLOWER * self.factors).clamp(min=SLOWER)
 
 
 @dataclass(eq=False)
@@ -50,6 +74,7 @@ class Turns:
     off: Tensor  # (groups,) booleans: switched off, and left
     log: Log = field(default_factory=Log)
     steps: list[Step] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
 
     def at(self, place: Place) -> Laplace:
         """The posterior at some precisions and noise."""
@@ -109,7 +134,11 @@ class Turns:
             step = newton(problem, point, answers, gradient, allowed.open(z, gradient))
             # Where the evidence is not concave it goes on uphill all the same.
             step = torch.where(torch.isfinite(step), step, 2 * (update - z)).clamp(-LONGEST, LONGEST)
+        step = self.pace.of(step)
         step[:-1] = torch.where(falling(point, answers), (2 * point.gamma / OFF).log().clamp(min=1.0), step[:-1])
+        near = self.log.left <= exactness(point.gamma, allowed.free, LOOSE)
+        longest = LONGEST if near else CAREFUL
+        step = step.clamp(-longest, longest)
         return allowed.clip(torch.where(allowed.free, z + step, z))
 
     def range(self) -> Range:
@@ -150,36 +179,6 @@ def newton(problem: Profile, point: Point, answers: Tensor, gradient: Tensor, op
     return torch.cat([(first - cross * (last if last == last else 0.0)) / own, gradient.new_tensor([last])])
 
 
-@dataclass
-class Anderson:
-    """The fixed point of a map from its last few steps: the combination of them that the map moves least."""
-
-    places: list[Tensor] = field(default_factory=list)
-    images: list[Tensor] = field(default_factory=list)
-
-    def note(self, place: Tensor, image: Tensor) -> None:
-        """One step."""
-        self.places, self.images = [*self.places[-HISTORY:], place], [*self.images[-HISTORY:], image]
-
-    def forget(self) -> None:
-        """All but the last step."""
-        self.places, self.images = self.places[-1:], self.images[-1:]
-
-    def next(self, free: Tensor) -> Tensor:
-        """The map of the best combination; of one step alone, its image."""
-        image, place = self.images[-1], self.places[-1]
-        if len(self.places) < 2:
-            return image
-        left = torch.stack([(i - p)[free] for p, i in zip(self.places, self.images, strict=True)])
-        changes = (left[1:] - left[:-1]).T
-        made = torch.stack([b - a for a, b in zip(self.images[:-1], self.images[1:], strict=True)]).T
-        # Steps that are nearly dependent would be combined with huge numbers of both signs.
-        weights = torch.linalg.lstsq(changes, left[-1], rcond=1e-6, driver="gelsd").solution
-        found = image - made @ weights
-        far = float((found - place).abs().max()) > 4 * max(float((image - place).abs().max()), 1.0)
-        return image if far else found
-
-
 def begun(problem: Profile, asked: Settings) -> Profile:
     """Under `delta_g = P_g / |theta_g - mu_g|^2`, which makes the turns covariant under a rescaling of the weights."""
     precision = problem.sizes.double() / problem.squares
@@ -215,11 +214,11 @@ def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Lap
 
 def turned(turns: Turns) -> tuple[Place, str, bool]:
     """The turns; where it ends precisions and mode belong together."""
-    asked, anderson = turns.asked, Anderson()
+    asked = turns.asked
     place = place_of(turns.allowed.clip(vector(turns.problem.start())))
     gamma, moved, share = turns.problem.at(place).gamma, 1.0, 1.0
-    here: Tensor | None = None  # the last place that was kept, its value, and where a plain turn led from there
-    value, plain = -math.inf, vector(place)
+    here: Tensor | None = None  # the last place that was kept, and its value
+    value = -math.inf
     for _ in range(asked.steps):
         problem, answers = turns.mode(place, exactness(gamma, turns.range().free, share * moved))
         point, z = problem.at(place), vector(place)
@@ -228,23 +227,19 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             if not point.finite:
                 turns.at(place).log_evidence()  # says what is wrong
         elif not point.value >= value - turns.log.left - 1e-12 * abs(value):
-            # Too far: the plain turn where this was none, and ever shorter ones, all of which begin uphill.
-            anderson.forget()
-            place = place_of(plain if not torch.equal(z, plain) else here + 0.5 * (z - here))
-            plain = vector(place)
+            # Too far: ever shorter turns, all of which begin uphill.
+            turns.pace.slow()
+            place = place_of(here + 0.5 * (z - here))
             continue
         turns.note(point)
         gamma = point.gamma
         turns.off |= (gamma < OFF) & (gamma >= point.pull) & turns.allowed.free[:-1]
-        free = turns.range().free
-        here, value, plain = z, point.value, turns.better(problem, point, answers)
-        before, moved = moved, float((plain - z).abs().max())
+        here, value, following = z, point.value, turns.better(problem, point, answers)
+        before, moved = moved, float((following - z).abs().max())
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
             share = max(0.5 * share, TIGHT)
-        anderson.note(z, plain)
-        following = turns.allowed.clip(torch.where(free, anderson.next(free), z))
-        near = turns.log.converged or turns.log.left <= exactness(gamma, free, asked.tolerance)
-        if near and max(moved, float((following - z).abs().max())) <= asked.tolerance:
+        near = turns.log.converged or turns.log.left <= exactness(gamma, turns.range().free, asked.tolerance)
+        if near and moved <= asked.tolerance:
             return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
         place = place_of(following)
     if here is not None:  # the last place that was kept, not one that is yet to be tried
