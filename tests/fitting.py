@@ -97,3 +97,14 @@ class Broken:
         """All batches, then the exception."""
         yield from self.batches
         raise self.error
+
+
+class Gained(nn.Module):
+    """A network with a weight that has no axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.gain

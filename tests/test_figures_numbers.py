@@ -20,7 +20,7 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from figure_cases import Small, case
-from fitting import normal
+from fitting import Gained, normal
 from lapwing import figures
 from lapwing.figures import gaussian, losses, prediction, sampling, unknown, ways
 from lapwing.figures import posterior as beliefs
@@ -182,17 +182,6 @@ def test_landscape_of_some_weights_moves_those_alone() -> None:
     assert float(made.loss[0, 2]) == pytest.approx(loss_at(small, step.to(DEVICE))[0], rel=1e-10)
     random = figures.landscape(la, small.data, directions="random", points=3)
     assert random.directions.shape == (2, 4)
-
-
-class Gained(nn.Module):
-    """A network with a weight that has no axes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.gain = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * self.gain
 
 
 def test_single_numbers_are_weights_too() -> None:

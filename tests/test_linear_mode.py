@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lapwing as lw
 import likelihood_cases
 from conftest import DEVICE
-from fitting import Broken, built, classes, cut, fitted, normal, weights_of
+from fitting import Broken, Gained, built, classes, cut, fitted, normal, weights_of
 from lapwing.linear import examples
 from lapwing.linear.finding import opened
 from lapwing.linear.solver import Solver
@@ -716,17 +716,6 @@ def test_the_preconditioner_is_the_posterior() -> None:
         squared = Target.of(la).precondition(made := g.clone())
         assert torch.allclose(made, expected, atol=1e-12)
         assert squared == pytest.approx(float(g @ expected), rel=1e-12)
-
-
-class Gained(nn.Module):
-    """A network with a weight that has no axes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.gain = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * self.gain
 
 
 def test_a_single_number_is_a_weight_too() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks import ours, peer
+from benchmarks import peer
 from benchmarks.cases import Bench, Case
 from benchmarks.measure import Failure
 from benchmarks.networks import NETWORKS
-from benchmarks.sections.fits import EXACT_CLASSES, ours_measured
+from benchmarks.sections.fits import EXACT_CLASSES, noted
 
 PEER_BATCHES = 2  # it is slow, and its time grows with the examples
 
@@ -17,27 +17,8 @@ PEER_BATCHES = 2  # it is slow, and its time grows with the examples
 def measure(bench: Bench) -> None:
     """A record per network, library and curvature."""
     for case in bench.cases(NETWORKS):
-        for curvature in ("exact", "MC(1)") if case.classes <= EXACT_CLASSES else ("MC(1)",):
-            bench.note(
-                case,
-                "diag",
-                partial(ours_measured, case, "diag", curvature),
-                library=ours.NAME,
-                structure="diag",
-                curvature=curvature,
-                task="fit",
-            )
-        if bench.settings.peer:
-            curvature = "exact" if case.classes <= EXACT_CLASSES else "MC(1)"
-            bench.note(
-                case,
-                "diag",
-                partial(theirs_measured, case, curvature),
-                library=peer.NAME,
-                structure="diag",
-                curvature=curvature,
-                task="fit",
-            )
+        own = [("diag", "exact"), ("diag", "MC(1)")] if case.classes <= EXACT_CLASSES else [("diag", "MC(1)")]
+        noted(bench, case, "diag", own, "diag", partial(theirs_measured, case))
 
 
 def theirs_measured(case: Case, curvature: str) -> dict[str, Any]:

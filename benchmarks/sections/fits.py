@@ -18,27 +18,25 @@ def measure(bench: Bench) -> None:
     """A record per network, library, structure and curvature, and one of the plain pass."""
     for case in bench.cases(NETWORKS):
         bench.journal.add(case.unit, section="fits", task="forward and backward", library="torch", **case.about())
-        for structure, curvature in kinds(case):
-            bench.note(
-                case,
-                "fits",
-                partial(ours_measured, case, structure, curvature),
-                library=ours.NAME,
-                structure=structure,
-                curvature=curvature,
-                task="fit",
-            )
-        if bench.settings.peer:
-            curvature = "exact" if case.classes <= EXACT_CLASSES else "MC(1)"
-            bench.note(
-                case,
-                "fits",
-                partial(theirs_measured, case, curvature),
-                library=peer.NAME,
-                structure="kron",
-                curvature=curvature,
-                task="fit",
-            )
+        noted(bench, case, "fits", kinds(case), "kron", partial(theirs_measured, case))
+
+
+def noted(
+    bench: Bench,
+    case: Case,
+    section: str,
+    own: list[tuple[str, str]],
+    structure: str,
+    theirs: Callable[[str], dict[str, Any]],
+) -> None:
+    """Fits of ours, by structure and curvature, and one of laplace-torch."""
+    for made, curvature in own:
+        measured = partial(ours_measured, case, made, curvature)
+        bench.note(case, section, measured, library=ours.NAME, structure=made, curvature=curvature, task="fit")
+    if bench.settings.peer:
+        curvature = "exact" if case.classes <= EXACT_CLASSES else "MC(1)"
+        measured = partial(theirs, curvature)
+        bench.note(case, section, measured, library=peer.NAME, structure=structure, curvature=curvature, task="fit")
 
 
 def kinds(case: Case) -> list[tuple[str, str]]:
