@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 TOP = 12  # scaled numbers stay below 2^TOP: sums of squares of rotated ones then stay in range
 ROWS = 128  # of a tile
+BLOCK = 2048  # numbers that are brought to 16 bits at a time
 TILE = 32  # channels and places that are brought into another order at a time
 WORTH_SPLITTING = 256  # length of vectors from which rotations are faster in parts than in float32
 PROGRAMS = 528  # four on each of 132 processors
@@ -123,11 +124,29 @@ def parts(x: Tensor, flat: Tensor, scale: Tensor, inner: int, two: bool, half: t
     numbers, examples = flat.numel(), scale.numel()
     high = torch.empty(numbers, dtype=half, device=x.device)
     low = torch.empty_like(high) if two else high
-    block = 2048
-    grid = (-(-numbers // block),)
-    launch("split", grid, flat, high, low, scale, numbers, inner, examples, TWO=two, BLOCK=block, num_warps=8)
+    units, wide = numbers // inner, min(BLOCK, power_of_two(inner))
+    rows, chunks = BLOCK // wide, -(-inner // wide)
+    grid = (-(-units // rows) * chunks,)
+    launch(
+        "split", grid, flat, high, low, scale, units, inner, examples, chunks,
+        TWO=two, ROWS=rows, WIDE=wide, num_warps=8,
+    )  # fmt: skip
     shape, stride = x.shape, x.stride()
     return Operand(high.as_strided(shape, stride), low.as_strided(shape, stride), scale, two)
+
+
+def split_rows(x: Tensor, top: int = TOP) -> Operand:
+    """(n, width) in two parts, with a power of two for every row."""
+    number, width = x.shape
+    if width > BLOCK or not x.is_contiguous():
+        return split(x, 0, True, torch.float16, top)
+    high = torch.empty_like(x, dtype=torch.float16)
+    low, scale = torch.empty_like(high), torch.empty(number, device=x.device)
+    wide = power_of_two(width)
+    rows = BLOCK // wide
+    grid = (-(-number // rows),)
+    launch("split_rows", grid, x, high, low, scale, number, width, top, TWO=True, ROWS=rows, WIDE=wide, num_warps=8)
+    return Operand(high, low, scale, True)
 
 
 def dense(x: Tensor) -> bool:
@@ -330,7 +349,7 @@ def multiplied(left: Tensor, right: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
-    first, second = split(x.reshape(-1, x.shape[-1]).float(), 0, True, torch.float16), whole(weight)
+    first, second = split_rows(x.reshape(-1, x.shape[-1]).float()), whole(weight)
     made = multiplied(first.high, second.high)
     if made.is_cuda:
         made = torch.addmm(made, first.low, second.high, out_dtype=torch.float32, out=made)

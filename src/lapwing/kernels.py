@@ -11,30 +11,58 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["numbers", "inner", "examples"])
-def _split(x, high, low, scale, numbers, inner, examples, TWO: tl.constexpr, BLOCK: tl.constexpr):
-    """float32 -> 16 bits, times a power of two per example; what is lost goes to `low`."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < numbers
-    example = (place // inner) % examples
-    value = tl.load(x + place, mask=mask) * tl.load(scale + example, mask=mask)
+@triton.jit
+def _halves(value, high, low, place, mask, TWO: tl.constexpr):
+    """float32 -> 16 bits; what is lost goes to `low`."""
     head = value.to(high.dtype.element_ty)
     tl.store(high + place, head, mask=mask)
     if TWO:
-        rest = (value - head.to(tl.float32)).to(high.dtype.element_ty)
-        tl.store(low + place, rest, mask=mask)
+        tl.store(low + place, (value - head.to(tl.float32)).to(high.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _power(largest, top):
+    """Powers of two that bring numbers just below `2^top`; one for those that are zero or not finite."""
+    good = (largest > 0) & (largest < float("inf"))
+    exponent = top - tl.ceil(tl.log2(tl.where(good, largest, 1.0)))
+    return tl.where(good, tl.exp2(tl.minimum(tl.maximum(exponent, -40.0), 40.0)), 1.0)
+
+
+@triton.jit(do_not_specialize=["units", "examples", "chunks"])
+def _split(
+    x, high, low, scale, units, inner, examples, chunks, TWO: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
+):
+    """float32 -> 16 bits, times a power of two per example, which is the number of a stretch of `inner` numbers."""
+    unit = (tl.program_id(0) // chunks) * ROWS + tl.arange(0, ROWS)
+    at = (tl.program_id(0) % chunks) * WIDE + tl.arange(0, WIDE)
+    mask = (unit < units)[:, None] & (at < inner)[None, :]
+    place = unit.to(tl.int64)[:, None] * inner + at[None, :]
+    factor = tl.load(scale + unit % examples, mask=unit < units, other=1.0)
+    _halves(tl.load(x + place, mask=mask, other=0.0) * factor[:, None], high, low, place, mask, TWO)
+
+
+@triton.jit(do_not_specialize=["units", "top"])
+def _split_rows(
+    x, high, low, scale, units, inner, top, TWO: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """The same for rows that fit into one program, which finds their powers of two itself."""
+    unit = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, WIDE)
+    mask = (unit < units)[:, None] & (at < inner)[None, :]
+    place = unit.to(tl.int64)[:, None] * inner + at[None, :]
+    value = tl.load(x + place, mask=mask, other=0.0)
+    # A row with NaN has no largest number: the others of its row are of no use then.
+    factor = _power(tl.max(tl.abs(value), 1), top)
+    tl.store(scale + unit, factor, mask=unit < units)
+    _halves(value * factor[:, None], high, low, place, mask, TWO)
 
 
 @triton.jit(do_not_specialize=["number", "top"])
 def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
-    """Powers of two that bring numbers just below `2^top`; one for those that are zero or not finite."""
+    """Powers of two that bring numbers just below `2^top`."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = place < number
-    value = tl.load(largest + place, mask=mask, other=1.0)
-    exponent = top - tl.ceil(tl.log2(value))
-    exponent = tl.minimum(tl.maximum(exponent, -40.0), 40.0)
-    good = (value > 0) & (value < float("inf"))
-    tl.store(scale + place, tl.where(good, tl.exp2(exponent), 1.0), mask=mask)
+    tl.store(scale + place, _power(tl.load(largest + place, mask=mask, other=1.0), top), mask=mask)
 
 
 @triton.jit
@@ -162,9 +190,7 @@ def _gram(
         elif PLAIN:
             total = tl.dot(tile, _flipped(tile, OB), total)
         elif BITS == 11:  # in range by a power of two for each tile
-            largest = tl.max(tl.abs(tile))
-            good = (largest > 0) & (largest < float("inf"))
-            bring = tl.where(good, tl.exp2(15.0 - tl.ceil(tl.log2(largest))), 1.0)
+            bring = _power(tl.max(tl.abs(tile)), 15.0)
             half = (tile * bring).to(tl.float16)
             total += tl.dot(half, _flipped(half, OB)) * (1.0 / bring) * (1.0 / bring)
         else:
@@ -423,5 +449,6 @@ def _layer_norm(
         at += size
 
 
-split, scale, gram, squares, rounded, summed = _split, _scale, _gram, _squares, _rounded, _summed
+split, split_rows, scale, gram, squares = _split, _split_rows, _scale, _gram, _squares
+rounded, summed = _rounded, _summed
 attention, moments, layer_norm = _attention, _moments, _layer_norm
