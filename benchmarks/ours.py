@@ -34,3 +34,17 @@ def fit(
         memory=memory,
         arithmetic=arithmetic(),
     )
+
+
+def try_kernels_again() -> None:
+    """Forget that fused kernels failed: all calls would be slower from then on."""
+    from lapwing import fused
+
+    fused.broken.clear()
+
+
+def kernels_that_failed() -> list[str]:
+    """Why measurements were made without fused kernels, if they were."""
+    from lapwing import fused
+
+    return list(fused.broken)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import peer
+from benchmarks import ours, peer
 from benchmarks.cases import Bench, Settings
 from benchmarks.journal import Journal, merge
 from benchmarks.measure import PRECISIONS, Failure, attempt, device_name, set_precision, within_memory
@@ -50,6 +50,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.precision = options.precision or (["fp32"] if options.device == "cpu" else list(PRECISIONS))
     if options.json is not None and len(options.precision) > 1:
         parser.error("--json is one file, and every precision has its own; name one --precision, or leave --json out")
+    known = {name for precision in options.precision for name in scope(options, precision).sections}
+    missing = [name for name in options.sections or () if name not in known]
+    if missing:
+        parser.error(
+            f"of {', '.join(missing)} nothing depends on these precisions; name one --precision to measure all"
+        )
     return options
 
 
@@ -115,7 +121,8 @@ def run(options: argparse.Namespace, console: Console) -> list[Journal]:
         attempt(peer.load)  # where it is missing, its measurements say so
     device = torch.device(options.device)
     with fast_collection(), within_memory(device):
-        return [measured(options, precision, device, console) for precision in options.precision]
+        asked = [precision for precision in options.precision if scope(options, precision).sections]
+        return [measured(options, precision, device, console) for precision in asked]
 
 
 def measured(options: argparse.Namespace, precision: str, device: torch.device, console: Console) -> Journal:
@@ -135,6 +142,7 @@ def measured(options: argparse.Namespace, precision: str, device: torch.device, 
         lambda line: console.print(line, style="dim", highlight=False, markup=False),
     )
     journal = Journal(header(options, device, precision), path)
+    ours.try_kernels_again()  # what failed in another precision need not fail in this one
     bench = Bench(settings, journal, tuple(options.networks))
     for name in own.sections:
         began = time.perf_counter()
@@ -142,6 +150,8 @@ def measured(options: argparse.Namespace, precision: str, device: torch.device, 
         if isinstance(outcome, Failure):
             journal.add(outcome, section=name)
         settings.say(f"{precision}, {name}: {time.perf_counter() - began:.0f} s")
+    journal.header["slower"] = ours.kernels_that_failed()
+    journal.write()
     return journal
 
 

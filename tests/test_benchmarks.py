@@ -230,6 +230,9 @@ def test_one_command_measures_every_precision(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         run.parse(["--device", "cuda", "--json", "one.json"])
     assert "name one --precision" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run.parse(["--device", "cuda", "--precision", "tf32", "bf16", "--sections", "diag", "fits"])
+    assert "of diag nothing depends on these precisions" in capsys.readouterr().err
 
 
 @pytest.fixture

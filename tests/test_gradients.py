@@ -67,6 +67,15 @@ def test_attention(name: str) -> None:
     same_gradients(ours, F.scaled_dot_product_attention(query, key, value, **options), [query, key, value])
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 1, 3)])
+def test_attention_with_any_leading_axes(lead: tuple[int, ...]) -> None:
+    """None at all too, as where examples are gone through one by one."""
+    torch.manual_seed(0)
+    query, key, value = normal(*lead, 5, 4), normal(*lead, 6, 4), normal(*lead, 6, 7)
+    ours = Attention.apply(query, key, value, {})
+    same_gradients(ours, F.scaled_dot_product_attention(query, key, value), [query, key, value])
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:

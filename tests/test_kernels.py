@@ -277,6 +277,19 @@ def test_attention(sizes: tuple[int, ...], columns: int, exact: bool) -> None:
                 assert abs(float(shrunk) - 1) < 4e-4
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1])
+@pytest.mark.parametrize("exact", [True, False])
+def test_no_nan_is_lost_in_attention(exact: bool, bits: int) -> None:
+    """Whatever its bits: those that a GPU makes are not those that a processor makes."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 1, 5, 4, device=DEVICE) for _ in range(3))
+    grad = torch.randn(2, 2, 1, 5, 4, device=DEVICE)
+    grad[1, 0, 0, 2] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    found = fused.attention(query, key, value, torch.full((2, 1, 5, 5), 0.2, device=DEVICE), 0.5, grad, exact)
+    for made in found:
+        assert bool(made[1, 0].isnan().any()) and not bool(made[0].isnan().any() | made[1, 1].isnan().any())
+
+
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("shape", [(3, 2, 5, 7), (1, 2, 33, 300), (2, 1, 1100, 3), (1, 1, 1, 1)])
 def test_moments(shape: tuple[int, ...], beside: bool) -> None:

@@ -82,9 +82,10 @@ def curve(
         if isinstance(found, Failure):
             break
         median = found["time"]["median"]
-        before = max((each["per_second"] for each in points[:-1]), default=0.0)
-        if median > case.settings.patience / 3 or (median > 0.3 and found["per_second"] < 1.03 * before):
-            break  # a larger batch would be no faster
+        best = max((each["per_second"] for each in points[:-2]), default=0.0)
+        idle = len(points) > 2 and all(each["per_second"] < 1.03 * best for each in points[-2:])
+        if median > case.settings.patience / 3 or (median > 0.3 and idle):
+            break  # a larger batch would be no faster, as two have shown
     tidy()
     worked = [each for each in points if "per_second" in each]
     if not worked:

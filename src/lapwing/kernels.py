@@ -21,11 +21,11 @@ def _halves(value, high, low, place, mask, TWO: tl.constexpr):
 
 
 @triton.jit
-def _power(largest, top):
-    """Powers of two that bring numbers just below `2^top`; one for those that are zero or not finite."""
+def _power(largest, top, most: tl.constexpr):
+    """Powers of two, `2^-most` to `2^most`, that bring numbers just below `2^top`; one where none does."""
     good = (largest > 0) & (largest < float("inf"))
     exponent = top - tl.ceil(tl.log2(tl.where(good, largest, 1.0)))
-    return tl.where(good, tl.exp2(tl.minimum(tl.maximum(exponent, -40.0), 40.0)), 1.0)
+    return tl.where(good, tl.exp2(tl.minimum(tl.maximum(exponent, -most), most)), 1.0)
 
 
 @triton.jit(do_not_specialize=["units", "examples", "chunks"])
@@ -33,10 +33,10 @@ def _split(
     x, high, low, scale, units, inner, examples, chunks, TWO: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
 ):
     """float32 -> 16 bits, times a power of two per example, which is the number of a stretch of `inner` numbers."""
-    unit = (tl.program_id(0) // chunks) * ROWS + tl.arange(0, ROWS)
-    at = (tl.program_id(0) % chunks) * WIDE + tl.arange(0, WIDE)
+    unit = (tl.program_id(0) // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = (tl.program_id(0) % chunks).to(tl.int64) * WIDE + tl.arange(0, WIDE)
     mask = (unit < units)[:, None] & (at < inner)[None, :]
-    place = unit.to(tl.int64)[:, None] * inner + at[None, :]
+    place = unit[:, None] * inner + at[None, :]
     factor = tl.load(scale + unit % examples, mask=unit < units, other=1.0)
     _halves(tl.load(x + place, mask=mask, other=0.0) * factor[:, None], high, low, place, mask, TWO)
 
@@ -46,13 +46,13 @@ def _split_rows(
     x, high, low, scale, units, inner, top, TWO: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """The same for rows that fit into one program, which finds their powers of two itself."""
-    unit = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, WIDE)
     mask = (unit < units)[:, None] & (at < inner)[None, :]
-    place = unit.to(tl.int64)[:, None] * inner + at[None, :]
+    place = unit[:, None] * inner + at[None, :]
     value = tl.load(x + place, mask=mask, other=0.0)
     # A row with NaN has no largest number: the others of its row are of no use then.
-    factor = _power(tl.max(tl.abs(value), 1), top)
+    factor = _power(tl.max(tl.abs(value), 1), top, 40.0)
     tl.store(scale + unit, factor, mask=unit < units)
     _halves(value * factor[:, None], high, low, place, mask, TWO)
 
@@ -62,7 +62,7 @@ def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
     """Powers of two that bring numbers just below `2^top`."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = place < number
-    tl.store(scale + place, _power(tl.load(largest + place, mask=mask, other=1.0), top), mask=mask)
+    tl.store(scale + place, _power(tl.load(largest + place, mask=mask, other=1.0), top, 40.0), mask=mask)
 
 
 @triton.jit
@@ -190,7 +190,7 @@ def _gram(
         elif PLAIN:
             total = tl.dot(tile, _flipped(tile, OB), total)
         elif BITS == 11:  # in range by a power of two for each tile
-            bring = _power(tl.max(tl.abs(tile)), 15.0)
+            bring = _power(tl.max(tl.abs(tile)), 15.0, 110.0)
             half = (tile * bring).to(tl.float16)
             total += tl.dot(half, _flipped(half, OB)) * (1.0 / bring) * (1.0 / bring)
         else:
@@ -298,7 +298,8 @@ def _eleven(x, EXACT: tl.constexpr):
     if EXACT:
         return x
     else:
-        return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, rounded, x)  # some NaN would carry over into the sign
 
 
 @triton.jit(do_not_specialize=["channels", "places"])
@@ -355,6 +356,7 @@ def _attention(
     head = (tl.program_id(0) % heads).to(tl.int64)
     t, s, d, e = tl.arange(0, TB), tl.arange(0, SB), tl.arange(0, DB), tl.arange(0, EB)
     in_t, in_s, in_d, in_e = t < T, s < S, d < D, e < E
+    t, s, d, e = t.to(tl.int64), s.to(tl.int64), d.to(tl.int64), e.to(tl.int64)
     of_t, of_s = in_t[:, None] & in_d[None, :], in_s[:, None] & in_d[None, :]
     q = tl.load(
         query + example * query_b + head * query_h + t[:, None] * query_t + d[None, :] * query_d, mask=of_t, other=0.0

@@ -87,7 +87,7 @@ def for_columns(
             return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in made)
     q, k, v, own = (apart(each, -1) for each in (query, key, value, shares))
     found = gradients(q, k, v, own, scale, apart(grad, lead.numel()).movedim(0, 1))
-    return tuple(each.unflatten(0, lead).movedim(len(lead), 0) for each in found)
+    return tuple(each.reshape(*lead, *each.shape[1:]).movedim(len(lead), 0) for each in found)
 
 
 class Backward(torch.autograd.Function):

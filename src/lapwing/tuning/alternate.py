@@ -124,8 +124,8 @@ class Turns:
             )
         )
 
-    def better(self, problem: Profile, point: Point, answers: Tensor) -> Tensor:
-        """(groups + 1,): precisions and noise that raise the evidence."""
+    def better(self, problem: Profile, point: Point, answers: Tensor) -> tuple[Tensor, float]:
+        """(groups + 1,): precisions and noise that raise the evidence; and how far they are, at their pace or without."""
         z, allowed = vector(point.place), self.range()
         update = mackay(problem, allowed, point)
         step = update - z
@@ -134,12 +134,16 @@ class Turns:
             step = newton(problem, point, answers, gradient, allowed.open(z, gradient))
             # Where the evidence is not concave it goes on uphill all the same.
             step = torch.where(torch.isfinite(step), step, 2 * (update - z)).clamp(-LONGEST, LONGEST)
-        step = self.pace.of(step)
-        step[:-1] = torch.where(falling(point, answers), (2 * point.gamma / OFF).log().clamp(min=1.0), step[:-1])
         near = self.log.left <= exactness(point.gamma, allowed.free, LOOSE)
         longest = LONGEST if near else CAREFUL
-        step = step.clamp(-longest, longest)
-        return allowed.clip(torch.where(allowed.free, z + step, z))
+        fallen, gone = falling(point, answers), (2 * point.gamma / OFF).log().clamp(min=1.0)
+
+        def reached(step: Tensor) -> Tensor:
+            own = torch.cat([torch.where(fallen, gone, step[:-1]), step[-1:]]).clamp(-longest, longest)
+            return allowed.clip(torch.where(allowed.free, z + own, z))
+
+        plain, paced = reached(step), reached(self.pace.of(step))
+        return paced, float(torch.stack([plain - z, paced - z]).abs().max())
 
     def range(self) -> Range:
         """What may still change."""
@@ -227,15 +231,15 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             if not point.finite:
                 turns.at(place).log_evidence()  # says what is wrong
         elif not point.value >= value - turns.log.left - 1e-12 * abs(value):
-            # Too far: ever shorter turns, all of which begin uphill.
+            # Too far: ever shorter turns, and the next ones at a slower pace.
             turns.pace.slow()
             place = place_of(here + 0.5 * (z - here))
             continue
         turns.note(point)
         gamma = point.gamma
         turns.off |= (gamma < OFF) & (gamma >= point.pull) & turns.allowed.free[:-1]
-        here, value, following = z, point.value, turns.better(problem, point, answers)
-        before, moved = moved, float((following - z).abs().max())
+        here, value, before = z, point.value, moved
+        following, moved = turns.better(problem, point, answers)
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
             share = max(0.5 * share, TIGHT)
         near = turns.log.converged or turns.log.left <= exactness(gamma, turns.range().free, asked.tolerance)
