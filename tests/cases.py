@@ -216,6 +216,7 @@ CASES = [
     classes("embedding_sparse", seq.embedding_sparse, tokens(6, 3)),
     classes("repeated_tokens", seq.embedding_sparse, repeated),
     classes("gpt_positions", seq.gpt_positions, tokens(5, 3), 3, 3),
+    classes("layered_positions", seq.layered_positions, tokens(5, 3), note="positions reach the output through layers"),
     values("embedding_rows", seq.embedding_rows, tokens(4, 3), 2, note="the table is also used elementwise"),
     classes("token_classifier", seq.token_classifier, tokens(5, 4), 3, 4),
     Case("ignored_labels", seq.token_classifier, tokens(5, 4), "classification", ignoring(3, 4)),

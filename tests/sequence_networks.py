@@ -51,6 +51,20 @@ def gpt_positions() -> nn.Module:
     return Network(forward, **members, mix=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
+def layered_positions() -> nn.Module:
+    """Positions that go through layers of their own before any example, (B, 3) to (B, 3)."""
+
+    def forward(self: Any, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.token(tokens) + self.project(self.position)
+        hidden = hidden + self.norm(self.table(places)) + self.norm(self.scaled * 2)
+        return self.head(torch.tanh(hidden).mean(1))
+
+    members = {"token": nn.Embedding(5, 4), "position": parameter(3, 2), "project": nn.Linear(2, 4)}
+    members |= {"table": nn.Embedding(3, 4), "norm": nn.LayerNorm(4), "scaled": parameter(3, 4)}
+    return Network(forward, **members, head=nn.Linear(4, 3))
+
+
 def tied_gpt() -> nn.Module:
     """A table of tokens that is also the head, (B, 3) to (B, 3, 4)."""
 

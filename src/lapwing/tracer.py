@@ -28,11 +28,14 @@ ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
 HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
-def reached(output: Tensor, stops: set[Any], names: dict[int, str]) -> tuple[set[str], set[Any]]:
-    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way."""
-    found: set[str] = set()
+def reached(output: Tensor, lifted: list[Tensor], stops: set[Any], names: dict[int, str]) -> tuple[set[str], set[Any]]:
+    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way.
+
+    The search stops where a use without examples is lifted to them, and goes on from what that use was given.
+    """
+    found = {names[id(each)] for each in lifted if id(each) in names}
     seen: set[Any] = set()
-    stack = [output.grad_fn] if output.grad_fn is not None else []
+    stack = [each.grad_fn for each in (output, *lifted) if each.grad_fn is not None]
     while stack:
         node = stack.pop()
         if node in seen or node in stops:
@@ -214,7 +217,8 @@ class Tracer:
         tape = self._tape(uses, output, inputs, examples)
         if not output.requires_grad:
             return tape
-        unseen, nodes = reached(output, recording.stops, self._by_id)
+        below = [given for use in uses if use.lifts for given in use.inputs]
+        unseen, nodes = reached(output, below, recording.stops, self._by_id)
         known = len(plan.generic), len(plan.copied)
         plan.generic |= unseen
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}

@@ -125,7 +125,7 @@ class Turns:
         )
 
     def better(self, problem: Profile, point: Point, answers: Tensor) -> tuple[Tensor, float]:
-        """(groups + 1,): precisions and noise that raise the evidence; and how far they are, at their pace or without."""
+        """(groups + 1,): precisions and noise that raise the evidence; and how far they are, paced or not."""
         z, allowed = vector(point.place), self.range()
         update = mackay(problem, allowed, point)
         step = update - z
