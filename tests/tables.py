@@ -17,8 +17,8 @@ from conftest import DEVICE
 from lapwing.jacobians import join
 
 NAMES = [case.name for case in CASES]
-# Where no axis holds the examples, so that the generic rule takes over: weights that are applied to a selection of tokens
-# that depends on the data, and those whose results go through further layers before they meet an example.
+# Where no axis holds the examples, so that the generic rule takes over: weights that are applied to a selection of
+# tokens that depends on the data, and those whose results go through further layers before they meet an example.
 ROUTED = {"experts_tokens", "layered_positions"}
 
 
