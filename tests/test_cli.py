@@ -509,11 +509,17 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **extra}
 
 
+def interruptible() -> None:
+    """As in a terminal: jobs in the background start with Ctrl-C ignored, and so does all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def process(*given: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lapwing.cli", *given]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment(**extra), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        command, cwd=cwd, env=environment(**extra), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=interruptible,
+    )  # fmt: skip
 
 
 def test_a_shell_completes_commands(tmp_path: Path) -> None:
@@ -571,9 +577,10 @@ def test_ctrl_c_during_a_fit(place: str, tmp_path: Path) -> None:
                 break
             time.sleep(0.1)
         started.send_signal(signal.SIGINT)
-        out, err = started.communicate(timeout=30)
+        out, err = started.communicate(timeout=60)
     finally:
         started.kill()
+        started.communicate()
     assert started.returncode == 130
     assert out == "" and err == "Interrupted; nothing was written.\n"
     assert {each.name for each in tmp_path.iterdir()} - before <= {"started", "__pycache__"}
