@@ -13,7 +13,8 @@ import lapwing as lw
 from conftest import DEVICE
 from lapwing import fused
 from lapwing.layers import exact_convolution
-from lapwing.layers.exact_convolution import Back, Convolution, Geometry, as_they_are, in_parts, through
+from lapwing.layers.columns import pulled
+from lapwing.layers.exact_convolution import Convolution, Geometry, as_they_are, in_parts, of_columns, through
 
 GEOMETRIES = {
     "plain": ((5, 9, 7), (8, 5, 3, 3), Geometry((5, 9, 7), (1, 1), (0, 0), (1, 1))),
@@ -85,10 +86,10 @@ def test_columns_are_examples() -> None:
     """Gradients of many outputs at once, and one at a time."""
     given, weight, grad, geometry = case("strided")
     columns = torch.stack([grad, 2 * grad.flip(0), -grad])
-    at_once = torch.vmap(lambda each: Back.apply(each, weight, geometry))(columns)
+    at_once = torch.vmap(lambda each: pulled(of_columns, each, weight, geometry))(columns)
     for made, each in zip(at_once, columns, strict=True):
         assert error(made, expected(given, weight, each, geometry)) < 3e-6
-    inner = torch.vmap(lambda each: Back.apply(each, weight, geometry), in_dims=1)(columns.transpose(0, 1))
+    inner = torch.vmap(lambda each: pulled(of_columns, each, weight, geometry), in_dims=1)(columns.transpose(0, 1))
     torch.testing.assert_close(inner, at_once)
     asked = given.clone().requires_grad_()
     output = Convolution.apply(asked, weight, None, geometry)

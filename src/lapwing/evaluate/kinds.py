@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .regression import LEVELS
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -103,9 +105,7 @@ METRICS = {
         -1,
         "distance between the predicted distribution and the target, in its units",
     ),
-    "coverage50": covered(0.5),
-    "coverage90": covered(0.9),
-    "coverage95": covered(0.95),
+    **{f"coverage{round(100 * level)}": covered(level) for level in LEVELS},
     "sharpness": Metric(
         "sharpness",
         "Sharpness",

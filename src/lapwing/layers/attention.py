@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import fused
 from ..arithmetic import products_rounded
 from .base import Handler
+from .columns import pulled
 
 # Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
 LARGEST_CPU, LARGEST_CUDA = 1 << 12, 1 << 16
@@ -70,9 +71,9 @@ def gradients(
 
 
 def for_columns(
-    query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float, grad: Tensor
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float
 ) -> tuple[Tensor, ...]:
-    """(..., T, d), (..., S, d), (..., S, e), (..., T, S), gradients (K, ..., T, e) -> (K, ...) of the first three."""
+    """Gradients (K, ..., T, e), (..., T, d), (..., S, d), (..., S, e), (..., T, S) -> (K, ...) of the next three."""
     lead = query.shape[:-2]
 
     def apart(each: Tensor, *sizes: int) -> Tensor:
@@ -88,24 +89,6 @@ def for_columns(
     q, k, v, own = (apart(each, -1) for each in (query, key, value, shares))
     found = gradients(q, k, v, own, scale, apart(grad, lead.numel()).movedim(0, 1))
     return tuple(each.reshape(*lead, *each.shape[1:]).movedim(len(lead), 0) for each in found)
-
-
-class Backward(torch.autograd.Function):
-    """The gradient of attention as an operation that takes a batch of columns as it is."""
-
-    @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, shares: Tensor, grad: Tensor, scale: float) -> Any:
-        """All (..., positions, width)."""
-        return tuple(each[0] for each in for_columns(query, key, value, shares, scale, grad.unsqueeze(0)))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: a second derivative is taken of torch's own attention."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, query: Any, key: Any, value: Any, shares: Any, grad: Any, scale: float) -> Any:
-        """Only gradients come in batches: the rest is the forward pass's."""
-        return for_columns(query, key, value, shares, scale, grad.movedim(in_dims[4], 0)), (0, 0, 0)
 
 
 class Attention(torch.autograd.Function):
@@ -126,8 +109,7 @@ class Attention(torch.autograd.Function):
         scale = ctx.options.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         shares = weights(query, key, ctx.options, scale)
-        made = Backward.apply(query, key, value, shares, grads[0], scale)  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return *made, None
+        return *pulled(for_columns, grads[0], query, key, value, shares, scale), None
 
 
 def weights(query: Tensor, key: Tensor, options: dict[str, Any], scale: float) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import fused
 from ..arithmetic import convolutions_rounded, switched
 from .base import Recorder
+from .columns import pulled
 
 NARROWEST = 64  # channels on either side, below which tensor cores gain nothing
 # Bytes of gradients that are split at a time, and the share of all of them: of small pieces only, the host is slower
@@ -90,24 +91,10 @@ def through(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     return as_they_are(grad, weight, geometry) if made is None else made
 
 
-class Back(torch.autograd.Function):
-    """Gradients through a convolution; columns are more examples."""
-
-    @staticmethod
-    def forward(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        """(B, O, H', W') -> (B, C, H, W)."""
-        return through(grad, weight, geometry)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Tensor, weight: Tensor, geometry: Geometry) -> Any:
-        """Only gradients come in batches: the weight is the forward pass's."""
-        columns = grad.movedim(in_dims[0], 0)
-        made = through(columns.flatten(0, 1), weight, geometry)
-        return made.unflatten(0, columns.shape[:2]), 0
+def of_columns(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(K, B, O, H', W') -> (K, B, C, H, W): columns are more examples."""
+    made = through(grad.flatten(0, 1), weight, geometry)
+    return made.reshape(*grad.shape[:2], *made.shape[1:])
 
 
 class Convolution(torch.autograd.Function):
@@ -124,8 +111,7 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
         (weight,) = ctx.saved_tensors
-        made = Back.apply(grads[0], weight, ctx.geometry)  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return made, None, None, None
+        return pulled(of_columns, grads[0], weight, ctx.geometry), None, None, None
 
 
 def on_gpu(x: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import fused
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, Part, PlainInputs, Recorder, Ref, Use, positions_last
+from .columns import pulled
 
 
 def bias_term(grad: Tensor) -> Term:
@@ -83,24 +84,6 @@ def exactly(grad: Tensor, weight: Tensor) -> Tensor:
     return grad @ weight if made is None else made
 
 
-class Back(torch.autograd.Function):
-    """Gradients through a linear map, as exact as in float32 and on the tensor cores; columns are more rows."""
-
-    @staticmethod
-    def forward(grad: Tensor, weight: Tensor) -> Tensor:
-        """(..., O) and (O, I) -> (..., I)."""
-        return exactly(grad, weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Tensor, weight: Tensor) -> Any:
-        """Only gradients come in batches: the weight is the forward pass's."""
-        return exactly(grad.movedim(in_dims[0], 0), weight), 0
-
-
 class Exact(torch.autograd.Function):
     """Torch's linear map with such gradients; its weight and bias are recorded and need none here."""
 
@@ -114,7 +97,7 @@ class Exact(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
         (weight,) = ctx.saved_tensors
-        return Back.apply(grads[0], weight), None, None  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return pulled(exactly, grads[0], weight), None, None
 
 
 LINEAR = LinearRule()

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import fused
 from ..jacobians import Layout
 from .base import Contribution, Handler, Recorder, Use, channels, positions_last
+from .columns import pulled
 from .linear import usable_range
 
 
@@ -104,26 +105,6 @@ def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weigh
     return made.reshape(grad.shape)
 
 
-class RowsBack(torch.autograd.Function):
-    """The gradient through a layer norm as an operation that takes a batch of columns as it is."""
-
-    @staticmethod
-    def forward(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
-        """As large as the input."""
-        return through_rows(grad.unsqueeze(0), given, mean, slope, weight, width)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Any, width: int
-    ) -> Any:
-        """Only gradients come in batches: torch's own rule copies the input for each."""
-        return through_rows(grad.movedim(in_dims[0], 0), given, mean, slope, weight, width), 0
-
-
 class RowNorm(torch.autograd.Function):
     """Torch's layer norm with such a gradient; scale and shift are recorded elsewhere and need none here."""
 
@@ -138,8 +119,7 @@ class RowNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
-        made = RowsBack.apply(grads[0], *ctx.saved_tensors, ctx.width)  # type: ignore[no-untyped-call]  # torch's
-        return made, None, None, None, None
+        return pulled(through_rows, grads[0], *ctx.saved_tensors, ctx.width), None, None, None, None
 
 
 def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
