@@ -197,7 +197,7 @@ def linear_table(runs: Sequence[Run]) -> Table:
             rows += [
                 (
                     *start,
-                    "one solve",
+                    f"one solve from {point['start']}",
                     number(point["products"]),
                     f"{point['decrement']:.2g}",
                     f"{point['precision_error']:.2g}",
