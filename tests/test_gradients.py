@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from conftest import DEVICE
-from lapwing.layers import attention
+from lapwing.layers import HANDLERS, attention
 from lapwing.layers.attention import Attention
+from lapwing.layers.conv import Window, patches, rotated_patches
 from lapwing.layers.norm import frozen_batch_norm
-from lapwing.layers.pooling import Pool
+from lapwing.layers.pooling import PlacedPool, Pool
 from lapwing.layers.unbind import Unbind
 from lapwing.memory import Budget
 from lapwing.tracer import Tracer
@@ -100,6 +101,80 @@ def test_max_pooling(kernel: tuple[int, int], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
     same_gradients(Pool.apply(given, *kernel), F.max_pool2d(given, kernel), [given])
+
+
+WINDOWS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "side by side": (True, {"kernel_size": 2}),
+    "with gaps": (True, {"kernel_size": (2, 1), "stride": (3, 2)}),
+    "meeting": (False, {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "every place": (False, {"kernel_size": 2, "stride": 1}),
+    "dilated": (False, {"kernel_size": 2, "stride": 2, "dilation": 2}),
+    "over the edge": (True, {"kernel_size": 3, "ceil_mode": True}),
+}
+
+
+@pytest.mark.parametrize("name", list(WINDOWS))
+@pytest.mark.parametrize("shape", [(3, 2, 7, 8), (2, 7, 8)])
+def test_max_pooling_over_any_windows(name: str, shape: tuple[int, ...]) -> None:
+    """Where windows meet, a number takes the gradients of all that it is the largest of."""
+    torch.manual_seed(0)
+    given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
+    apart, options = WINDOWS[name]
+    same_gradients(PlacedPool.apply(given, apart, options), F.max_pool2d(given, **options), [given])
+
+
+class Pooled(nn.Module):
+    """Max pooling in every way of writing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 3, 3, padding=1), nn.Linear(3 * 4 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        both, _ = F.max_pool2d(hidden, 2, return_indices=True)
+        made = both + F.max_pool2d(hidden, 3, 2, 1) + F.max_pool2d(input=hidden, kernel_size=(2, 2), stride=[])
+        return self.second((made + F.max_pool2d(hidden, 2, None, 0, 1, False)).flatten(1))
+
+
+def test_pooling_in_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same posterior and predictions as by torch's own gradients; its own are taken where windows are pooled."""
+    torch.manual_seed(0)
+    model = Pooled().double().to(DEVICE).eval()
+    x = torch.randn(6, 1, 8, 8, dtype=torch.float64, device=DEVICE)
+    y = torch.randint(3, (6,), device=DEVICE)
+
+    def answers() -> tuple[Tensor, Tensor]:
+        la = lw.fit(model, [(x, y)], "classification", structure="full")
+        return la.log_evidence(), la.functional(x)[1]
+
+    ours = answers()
+    monkeypatch.delitem(HANDLERS, F.max_pool2d)
+    for one, other in zip(ours, answers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window((3, 2), (1, 1), (1, 0), (1, 1), 1),
+        Window((3, 3), (2, 1), (0, 2), (1, 2), 1),
+        Window((2, 2), (1, 1), "same", (1, 1), 1),
+        Window((3, 1), (1, 1), "valid", (2, 1), 1),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_patches_in_a_basis(window: Window, turned: bool) -> None:
+    """By a convolution with the basis as kernels, of images in any order of memory."""
+    torch.manual_seed(0)
+    given = torch.randn(4, 5, 7, 9)
+    given = given.contiguous(memory_format=torch.channels_last) if turned else given
+    width = 5 * window.kernel[0] * window.kernel[1]
+    basis = torch.randn(1, width, width)
+    expected = patches(given.double(), window) @ basis.double()
+    found = rotated_patches(given, window, basis)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -93,6 +93,8 @@ class Acts:
     scratch: int = 0  # numbers made on the way per example, beyond the result
     # The inputs in a basis as a 16-bit operand, where there is a shorter way than making them first.
     turned: Callable[[slice, Tensor, bool, torch.dtype], fused.Operand] | None = None
+    # The same in their own precision, (b, G, T, I): slices and a basis (G, I, I).
+    rotated: Callable[[slice, Tensor], Tensor] | None = None
     moments: Moments | None = None  # of the inputs without a column of ones
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
@@ -102,6 +104,8 @@ class Acts:
             if basis is not None:
                 return basis[0][index].unsqueeze(1)
             return torch.nn.functional.one_hot(index, self.width).unsqueeze(1)
+        if basis is not None and self.rotated is not None and not self.ones:
+            return self.rotated(examples, basis)
         act = self.make(examples)
         if self.ones:
             act = torch.cat([act, act.new_ones(*act.shape[:-1], 1)], -1)
@@ -129,11 +133,16 @@ class Term:
         # Either side is turned where it is smaller: before the product by its positions, or in the product.
         act_first = positions <= columns * rows or self.acts.index is not None
         grad_first = positions <= self.acts.width
-        if grad_basis is not None and grad_first:
-            grad = turned(grad, grad_basis)
         act = self.acts(examples, act_basis if act_first else None).to(grad.dtype)
+        beside = grad.permute(1, 2, 0, 4, 3)
+        if grad_basis is not None and grad_first:
+            # From the left where positions are neighbours in memory, as in convolutions: nothing is copied twice.
+            left_first = grad.stride(-2) == 1 and positions > 1
+            beside = (
+                grad_basis.mT.unsqueeze(1) @ beside if left_first else turned(grad, grad_basis).permute(1, 2, 0, 4, 3)
+            )
         # One product with the columns beside the rows: broadcasting over columns would copy the inputs K times.
-        tall = grad.permute(1, 2, 0, 4, 3).reshape(count * groups, columns * rows, positions)
+        tall = beside.reshape(count * groups, columns * rows, positions)
         width = act.shape[-1]  # given, since a use without positions leaves a reshape nothing to infer it from
         made = torch.bmm(tall, act.reshape(count * groups, positions, width))
         made = made.reshape(count, groups, columns, rows, width)

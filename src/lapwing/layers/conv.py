@@ -121,6 +121,24 @@ def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half
     return fused.Operand(made, made, part.scale * factor, False)
 
 
+def rotated_patches(given: Tensor, window: Window, basis: Tensor) -> Tensor:
+    """(n, C, H, W) -> (n, 1, T, C * kernel) in a basis (1, I, I): such a convolution on a CPU, channels last."""
+    kernels = basis[0].mT.reshape(basis.shape[-1], -1, *window.kernel)
+    padding: Any = window.padding
+    if isinstance(padding, str):  # torch warns of "same" where the two sides differ
+        given, padding = F.pad(given, window.pads()), 0
+    layout = torch.channels_last
+    made = F.conv2d(
+        given.contiguous(memory_format=layout),
+        kernels.contiguous(memory_format=layout),
+        None,
+        window.stride,
+        padding,
+        window.dilation,
+    )
+    return made.permute(0, 2, 3, 1).flatten(1, 2).unsqueeze(1)
+
+
 class ConvRule(PlainInputs):
     """`y_t = W a_t + b` with a_t the patch under output position t, one matrix per group."""
 
@@ -155,12 +173,17 @@ class ConvRule(PlainInputs):
                     return fused.rotated(act(examples).float(), basis, 0, two, half)
                 return turned_patches(given[examples], window, basis, two, half)
 
+            def rotated(examples: slice, basis: Tensor) -> Tensor:
+                return rotated_patches(given[examples], window, basis)
+
             acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
             if not self.transposed:
                 axes = window.axes(tuple(given.shape[given.dim() - dims :]))
                 acts = replace(acts, moments=PatchMoments(given, axes, groups))
                 if given.dim() == dims + 2:
                     acts = replace(acts, turned=turned)
+                if given.dim() == 4 and groups == 1 and given.dtype == torch.float32 and not given.is_cuda:
+                    acts = replace(acts, rotated=rotated)
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)

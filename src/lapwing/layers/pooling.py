@@ -1,4 +1,4 @@
-"""Max pooling over windows side by side: its gradient for all columns at once, without scattering."""
+"""Max pooling: its gradient for all columns at once; torch's copies the input and its places for every column."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Handler
+from .base import Handler, Recorder
+from .columns import pulled
 
 
 class Pool(torch.autograd.Function):
-    """Torch's max pooling; a gradient goes to the first largest number of its window, as torch's does."""
+    """Over windows side by side, without scattering; a gradient goes to the first largest number, as torch's does."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, high: int, wide: int) -> Tensor:
@@ -38,27 +39,58 @@ class Pool(torch.autograd.Function):
         return spread.flatten(-2).flatten(-3, -2), None, None
 
 
-def max_pool(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def scattered(grad: Tensor, index: Tensor, sizes: tuple[int, int], apart: bool) -> Tensor:
+    """Gradients (K, ..., h, w) -> (K, ..., H, W): each to its place (..., h, w), where windows may meet."""
+    made = grad.new_zeros(*grad.shape[:-2], sizes[0] * sizes[1])
+    places = index.flatten(-2).expand(*grad.shape[:-2], -1)
+    values = grad.flatten(-2)
+    made = made.scatter_(-1, places, values) if apart else made.scatter_add_(-1, places, values)
+    return made.reshape(*grad.shape[:-2], *sizes)
+
+
+class PlacedPool(torch.autograd.Function):
+    """The same over any windows, by scattering: on a CPU that is faster."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, apart: bool, options: dict[str, Any]) -> Tensor:
+        """(..., H, W) -> (..., h, w)."""
+        made, index = F.max_pool2d(given, **options, return_indices=True)
+        ctx.save_for_backward(index)
+        ctx.sizes, ctx.apart = (given.shape[-2], given.shape[-1]), apart
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """All columns with the same places."""
+        (index,) = ctx.saved_tensors
+        return pulled(scattered, grads[0], index, ctx.sizes, ctx.apart), None, None
+
+
+def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)`."""
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     values = dict(zip(names, args, strict=False)) | kwargs
-    given, kernel = values["input"], _pair(values["kernel_size"])
-    stride = values.get("stride")
-    plain = (
-        isinstance(given, Tensor)
-        and given.is_cuda  # on a CPU scattering is faster
-        and given.requires_grad
-        and given.dim() == 4
-        and (stride in (None, (), []) or _pair(stride) == kernel)
-        and _pair(values.get("padding", 0)) == (0, 0)
-        and _pair(values.get("dilation", 1)) == (1, 1)
-        and not values.get("return_indices", False)
-        and given.shape[-2] % kernel[0] == 0
-        and given.shape[-1] % kernel[1] == 0
-    )
-    if not plain:
+    given, kernel = values.get("input"), _pair(values["kernel_size"])
+    if not isinstance(given, Tensor) or not given.requires_grad or values.pop("return_indices", False):
         return func(*args, **kwargs)
-    return Pool.apply(given, *kernel)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    stride = values.get("stride")
+    step = kernel if stride in (None, (), []) else _pair(stride)
+    dilation = _pair(values.get("dilation", 1))
+    if given.is_cuda:
+        side_by_side = (
+            given.dim() == 4
+            and step == kernel
+            and _pair(values.get("padding", 0)) == (0, 0)
+            and dilation == (1, 1)
+            and given.shape[-2] % kernel[0] == 0
+            and given.shape[-1] % kernel[1] == 0
+        )
+        return Pool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+    if recorder.second or not recorder.columns or not given.numel() or given.device.type != "cpu":
+        return func(*args, **kwargs)
+    apart = all(step[axis] > dilation[axis] * (kernel[axis] - 1) for axis in range(2))
+    options = {name: value for name, value in values.items() if name != "input"}
+    return PlacedPool.apply(given, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 def _pair(value: Any) -> tuple[int, int]:
