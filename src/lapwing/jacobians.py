@@ -136,8 +136,9 @@ class Term:
         act = self.acts(examples, act_basis if act_first else None).to(grad.dtype)
         beside = grad.permute(1, 2, 0, 4, 3)
         if grad_basis is not None and grad_first:
-            # From the left where positions are neighbours in memory, as in convolutions: nothing is copied twice.
-            left_first = grad.stride(-2) == 1 and positions > 1
+            # From the left where positions are neighbours in memory, as in convolutions: nothing is copied twice. Each
+            # example has a product of its own then, which pays where positions are many.
+            left_first = grad.stride(-2) == 1 and 2 * positions >= rows and not grad.is_cuda
             beside = (
                 grad_basis.mT.unsqueeze(1) @ beside if left_first else turned(grad, grad_basis).permute(1, 2, 0, 4, 3)
             )
