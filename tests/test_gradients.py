@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from conftest import DEVICE
-from lapwing.layers import HANDLERS, attention
+from lapwing.layers import HANDLERS, attention, conv
 from lapwing.layers.attention import Attention
 from lapwing.layers.conv import Window, patches, rotated_patches
 from lapwing.layers.norm import frozen_batch_norm
@@ -175,6 +175,28 @@ def test_patches_in_a_basis(window: Window, turned: bool) -> None:
     found = rotated_patches(given, window, basis)
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has kernels for it")
+def test_networks_take_patches_in_a_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, with the covariances of float64; wide layers on small images make their patches."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 6, 2), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(24, 3)).eval()
+    x, y = torch.randn(8, 2, 6, 6), torch.randint(3, (8,))
+    asked: list[int] = []
+
+    def counted(given: Tensor, window: Window, basis: Tensor) -> Tensor:
+        asked.append(basis.shape[-1])
+        return rotated_patches(given, window, basis)
+
+    monkeypatch.setattr(conv, "rotated_patches", counted)
+    found = lw.fit(model, [(x, y)], "classification").functional(x)[1]
+    assert set(asked) == {18}  # the second layer sees 64 numbers at each of four positions
+    double = copy.deepcopy(model).double()
+    expected = lw.fit(double, [(x.double(), y)], "classification").functional(x.double())[1]
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    assert set(asked) == {18}
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
