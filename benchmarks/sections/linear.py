@@ -22,6 +22,7 @@ from benchmarks.networks import NETWORKS
 CASES = ("mlp", "lenet", "resnet18")
 STEPS = (1, 2, 3, 5, 7, 9, 15)  # k steps take k + 1/2 products, and half a one more to look at where they led
 TOLERANCE = 0.01  # of the last turn: what is left after it is a few times as much
+TURNS = 200  # at most
 TURN = 0.1  # what every log precision is changed by, for a solve from the mode before
 REFERENCE = 60  # steps that are taken to have arrived
 EXAMPLES = {"mlp": 1024, "lenet": 1024, "resnet18": 512}  # a large network takes hundreds of passes over them
@@ -51,7 +52,7 @@ def solves(case: Case) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # steps that are not enough are the subject
         began = time.perf_counter()
-        usual = TIGHT[True] if quick else {"tolerance": TOLERANCE}
+        usual = TIGHT[True] if quick else {"tolerance": TOLERANCE, "steps": TURNS}
         with counted() as solved:
             tuned = posterior.with_prior(layerwise()).tune(mode="linear", data=batches, **usual)
         tuning = time.perf_counter() - began
