@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -152,6 +153,83 @@ def test_pooling_in_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(HANDLERS, F.max_pool2d)
     for one, other in zip(ours, answers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("stride", [np.int64(2), torch.tensor(2), (np.int64(2), 2), [2]])
+def test_strides_of_any_kind_of_number(stride: Any) -> None:
+    """Whatever torch takes."""
+    torch.manual_seed(0)
+    model = (
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2, stride=stride), nn.Flatten(), nn.Linear(27, 2))
+        .eval()
+        .to(DEVICE)
+    )
+    x = torch.randn(5, 1, 8, 8, device=DEVICE)
+    la = lw.fit(model, [(x, torch.randint(2, (5,), device=DEVICE))], "classification")
+    assert bool((la.functional(x)[1].diagonal(dim1=-2, dim2=-1) > 0).all())
+
+
+class Inside(nn.Module):
+    """Operations with a gradient of our own inside the network's own `torch.func.grad`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4 * 4 * 4, 3)
+
+    def score(self, hidden: Tensor) -> Tensor:
+        if self.kind == "pooling":
+            return F.max_pool2d(hidden, 2).square().sum()
+        first, second = hidden.permute(2, 0, 3, 1).unbind(0)[:2]
+        return (first * second.cos()).sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.func.grad(self.score)(self.first(x)).flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["pooling", "unbind"])
+def test_inside_transforms_of_the_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own gradients are taken there."""
+    torch.manual_seed(0)
+    model = Inside(kind).double().to(DEVICE).eval()
+    x, y = torch.randn(5, 2, 4, 4, dtype=torch.float64, device=DEVICE), torch.randint(3, (5,), device=DEVICE)
+    found = lw.fit(model, [(x, y)], "classification").functional(x)[1]
+    for function in (F.max_pool2d, torch.unbind, torch.Tensor.unbind):
+        monkeypatch.delitem(HANDLERS, function)
+    expected = lw.fit(model, [(x, y)], "classification").functional(x)[1]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+class Folded(nn.Module):
+    """A convolution over one axis, or two, of several pieces of each example."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        kind = nn.Conv1d if dims == 1 else nn.Conv2d
+        self.first, self.second = kind(3, 16, 3, padding=1), nn.Linear(2 * 16 * 6**dims, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.flatten(0, 1)).relu().reshape(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("fold", [True, False])
+def test_convolutions_of_pieces_and_of_one_example(dims: int, fold: bool) -> None:
+    """In float32, whose shortest way is another than float64's: the same covariances, also of a single example."""
+    torch.manual_seed(0)
+    if fold:
+        model: nn.Module = Folded(dims).eval().to(DEVICE)
+        x = torch.randn(7, 2, 3, *[6] * dims, device=DEVICE)
+    else:
+        kind = nn.Conv1d if dims == 1 else nn.Conv2d
+        model = nn.Sequential(kind(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 6**dims, 4))
+        model = model.eval().to(DEVICE)
+        x = torch.randn(7, 3, *[6] * dims, device=DEVICE)
+    y = torch.randint(4, (7,), device=DEVICE)
+    la = lw.fit(model, [(x, y)], "classification", arithmetic="float32")
+    double = lw.fit(copy.deepcopy(model).double(), [(x.double(), y)], "classification")
+    for given in (x, x[:1]):
+        found, expected = la.functional(given)[1], double.functional(given.double())[1]
+        assert float((found - expected).norm() / expected.norm()) < 1e-4
 
 
 @pytest.mark.parametrize(

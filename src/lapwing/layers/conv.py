@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -174,7 +175,10 @@ class ConvRule(PlainInputs):
                 return turned_patches(given[examples], window, basis, two, half)
 
             def rotated(examples: slice, basis: Tensor) -> Tensor:
-                return rotated_patches(given[examples], window, basis)
+                chosen = given[examples]
+                seen = rotated_patches(chosen.reshape(-1, *chosen.shape[chosen.dim() - 3 :]), window, basis)
+                # (count * folds, 1, L, width) -> (count, 1, folds * L, width)
+                return seen.reshape(chosen.shape[0], 1, -1, seen.shape[-1])
 
             acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
             if not self.transposed:
@@ -183,9 +187,9 @@ class ConvRule(PlainInputs):
                 if given.dim() == dims + 2:
                     acts = replace(acts, turned=turned)
                 # Measured: it pays where images are large beside the number of what one position sees.
-                large = 4 * positions >= width > given.shape[1]
-                if large and given.dim() == 4 and groups == 1 and given.dtype == torch.float32 and not given.is_cuda:
-                    acts = replace(acts, rotated=rotated)
+                if dims == 2 and groups == 1 and given.dtype == torch.float32 and not given.is_cuda:
+                    large = 4 * math.prod(axis.places for axis in axes) >= width > given.shape[-3]
+                    acts = replace(acts, rotated=rotated) if large else acts
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)

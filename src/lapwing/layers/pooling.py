@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Handler, Recorder
-from .columns import pulled
+from .columns import pulled, transformed
 
 
 class Pool(torch.autograd.Function):
@@ -70,11 +71,12 @@ def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
     """`F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)`."""
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     values = dict(zip(names, args, strict=False)) | kwargs
-    given, kernel = values.get("input"), _pair(values["kernel_size"])
-    if not isinstance(given, Tensor) or not given.requires_grad or values.pop("return_indices", False):
+    given = values.get("input")
+    indices = values.pop("return_indices", False)
+    if not isinstance(given, Tensor) or not given.requires_grad or indices or transformed():
         return func(*args, **kwargs)
-    stride = values.get("stride")
-    step = kernel if stride in (None, (), []) else _pair(stride)
+    kernel, stride = _pair(values["kernel_size"]), values.get("stride")
+    step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else _pair(stride)
     dilation = _pair(values.get("dilation", 1))
     if given.is_cuda:
         side_by_side = (
@@ -94,9 +96,9 @@ def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    made = tuple(int(each) for each in value)
+    if not isinstance(value, list | tuple):
+        return operator.index(value), operator.index(value)
+    made = tuple(operator.index(each) for each in value)
     return (made[0], made[0]) if len(made) == 1 else (made[0], made[1])
 
 
