@@ -157,16 +157,25 @@ def test_pooling_in_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("stride", [np.int64(2), torch.tensor(2), (np.int64(2), 2), [2]])
 def test_strides_of_any_kind_of_number(stride: Any) -> None:
-    """Whatever torch takes."""
-    torch.manual_seed(0)
-    model = (
-        nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2, stride=stride), nn.Flatten(), nn.Linear(27, 2))
-        .eval()
-        .to(DEVICE)
-    )
-    x = torch.randn(5, 1, 8, 8, device=DEVICE)
-    la = lw.fit(model, [(x, torch.randint(2, (5,), device=DEVICE))], "classification")
-    assert bool((la.functional(x)[1].diagonal(dim1=-2, dim2=-1) > 0).all())
+    """Whatever torch takes: the covariances are those of a plain number."""
+    x = torch.randn(5, 1, 9, 9, device=DEVICE)
+    y = torch.randint(2, (5,), device=DEVICE)
+
+    def covariance(step: Any) -> Tensor:
+        class Stepped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Conv2d(1, 3, 2), nn.Linear(12, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                hidden = F.conv2d(x, self.first.weight, self.first.bias, step)
+                return self.second(F.max_pool2d(hidden, 2, step).flatten(1))
+
+        torch.manual_seed(0)
+        model = Stepped().eval().to(DEVICE)
+        return lw.fit(model, [(x, y)], "classification").functional(x)[1]
+
+    torch.testing.assert_close(covariance(stride), covariance(2))
 
 
 class Inside(nn.Module):
@@ -175,28 +184,32 @@ class Inside(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.first, self.second = kind, nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4 * 4 * 4, 3)
+        self.norm = nn.BatchNorm2d(4)
 
     def score(self, hidden: Tensor) -> Tensor:
-        if self.kind == "pooling":
-            return F.max_pool2d(hidden, 2).square().sum()
-        first, second = hidden.permute(2, 0, 3, 1).unbind(0)[:2]
-        return (first * second.cos()).sum()
+        made = F.max_pool2d(hidden, 2) if self.kind == "pooling" else self.norm(hidden)
+        return made.pow(3).sum()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.func.grad(self.score)(self.first(x)).flatten(1))
 
 
-@pytest.mark.parametrize("kind", ["pooling", "unbind"])
-def test_inside_transforms_of_the_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own gradients are taken there."""
+@pytest.mark.parametrize("kind", ["pooling", "norm"])
+def test_inside_transforms_of_the_network(kind: str) -> None:
+    """Covariances of all weights, those inside the transform too, by the dense formula."""
     torch.manual_seed(0)
     model = Inside(kind).double().to(DEVICE).eval()
     x, y = torch.randn(5, 2, 4, 4, dtype=torch.float64, device=DEVICE), torch.randint(3, (5,), device=DEVICE)
-    found = lw.fit(model, [(x, y)], "classification").functional(x)[1]
-    for function in (F.max_pool2d, torch.unbind, torch.Tensor.unbind):
-        monkeypatch.delitem(HANDLERS, function)
-    expected = lw.fit(model, [(x, y)], "classification").functional(x)[1]
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    found = lw.fit(model, [(x, y)], "classification", structure="full", prior=1.0).functional(x)[1]
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    made = torch.func.jacrev(lambda given: torch.func.functional_call(model, given, (x,)))(weights)
+    jacobian = torch.cat([each.flatten(2) for each in made.values()], 2)
+    shares = model(x).detach().softmax(-1)
+    hessian = torch.diag_embed(shares) - shares[:, :, None] * shares[:, None, :]
+    precision = torch.einsum("nci,ncd,ndj->ij", jacobian, hessian, jacobian)
+    precision = precision + torch.eye(len(precision), dtype=precision.dtype, device=DEVICE)
+    expected = jacobian @ torch.linalg.solve(precision, jacobian.mT)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
 class Folded(nn.Module):

@@ -38,7 +38,7 @@ class Recording(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.watch = watch
-        self.second = second  # whether gradients will be differentiated again
+        self._second = second
         self.exact = exact  # whether gradients are to be as exact as in float32
         self.room = room  # bytes of the budget
         self.columns = columns  # whether several gradients will be pulled back at once
@@ -51,6 +51,11 @@ class Recording(TorchFunctionMode):
         self.calls: Counter[tuple[str, ...]] = Counter()
         self.open: dict[int, Use] = {}  # outputs without examples, by identity; held so that it is not reused
         self.held: list[Tensor] = []
+
+    @property
+    def second(self) -> bool:
+        """Whether gradients will be differentiated again: asked for, or inside the network's own `torch.func`."""
+        return self._second or torch._C._functorch.peek_interpreter_stack() is not None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import fused
 from ..arithmetic import products_rounded
 from .base import Handler
-from .columns import pulled, transformed
+from .columns import pulled
 
 # Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
 LARGEST_CPU, LARGEST_CUDA = 1 << 12, 1 << 16
@@ -138,7 +138,6 @@ def scaled_dot_product(recorder: Any, func: Callable[..., Any], args: tuple[Any,
     plain = (
         recorder.second
         or not recorder.columns
-        or transformed()
         or query.is_nested
         or torch.is_autocast_enabled(query.device.type)
         or options.get("enable_gqa", False)

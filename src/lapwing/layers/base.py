@@ -157,10 +157,14 @@ class Recorder(Protocol):
     `columns` that several gradients will be pulled back at once, and `room` is the budget in bytes.
     """
 
-    second: bool
     exact: bool
     columns: bool
     room: float
+
+    @property
+    def second(self) -> bool:
+        """See above; also inside a `torch.func` transform of the network's own."""
+        ...
 
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""

@@ -9,11 +9,6 @@ import torch
 from torch import Tensor
 
 
-def transformed() -> bool:
-    """Whether the network is inside a `torch.func` transform of its own, where operations of ours have no rules."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 class Columns(torch.autograd.Function):
     """A function of gradients with columns in front, as an operation that takes a batch of columns as it is."""
 

@@ -15,7 +15,7 @@ from .. import fused
 from ..jacobians import Acts, Layout, Term
 from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Use, channels
 from .exact_convolution import Convolution, Geometry, chosen
-from .geometry import Axis
+from .geometry import Axis, counts
 from .linear import bias_contribution, input_alone, usable_range
 from .offsets import PatchMoments
 
@@ -100,44 +100,31 @@ def transposed_patches(given: Tensor, window: Window) -> Tensor:
     return spread.permute(0, 1, 4, 2, 3).flatten(3)
 
 
-def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> fused.Operand:
+LAST = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
+
+
+def rotated_patches(given: Tensor, window: Window, basis: Tensor, last: bool = True) -> Tensor:
     """(n, C, spatial...) -> (n, G, T, C / G * kernel) in a basis (G, I, I): a convolution with the basis as kernels."""
     groups, width = basis.shape[:2]
     kernels = basis.mT.reshape(groups * width, -1, *window.kernel)
-    function: Any = (F.conv1d, F.conv2d, F.conv3d)[len(window.kernel) - 1]
-    options = (None, window.stride, window.padding, window.dilation, groups)
-
-    def places(made: Tensor) -> Tensor:
-        return made.reshape(made.shape[0], groups, width, -1).transpose(-1, -2)
-
-    if two or not given.is_cuda:
-        return fused.split(places(function(given.float(), kernels, *options)), 0, two, half)
-    part = fused.split(given, 0, False, half, fused.rotation_top(width))
-    short, factor = fused.shortened(basis, half)
-    kernels = short.mT.reshape(groups * width, -1, *window.kernel)
-    layout = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}[given.dim()]
-    made = places(
-        function(part.high.contiguous(memory_format=layout), kernels.contiguous(memory_format=layout), *options)
-    )
-    return fused.Operand(made, made, part.scale * factor, False)
-
-
-def rotated_patches(given: Tensor, window: Window, basis: Tensor) -> Tensor:
-    """(n, C, H, W) -> (n, 1, T, C * kernel) in a basis (1, I, I): such a convolution on a CPU, channels last."""
-    kernels = basis[0].mT.reshape(basis.shape[-1], -1, *window.kernel)
     padding: Any = window.padding
     if isinstance(padding, str):  # torch warns of "same" where the two sides differ
         given, padding = F.pad(given, window.pads()), 0
-    layout = torch.channels_last
-    made = F.conv2d(
-        given.contiguous(memory_format=layout),
-        kernels.contiguous(memory_format=layout),
-        None,
-        window.stride,
-        padding,
-        window.dilation,
-    )
-    return made.permute(0, 2, 3, 1).flatten(1, 2).unsqueeze(1)
+    if last:
+        given, kernels = (each.contiguous(memory_format=LAST[given.dim()]) for each in (given, kernels))
+    function: Any = (F.conv1d, F.conv2d, F.conv3d)[len(window.kernel) - 1]
+    made = function(given, kernels, None, window.stride, padding, window.dilation, groups)
+    return made.reshape(made.shape[0], groups, width, -1).transpose(-1, -2)  # type: ignore[no-any-return]  # one of three
+
+
+def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> fused.Operand:
+    """The same as a 16-bit operand, made of numbers of 16 bits where one part is asked for on a GPU."""
+    if two or not given.is_cuda:
+        return fused.split(rotated_patches(given.float(), window, basis, last=False), 0, two, half)
+    part = fused.split(given, 0, False, half, fused.rotation_top(basis.shape[1]))
+    short, factor = fused.shortened(basis, half)
+    made = rotated_patches(part.high, window, short)
+    return fused.Operand(made, made, part.scale * factor, False)
 
 
 class ConvRule(PlainInputs):
@@ -206,13 +193,6 @@ CONV = ConvRule("convolution", transposed=False)
 CONV_TRANSPOSED = ConvRule("transposed convolution", transposed=True)
 
 
-def _tuple(value: Any, dims: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * dims
-    made = tuple(int(each) for each in value)
-    return made * dims if len(made) == 1 else made
-
-
 def applied(
     recorder: Recorder, func: Callable[..., Any], values: dict[str, Any], window: Window, found: dict[str, Ref]
 ) -> Tensor:
@@ -251,11 +231,11 @@ def convolution(dims: int, transposed: bool) -> Handler:
         padding = values.get("padding", 0)
         window = Window(
             kernel=tuple(weight.shape[2:]),
-            stride=_tuple(values.get("stride", 1), dims),
-            padding=padding if isinstance(padding, str) else _tuple(padding, dims),
-            dilation=_tuple(values.get("dilation", 1), dims),
+            stride=counts(values.get("stride", 1), dims),
+            padding=padding if isinstance(padding, str) else counts(padding, dims),
+            dilation=counts(values.get("dilation", 1), dims),
             groups=values.get("groups", 1),
-            output_padding=_tuple(values.get("output_padding", 0), dims),
+            output_padding=counts(values.get("output_padding", 0), dims),
         )
         output = func(**values) if transposed else applied(recorder, func, values, window, found)
         return recorder.record(rule, output, found, (given,), (0,), window)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 Range = tuple[int, int]
 Cell = tuple[Range, ...]  # one interval of every inner axis
@@ -19,6 +21,14 @@ Cell = tuple[Range, ...]  # one interval of every inner axis
 COPIED = 80  # a number copied to another order
 FINISHED = 300  # a number of the result: summed over windows, mirrored, put in order
 CALL = 5e5  # of torch
+
+
+def counts(value: Any, dims: int) -> tuple[int, ...]:
+    """A whole number for each axis, from one for all or one each, of whatever kind torch takes."""
+    if not isinstance(value, list | tuple):
+        return (operator.index(value),) * dims
+    made = tuple(operator.index(each) for each in value)
+    return made * dims if len(made) == 1 else made
 
 
 @dataclass(frozen=True)

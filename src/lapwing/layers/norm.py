@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import fused
 from ..jacobians import Layout
 from .base import Contribution, Handler, Recorder, Use, channels, positions_last
-from .columns import pulled, transformed
+from .columns import pulled
 from .linear import usable_range
 
 
@@ -130,7 +130,6 @@ def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
         isinstance(given, Tensor)
         and recorder.columns
         and not recorder.second
-        and not transformed()
         and given.requires_grad
         and not torch.is_autocast_enabled(given.device.type)
         and all(each is None or each.dtype == given.dtype for each in (weight, bias))
@@ -169,7 +168,7 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
             for role in ("weight", "bias")
         )
         # A scale that is a function of weights has a path of its own.
-        if name == "batch norm" and not computed and not transformed():
+        if name == "batch norm" and not computed and not recorder.second:
             output = frozen_batch_norm(applied)
         elif name == "layer norm" and not computed:
             output = layer_norm(recorder, applied)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Handler, Recorder
-from .columns import pulled, transformed
+from .columns import pulled
+from .geometry import counts
 
 
 class Pool(torch.autograd.Function):
@@ -73,33 +73,26 @@ def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
     values = dict(zip(names, args, strict=False)) | kwargs
     given = values.get("input")
     indices = values.pop("return_indices", False)
-    if not isinstance(given, Tensor) or not given.requires_grad or indices or transformed():
+    if not isinstance(given, Tensor) or not given.requires_grad or indices or recorder.second:
         return func(*args, **kwargs)
-    kernel, stride = _pair(values["kernel_size"]), values.get("stride")
-    step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else _pair(stride)
-    dilation = _pair(values.get("dilation", 1))
+    kernel, stride = counts(values["kernel_size"], 2), values.get("stride")
+    step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else counts(stride, 2)
+    dilation = counts(values.get("dilation", 1), 2)
     if given.is_cuda:
         side_by_side = (
             given.dim() == 4
             and step == kernel
-            and _pair(values.get("padding", 0)) == (0, 0)
+            and counts(values.get("padding", 0), 2) == (0, 0)
             and dilation == (1, 1)
             and given.shape[-2] % kernel[0] == 0
             and given.shape[-1] % kernel[1] == 0
         )
         return Pool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
-    if recorder.second or not recorder.columns or not given.numel() or given.device.type != "cpu":
+    if not recorder.columns or not given.numel() or given.device.type != "cpu":
         return func(*args, **kwargs)
     apart = all(step[axis] > dilation[axis] * (kernel[axis] - 1) for axis in range(2))
     options = {name: value for name, value in values.items() if name != "input"}
     return PlacedPool.apply(given, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if not isinstance(value, list | tuple):
-        return operator.index(value), operator.index(value)
-    made = tuple(operator.index(each) for each in value)
-    return (made[0], made[0]) if len(made) == 1 else (made[0], made[1])
 
 
 HANDLERS: dict[Any, Handler] = {F.max_pool2d: max_pool}

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .base import Handler, Recorder
-from .columns import transformed
 
 
 def together(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int = 0) -> Tensor:
@@ -75,7 +74,6 @@ def unbind(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     plain = (
         recorder.second
         or not recorder.columns
-        or transformed()
         or not isinstance(given, Tensor)
         or not isinstance(axis, int)
         or given.grad_fn is None
