@@ -17,7 +17,7 @@ from ..tuning.trace import TuningWarning
 from .examples import gathered, room
 from .mode import LinearMode
 from .passes import Passes
-from .solver import Facts, Log, Solver
+from .solver import MOST, Facts, Log, Solver
 from .streaming import Streamed
 from .target import Target
 
@@ -50,9 +50,10 @@ def opened(la: Laplace, data: Any, memory: float | None, progress: bool) -> Iter
     assert la.totals.form is not None
     numbers = la.N * math.prod(la.totals.form.shape)
     itemsize = torch.promote_types(network.selected[0].dtype, torch.float32).itemsize
-    kept = examples.ordered and 3 * numbers * itemsize <= room(memory, device)
+    left = room(memory, device) // (numbers * itemsize) - 3  # vectors of all outputs, beyond those that are needed
+    kept = examples.ordered and left >= 0
     with closing(bar), passes.asked():
-        yield Solver(passes, e) if kept else Streamed(passes, e)
+        yield Solver(passes, e, most=min(MOST, left // 2)) if kept else Streamed(passes, e)
 
 
 def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:

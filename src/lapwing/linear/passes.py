@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -80,11 +80,13 @@ class Passes:
             raise wrong_target(self.likelihood, y, form)
         return Part(inputs, y, form, self.likelihood.bound(form))
 
-    def push(self, part: Part, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and `J v`, (N, T, C) each, for a vector (D,)."""
+    def push(self, part: Part, vector: Tensor, names: Collection[str] | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs and `J v`, (N, T, C) each, for a vector (D,), which is zero but for the named weights, if any are."""
         model, space = self.network.model, self.network.space
-        weights = {name: model.get_parameter(name).detach() for name in space.names}
-        tangents = {name: piece.to(weights[name].dtype) for name, piece in unflatten(vector, space).items()}
+        moved = space.names if names is None else names
+        weights = {name: model.get_parameter(name).detach() for name in moved}
+        pieces = unflatten(vector, space)
+        tangents = {name: pieces[name].to(weights[name].dtype) for name in moved}
 
         def run(given: dict[str, Tensor]) -> Tensor:
             return call(under(model, given), part.inputs)

@@ -13,6 +13,8 @@ from ..likelihoods import Likelihood
 STEPS = 40
 ENOUGH = 1e-6  # the share of the first step's promised gain that is left to the next plane
 SUFFICIENT = 1e-4  # the share of a step's promised gain that it has to keep
+NUMBERS = 1 << 22  # of all vectors that are worked on at a time
+MANY = 4  # vectors from which their second derivatives are taken at once
 
 
 @dataclass(frozen=True)
@@ -40,25 +42,50 @@ class Terms:
         return made
 
 
-def energy_terms(likelihood: Likelihood, u: Tensor, vectors: Sequence[Tensor], y: Tensor, c: Tensor) -> Tensor:
-    """(1 + k + k k,) in float64: of `sum energy(u + c_i v_i)` in c, by derivatives in the outputs (N, T, C) alone."""
-    f = u
-    for number, vector in zip(c.tolist(), vectors, strict=True):
-        f = torch.add(f, vector, alpha=number)
+def energy_terms(
+    likelihood: Likelihood, u: Tensor, vectors: Sequence[Tensor], y: Tensor, c: Tensor, more: Sequence[Tensor] = ()
+) -> Tensor:
+    """(1 + k + k k,) in float64: of `sum energy(u + c_i v_i)` in c, by derivatives in the outputs (N, T, C) alone.
+
+    `more`: further vectors, several in one tensor (R, N, T, C).
+    """
+    number = len(vectors) + sum(map(len, more))
+    total = torch.zeros(1 + number + number * number, dtype=torch.float64, device=u.device)
+    step = max(1, NUMBERS // max(number * u[0].numel(), 1))
+    for start in range(0, len(u), step):
+        chosen = slice(start, start + step)
+        every = torch.cat([*(vector[None, chosen] for vector in vectors), *(each[:, chosen] for each in more)])
+        total += _energy_terms(likelihood, u[chosen], every, y[chosen], c.to(u))
+    return total
+
+
+def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor, c: Tensor) -> Tensor:
+    """The same with all vectors in one tensor (k, N, T, C)."""
+    f = u + (c[:, None, None, None] * vectors).sum(0)
     with torch.enable_grad():
         f = f.detach().requires_grad_()
         energy = likelihood.energy(f, y)
         (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=True)
-        along = [(slope * vector).sum(dtype=torch.float64) for vector in vectors]
-        second = []
-        for number, each in enumerate(along):
-            if each.requires_grad:
-                keep = number < len(along) - 1
-                (row,) = torch.autograd.grad(each, f, retain_graph=keep, materialize_grads=True)
-            else:  # linear in the outputs
-                row = torch.zeros_like(u)
-            second += [(row * vector).sum(dtype=torch.float64) for vector in vectors]
-    return torch.stack([energy.detach().sum(dtype=torch.float64), *(each.detach() for each in along), *second])
+    flat = vectors.flatten(1).double()
+    first = flat @ slope.detach().flatten().double()
+    second = flat @ curved(slope, f, vectors).flatten(1).double().T
+    return torch.cat([energy.detach().sum(dtype=torch.float64)[None], first, second.flatten()])
+
+
+def curved(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
+    """(k, N, T, C): the second derivatives of an energy, whose first are `slope` at f, times vectors."""
+    if not slope.requires_grad:  # linear in the outputs
+        return torch.zeros_like(vectors)
+    if len(vectors) >= MANY:
+        try:
+            batched: tuple[Tensor, ...] = torch.autograd.grad(
+                slope, f, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
+            )
+            return batched[0]
+        except (RuntimeError, NotImplementedError):  # an energy of the user's own may have no such rule
+            pass
+    rows = [torch.autograd.grad(slope, f, each, retain_graph=True, materialize_grads=True)[0] for each in vectors]
+    return torch.stack(rows)
 
 
 def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tuple[Tensor, Terms, Terms]:

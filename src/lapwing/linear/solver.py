@@ -2,18 +2,21 @@
 
 One step takes the gradient (one product with J^T), multiplies it by the inverse of the fitted posterior precision,
 takes one product with J, and then minimises the loss exactly over the plane of this direction and the last: that needs
-no pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients.
+no pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients. Where that is slow,
+stiff directions of the blocks are added to the plane, and stay in it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..likelihoods import score
+from .directions import Candidate, Directions
 from .passes import Part, Passes
 from .plane import Terms, descend, energy_terms
 from .target import Target, norm
@@ -22,8 +25,14 @@ REFRESH = 50  # steps after which the outputs are made anew from the weights: ro
 ROUNDING = 1e3  # of the loss's own rounding: decrements below it are as good as none
 EXACT = 1e-3  # the share of the tolerance below which a decrement is believed
 WINDOWS = (1, 2, 5)  # steps over which gains are added up to see how they fall
+RECENT = 3  # steps whose gains are compared with what was expected of them
 SLOWEST = 0.95  # the least that gains are taken to fall by from one such sum to the next
 STALE = 5  # steps without a better gradient, once rounding hides what they gain
+PATIENCE = 4  # steps before directions are added, and again before more are
+MORE = 10  # directions that are added at a time, for as many products with J
+MOST = 128  # of them in all
+ENDLESS = 1e30  # decrements over the loss that no loss with a minimum has
+LOST = 0.2  # curvature over the prior's precision below which a direction is forgotten
 
 
 @dataclass
@@ -65,8 +74,9 @@ class Facts:
 class Stopping:
     """When to stop: little is left to gain, or rounding hides all that is left.
 
-    What is left is the decrement, times what the last step gained over its own where that was more: the preconditioner
-    may think too much of the curvature. Or it is what further steps gain if gains go on to fall as they do.
+    What is left is the decrement, times the most that one of the last steps gained over its own where that was more:
+    the preconditioner may think too much of the curvature. Or it is what further steps gain if gains go on to fall as
+    they do.
     """
 
     tolerance: float
@@ -76,11 +86,11 @@ class Stopping:
     best: float = math.inf
     stale: int = 0
     gains: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # of gains in the decrements before them
 
     def left(self, decrement: float) -> float:
         """Nats to the minimum, about."""
-        more = self.gain / self.before if self.before > 0 and self.gain > self.slack else 1.0
-        made = decrement * max(more, 1.0)
+        made = decrement * max([1.0, *self.shares[-RECENT:]])
         if decrement <= EXACT * self.tolerance or len(self.gains) < 2:
             return made
         return max(made, *(self.ahead(window) for window in WINDOWS if 2 * window <= len(self.gains)))
@@ -97,6 +107,7 @@ class Stopping:
         """Whether this is the end; the log then says why."""
         if self.before > 0:
             self.gains.append(self.gain)
+            self.shares.append(self.gain / self.before if self.gain > self.slack else 1.0)
         log.left = self.left(decrement)
         self.before = decrement
         if log.left <= self.tolerance:
@@ -123,13 +134,17 @@ class Solver:
     u: list[Tensor] = field(default_factory=list)  # f + J e
     w: list[Tensor] = field(default_factory=list)  # J d
     old: int = 0  # steps since the outputs were made from the weights
+    most: int = 0  # directions that there is room for
+    directions: Directions = field(default_factory=Directions)
+    patience: int = PATIENCE  # steps until the next directions
 
     def solve(self, target: Target, tolerance: float, steps: int) -> Log:
-        """Walk downhill until the decrement is below the tolerance, or for so many steps."""
+        """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
         log, stopping = Log(), Stopping(tolerance)
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
-        for step in range(steps + 1):
+        left = steps
+        while True:
             g = self._gradient(target)
             length = norm(g)
             squared = target.precondition(g)  # g is now the direction
@@ -138,10 +153,64 @@ class Solver:
             log.note(loss, 0.5 * squared, length, self.products)
             if stopping.ends(0.5 * squared, log):
                 return log
-            if step < steps:
-                stopping.gain = self._advance(target, g, squared, stopping.slack)
-        log.stopped = f"{steps} steps were not enough"
-        return log
+            if left == 0:
+                log.stopped = f"{steps} steps were not enough"
+                return log
+            stopping.gain = self._advance(target, g, squared, stopping.slack)
+            del g
+            left -= 1
+            self.patience -= 1
+            if self.patience <= 0:
+                left -= self._learn(target, 2 * left)
+
+    def _learn(self, target: Target, number: int) -> int:
+        """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""
+        found = self._candidates(target, number)
+        if not found:
+            return 0
+        self.patience = PATIENCE
+        by_block: dict[int, list[int]] = {}
+        for each in found:
+            by_block.setdefault(each.block, []).append(each.place)
+        blocks = target.blocks.blocks
+        columns = {place: self.directions.columns(place, blocks[place], own) for place, own in by_block.items()}
+        made: dict[int, list[Tensor]] = {place: [] for place in by_block}
+        vector = torch.zeros_like(self.e)
+        for part in self.passes.parts("directions"):
+            for place, own in columns.items():
+                names = {each.name for each in blocks[place].parts}
+                pushed = []
+                for unit in torch.eye(len(by_block[place]), dtype=self.e.dtype, device=self.e.device):
+                    pieces = blocks[place].put(own.combined(unit))
+                    for chosen, value in pieces:
+                        vector[chosen] = value
+                    pushed.append(self.passes.push(part, vector, names)[1])
+                    for chosen, _ in pieces:
+                        vector[chosen] = 0
+                made[place].append(torch.stack(pushed))
+        for place, own in columns.items():
+            self.directions.add(place, own, by_block[place], made[place])
+        self.products += 0.5 * len(found)
+        return (len(found) + 1) // 2
+
+    def _candidates(self, target: Target, number: int) -> list[Candidate]:
+        """Directions to add; those that the prior has come to hold make room for them."""
+        if not self.most:
+            return []
+        if len(self.directions):
+            held = self.directions.gram(target).diagonal()
+            self.directions.forget(self._curvatures(target) > LOST * held)
+        return self.directions.candidates(target, min(number, MORE, self.most - len(self.directions)))
+
+    def _curvatures(self, target: Target) -> Tensor:
+        """(R,): along each known direction, of the data alone."""
+        zero = torch.zeros(len(self.directions), dtype=torch.float64, device="cpu")
+        total = sum(
+            energy_terms(part.likelihood, u, (), part.y, zero, self.directions.outputs(number))
+            for number, (part, u) in enumerate(zip(self.parts, self.u, strict=True))
+        )
+        assert isinstance(total, Tensor)
+        return target.strength * total.cpu()[1 + len(zero) :].reshape(len(zero), -1).diagonal()
 
     def _gradient(self, target: Target) -> Tensor:
         """(D,): one product with J^T. The first of all passes also takes the outputs."""
@@ -203,32 +272,51 @@ class Solver:
         self.products += 0.5
         vectors = [z] if self.d is None else [z, self.d]
         outputs = [q] if self.d is None else [q, self.w]
-        half, linear, gram = target.products(self.e, vectors)
+        half, linear, gram = self._products(target, vectors)
+        number = len(linear)
+        stiff = [self.directions.outputs(place) for place in range(len(self.parts))]
 
         def terms(c: Tensor) -> Terms:
             made = [
-                energy_terms(part.likelihood, u, own, part.y, c)
-                for part, u, *own in zip(self.parts, self.u, *outputs, strict=True)
+                energy_terms(part.likelihood, u, own, part.y, c, more)
+                for part, u, more, *own in zip(self.parts, self.u, stiff, *outputs, strict=True)
             ]
             total = target.strength * torch.stack(made).sum(0).cpu()
-            number = len(vectors)
             value = float(total[0]) + half + float(linear @ c + 0.5 * c @ gram @ c)
             hessian = total[1 + number :].reshape(number, number)
             return Terms(value, total[1 : 1 + number] + linear + gram @ c, 0.5 * (hessian + hessian.T) + gram)
 
-        c, first, last = descend(terms, len(vectors), slack)
+        c, first, last = descend(terms, number, slack)
         if self.d is None:
             transposed(float(first.gradient[0]), squared, float(linear[0]), self.e.dtype)
-        numbers = c.tolist()
+        numbers, others = c[: len(vectors)].tolist(), c[len(vectors) :]
         self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
-        self.e += self.d
         self.w = combined(outputs, numbers)
+        if len(others):
+            self.directions.add_to(self.d, others, target)
+            for move, more in zip(self.w, stiff, strict=True):
+                weights = others.to(move).split([len(each) for each in more])
+                for each, own in zip(more, weights, strict=True):
+                    move += (own[:, None, None, None] * each).sum(0)
+        self.e += self.d
         for place, move in enumerate(self.w):
             self.u[place] += move
         self.old += 1
         if self.old >= REFRESH:
             self.refresh()
         return first.value - last.value
+
+
+    def _products(self, target: Target, vectors: list[Tensor]) -> tuple[float, Tensor, Tensor]:
+        """As of the target, with the known directions after the vectors."""
+        half, linear, gram = target.products(self.e, vectors)
+        if not len(self.directions):
+            return half, linear, gram
+        with_pull = self.directions.coordinates(target, partial(target.pull, self.e))
+        weighted = [partial(target.weighted, vector) for vector in vectors]
+        across = torch.stack([self.directions.coordinates(target, vector) for vector in weighted])
+        lower = torch.cat([across.T, self.directions.gram(target)], 1)
+        return half, torch.cat([linear, with_pull]), torch.cat([torch.cat([gram, across], 1), lower])
 
 
 def combined(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
@@ -258,8 +346,8 @@ def rounding(size: float, dtype: torch.dtype) -> float:
 
 
 def checked(squared: float, loss: float) -> None:
-    """Refuse gradients and losses that are not finite."""
-    if not math.isfinite(squared) or not math.isfinite(loss):
+    """Refuse gradients and losses that are not finite, or on their way there."""
+    if not squared <= ENDLESS * (1 + abs(loss)) or not math.isfinite(loss):
         raise ValueError(
             f"The linear model's loss is {loss:g} and its squared gradient {squared:g}; expected finite numbers. Use a "
             "larger prior precision, or a network in float64. A likelihood that is not convex in its outputs (a "

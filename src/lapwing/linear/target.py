@@ -32,7 +32,7 @@ class Target:
     mode: Tensor  # (D,): theta~
     delta: Callable[[slice], Tensor]  # precisions of some weights: all of them would be one more vector
     centre: Tensor  # (D,): mu
-    precondition: Callable[[Tensor], float]  # g -> P^-1 g in place, and g^T P^-1 g
+    blocks: Blocks  # the posterior precision P
     prior: Prior
     scale: float
     temperature: float
@@ -44,12 +44,19 @@ class Target:
         with torch.no_grad():
             delta = la.prior.parts(la.space, la.mode)
             centre = la.prior.centre(la.space, la.mode).detach()
-        blocks = la.precision
+        return Target(scale / la.temperature, la.mode, delta, centre, la.precision, la.prior, scale, la.temperature)
 
-        def precondition(g: Tensor) -> float:
-            return solved(blocks, g)
-
-        return Target(scale / la.temperature, la.mode, delta, centre, precondition, la.prior, scale, la.temperature)
+    def precondition(self, g: Tensor) -> float:
+        """Overwrite g (D,) by `P^-1 g`, block by block, and return `g^T P^-1 g`."""
+        total = torch.zeros((), dtype=torch.float64, device=g.device)
+        with torch.no_grad():
+            for block in self.blocks.blocks:
+                own = block.take(g)
+                made = block.operator.solve(own).to(g.dtype)
+                total += (own * made).sum(dtype=torch.float64)
+                for place, value in block.put(made):
+                    g[place] = value
+        return float(total)
 
     def residual(self, e: Tensor, chosen: slice) -> Tensor:
         """`theta~ + e - mu`, of some weights."""
@@ -58,6 +65,10 @@ class Target:
     def pull(self, e: Tensor, chosen: slice) -> Tensor:
         """`Lambda (theta~ + e - mu)`, of some weights."""
         return self.delta(chosen) * self.residual(e, chosen)
+
+    def weighted(self, v: Tensor, chosen: slice) -> Tensor:
+        """`Lambda v`, of some weights."""
+        return self.delta(chosen) * v[chosen]
 
     def add_gradient(self, e: Tensor, g: Tensor) -> None:
         """Add the prior's part."""
@@ -78,19 +89,6 @@ class Target:
         made = total.cpu()
         made = made + made.tril(-1).T
         return 0.5 * float(made[0, 0]), made[0, 1:], made[1:, 1:]
-
-
-def solved(blocks: Blocks, g: Tensor) -> float:
-    """Overwrite g (D,) by `P^-1 g`, block by block, and return `g^T P^-1 g`."""
-    total = torch.zeros((), dtype=torch.float64, device=g.device)
-    with torch.no_grad():
-        for block in blocks.blocks:
-            own = block.take(g)
-            made = block.operator.solve(own).to(g.dtype)
-            total += (own * made).sum(dtype=torch.float64)
-            for place, value in block.put(made):
-                g[place] = value
-    return float(total)
 
 
 def norm(g: Tensor) -> float:
