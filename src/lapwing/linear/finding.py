@@ -17,7 +17,7 @@ from ..tuning.trace import TuningWarning
 from .examples import gathered, room
 from .mode import LinearMode
 from .passes import Passes
-from .solver import MOST, Facts, Log, Solver
+from .solver import MOST, PATIENCE, Facts, Log, Solver
 from .streaming import Streamed
 from .target import Target
 
@@ -61,7 +61,7 @@ def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | N
     check_options(tolerance, steps)
     target = Target.of(la)
     with opened(la, data, memory, progress) as solver:
-        log = solver.solve(target, tolerance, steps)
+        log = solver.solve(target, tolerance, steps, spare=PATIENCE)
         check_data(la, solver.facts)
         made = finished(solver, target, log)
     if not made.converged:

@@ -138,8 +138,11 @@ class Solver:
     directions: Directions = field(default_factory=Directions)
     patience: int = PATIENCE  # steps until the next directions
 
-    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
-        """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
+    def solve(self, target: Target, tolerance: float, steps: int, spare: int = 0) -> Log:
+        """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one.
+
+        `spare`: steps that are left for directions to be of use in, where no other solve follows.
+        """
         log, stopping = Log(), Stopping(tolerance)
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
@@ -161,7 +164,7 @@ class Solver:
             left -= 1
             self.patience -= 1
             if self.patience <= 0:
-                left -= self._learn(target, 2 * left)
+                left -= self._learn(target, 2 * (left - spare))
 
     def _learn(self, target: Target, number: int) -> int:
         """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""
@@ -195,7 +198,7 @@ class Solver:
 
     def _candidates(self, target: Target, number: int) -> list[Candidate]:
         """Directions to add; those that the prior has come to hold make room for them."""
-        if not self.most:
+        if not self.most or number <= 0:
             return []
         if len(self.directions):
             held = self.directions.gram(target).diagonal()
@@ -305,7 +308,6 @@ class Solver:
         if self.old >= REFRESH:
             self.refresh()
         return first.value - last.value
-
 
     def _products(self, target: Target, vectors: list[Tensor]) -> tuple[float, Tensor, Tensor]:
         """As of the target, with the known directions after the vectors."""
