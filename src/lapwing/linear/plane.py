@@ -13,7 +13,7 @@ from ..likelihoods import Likelihood
 STEPS = 40
 ENOUGH = 1e-6  # the share of the first step's promised gain that is left to the next plane
 SUFFICIENT = 1e-4  # the share of a step's promised gain that it has to keep
-NUMBERS = 1 << 22  # of all vectors that are worked on at a time
+NUMBERS = 1 << 20  # of all vectors that are worked on at a time
 MANY = 4  # vectors from which their second derivatives are taken at once
 
 

@@ -136,7 +136,7 @@ class Solver:
     old: int = 0  # steps since the outputs were made from the weights
     most: int = 0  # directions that there is room for
     directions: Directions = field(default_factory=Directions)
-    patience: int = PATIENCE  # steps until the next directions
+    patience: int = field(default_factory=lambda: PATIENCE)  # steps until the next directions
 
     def solve(self, target: Target, tolerance: float, steps: int, spare: int = 0) -> Log:
         """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one.
