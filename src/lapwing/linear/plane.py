@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ..arithmetic import switched
 from ..likelihoods import Likelihood
 
 STEPS = 40
@@ -17,19 +20,23 @@ NUMBERS = 1 << 20  # of all vectors that are worked on at a time
 MANY = 4  # vectors from which their second derivatives are taken at once
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Terms:
     """A function of a few numbers: its value, gradient (k,) and second derivative (k, k), on the CPU in float64."""
 
     value: float
     gradient: Tensor
-    hessian: Tensor
+    curve: Callable[[], Tensor]  # which takes as long as many gradients, and is asked for where a step begins alone
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """(k, k)."""
+        return self.curve()
 
     @property
     def finite(self) -> bool:
         """Whether there is a likelihood here."""
-        numbers = torch.cat([torch.tensor([self.value]), self.gradient, self.hessian.flatten()])
-        return bool(torch.isfinite(numbers).all())
+        return math.isfinite(self.value) and bool(torch.isfinite(self.gradient).all())
 
     def step(self) -> Tensor:
         """Newton's, downhill also where the function is not convex; directions without curvature are left alone."""
@@ -43,33 +50,39 @@ class Terms:
 
 
 def energy_terms(
-    likelihood: Likelihood, u: Tensor, vectors: Sequence[Tensor], y: Tensor, c: Tensor, more: Sequence[Tensor] = ()
+    likelihood: Likelihood,
+    u: Tensor,
+    vectors: Sequence[Tensor],
+    y: Tensor,
+    c: Tensor,
+    more: Sequence[Tensor] = (),
+    second: bool = True,
 ) -> Tensor:
     """(1 + k + k k,) in float64: of `sum energy(u + c_i v_i)` in c, by derivatives in the outputs (N, T, C) alone.
 
-    `more`: further vectors, several in one tensor (R, N, T, C).
+    `more`: further vectors, several in one tensor (R, N, T, C). Without `second` (1 + k,): no second derivatives.
     """
     number = len(vectors) + sum(map(len, more))
-    total = torch.zeros(1 + number + number * number, dtype=torch.float64, device=u.device)
+    total = torch.zeros(1 + number + number * number * second, dtype=torch.float64, device=u.device)
     step = max(1, NUMBERS // max(number * u[0].numel(), 1))
     for start in range(0, len(u), step):
         chosen = slice(start, start + step)
         every = torch.cat([*(vector[None, chosen] for vector in vectors), *(each[:, chosen] for each in more)])
-        total += _energy_terms(likelihood, u[chosen], every, y[chosen], c.to(u))
+        total += _energy_terms(likelihood, u[chosen], every, y[chosen], c.to(u), second)
     return total
 
 
-def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor, c: Tensor) -> Tensor:
+def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor, c: Tensor, second: bool) -> Tensor:
     """The same with all vectors in one tensor (k, N, T, C)."""
-    f = u + (c[:, None, None, None] * vectors).sum(0)
-    with torch.enable_grad():
-        f = f.detach().requires_grad_()
+    flat = vectors.flatten(1)
+    with torch.enable_grad(), switched("ieee"):
+        f = (u + (c @ flat).view_as(u)).requires_grad_()
         energy = likelihood.energy(f, y)
-        (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=True)
-    flat = vectors.flatten(1).double()
-    first = flat @ slope.detach().flatten().double()
-    second = flat @ curved(slope, f, vectors).flatten(1).double().T
-    return torch.cat([energy.detach().sum(dtype=torch.float64)[None], first, second.flatten()])
+        (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=second)
+        made = [energy.detach().sum(dtype=torch.float64)[None], flat.double() @ slope.detach().flatten().double()]
+        if second:  # the length of a step, which the gradient corrects
+            made.append((flat @ curved(slope, f, vectors).flatten(1).T).flatten().double())
+    return torch.cat(made)
 
 
 def curved(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
@@ -94,6 +107,8 @@ def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tupl
     first = here = terms(c)
     promised = 0.0
     for _ in range(STEPS):
+        if not bool(torch.isfinite(here.hessian).all()):
+            break
         step = here.step()
         slope = float(here.gradient @ step)
         promised = promised or -slope

@@ -279,15 +279,22 @@ class Solver:
         number = len(linear)
         stiff = [self.directions.outputs(place) for place in range(len(self.parts))]
 
-        def terms(c: Tensor) -> Terms:
+        def along(c: Tensor, second: bool) -> Tensor:
             made = [
-                energy_terms(part.likelihood, u, own, part.y, c, more)
+                energy_terms(part.likelihood, u, own, part.y, c, more, second)
                 for part, u, more, *own in zip(self.parts, self.u, stiff, *outputs, strict=True)
             ]
-            total = target.strength * torch.stack(made).sum(0).cpu()
+            return target.strength * torch.stack(made).sum(0).cpu()
+
+        def terms(c: Tensor) -> Terms:
+            total = along(c, False)
             value = float(total[0]) + half + float(linear @ c + 0.5 * c @ gram @ c)
-            hessian = total[1 + number :].reshape(number, number)
-            return Terms(value, total[1 : 1 + number] + linear + gram @ c, 0.5 * (hessian + hessian.T) + gram)
+
+            def curve() -> Tensor:
+                hessian = along(c, True)[1 + number :].reshape(number, number)
+                return 0.5 * (hessian + hessian.T) + gram
+
+            return Terms(value, total[1:] + linear + gram @ c, curve)
 
         c, first, last = descend(terms, number, slack)
         if self.d is None:

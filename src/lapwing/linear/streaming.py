@@ -110,7 +110,7 @@ class Streamed:
         _, linear, gram = target.products(self.e, vectors)
         made = target.strength * total.cpu()
         hessian = made[1 + number :].reshape(number, number)
-        terms = Terms(0.0, made[1 : 1 + number] + linear, 0.5 * (hessian + hessian.T) + gram)
+        terms = Terms(0.0, made[1 : 1 + number] + linear, lambda: 0.5 * (hessian + hessian.T) + gram)
         if self.d is None:
             transposed(float(terms.gradient[0]), squared, float(linear[0]), self.e.dtype)
         numbers = terms.step().tolist()

@@ -56,6 +56,11 @@ class Pace:
         self.last = step
         return step * self.factors
 
+    @property
+    def steady(self) -> Tensor | bool:
+        """(groups,) booleans: those that have kept their direction for so long that they go no faster."""
+        return False if self.factors is None else self.factors[:-1] >= FASTEST
+
     def slow(self) -> None:
         """A step was too long."""
         if self.factors is not None:
@@ -136,7 +141,7 @@ class Turns:
             step = torch.where(torch.isfinite(step), step, 2 * (update - z)).clamp(-LONGEST, LONGEST)
         near = self.log.left <= exactness(point.gamma, allowed.free, LOOSE)
         longest = LONGEST if near else CAREFUL
-        fallen, gone = falling(point, answers), (2 * point.gamma / OFF).log().clamp(min=1.0)
+        fallen, gone = falling(point, answers, self.pace.steady), (2 * point.gamma / OFF).log().clamp(min=1.0)
 
         def reached(step: Tensor) -> Tensor:
             own = torch.cat([torch.where(fallen, gone, step[:-1]), step[-1:]]).clamp(-longest, longest)
@@ -151,12 +156,13 @@ class Turns:
         return replace(self.allowed, free=self.allowed.free & own)
 
 
-def falling(point: Point, answers: Tensor) -> Tensor:
+def falling(point: Point, answers: Tensor, steady: Tensor | bool) -> Tensor:
     """(groups,) booleans: those that the prior holds already, and for which the evidence wants still more of it.
 
-    There `gamma` and `pull` both fall as 1 / delta, so nothing turns that on the way to being switched off.
+    There `gamma` and `pull` both fall as 1 / delta, so nothing turns that on the way to being switched off. Where other
+    groups explain the same, the answer of the mode does not show it, and many turns in one direction do.
     """
-    held = (point.spread > 0.9 * point.gamma) & (answers > 0.9 * point.pull)
+    held = (point.spread > 0.9 * point.gamma) & ((answers > 0.9 * point.pull) | steady)
     return held & (point.gamma > point.pull) & (point.gamma < 1)
 
 
