@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lapwing as lw
 from fitting import built, classes, fitted, normal
-from lapwing.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, newton
+from lapwing.linear.solver import Solver
+from lapwing.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton
 from lapwing.tuning.ascent import gradient_of
-from lapwing.tuning.profile import profile
+from lapwing.tuning.profile import Place, Point, profile
 from tables import moved
 from test_purity import changed, snapshot
 
@@ -332,6 +333,51 @@ def test_pace_follows_the_direction() -> None:
         raise AssertionError(f"still at {z.tolist()}")
 
     assert turns(Pace().of) < 0.4 * turns(lambda step: step)
+
+
+def test_groups_that_fall() -> None:
+    """Held by the prior, wanting more of it, and either answering alone or of one mind for many turns."""
+    gamma = torch.tensor([0.5, 0.5, 0.5, 0.5, 2.0], dtype=torch.float64)
+    pull = torch.tensor([0.4, 0.4, 0.6, 0.4, 0.4], dtype=torch.float64)
+    spread = torch.tensor([0.49, 0.49, 0.49, 0.3, 1.99], dtype=torch.float64)
+    point = Point(Place(torch.zeros(5), 1.0), 0.0, gamma, spread, pull, 0.0)
+    alone, shared = pull.clone(), 0.5 * pull
+    assert falling(point, alone, False).tolist() == [True, True, False, False, False]
+    assert falling(point, shared, False).tolist() == [False] * 5
+    steady = torch.tensor([False, True, True, True, True])
+    assert falling(point, shared, steady).tolist() == [False, True, False, False, False]
+
+
+def test_who_is_steady() -> None:
+    """Those that have gone in one direction until they could go no faster; the noise is no group."""
+    pace, step = Pace(), torch.tensor([1.0, -1.0, 1.0])
+    assert pace.steady is False
+    for turn in range(7):
+        pace.of(step * torch.tensor([1.0, (-1.0) ** turn, 1.0]))
+    assert isinstance(pace.steady, Tensor)
+    assert pace.steady.tolist() == [True, False]
+
+
+def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the evidence moves by less than its rounding, a turn that lowers it has not gone too far."""
+    x, y = normal(40, 4), classes(3, 40)
+    model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+    la, data = fitted(model, x, y, "classification", prior=lw.Prior.layerwise(1.0)), (moved(x), moved(y))
+    turned_back: list[int] = []
+    own, place = Solver.energy, iter(range(10_000))
+    monkeypatch.setattr(Pace, "slow", lambda self: turned_back.append(1))
+    monkeypatch.setattr(Solver, "energy", lambda self: own(self) + 1e-3 * (next(place) % 2))
+
+    def tune() -> int:
+        turned_back.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            la.tune(mode="linear", data=data, tolerance=1e-5, steps=30)
+        return len(turned_back)
+
+    assert tune() > 0
+    monkeypatch.setattr("lapwing.linear.solver.rounding", lambda size, dtype: 2e-3)
+    assert tune() == 0
 
 
 @pytest.mark.parametrize(

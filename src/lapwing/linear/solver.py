@@ -46,6 +46,7 @@ class Log:
     stopped: str = ""
     converged: bool = False
     left: float = math.inf  # nats to the minimum, about
+    slack: float = 0.0  # and how far rounding takes the loss
 
     def note(self, loss: float, decrement: float, gradient: float, products: float) -> None:
         """One gradient."""
@@ -58,7 +59,8 @@ class Log:
         """What came after."""
         for name in ("losses", "decrements", "gradients", "passes"):
             getattr(self, name).extend(getattr(other, name))
-        self.stopped, self.converged, self.left = other.stopped, other.converged, other.left
+        self.stopped, self.converged = other.stopped, other.converged
+        self.left, self.slack = other.left, other.slack
 
 
 @dataclass
@@ -108,7 +110,7 @@ class Stopping:
         if self.before > 0:
             self.gains.append(self.gain)
             self.shares.append(self.gain / self.before if self.gain > self.slack else 1.0)
-        log.left = self.left(decrement)
+        log.left, log.slack = self.left(decrement), self.slack
         self.before = decrement
         if log.left <= self.tolerance:
             log.converged, log.stopped = True, f"at most {self.tolerance:g} nats are left"

@@ -35,6 +35,7 @@ LOOSE = 0.1  # what an inexact mode may change log precisions by, or a share of 
 TIGHT = 1e-3  # that share at least: it is halved by turns that do not come nearer
 LONGEST, CAREFUL = 3.0, 1.5  # the longest step in a logarithm; and where the mode is not yet near its own
 FASTER, SLOWER, FASTEST = 1.6, 0.5, 8.0  # how the pace changes, and its largest factor; its least is SLOWER
+EVEN = 0.9  # of gamma over pull from which a group that is as good as switched off gains nothing by coming back
 CONCAVE = 0.2  # the share of the second derivative at a mode held fixed that has to be left where it follows
 
 
@@ -236,14 +237,14 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             check_data(turns.la, turns.solver.facts)
             if not point.finite:
                 turns.at(place).log_evidence()  # says what is wrong
-        elif not point.value >= value - turns.log.left - 1e-12 * abs(value):
+        elif not point.value >= value - turns.log.left - turns.log.slack - 1e-12 * abs(value):
             # Too far: ever shorter turns, and the next ones at a slower pace.
             turns.pace.slow()
             place = place_of(here + 0.5 * (z - here))
             continue
         turns.note(point)
         gamma = point.gamma
-        turns.off |= (gamma < OFF) & (gamma >= point.pull) & turns.allowed.free[:-1]
+        turns.off |= (gamma < OFF) & (gamma >= EVEN * point.pull) & turns.allowed.free[:-1]
         here, value, before = z, point.value, moved
         following, moved = turns.better(problem, point, answers)
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
