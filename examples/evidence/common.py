@@ -24,7 +24,7 @@ import lapwing as lw
 from lapwing.evaluate import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
-TURNS = 30  # between the mode of the linear model and the precisions, at most
+TURNS = 40  # between the mode of the linear model and the precisions, at most
 # Okabe and Ito's colours, told apart by the colour-blind; markers differ too.
 GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
 COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
