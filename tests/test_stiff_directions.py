@@ -266,7 +266,7 @@ def test_some_are_forgotten_and_others_kept() -> None:
     made, target = learned(la, data)
     before, outputs = vectors_of(made, target), torch.cat(made.directions.outputs(0))
     kept = torch.arange(len(before)) % 3 != 0
-    made.directions.forget(kept)
+    made.directions.forget(~kept)
     assert torch.equal(vectors_of(made, target), before[kept])
     assert torch.equal(torch.cat(made.directions.outputs(0)), outputs[kept])
 
@@ -338,6 +338,93 @@ def test_one_block_has_no_candidates() -> None:
     """There is nothing that it does not know."""
     la, data = classifier("kron", prior=0.02)
     made, target = learned(la, data, 0)
-    assert made.directions.candidates(target, 5)
+    assert made.directions.candidates(made.directions.ratios(target), 5)
     alone = Blocks(target.blocks.blocks[:1], target.blocks.size)
-    assert made.directions.candidates(replace(target, blocks=alone), 5) == []
+    assert made.directions.ratios(replace(target, blocks=alone)) == {}
+
+
+# What a critical reader found
+
+
+@pytest.mark.parametrize("prior", ["unitwise", "g_prior"])
+@pytest.mark.parametrize("name", ["embedding", "conv_depthwise"])
+def test_ratios_of_blocks_with_absent_bases_and_groups(name: str, prior: str) -> None:
+    """`v^T P v / v^T Lambda v` of the directions themselves, also where one side of a block has no basis."""
+    model, x, y = (embedded if name == "embedding" else depthwise)()
+    count = sum(len(parameter) for parameter in model.parameters())
+    chosen = lw.Prior.unitwise([0.05 * (1 + place % 3) for place in range(count)])
+    la = fitted(model, x, y, "classification", "kron", prior=chosen if prior == "unitwise" else lw.Prior.g_prior(1.0))
+    made, target = learned(la, (moved(x), moved(y)), 12)
+    u, delta = vectors_of(made, target), la.prior.delta(la.space, la.mode)
+    true = (u * la.precision.mv(u)).sum(1) / (u * delta * u).sum(1)
+    ratios = made.directions.ratios(target)
+    said = torch.cat([ratios[place][own.places] for place, own in made.directions.known.items()])
+    assert len(u) > 4
+    assert torch.allclose(said, true, rtol=1e-6)
+    first = la.precision.blocks.index(next(each for each in la.precision.blocks if each.parts[0].name == "0.weight"))
+    assert first in ratios
+    assert float(ratios[first].min()) > 1 - 1e-6
+
+
+def embedded() -> tuple[nn.Module, Tensor, Tensor]:
+    """Words, whose embedding has one precision per word."""
+    model = built(nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Tanh(), nn.Linear(6, 3)))
+    return model, torch.randint(7, (30, 2), generator=torch.Generator().manual_seed(0)), classes(3, 30)
+
+
+def depthwise() -> tuple[nn.Module, Tensor, Tensor]:
+    """A convolution of each channel by itself."""
+    layers = nn.Conv1d(3, 6, 2, groups=3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)
+    return built(nn.Sequential(*layers)), normal(30, 3, 4), classes(3, 30)
+
+
+def test_nothing_is_bought_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forgotten is not stiff: adding and forgetting go by the same number."""
+    bought: list[tuple[int, int]] = []
+    own = Solver._candidates
+
+    def noted(self: Solver, target: Target, number: int) -> Any:
+        made = own(self, target, number)
+        bought.extend((each.block, each.place) for each in made)
+        return made
+
+    monkeypatch.setattr(Solver, "_candidates", noted)
+    monkeypatch.setattr(solver, "PATIENCE", 1)
+    for scale in (1.0, 5.0):
+        bought.clear()
+        la, (x, y) = classifier("kron", prior=1e-3)
+        found(la.with_prior(1e-3 * scale), (x, y), tolerance=1e-10)
+        assert bought and len(set(bought)) == len(bought)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_half_precision_has_none(seen: list[int]) -> None:
+    """Products with J are wrong by a thousandth there, which many directions at once would make much of."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).bfloat16()
+    x, y = normal(30, 4).bfloat16(), classes(3, 30)
+    la = fitted(model, x, y, "classification", "kron", prior=0.02)
+    la.at_linear_mode((moved(x), moved(y)), tolerance=0.5, steps=50)
+    assert not any(seen)
+
+
+def test_the_noise_is_in_the_ratios() -> None:
+    """Of a dense block too, whose eigenvectors were made under another noise."""
+    x, y = normal(30, 4), normal(30, 2, seed=3)
+    model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)))
+    la = fitted(model, x, y, lw.Gaussian(3.0), "block", prior=0.1)
+    made, _ = learned(la, (moved(x), moved(y)))
+    for noise in (3.0, 0.1):
+        own = Target.of(replace(la, likelihood=lw.Gaussian(noise)))
+        fresh = directions.Directions().ratios(own)
+        assert all(torch.allclose(each, fresh[place], rtol=1e-6) for place, each in made.directions.ratios(own).items())
+
+
+def test_second_derivatives_without_a_value() -> None:
+    """Where a likelihood has none the plane is left as it is."""
+    number = torch.full((1, 1), float("nan")).double()
+    terms = plane.Terms(1.0, torch.ones(1).double(), lambda: number)
+    c, first, last = plane.descend(lambda c: terms, 1, 1e-9)
+    assert c.tolist() == [0.0]
+    assert first is last

@@ -3,12 +3,13 @@
 Where layers explain the same outputs, the loss hardly changes as one of them takes over what another gives up, and
 the preconditioner, which knows each layer by itself, holds both moves to be steep. There are as many such moves as the
 layers have directions in which the data outweigh the prior. Those are eigenvectors of the fitted blocks, the same ones
-under every prior. Once their products with J are known, a minimum over all of them takes no pass through the network.
+under every prior that has one precision per block. Once their products with J are known, a minimum over all of them
+takes no pass through the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +22,9 @@ from ..operators import Block, Dense, Rotated
 from .target import Target
 
 STIFF = 2.0  # curvature over the prior's precision from which a direction is worth knowing
+HELD = 1.2  # and below which it is forgotten: its layer is on its way to being switched off
 LARGEST = 2048  # weights of a dense block whose eigenvectors are made
+MOST = 128  # directions in all
 
 
 class Columns(Protocol):
@@ -60,18 +63,25 @@ class Outer:
     def coordinates(self, v: Tensor) -> Tensor:
         """(P,) -> (R,)."""
         matrix = self.layout.to_matrix(v)
-        if len(matrix) == 1:
-            return ((self.left @ matrix[0]) * self.right).sum(-1)
-        return ((self.left[:, None] @ matrix[self.groups])[:, 0] * self.right).sum(-1)
+        made = matrix.new_empty(len(self.left))
+        for group, own in self._by_group():
+            made[own] = ((self.left[own] @ matrix[group]) * self.right[own]).sum(-1)
+        return made
 
     def combined(self, c: Tensor) -> Tensor:
         """(R,) -> (P,)."""
-        groups, rows, columns = self.layout.matrix
-        left = c[:, None] * self.left
-        if groups == 1:
-            return self.layout.to_flat((left.T @ self.right)[None])
-        made = left.new_zeros(groups, rows, columns)
-        return self.layout.to_flat(made.index_add_(0, self.groups, left[:, :, None] * self.right[:, None]))
+        made = self.left.new_zeros(self.layout.matrix)
+        for group, own in self._by_group():
+            made[group] = (c[own, None] * self.left[own]).T @ self.right[own]
+        return self.layout.to_flat(made)
+
+    def _by_group(self) -> Iterator[tuple[int, Tensor | slice]]:
+        """Which are in which matrix: a block may have as many matrices as channels, and few that matter."""
+        if self.layout.matrix[0] == 1:
+            yield 0, slice(None)
+            return
+        for group in self.groups.unique().tolist():
+            yield group, (self.groups == group).nonzero()[:, 0]
 
     def gram(self) -> Tensor:
         """(R, R)."""
@@ -117,14 +127,6 @@ class Rows:
         return Rows(torch.cat([self.vectors, other.vectors]))
 
 
-@dataclass(frozen=True, eq=False)
-class Eigen:
-    """Of a dense block's curvature, without the prior."""
-
-    values: Tensor  # (P,)
-    vectors: Tensor  # (P, P), in columns
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A direction that is not known yet."""
@@ -148,50 +150,58 @@ class Directions:
     """All that are known, block after block."""
 
     known: dict[int, Known] = field(default_factory=dict)  # by the number of the block
-    eigen: dict[int, Eigen] = field(default_factory=dict)
+    eigen: dict[int, Tensor] = field(default_factory=dict)  # (P, MOST) at most: of a dense block, in columns
 
     def __len__(self) -> int:
         """R."""
         return sum(len(own.places) for own in self.known.values())
 
-    def candidates(self, target: Target, number: int) -> list[Candidate]:
-        """The stiffest that are not known, under the prior of a target."""
+    def ratios(self, target: Target) -> dict[int, Tensor]:
+        """By block (P,): curvature and prior over the prior alone, along the block's own basis."""
         if len(target.blocks.blocks) < 2:  # the preconditioner knows all there is to know
-            return []
+            return {}
+        found = {place: self._ratios(place, block, target) for place, block in enumerate(target.blocks.blocks)}
+        return {place: own for place, own in found.items() if own is not None}
+
+    def candidates(self, ratios: dict[int, Tensor], number: int) -> list[Candidate]:
+        """The stiffest that are not known."""
         made: list[Candidate] = []
-        for place, block in enumerate(target.blocks.blocks):
-            ratios = self._ratios(place, block, target)
-            if ratios is None:
-                continue
+        for place, own in ratios.items():
             taken = set(self.known[place].places) if place in self.known else set()
-            values, found = ratios.topk(min(number + len(taken), len(ratios)))
+            values, found = own.topk(min(number + len(taken), len(own)))
             pairs = zip(values.tolist(), found.tolist(), strict=True)
             made += [Candidate(value, place, index) for value, index in pairs if value > STIFF and index not in taken]
         return sorted(made, key=lambda each: -each.ratio)[:number]
 
+    def held(self, ratios: dict[int, Tensor]) -> Tensor:
+        """(R,) booleans on the CPU: those that the prior has come to hold."""
+        return torch.cat([(ratios[place][own.places] < HELD).cpu() for place, own in self.known.items()])
+
     def _ratios(self, place: int, block: Block, target: Target) -> Tensor | None:
-        """(P,): curvature and prior over the prior alone, along the block's own basis."""
         operator = block.operator
         if isinstance(operator, Rotated):
-            values = operator.values.detach().flatten()
-            if operator.dual is not None:  # the basis has the prior in it
-                return values
-            start = block.slices[0].start
-            return values / target.delta(slice(start, start + 1))
+            values = operator.values.detach()
+            if operator.dual is None:
+                start = block.slices[0].start
+                return (values / target.delta(slice(start, start + 1))).flatten()
+            prior = operator.layout.to_matrix(gathered(block, target.delta))
+            prior = prior if operator.left is None else operator.left.square().mT @ prior
+            prior = prior if operator.right is None else prior @ operator.right.square()
+            return (values / prior).flatten()
         if isinstance(operator, Dense) and len(operator.matrix) <= LARGEST:
-            delta = gathered(block, target.delta)
-            own = self.eigen.get(place)
-            if own is None:
-                matrix = operator.matrix.detach().double() - delta.double().diag()
-                own = self.eigen[place] = Eigen(*(each.to(delta) for each in torch.linalg.eigh(matrix)))
-            return 1 + own.values / (own.vectors.square() * delta[:, None]).sum(0)
+            matrix, delta = operator.matrix.detach(), gathered(block, target.delta)
+            if place not in self.eigen:
+                _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
+                self.eigen[place] = vectors[:, -MOST:].to(delta)
+            vectors = self.eigen[place]
+            return (vectors * (matrix @ vectors)).sum(0) / (vectors.square() * delta[:, None]).sum(0)
         return None  # a diagonal has no directions but the weights themselves
 
     def columns(self, place: int, block: Block, places: Sequence[int]) -> Columns:
         """Directions of a block's basis."""
         operator = block.operator
         if not isinstance(operator, Rotated):
-            return Rows(self.eigen[place].vectors[:, list(places)].T.contiguous())
+            return Rows(self.eigen[place][:, list(places)].T.contiguous())
         values = operator.values.detach()
         _, rows, columns = values.shape
         chosen = torch.tensor(places, device=values.device)
@@ -247,11 +257,11 @@ class Directions:
                 for chosen, value in target.blocks.blocks[place].put(own.columns.combined(weights)):
                     v[chosen] += value
 
-    def forget(self, kept: Tensor) -> None:
-        """All but some, by (R,) booleans on the CPU."""
+    def forget(self, lost: Tensor) -> None:
+        """Some, by (R,) booleans on the CPU."""
         start = 0
         for place, own in list(self.known.items()):
-            chosen = kept[start : start + len(own.places)].nonzero()[:, 0]
+            chosen = (~lost[start : start + len(own.places)]).nonzero()[:, 0]
             start += len(own.places)
             if len(chosen) == 0:
                 del self.known[place]

@@ -14,10 +14,11 @@ import torch
 from ..complaints import is_count
 from ..progress import Progress
 from ..tuning.trace import TuningWarning
+from .directions import MOST
 from .examples import gathered, room
 from .mode import LinearMode
 from .passes import Passes
-from .solver import MOST, PATIENCE, Facts, Log, Solver
+from .solver import PATIENCE, Facts, Log, Solver
 from .streaming import Streamed
 from .target import Target
 
@@ -52,8 +53,10 @@ def opened(la: Laplace, data: Any, memory: float | None, progress: bool) -> Iter
     itemsize = torch.promote_types(network.selected[0].dtype, torch.float32).itemsize
     left = room(memory, device) // (numbers * itemsize) - 3  # vectors of all outputs, beyond those that are needed
     kept = examples.ordered and left >= 0
+    # In half precision products with J are wrong by more than what directions make of them.
+    exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
     with closing(bar), passes.asked():
-        yield Solver(passes, e, most=min(MOST, left // 2)) if kept else Streamed(passes, e)
+        yield Solver(passes, e, most=min(MOST, left // 2) if exact else 0) if kept else Streamed(passes, e)
 
 
 def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..arithmetic import switched
 from ..likelihoods import score
 from .directions import Candidate, Directions
 from .passes import Part, Passes
@@ -30,9 +31,7 @@ SLOWEST = 0.95  # the least that gains are taken to fall by from one such sum to
 STALE = 5  # steps without a better gradient, once rounding hides what they gain
 PATIENCE = 4  # steps before directions are added, and again before more are
 MORE = 10  # directions that are added at a time, for as many products with J
-MOST = 128  # of them in all
 ENDLESS = 1e30  # decrements over the loss that no loss with a minimum has
-LOST = 0.2  # curvature over the prior's precision below which a direction is forgotten
 
 
 @dataclass
@@ -139,6 +138,7 @@ class Solver:
     most: int = 0  # directions that there is room for
     directions: Directions = field(default_factory=Directions)
     patience: int = field(default_factory=lambda: PATIENCE)  # steps until the next directions
+    gram: tuple[Target, Tensor] | None = None  # of the directions under a target
 
     def solve(self, target: Target, tolerance: float, steps: int, spare: int = 0) -> Log:
         """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one.
@@ -170,10 +170,12 @@ class Solver:
 
     def _learn(self, target: Target, number: int) -> int:
         """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""
+        if number <= 0:
+            return 0
+        self.patience = PATIENCE  # also where none are found: looking for them takes its time
         found = self._candidates(target, number)
         if not found:
             return 0
-        self.patience = PATIENCE
         by_block: dict[int, list[int]] = {}
         for each in found:
             by_block.setdefault(each.block, []).append(each.place)
@@ -195,27 +197,21 @@ class Solver:
                 made[place].append(torch.stack(pushed))
         for place, own in columns.items():
             self.directions.add(place, own, by_block[place], made[place])
+        self.gram = None
         self.products += 0.5 * len(found)
         return (len(found) + 1) // 2
 
     def _candidates(self, target: Target, number: int) -> list[Candidate]:
         """Directions to add; those that the prior has come to hold make room for them."""
-        if not self.most or number <= 0:
+        if not self.most:
             return []
+        with switched("ieee"):
+            ratios = self.directions.ratios(target)
         if len(self.directions):
-            held = self.directions.gram(target).diagonal()
-            self.directions.forget(self._curvatures(target) > LOST * held)
-        return self.directions.candidates(target, min(number, MORE, self.most - len(self.directions)))
-
-    def _curvatures(self, target: Target) -> Tensor:
-        """(R,): along each known direction, of the data alone."""
-        zero = torch.zeros(len(self.directions), dtype=torch.float64, device="cpu")
-        total = sum(
-            energy_terms(part.likelihood, u, (), part.y, zero, self.directions.outputs(number))
-            for number, (part, u) in enumerate(zip(self.parts, self.u, strict=True))
-        )
-        assert isinstance(total, Tensor)
-        return target.strength * total.cpu()[1 + len(zero) :].reshape(len(zero), -1).diagonal()
+            self.directions.forget(self.directions.held(ratios))
+        self.gram = None
+        number = min(number, MORE, self.most - len(self.directions))
+        return self.directions.candidates(ratios, number) if number > 0 else []
 
     def _gradient(self, target: Target) -> Tensor:
         """(D,): one product with J^T. The first of all passes also takes the outputs."""
@@ -308,8 +304,9 @@ class Solver:
             self.directions.add_to(self.d, others, target)
             for move, more in zip(self.w, stiff, strict=True):
                 weights = others.to(move).split([len(each) for each in more])
-                for each, own in zip(more, weights, strict=True):
-                    move += (own[:, None, None, None] * each).sum(0)
+                with switched("ieee"):
+                    for each, own in zip(more, weights, strict=True):
+                        move += (own @ each.flatten(1)).view_as(move)
         self.e += self.d
         for place, move in enumerate(self.w):
             self.u[place] += move
@@ -326,7 +323,9 @@ class Solver:
         with_pull = self.directions.coordinates(target, partial(target.pull, self.e))
         weighted = [partial(target.weighted, vector) for vector in vectors]
         across = torch.stack([self.directions.coordinates(target, vector) for vector in weighted])
-        lower = torch.cat([across.T, self.directions.gram(target)], 1)
+        if self.gram is None or self.gram[0] is not target:
+            self.gram = target, self.directions.gram(target)
+        lower = torch.cat([across.T, self.gram[1]], 1)
         return half, torch.cat([linear, with_pull]), torch.cat([torch.cat([gram, across], 1), lower])
 
 
