@@ -51,6 +51,7 @@ NETWORKS = (
     "weight_norm",
     "tied_gpt",
     "tied_linears",
+    "same_module_twice",
     "checkpoint_reentrant",
     "mapping_input",
     "time_major",

@@ -99,11 +99,27 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
 
 def under(model: nn.Module, weights: dict[str, Tensor]) -> Callable[..., Any]:
     """The network with other weights in place of its own, to be given to `call`."""
+    every = everywhere(model, weights)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return functional_call(model, weights, args, kwargs)
+        return functional_call(model, every, args, kwargs, tie_weights=False)
 
     return forward
+
+
+def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under the name of every place that holds them, each place once.
+
+    Torch ties them by names. A module with two names is then changed twice, and put back in the wrong order: the
+    network would be left with the given tensors in place of its parameters.
+    """
+    given = {id(model.get_parameter(name)): weight for name, weight in weights.items()}
+    return {
+        f"{prefix}.{name}" if prefix else name: given[id(parameter)]
+        for prefix, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if id(parameter) in given
+    }
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Any]:
