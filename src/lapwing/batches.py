@@ -108,17 +108,20 @@ def under(model: nn.Module, weights: dict[str, Tensor]) -> Callable[..., Any]:
 
 
 def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the name of every place that holds them, each place once.
+    """Weights and buffers under the name of every place that holds them, each place once.
 
     Torch ties them by names. A module with two names is then changed twice, and put back in the wrong order: the
     network would be left with the given tensors in place of its parameters.
     """
-    given = {id(model.get_parameter(name)): weight for name, weight in weights.items()}
+    given = {}
+    for name, weight in weights.items():
+        prefix, _, last = name.rpartition(".")
+        given[id(getattr(model.get_submodule(prefix), last))] = weight
     return {
-        f"{prefix}.{name}" if prefix else name: given[id(parameter)]
+        f"{prefix}.{name}" if prefix else name: given[id(own)]
         for prefix, module in model.named_modules()
-        for name, parameter in module._parameters.items()
-        if id(parameter) in given
+        for name, own in (*module._parameters.items(), *module._buffers.items())
+        if id(own) in given
     }
 
 
