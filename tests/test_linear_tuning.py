@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lapwing as lw
 from fitting import built, classes, fitted, normal
 from lapwing.linear.solver import Solver
-from lapwing.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton
+from lapwing.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton, settled_off
 from lapwing.tuning.ascent import gradient_of
 from lapwing.tuning.profile import Place, Point, profile
 from tables import moved
@@ -346,6 +346,14 @@ def test_groups_that_fall() -> None:
     assert falling(point, shared, False).tolist() == [False] * 5
     steady = torch.tensor([False, True, True, True, True])
     assert falling(point, shared, steady).tolist() == [False, True, False, False, False]
+
+
+def test_who_is_switched_off() -> None:
+    """Also where the evidence is even between more and less of the prior; not where it wants the weights back."""
+    gamma = torch.tensor([5e-4, 5e-4, 5e-4, 5e-3], dtype=torch.float64)
+    pull = torch.tensor([4e-4, 5.2e-4, 9e-4, 1e-3], dtype=torch.float64)
+    point = Point(Place(torch.zeros(4), 1.0), 0.0, gamma, gamma, pull, 0.0)
+    assert settled_off(point).tolist() == [True, True, False, False]
 
 
 def test_who_is_steady() -> None:

@@ -157,6 +157,11 @@ class Turns:
         return replace(self.allowed, free=self.allowed.free & own)
 
 
+def settled_off(point: Point) -> Tensor:
+    """(groups,) booleans: without effect, and with nothing to gain by coming back."""
+    return (point.gamma < OFF) & (point.gamma >= EVEN * point.pull)
+
+
 def falling(point: Point, answers: Tensor, steady: Tensor | bool) -> Tensor:
     """(groups,) booleans: those that the prior holds already, and for which the evidence wants still more of it.
 
@@ -244,7 +249,7 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             continue
         turns.note(point)
         gamma = point.gamma
-        turns.off |= (gamma < OFF) & (gamma >= EVEN * point.pull) & turns.allowed.free[:-1]
+        turns.off |= settled_off(point) & turns.allowed.free[:-1]
         here, value, before = z, point.value, moved
         following, moved = turns.better(problem, point, answers)
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
