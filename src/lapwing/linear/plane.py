@@ -1,4 +1,4 @@
-"""The least loss in the plane of two directions: Newton's method on two numbers, without a pass through the network."""
+"""The least loss over a few directions: Newton's method on as many numbers, without a pass through the network."""
 
 from __future__ import annotations
 

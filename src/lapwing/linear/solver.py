@@ -268,7 +268,7 @@ class Solver:
         return target.strength * energy + half, rounding(target.strength * size + half, self.u[0].dtype)
 
     def _advance(self, target: Target, z: Tensor, squared: float, slack: float) -> float:
-        """To the least loss in the plane of z and the last direction: one product with J; says what it gained."""
+        """To the least loss over z, the last step and the directions: one product with J; says what it gained."""
         q = [self.passes.push(part, z)[1] for part in self.passes.parts("product")]
         self.products += 0.5
         vectors = [z] if self.d is None else [z, self.d]
