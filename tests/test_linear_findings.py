@@ -195,13 +195,12 @@ def test_a_network_wrapped_for_several_devices() -> None:
 def test_a_module_with_two_names_keeps_its_parameters() -> None:
     """Torch's own way of giving a network other weights leaves tensors in their place."""
     shared = nn.Linear(3, 3)
-    model = built(nn.Sequential(shared, nn.Tanh(), shared))
     x, y = normal(12, 3), classes(3, 12)
-    before = dict(model.named_parameters())
-    la = fitted(model, x, y, "classification", "kron")
+    la = fitted(built(nn.Sequential(shared, nn.Tanh(), shared)), x, y, "classification", "kron")
+    before = dict(la.model.named_parameters())
+    assert list(before) == ["0.weight", "0.bias"]
     la.at_linear_mode((moved(x), moved(y)))
     la.predict(moved(x), method="sampled", samples=3)
     after = dict(la.model.named_parameters())
-    assert list(after) == list(before) == ["0.weight", "0.bias"]
-    assert all(isinstance(each, nn.Parameter) for each in shared.parameters())
-    assert all(after[name] is before[name] for name in before) or la.model is not model
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] and isinstance(after[name], nn.Parameter) for name in before)

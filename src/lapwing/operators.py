@@ -270,10 +270,13 @@ class Block:
 
     def take(self, v: Tensor) -> Tensor:
         """(..., D) -> (..., P)."""
-        pieces = [v[..., piece] for piece in self.slices]
+        return self.joined([v[..., piece] for piece in self.slices])
+
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Pieces of a vector (..., D) in the places of the slices -> (..., P)."""
         if self.joint is not None:
             return join(pieces[0], pieces[1], self.joint)
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+        return pieces[0] if len(pieces) == 1 else torch.cat([*pieces], -1)
 
     def put(self, v: Tensor) -> list[tuple[slice, Tensor]]:
         """(..., P) -> pieces with their places."""

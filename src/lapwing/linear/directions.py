@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..arithmetic import switched
-from ..jacobians import Layout, join
+from ..jacobians import Layout
 from ..operators import Block, Dense, Rotated
 from .target import Target
 
@@ -228,7 +228,7 @@ class Directions:
         return [own.outputs[part] for own in self.known.values()]
 
     def coordinates(self, target: Target, v: Callable[[slice], Tensor]) -> Tensor:
-        """(R,) in float64: `u^T v` for a vector (D,) that is made as it is needed."""
+        """(R,) in float64: `u^T v` for a vector (D,)."""
         made = []
         with switched("ieee"):
             for place, own in self.known.items():
@@ -273,11 +273,8 @@ class Directions:
 
 
 def gathered(block: Block, v: Callable[[slice], Tensor]) -> Tensor:
-    """(P,): a block's own of a vector (D,)."""
-    pieces = [v(chosen) for chosen in block.slices]
-    if block.joint is not None:
-        return join(pieces[0], pieces[1], block.joint)
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    """(P,): a block's own of a vector (D,) that is made as it is needed."""
+    return block.joined([v(chosen) for chosen in block.slices])
 
 
 def picked(basis: Tensor | None, group: Tensor, place: Tensor, size: int, like: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def check_options(tolerance: Any, steps: Any) -> None:
 
 
 @contextmanager
-def opened(la: Laplace, data: Any, memory: float | None, progress: bool) -> Iterator[Solver | Streamed]:
+def opened(la: Laplace, data: Any, memory: float | None, progress: bool, spare: int = 0) -> Iterator[Solver | Streamed]:
     """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
     network = la._network(memory)
     device = la.mode.device
@@ -56,15 +56,16 @@ def opened(la: Laplace, data: Any, memory: float | None, progress: bool) -> Iter
     # In half precision products with J are wrong by more than what directions make of them.
     exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
     with closing(bar), passes.asked():
-        yield Solver(passes, e, most=min(MOST, left // 2) if exact else 0) if kept else Streamed(passes, e)
+        most = min(MOST, left // 2) if exact else 0
+        yield Solver(passes, e, most=most, spare=spare) if kept else Streamed(passes, e)
 
 
 def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:
     """The posterior with the mode of its linear model under its prior."""
     check_options(tolerance, steps)
     target = Target.of(la)
-    with opened(la, data, memory, progress) as solver:
-        log = solver.solve(target, tolerance, steps, spare=PATIENCE)
+    with opened(la, data, memory, progress, spare=PATIENCE) as solver:
+        log = solver.solve(target, tolerance, steps)
         check_data(la, solver.facts)
         made = finished(solver, target, log)
     if not made.converged:

@@ -136,15 +136,13 @@ class Solver:
     w: list[Tensor] = field(default_factory=list)  # J d
     old: int = 0  # steps since the outputs were made from the weights
     most: int = 0  # directions that there is room for
+    spare: int = 0  # steps of a solve that are left for directions to be of use in, where no other solve follows
     directions: Directions = field(default_factory=Directions)
     patience: int = field(default_factory=lambda: PATIENCE)  # steps until the next directions
     gram: tuple[Target, Tensor] | None = None  # of the directions under a target
 
-    def solve(self, target: Target, tolerance: float, steps: int, spare: int = 0) -> Log:
-        """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one.
-
-        `spare`: steps that are left for directions to be of use in, where no other solve follows.
-        """
+    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
+        """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
         log, stopping = Log(), Stopping(tolerance)
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
@@ -166,7 +164,7 @@ class Solver:
             left -= 1
             self.patience -= 1
             if self.patience <= 0:
-                left -= self._learn(target, 2 * (left - spare))
+                left -= self._learn(target, 2 * (left - self.spare))
 
     def _learn(self, target: Target, number: int) -> int:
         """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""

@@ -34,7 +34,7 @@ class Streamed:
     last: float = math.nan  # the energy found by the last pass
     slack: float = 0.0  # the rounding of the loss
 
-    def solve(self, target: Target, tolerance: float, steps: int, spare: int = 0) -> Log:  # as the solver's
+    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
         """Walk downhill until the decrement is below the tolerance, or for so many steps."""
         log, stopping, before = Log(), Stopping(tolerance), math.inf
         for step in range(steps + 1):
