@@ -312,7 +312,7 @@ class Laplace:
             else:
                 rule, words = "not selected", "fixed"
             rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
-        return Coverage(tuple(rows), self.reason)
+        return Coverage(tuple(rows), self.reason, self.plan.words())
 
     @plainly
     def diagnose(self, data: Any) -> Diagnosis:
