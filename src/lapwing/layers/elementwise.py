@@ -57,6 +57,8 @@ def _binary(rule: ElementwiseRule) -> Handler:
     def handler(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
             return func(*args, **kwargs)
+        if any(each.is_complex() for each in args):  # gradients of real numbers and of complex ones differ
+            return func(*args, **kwargs)
         first, second = args
         for own, other, swap in ((second, first, False), (first, second, True)):
             if swap and func in IN_PLACE:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import fused
 from ..jacobians import Acts, Layout, Term
-from .base import Contribution, Handler, Part, PlainInputs, Recorder, Ref, Use, positions_last
+from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Use, positions_last
 from .columns import pulled
 
 
@@ -47,8 +47,7 @@ class LinearRule(PlainInputs):
             acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
             if weight.transposed:  # the parameter is (I, O)
                 layout = Layout.plain(1, act.shape[-1], grad.shape[-1])
-                part = Part(weight.name, 0, weight.parameter.numel())
-                yield Contribution(part, Term(acts, grad, flipped=True), layout)
+                yield Contribution(weight.part, Term(acts, grad, flipped=True), layout)
             else:
                 yield Contribution(weight.part, Term(acts, grad), Layout.plain(1, grad.shape[-1], act.shape[-1]))
         if "bias" in use.refs:
@@ -154,19 +153,12 @@ def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     if len(args) != 2 or kwargs:
         return func(*args, **kwargs)
     given, weight = args
-    ref = recorder.resolve(weight)
-    if ref is None or ref.tensor.dim() != 2 or not isinstance(given, Tensor) or given.dim() < 2:
+    ref = usable_matrix(recorder.resolve(weight))
+    if ref is None or not isinstance(given, Tensor) or given.dim() < 2:
         return func(*args, **kwargs)
-    # x @ W applies W^T in the sense of F.linear: a plain parameter is a transposed use, and its transpose a plain one.
-    whole = ref.tensor.numel() == ref.parameter.numel()
-    if not whole or not (ref.transposed or ref.is_rows):
-        return func(*args, **kwargs)
-    if ref.transposed:
-        turned = Ref(ref.name, ref.parameter, ref.parameter)
-    else:
-        turned = Ref(ref.name, ref.tensor, ref.parameter, transposed=True)
     output = func(given, recorder.alias(weight))
-    return recorder.record(LINEAR, output, {"weight": turned}, (given,), tuple(range(output.dim() - 1)))
+    # x @ W is F.linear with the transpose of W.
+    return recorder.record(LINEAR, output, {"weight": ref.permuted((1, 0))}, (given,), tuple(range(output.dim() - 1)))
 
 
 def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
