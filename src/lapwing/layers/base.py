@@ -61,12 +61,12 @@ class Ref:
 
     @property
     def transposed(self) -> bool:
-        """Whether the view is the transpose of a matrix that is such a range."""
-        if self.tensor.dim() != 2:
+        """Whether the parameter has the last two axes of the view in the other order."""
+        if self.tensor.dim() < 2:
             return False
-        # An axis of one fits either way: then the order of the parameter's own axes decides.
-        first, second = zip(self.steps, self.tensor.shape, strict=True)
-        return second > first and self.permuted((1, 0)).is_rows
+        # An axis of one fits either way: then the longer one is the first.
+        first, second = list(zip(self.steps, self.tensor.shape, strict=True))[-2:]
+        return second > first
 
     def permuted(self, order: tuple[int, ...]) -> Ref:
         """The same elements with the view's axes in another order."""
