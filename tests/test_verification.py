@@ -248,7 +248,7 @@ def test_examples_that_meet_without_gradients_are_refused(how: str) -> None:
 
 
 def test_random_networks_are_not_taken_for_dependent_ones() -> None:
-    """Noise in every forward pass is no dependence between examples; the coverage table says that nothing was verified."""
+    """Noise in every forward pass is no dependence between examples; the table says that nothing was verified."""
     model = built(Network(lambda net, x: net.b(F.dropout(net.a(x), 0.5, True)), a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
     la = fitted(model, normal(6, 4), classes(3, 6), "classification")
     assert "not the same for the same inputs" in la.coverage().verified
@@ -308,11 +308,10 @@ def test_a_wrong_generic_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_rule_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """What disagrees even one example at a time is refused by name."""
     own = generic._one_by_one
-    monkeypatch.setattr(generic, "_vectorised", lambda *args: 1 / 0)
     monkeypatch.setattr(generic, "_one_by_one", lambda *args: {k: 1.5 * rows for k, rows in own(*args).items()})
     monkeypatch.setattr(generic, "_vectorised", lambda *args: {k: 1.5 * v for k, v in own(*args[:4], False).items()})
     model = built(Network(lambda net, x: net.b(torch.tanh(x @ net.w.exp())), w=parameter(4, 6), b=nn.Linear(6, 3)))
-    with pytest.raises(ValueError, match="^w: the derivatives of single examples"):
+    with pytest.raises(ValueError, match=r"^w: the derivatives of single examples"):
         fitted(model, normal(7, 4), classes(3, 7), "classification")
 
 
@@ -333,7 +332,7 @@ def test_rounding_is_no_reason_for_distrust(name: str, dtype: torch.dtype) -> No
     assert la.coverage().verified.startswith("derivatives of 2 examples")
 
 
-def test_lengths_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_looked_at_a_few_times() -> None:
     """Each of the first lengths is verified, later ones are not; another number of axes is."""
     model = built(
         Network(lambda net, x: net.b(torch.tanh(net.a(x)).flatten(1, -2).mean(1)), a=nn.Linear(2, 4), b=nn.Linear(4, 3))

@@ -98,15 +98,11 @@ class Recording(TorchFunctionMode):
         """The selected parameter that a tensor is, or is a view of."""
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
             return None
-        name = self.names.get(id(tensor))
-        if name is not None:
-            return None if name in self.plan.generic else Ref(name, tensor, tensor)
-        base = tensor._base
-        name = None if base is None else self.names.get(id(base))
-        if base is None or name is None or name in self.plan.generic:
-            return None
-        turned = tensor.dim() == 2 and tensor.shape == base.shape[::-1] and tensor.stride() == base.stride()[::-1]
-        return Ref(name, tensor, base, transposed=turned and tensor.storage_offset() == base.storage_offset())
+        for parameter in (tensor, tensor._base):
+            name = self.names.get(id(parameter))
+            if parameter is not None and name is not None and name not in self.plan.generic:
+                return Ref.of(name, tensor, parameter)
+        return None
 
     def alias(self, tensor: Tensor) -> Tensor:
         """The same values, behind a node at which the search for unrecorded uses stops."""

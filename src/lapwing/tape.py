@@ -59,7 +59,7 @@ class Tape:
         return sum(torch.Size(shape).numel() for shape in shapes) + self.output.numel()
 
     def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
-        """(K, B, ...) cotangents -> (K, B, ...) gradients of each use's output that the network's depends on, by key."""
+        """(K, B, ...) cotangents -> (K, B, ...) gradients of the outputs of uses that matter, by key."""
         direct = self.direct
         edges, own = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
         # What is the output itself has the cotangents for its gradients: nothing is passed backward to it.
@@ -229,23 +229,22 @@ class Tape:
 
     def pairs(self) -> dict[Part, Part]:
         """Weights with the bias that is applied in exactly the same calls: they can form one block."""
-        partners: dict[Part, set[Part | None]] = {}
+        partners: dict[Part, set[tuple[Part, bool] | None]] = {}  # with whether the weight is the transpose
         for use in self.uses:
             if not use.rule.matrix:
                 continue
             weight, bias = use.refs.get("weight"), use.refs.get("bias")
             parts = [None if ref is None else ref.part for ref in (weight, bias)]
-            if weight is not None and weight.transposed:
-                parts = [parts[0], None]
+            turned = weight is not None and weight.transposed
             for own, other in (parts, parts[::-1]):
                 if own is not None:
-                    partners.setdefault(own, set()).add(other)
+                    partners.setdefault(own, set()).add(None if other is None else (other, turned))
         weights = {use.refs["weight"].part for use in self.uses if "weight" in use.refs}
         made: dict[Part, Part] = {}
         for part in weights:
-            (other,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
-            if other is not None and partners[other] == {part}:
-                made[part] = other
+            (found,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
+            if found is not None and partners[found[0]] == {(part, found[1])}:
+                made[part] = found[0]
         return made
 
     def _wide(self, tensor: Tensor) -> Tensor:

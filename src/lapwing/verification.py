@@ -7,6 +7,7 @@ So neither a use that the recording misreads nor a transform of torch's that is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -281,18 +282,18 @@ class Comparison:
             if output.requires_grad:
                 gradients = torch.autograd.grad(output, list(leaves.values()), self.cotangent, allow_unused=True)
             reached = [self._flat(each, own) for each, own in zip(gradients, leaves.values(), strict=True)]
-            each = [self._inside(example, names) for example in range(EXAMPLES)]
-            found.update(
-                self._apart(reached, [sum(pieces[1:], pieces[0]) for pieces in zip(*each, strict=True)], names)
-            )
+            every = [self._inside(example, names) for example in range(EXAMPLES)]
+            plain = [sum(pieces[1:], pieces[0]) for pieces in zip(*every, strict=True)]
+            found.update(self._apart(reached, plain, names))
         return found
 
 
 def combined(columns: Tensor) -> Tensor:
     """(K, ...) -> (...): one combination of columns."""
-    return torch.tensordot(torch.tensor(COLUMNS, device="cpu").to(columns), columns, 1)
+    made: Tensor = torch.tensordot(torch.tensor(COLUMNS, device="cpu").to(columns), columns, 1)
+    return made
 
 
-def stacked_norms(tensors: list[Tensor]) -> Tensor:
+def stacked_norms(tensors: Sequence[Tensor]) -> Tensor:
     """(n,) in float64."""
-    return torch.stack([each.double() for each in torch._foreach_norm(tensors)])
+    return torch.stack([each.double() for each in torch._foreach_norm(list(tensors))])

@@ -113,17 +113,12 @@ MULTIPLYING = (
     *(torch.div, torch.Tensor.div, torch.Tensor.div_, torch.Tensor.__truediv__, torch.Tensor.__rtruediv__),
     *(torch.Tensor.__imul__, torch.Tensor.__itruediv__),
 )
+EXPANDING = (
+    *(torch.Tensor.expand, torch.Tensor.expand_as, torch.Tensor.repeat),
+    *(torch.broadcast_to, torch.Tensor.broadcast_to),
+)
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(ADDING, _binary(ADD)),
     **dict.fromkeys(MULTIPLYING, _binary(MULTIPLY)),
-    **dict.fromkeys(
-        (
-            torch.Tensor.expand,
-            torch.Tensor.expand_as,
-            torch.Tensor.repeat,
-            torch.broadcast_to,
-            torch.Tensor.broadcast_to,
-        ),
-        expand,
-    ),
+    **dict.fromkeys(EXPANDING, expand),
 }
