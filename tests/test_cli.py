@@ -521,7 +521,7 @@ def test_the_library_does_not_load_what_commands_and_figures_need(tmp_path: Path
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **extra}
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **extra}
 
 
 def interruptible() -> None:
