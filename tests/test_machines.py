@@ -1,4 +1,4 @@
-"""Runs of the tests as other machines would run them: settings that take, and a target that goes through all of them."""
+"""The tests as other machines would run them: settings take effect, and one target goes through all of them."""
 
 from __future__ import annotations
 
