@@ -88,8 +88,8 @@ def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
 
 
 def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:
-    """The two weights with the largest posterior variance, and what they are called."""
-    order = la.precision.variance().detach().argsort(descending=True)
+    """The two weights with the largest posterior variance, the first of equal ones, and what they are called."""
+    order = la.precision.variance().detach().argsort(descending=True, stable=True)
     places = [int(order[0]), int(order[min(1, la.D - 1)])]
     return places, (name_of(la, places[0]), name_of(la, places[1]))
 
