@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -69,7 +69,7 @@ class Plan:
         """
         changed = []
         for part, jacobian in found.items():
-            own, form = self.forms.setdefault(part.name, {}), (type(jacobian).__name__, jacobian.layout.matrix)
+            own, form = self.forms.setdefault(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
             others = [place for place in own if place[0] < part.stop and part.start < place[1]]
             if all(place == part[1:] and own[place] == form for place in others):
                 own[part.start, part.stop] = form
