@@ -43,11 +43,12 @@ WORDS := bad_input benchmarks cli cli_reports demo docs evaluate_mistakes evalua
 NUMBERS := $(filter-out $(WORDS:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 # $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
+# Threads wait passively: there are more of them than cores where each of the WORKERS has two.
 define under_each
 	@trap 'exit 130' INT; failed=; \
 	for setting in $(1); do \
 	  echo "== $$setting"; \
-	  env OMP_NUM_THREADS=1 $$(echo $$setting | tr , ' ') $(RUN) -m pytest -q -n $(WORKERS) $(2) || failed="$$failed $$setting"; \
+	  env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $$(echo $$setting | tr , ' ') $(RUN) -m pytest -q -n $(WORKERS) $(2) || failed="$$failed $$setting"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed with:$$failed"; exit 1; fi; \
 	echo "passed with: $(strip $(1))"
