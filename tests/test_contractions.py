@@ -40,6 +40,7 @@ FORMS: dict[str, set[str]] = {
     "einsum_groups": set(),
     "einsum_attention": set(),
     "einsum_forms": {"summed", "diagonal"},
+    "einsum_tied": set(),
 }
 
 
@@ -78,7 +79,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
         lambda self, h: torch.einsum(h, [0, 1, 2], self.p, [2, 3], [0, 1, 3]), p=parameter(4, 4)
     ),
     "stretched letter": lambda: between(
-        lambda self, h: torch.einsum("bti,to->bto", h[..., :1], self.p), p=parameter(1, 4)
+        lambda self, h: torch.einsum("bti,io->bto", h[..., :1], self.p), p=parameter(4, 4)
     ),
     "two weights": lambda: between(
         lambda self, h: h @ torch.einsum("ij,jk->ik", self.p, self.q), p=parameter(4, 3), q=parameter(3, 4)
@@ -94,6 +95,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
         lambda self, h: torch.stack([torch.addmm(self.q, each, self.p) for each in h]),
         p=parameter(4, 4),
         q=parameter(3, 4),
+    ),
+    "one number for a bias": lambda: between(
+        lambda self, h: torch.addmm(self.q, h.flatten(0, 1), self.p).view_as(h), p=parameter(4, 4), q=parameter(1)
     ),
     "shared bias of groups": lambda: between(
         lambda self, h: torch.baddbmm(self.q, h.transpose(0, 1), self.p).transpose(0, 1),
