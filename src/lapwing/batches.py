@@ -299,11 +299,18 @@ def device_of(model: nn.Module) -> torch.device:
     """The one device of a network's weights."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"model is a {type(model).__name__}: nothing can look into scripted or traced networks; expected the plain "
+            "module that it was made of."
+        )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
-        raise ValueError("The network has no parameters; expected one with trainable weights.")
+        found = quantised(model)
+        why = f": its weights are quantised ({', '.join(found[:3])}), and have no gradients" if found else ""
+        raise ValueError(f"The network has no parameters{why}; expected one with trainable weights.")
     if len(devices) > 1:
         raise ValueError(
             f"The network's weights are on {sorted(map(str, devices))}; expected one device: move it by model.to(...)."
@@ -315,6 +322,12 @@ def device_of(model: nn.Module) -> torch.device:
             "load_state_dict."
         )
     return device
+
+
+def quantised(model: nn.Module) -> list[str]:
+    """Names of modules whose weights torch has quantised: no gradient passes through them."""
+    named = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
+    return [name for name in named if name.rpartition(".")[2] != "_packed_params"]  # where such a module keeps them
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -430,7 +443,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
         stack.enter_context(_without_checkpoints())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_plain_attention())
-        if any(_own(module, "max_norm") is not None for module, _ in modes):
+        if any(_own(module, "max_norm") is not None or _own(module, "scale_grad_by_freq") for module, _ in modes):
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())

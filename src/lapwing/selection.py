@@ -78,7 +78,7 @@ def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:
 
 def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, ...]:
     """The weights of the last matrix-shaped layer that the network runs."""
-    names = trainable(model)
+    names = tuple(name for name in trainable(model) if not model.get_parameter(name).is_complex())
     tracer = Tracer(model, names, budget)
     with evaluation(model, tracer.selected):
         tracer.cost(inputs)  # says what is wrong with the inputs, where something is

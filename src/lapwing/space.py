@@ -93,6 +93,13 @@ def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = Non
     ordered = tuple(name for name, _ in model.named_parameters() if name in chosen)
     if not ordered:
         raise ValueError("No weights are selected; expected at least one trainable parameter.")
+    for name in ordered:
+        if model.get_parameter(name).is_complex():
+            raise ValueError(
+                f"{name!r} is {model.get_parameter(name).dtype}; expected real weights. Hold its real and imaginary "
+                "parts as one real parameter (..., 2), of which the network takes torch.view_as_complex, or leave it "
+                "out by weights=."
+            )
     return Space(ordered, tuple(model.get_parameter(name).shape for name in ordered), mask)
 
 
