@@ -28,6 +28,7 @@ class Plan:
     verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
     vectorised: bool = True  # whether the generic rule can map over examples
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
+    push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
 
     def copy(self) -> Plan:
         """As it is now."""
@@ -40,6 +41,7 @@ class Plan:
             used={name: rules.copy() for name, rules in self.used.items()},
             costs=self.costs.copy(),
             closed=self.closed.copy(),
+            push=self.push.copy(),
         )
 
     def restore(self, kept: Plan) -> None:

@@ -16,7 +16,7 @@ from ..batches import Inputs, call, count, restore_buffers, take, under
 from ..complaints import checked_generator, is_count, nearest
 from ..diagnosis import refuse_broken
 from ..likelihoods import Form, Likelihood
-from ..products import unflatten
+from ..pushing import unflatten
 from ..random import DEFAULT_SEED
 from . import functional as engine
 from . import links, means
