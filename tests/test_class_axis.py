@@ -67,17 +67,17 @@ def test_images_of_one_pixel() -> None:
 def test_one_output_is_still_refused() -> None:
     """Where no axis with several classes fits."""
     model = built(nn.Linear(2, 1)).to(DEVICE)
-    for x, y in ((normal(4, 5, 2), classes(2, 4, 5)), (normal(4, 1, 2), classes(1, 4, 1)), (normal(4, 2), classes(1, 4))):
-        with pytest.raises(ValueError, match="one output.*always 1.*binary"):
-            lw.fit(model, (moved(x), moved(y)), "classification")
+    for inputs, labels in (((4, 5, 2), (4, 5)), ((4, 1, 2), (4, 1)), ((4, 2), (4,))):
+        with pytest.raises(ValueError, match=r"one output.*always 1.*binary"):
+            lw.fit(model, (moved(normal(*inputs)), moved(classes(1, *labels))), "classification")
 
 
 def test_as_many_positions_as_classes() -> None:
     """Both axes fit, and torch's loss takes the other one: a warning, unless the axis is said or known."""
     model, data = network(), [batch(4, CLASSES, 1)]
-    with pytest.warns(UserWarning, match=r"classes on axis 1.*CrossEntropyLoss.*and on axis 2, which is taken.*axis=") as w:
+    with pytest.warns(UserWarning, match=r"on axis 1.*CrossEntropyLoss.*and on axis 2, which is taken.*axis=") as said:
         last = lw.fit(model, data, "classification")
-    assert len(w) == 1
+    assert len(said) == 1
     asked: dict[str, Any] = {"1": lw.Categorical(axis=1), "2": lw.Categorical(axis=2)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -99,8 +99,8 @@ class Categorical:
             axis = preferred if preferred in fitting else fitting[0]
             if axis != 1 and 1 in fitting:
                 warnings.warn(
-                    f"classification: outputs {shape} and labels {tuple(y.shape)} fit with the classes on axis 1, where "
-                    f"torch.nn.CrossEntropyLoss has them, and on axis {axis}, which is taken; say which with "
+                    f"classification: outputs {shape} and labels {tuple(y.shape)} fit with the classes on axis 1, "
+                    f"where torch.nn.CrossEntropyLoss has them, and on axis {axis}, which is taken; say which with "
                     "Categorical(axis=...).",
                     UserWarning,
                     stacklevel=2,
