@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -405,6 +406,13 @@ def _outputs(network: Network, x: Inputs) -> Tensor:
 
 def _spreads(network: Network, precision: Blocks, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
     """(s, B, T, C): deviations of the outputs from their mean, SAMPLES in all, in parts that fit the budget."""
+    warnings.warn(
+        f"Covariances of {mean[0].numel()} outputs per example are estimated from {SAMPLES} samples, with a relative "
+        f"error of about {math.sqrt(2 / SAMPLES):.0%}. They are exact up to {EXACT_OUTPUTS} outputs, and for variances "
+        "where the last layer alone is uncertain (weights='last_layer').",
+        UserWarning,
+        stacklevel=2,
+    )
     device = network.selected[0].device
     generator = torch.Generator(device).manual_seed(seed)
     form = network.form(mean)
