@@ -647,6 +647,7 @@ def test_predictions_around_the_linear_model() -> None:
         assert torch.allclose(slope[:, 2], numeric[:, 1] / 2e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Covariances of .* outputs per example are estimated")
 def test_many_outputs_around_the_linear_model() -> None:
     """Where the covariance is estimated from samples the mean is exact all the same."""
     with torch.random.fork_rng(devices=[]):
