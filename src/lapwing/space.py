@@ -124,6 +124,23 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in every if name in found)
 
 
+def padding_rows(model: nn.Module, space: Space) -> Tensor | None:
+    """(D,) booleans: rows that all modules with a table have for its `padding_idx`; None where there are none."""
+    found: dict[int, set[int | None]] = {}
+    for module in model.modules():
+        padding = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+        for name, parameter in module._parameters.items():
+            found.setdefault(id(parameter), set()).add(padding if name == "weight" else None)
+    made = torch.zeros(space.total, dtype=torch.bool, device="cpu")
+    for name, place in space.slices().items():
+        rows = found.get(id(model.get_parameter(name)), {None})
+        for row in rows if len(rows) == 1 else ():
+            if row is not None:
+                made[place].view(space.shapes[space.names.index(name)])[row] = True
+    made = made if space.mask is None else made[space.mask]
+    return made if bool(made.any()) else None
+
+
 def low_rank_pairs(model: nn.Module) -> tuple[str, ...]:
     """LoRA weights, by the naming that adapters share."""
     names = tuple(name for name, _ in model.named_parameters() if "lora_" in name.lower())

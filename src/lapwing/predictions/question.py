@@ -236,7 +236,7 @@ def _deviations(la: Laplace, number: int, generator: torch.Generator) -> Tensor:
     """(S, D) from the mode; drawn one by one, so that they do not depend on how many fit the budget."""
     dtype, device = la.mode.dtype, generator.device
     eps = [torch.randn(la.D, generator=generator, dtype=dtype, device=device) for _ in range(number)]
-    return la.precision.root(torch.stack(eps).to(la.mode.device)).detach()
+    return la._spread(torch.stack(eps))
 
 
 def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
