@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -201,6 +202,35 @@ def test_a_hessian_without_second_derivatives(name: str) -> None:
         products.mv(torch.ones(products.space.size))
     with pytest.raises(ValueError, match=r"second derivatives.*curvature='ggn'"):
         lw.fit(model, (x, y), "regression", structure="full", curvature="hessian")
+
+
+@pytest.mark.parametrize("how", ["parametrisation", "hook"])
+def test_the_hessian_of_weight_norms(how: str) -> None:
+    """Equal to differences of gradients; torch's own second derivatives of weight norms are wrong."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(1)
+        norm: Any = nn.utils.parametrizations.weight_norm if how == "parametrisation" else nn.utils.weight_norm
+        model = nn.Sequential(norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 1)).double().to(DEVICE)
+    x, y = moved(normal(12, 4)), moved(normal(12, 1))
+    parameters = list(model.parameters())
+
+    def gradient() -> Tensor:
+        found = torch.autograd.grad((model(x) - y).square().sum() / 2, parameters)
+        return torch.cat([each.flatten() for each in found])
+
+    columns = []
+    for parameter in parameters:
+        for place in range(parameter.numel()):
+            made = []
+            for step in (1e-5, -2e-5):
+                parameter.data.view(-1)[place] += step
+                made.append(gradient())
+            parameter.data.view(-1)[place] += 1e-5
+            columns.append((made[0] - made[1]) / 2e-5)
+    la = lw.fit(model, (x, y), "regression", structure="full", curvature="hessian", prior=100.0)
+    identity = torch.eye(la.D).to(la.mode)
+    assert relative(la.precision.mv(identity) - 100 * identity, torch.stack(columns).cpu()) < 1e-6
 
 
 def test_data_that_are_others_in_every_pass() -> None:

@@ -109,6 +109,7 @@ def prepared(name: str) -> tuple[nn.Module, Any, Tensor, Any]:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "full"])
+@pytest.mark.filterwarnings("ignore:weights='last_layer' takes")
 def test_every_question_leaves_everything_as_it_was(name: str, structure: str) -> None:
     """Fit, covariances, samples, predictions, evidence, coverage and products change nothing, and repeat."""
     model, x, y, likelihood = prepared(name)

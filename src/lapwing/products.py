@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from .batches import Batches, Inputs, evaluation
 from .curvature import Auto, Hessian, Kind, View
@@ -16,6 +21,22 @@ from .pushing import Push, flatten, rounding, unflatten
 from .space import Space
 
 WITHOUT = "which curvature='hessian' needs; use curvature='ggn', or choose weights= after that operation."
+
+
+class PlainWeightNorm(TorchFunctionMode):
+    """Weight norms by their formula: torch's own gradient, differentiated again, takes the norm for a constant."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the one function, and hand everything else through."""
+        if func is not torch._weight_norm:
+            return func(*args, **(kwargs or {}))
+
+        def formula(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+            return v * (g / torch.norm_except_dim(v, 2, dim))
+
+        return formula(*args, **(kwargs or {}))
 
 
 def hessian_matrix(model: nn.Module, space: Space, data: Batches, likelihood: Likelihood, chunk: int = 64) -> Tensor:
@@ -77,7 +98,8 @@ class Products:
         self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None
     ) -> tuple[Tensor, int, Form]:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
-        output = output_of(self.model, inputs)
+        with PlainWeightNorm() if isinstance(self.kind, Hessian) else nullcontext():
+            output = output_of(self.model, inputs)
         form = self.likelihood.form(output, targets, before)
         likelihood = self.likelihood.bound(form)
         y = likelihood.targets(targets, form)
