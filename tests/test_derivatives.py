@@ -164,7 +164,7 @@ def test_products_of_several_outputs(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NETWORKS, "cdist"])
 def test_the_mode_of_the_linear_model(name: str) -> None:
-    """It solves the normal equations of the same Jacobian; tuning at it runs too."""
+    """It solves the normal equations of the same Jacobian."""
     model, x = network(name)
     y = moved(normal(12, 1))
     la = lw.fit(model, (x, y), "regression", structure="full", curvature="ggn")
@@ -177,6 +177,18 @@ def test_the_mode_of_the_linear_model(name: str) -> None:
     assert relative(made.linear.displacement, expected) < 1e-6
     shifted = model(x).detach() + torch.einsum("nfd,d->nf", rows.reshape(12, 1, -1), expected)
     assert relative(made.functional(x, mean="linear").mean, shifted) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["once", "cdist"])
+@pytest.mark.filterwarnings("ignore::lapwing.TuningWarning")
+def test_tuning_at_the_mode_of_the_linear_model(name: str) -> None:
+    """The mode that belongs to the precisions found is where they were found."""
+    model, x = network(name)
+    data = x, moved(normal(12, 1))
+    tuned = lw.fit(model, data, "regression", structure="full", curvature="ggn").tune(mode="linear", data=data)
+    again = lw.fit(model, data, "regression", structure="full", curvature="ggn", prior=tuned.prior)
+    again = again.with_noise(float(tuned.likelihood.scale) ** -0.5).at_linear_mode(data)
+    assert float(tuned.log_evidence()) == pytest.approx(float(again.log_evidence()), abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["padding", "once", "straight"])

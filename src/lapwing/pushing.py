@@ -31,7 +31,7 @@ Run = Callable[[Weights], Tensor]
 Pushed = tuple[Tensor, Tensor]  # outputs (B, ...) and `J v` (S, B, ...)
 
 EXAMPLES = 4  # that a way is tried on
-TRIALS = 3  # vectors
+TRIALS = 3  # vectors that a way is tried with
 FAINT = 1e-3  # of the largest gradient: smaller ones may be rounding
 
 
@@ -181,27 +181,36 @@ class Push:
     def _agrees(self, way: int, inputs: Inputs) -> bool:
         """Whether `u^T (J v)` is `(J^T u)^T v`, for random u and v that have all tensors in the same proportion."""
         output, pulled = self._pull(inputs)
-        generator = torch.Generator("cpu").manual_seed(1)
-        sizes = torch.stack([each.double().norm() for each in pulled])
+        sizes = torch.stack([each.norm(dtype=torch.float64) for each in pulled.values()])
         unit = float(sizes.max())
         if unit == 0 or not math.isfinite(unit):
             return True  # nothing to compare; what is not finite is said elsewhere
-        scales = (unit / sizes.clamp(min=FAINT * unit)).tolist()
+        coarsest = max((output, *pulled.values()), key=lambda each: torch.finfo(each.dtype).eps).dtype
+        faint = min(max(FAINT, 100 * torch.finfo(coarsest).eps), 1.0)
+        scales = unit / sizes.clamp(min=faint * unit)
+        bound = rounding(coarsest) * unit * math.sqrt(len(pulled))
+        generator = torch.Generator("cpu").manual_seed(1)
+        for number in (TRIALS,) if way == 0 else (1,) * TRIALS:  # the first way is for several vectors at once
+            v = self._drawn(number, scales.tolist(), generator).to(output.device, coarsest)
+            with self._repeated():
+                made = self._by(way, inputs, v, None)
+            if made is None:
+                return False
+            forward = (made[1].double() * self._cotangent(output).double()).flatten(1).sum(1)
+            pieces = unflatten(v, self.space)
+            backward = sum(pieces[name].flatten(1).double() @ own.flatten().double() for name, own in pulled.items())
+            if not bool(((forward - backward).abs() <= bound).all()):
+                return False
+        return True
+
+    def _drawn(self, number: int, scales: list[float], generator: torch.Generator) -> Tensor:
+        """(S, D): normal numbers, times a scale for each tensor."""
         drawn = [
-            scale * torch.randn(TRIALS, each.numel(), generator=generator, dtype=torch.float64)
-            for scale, each in zip(scales, pulled, strict=True)
+            scale * torch.randn(number, shape.numel(), generator=generator, dtype=torch.float32, device="cpu")
+            for scale, shape in zip(scales, self.space.shapes, strict=True)
         ]
-        coarsest = max((output, *pulled), key=lambda each: torch.finfo(each.dtype).eps).dtype
-        v = torch.cat(drawn, 1).to(output.device, coarsest)
-        v = v if self.space.mask is None else v[:, self.space.mask.to(v.device)]
-        with self._repeated():
-            made = self._by(way, inputs, v, None)
-        if made is None:
-            return False
-        forward = (made[1].double() * self._cotangent(output).double()).flatten(1).sum(1)
-        whole = torch.cat([each.flatten() for each in pulled]).double()
-        backward = spread(v, self.space).double() @ whole
-        return bool(((forward - backward).abs() <= rounding(coarsest) * unit * math.sqrt(len(pulled))).all())
+        v = torch.cat(drawn, 1)
+        return v if self.space.mask is None else v[:, self.space.mask]
 
     @staticmethod
     def _cotangent(output: Tensor) -> Tensor:
@@ -209,7 +218,7 @@ class Push:
         generator = torch.Generator("cpu").manual_seed(0)
         return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
 
-    def _pull(self, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
+    def _pull(self, inputs: Inputs) -> tuple[Tensor, Weights]:
         """Outputs, and `J^T u` as a tensor per weight, by the network's own backward pass."""
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         with torch.enable_grad(), self._repeated():
@@ -218,10 +227,10 @@ class Push:
             if output.requires_grad:
                 found = torch.autograd.grad(output, parameters, self._cotangent(output), allow_unused=True)
         restore_buffers(self.model)
-        filled = [
-            torch.zeros_like(own) if gradient is None else gradient.to_dense()
-            for own, gradient in zip(parameters, found, strict=True)
-        ]
+        filled = {
+            name: torch.zeros_like(own) if gradient is None else gradient.to_dense()
+            for name, own, gradient in zip(self.space.names, parameters, found, strict=True)
+        }
         return output.detach(), filled
 
     def _repeated(self) -> Any:
