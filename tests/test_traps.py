@@ -212,7 +212,7 @@ def test_the_class_axis_does_not_change_between_batches() -> None:
     model = model.cpu()
     exact = sum(dense.ggn(model, x, y, "classification", names_of(model), axis=1) for x, y in (wide, square))
     assert relative(curvature_of(la), exact) < 1e-8
-    with pytest.raises(ValueError, match="axis="):
+    with pytest.raises(ValueError, match="axis="), pytest.warns(UserWarning, match="axis="):
         lw.fit(model.to(DEVICE), [moved(square), moved(wide)], "classification")
 
 

@@ -7,6 +7,7 @@ back to the selected weights.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -180,6 +181,15 @@ class Totals:
     form: Form | None = None
 
 
+def apart(first: float, second: float, examples: int, like: Tensor) -> bool:
+    """Whether the energies of two passes over some examples differ by more than rounding.
+
+    `like` is a tensor of the network. An energy that is small may be a difference of larger numbers.
+    """
+    share = {torch.float64: 1e-8, torch.float32: 1e-3 if like.is_cuda else 1e-4}.get(like.dtype, 1e-2)
+    return abs(first - second) > share * (abs(first) + 0.1 * examples)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Some examples after their forward pass: what structures measure."""
@@ -320,7 +330,19 @@ class Source:
                 f"The data had {self.totals.examples} examples in the first pass and {totals.examples} in the second; "
                 "expected the same data every time (a sampler or drop_last with shuffling changes it)."
             )
-        self.totals = totals
+        before, self.totals = self.totals, totals
+        if before is not None and any(
+            apart(first, second, totals.examples, batch.tape.output)
+            for first, second in ((before.energy, totals.energy), (before.rest, totals.rest))
+        ):
+            warnings.warn(
+                f"The network's energy was {before.energy:.6g} in the first pass over the data and {totals.energy:.6g} "
+                "in the second: other examples, or augmentations drawn anew? The eigenvectors are of the first, and "
+                "the moments along them of the second. Give tensors, a list of batches or a loader that repeats "
+                "itself, or use structure='kron', which passes over the data once.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _examples(self, tracer: Tracer, inputs: Inputs, watch: Watch) -> int:
         """Up to how many examples small batches are put together: beyond this size it saves no time."""

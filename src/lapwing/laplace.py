@@ -36,7 +36,7 @@ from .priors import Number, Prior, as_prior
 from .progress import Progress
 from .random import DEFAULT_SEED, drawing
 from .schema import Schema
-from .space import Space
+from .space import Space, padding_rows
 from .trees import changed
 from .tuning import search, settings
 from .tuning.trace import Trace
@@ -227,7 +227,18 @@ class Laplace:
     def _deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         device = self.mode.device if generator is None else generator.device
         eps = torch.randn(checked_count(n), self.D, generator=generator, dtype=self.mode.dtype, device=device)
-        return self.precision.root(eps.to(self.mode.device)).detach()
+        return self._spread(eps)
+
+    def _spread(self, eps: Tensor) -> Tensor:
+        """Standard normal numbers (S, D) as deviations from the mode; weights that never train have none."""
+        made = self.precision.root(eps.to(self.mode.device)).detach()
+        return made if self._untrained is None else made.masked_fill(self._untrained, 0.0)
+
+    @cached_property
+    def _untrained(self) -> Tensor | None:
+        """(D,) booleans: rows of padding tokens, which have no gradient; None where there are none."""
+        rows = padding_rows(self.model, self.space)
+        return None if rows is None else rows.to(self.mode.device) & (self.curvature.diag() == 0)
 
     @plainly
     def functional(
