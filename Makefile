@@ -4,6 +4,7 @@
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
 #   SEED, COUNT the first and the number of the random networks of make test-random
+#   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 LAPWING_TEST_ORDER=7"
 #   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
 
@@ -13,6 +14,9 @@ SEED ?= 1000
 COUNT ?= 1000
 ARGS ?=
 FILES ?= $(wildcard benchmarks/results/*.json)
+# Other machines as far as one can play them: other vector instructions, threads, hashes, and tests in another order.
+SETTINGS ?= OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+            ONEDNN_MAX_CPU_ISA=SSE41 PYTHONHASHSEED=7 LAPWING_TEST_ORDER=1
 
 VENV := .venv
 STAMPS := $(VENV)/.stamps
@@ -34,21 +38,40 @@ else
   PACKAGE := $(STAMPS)/package
   TOOLS := $(STAMPS)/tools
 endif
+# Tests whose numbers are made elsewhere: of words, pages, drawings and commands.
+WORDS := bad_input benchmarks cli cli_reports demo docs evaluate_mistakes evaluate_report examples figures figures_browser \
+         figures_odd page report settings
+NUMBERS := $(filter-out $(WORDS:%=tests/test_%.py),$(wildcard tests/test_*.py))
+
+# $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
+define under_each
+	@trap 'exit 130' INT; failed=; \
+	for setting in $(1); do \
+	  echo "== $$setting"; \
+	  env OMP_NUM_THREADS=1 $$setting $(RUN) -m pytest -q -n $(WORKERS) $(2) || failed="$$failed $$setting"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed with:$$failed"; exit 1; fi; \
+	echo "passed with: $(strip $(1))"
+endef
+
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
+.PHONY: help install test test-random test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
 
 help: ## print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 install: $(TOOLS) ## create .venv with everything in it
 
 test: $(TOOLS) ## run the tests on the CPU
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) $(ARGS)
 
-test-random: $(TOOLS) ## compare COUNT random networks from SEED on with plain loops (ARGS="--help" for the options)
-	@OMP_NUM_THREADS=1 $(RUN) tools/random_networks.py --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(ARGS)
+test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other machines would
+	$(call under_each,$(SETTINGS),$(ARGS))
+
+test-numbers: $(TOOLS) ## run the tests of numbers without vector instructions
+	$(call under_each,ATEN_CPU_CAPABILITY=default,$(NUMBERS) $(ARGS))
 
 test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing installed
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \

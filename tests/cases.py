@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import contraction_networks as con
 import convolutional_networks as conv
 import networks as net
 import sequence_networks as seq
@@ -158,6 +159,19 @@ CASES = [
     classes("functional_head", net.functional_head, normal(4)),
     classes("learned_temperature", net.learned_temperature, normal(4)),
     Case("ignored_examples", net.mlp, normal(4), "classification", ignoring(3)),
+    # linear maps in other words
+    classes("addmm", con.addmm, normal(3, 4)),
+    classes("addmm_forms", con.addmm_forms, normal(4), note="the last is scaled: the generic rule"),
+    classes("transposed_linear", con.transposed_linear, normal(3, 4)),
+    classes("bmm", con.bmm, normal(2, 6)),
+    classes("baddbmm", con.baddbmm, normal(2, 6)),
+    classes("left_bmm", con.left_bmm, normal(2, 6)),
+    classes("batched_matmul", con.batched_matmul, normal(2, 6)),
+    classes("stretched_matmul", con.stretched_matmul, normal(2, 4)),
+    values("left_matmul", con.left_matmul, normal(3, 4), 2),
+    classes("einsum_groups", con.einsum_groups, normal(2, 6)),
+    classes("einsum_attention", con.einsum_attention, normal(3, 4)),
+    classes("einsum_forms", con.einsum_forms, normal(3, 4)),
     # convolutions
     classes("conv1d", conv.conv1d, normal(2, 8)),
     classes("conv2d", conv.conv2d, normal(2, 5, 5)),

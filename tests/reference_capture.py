@@ -7,6 +7,7 @@ parameter. The network runs on a batch of one, so that every position belongs to
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -128,14 +129,79 @@ class Recorder:
         parts = [] if index is None else [Part(index, inputs, slice(None))]
         return self.record(Call(output, lambda g: g.reshape(-1, weight.shape[0]), parts, self.locate(bias)))
 
-    def matmul(self, original: Callable, input: Tensor, other: Tensor) -> Tensor:
-        """Record `input @ other` with other (I, O)."""
-        output = original(input, other)
-        index = self.locate(other) if isinstance(other, Tensor) and other.dim() == 2 else None
-        if index is None:
+    def matmul(self, original: Callable, left: Tensor, right: Tensor) -> Tensor:
+        """Record `left @ right`, with a matrix or a stack of them on either side."""
+        output = original(left, right)
+        if not isinstance(right, Tensor) or min(left.dim(), right.dim()) < 1:
             return output
-        part = Part(index.T.contiguous(), input.detach().clone().reshape(-1, input.shape[-1]), slice(None))
-        return self.record(Call(output, lambda g: g.reshape(-1, other.shape[1]), [part], None))
+        ends = ("ti", "io", "to") if right.dim() > 1 else ("ti", "i", "t")
+        lead = "uvwxyz"[: output.dim() - len(ends[2])]
+        letters, operands = [], []
+        for operand, end in zip((left, right), ends, strict=False):
+            own = lead[len(lead) - (operand.dim() - len(end)) :]
+            # axes that the other operand stretches are left out
+            stretched = [n for n, letter in enumerate(own) if operand.shape[n] < output.shape[lead.index(letter)]]
+            letters.append("".join(letter for n, letter in enumerate(own) if n not in stretched) + end)
+            operands.append(operand.squeeze(stretched))
+        return self.contraction(output, f"{letters[0]},{letters[1]}->{lead}{ends[2]}", *operands)
+
+    def addmm(self, original: Callable, input: Tensor, mat1: Tensor, mat2: Tensor, **scaling: float) -> Tensor:
+        """Record `input + mat1 @ mat2` with mat2 (I, O) and a bias (O,)."""
+        output = original(input, mat1, mat2, **scaling)
+        row = input.dim() > 0 and input.numel() == input.shape[-1] == mat2.shape[1]
+        return output if scaling else self.contraction(output, "ti,io->to", mat1, mat2, input if row else None)
+
+    def baddbmm(self, original: Callable, input: Tensor, batch1: Tensor, batch2: Tensor, **scaling: float) -> Tensor:
+        """Record `input + batch1 @ batch2` with batch2 (G, I, O) and a bias (G, 1, O)."""
+        output = original(input, batch1, batch2, **scaling)
+        row = input.shape == (len(batch2), 1, batch2.shape[2])
+        return output if scaling else self.contraction(output, "gti,gio->gto", batch1, batch2, input if row else None)
+
+    def einsum(self, original: Callable, equation: str, *operands: Any) -> Tensor:
+        """Record a product of two operands by its equation."""
+        operands = tuple(operands[0]) if isinstance(operands[0], (list, tuple)) else operands
+        output = original(equation, *operands)
+        if len(operands) != 2:
+            return output
+        given, arrow, result = equation.replace(" ", "").partition("->")
+        if not arrow:
+            once = [letter for letter in sorted(set(given) - set(",.")) if given.count(letter) == 1]
+            result = ("..." if "..." in given else "") + "".join(once)
+        counts = [o.dim() - len(word.replace("...", "")) for word, o in zip(given.split(","), operands, strict=True)]
+        words = [word.replace("...", "UVWXYZ"[6 - n :]) for word, n in zip(given.split(","), counts, strict=True)]
+        result = result.replace("...", "UVWXYZ"[6 - max(counts) :])
+        return self.contraction(output, f"{words[0]},{words[1]}->{result}", *operands)
+
+    def contraction(
+        self, output: Tensor, equation: str, first: Tensor, second: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Record a product in the letters of einsum, with one part for each group that both operands and it have."""
+        words, result = equation.split("->")
+        pairs = list(zip(words.split(","), (first, second), strict=True))
+        indices = [self.locate(operand) for _, operand in pairs]
+        shift = None if bias is None else self.locate(bias)
+        shift = None if shift is None else shift.flatten()
+        if (indices[0] is None) == (indices[1] is None) and (shift is None or indices[0] is not None):
+            return output
+        number = 1 if indices[0] is None else 0
+        (theirs, weight), (own, input), index = pairs[number], pairs[1 - number], indices[number]
+        alone = (set(own) ^ set(theirs)) - set(result)  # summed over in one operand alone
+        if alone or any(len(set(word)) < len(word) for word in (own, theirs)):
+            return output
+        group = [letter for letter in theirs if letter in own and letter in result]
+        rows = [letter for letter in theirs if letter not in own]
+        inside = [letter for letter in theirs if letter not in result]
+        places = [letter for letter in result if letter not in theirs]
+        sizes = {**dict(zip(own, input.shape, strict=True)), **dict(zip(theirs, weight.shape, strict=True))}
+        count, tall, wide = (math.prod(sizes[letter] for letter in letters) for letters in (group, rows, inside))
+        order = [result.index(letter) for letter in (*places, *group, *rows)]
+        parts = []
+        if index is not None:
+            seen = index.permute([theirs.index(letter) for letter in (*group, *rows, *inside)])
+            taken = input.detach().clone().permute([own.index(letter) for letter in (*group, *places, *inside)])
+            seen, taken = seen.reshape(count, tall, wide), taken.reshape(count, -1, wide)
+            parts = [Part(seen[n], taken[n], slice(n * tall, (n + 1) * tall)) for n in range(count)]
+        return self.record(Call(output, lambda g: g.permute(order).reshape(-1, count * tall), parts, shift))
 
     def bilinear(
         self, original: Callable, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
@@ -224,21 +290,27 @@ class Recorder:
             handlers[f"conv{count}d"] = self.convolution
             handlers[f"conv_transpose{count}d"] = self.transposed_convolution
         originals = {name: getattr(functional, name) for name in handlers}
-        product_of = torch.matmul
-        matmul = bound(self.matmul, product_of)
+        products = {"matmul": self.matmul, "mm": self.matmul, "bmm": self.matmul}
+        products |= {"addmm": self.addmm, "baddbmm": self.baddbmm}
+        torchs_own = {name: getattr(torch, name) for name in (*products, "einsum")}
+        methods = {**products, "__matmul__": self.matmul}
         try:
             for name, handler in handlers.items():
                 setattr(functional, name, bound(handler, originals[name]))
-            torch.matmul = matmul
-            torch.Tensor.__matmul__ = matmul
-            torch.Tensor.matmul = matmul
+            torch.einsum = bound(self.einsum, torchs_own["einsum"])
+            for name, handler in products.items():
+                setattr(torch, name, bound(handler, torchs_own[name]))
+            for name, handler in methods.items():
+                setattr(torch.Tensor, name, bound(handler, torchs_own[name.strip("_")]))
             yield self.calls
         finally:
             for name, original in originals.items():
                 setattr(functional, name, original)
-            torch.matmul = product_of
+            for name, original in torchs_own.items():
+                setattr(torch, name, original)
             # the originals are inherited by torch.Tensor, so they return when ours are gone
-            del torch.Tensor.__matmul__, torch.Tensor.matmul
+            for name in methods:
+                delattr(torch.Tensor, name)
 
 
 def bound(handler: Callable, original: Callable) -> Callable:

@@ -256,9 +256,10 @@ def test_wrong_labels_in_a_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forward_replacing(self: Network, x: Tensor) -> Tensor:
-    """A network that keeps a running mean of its inputs in a new tensor every time."""
-    self.running = 0.9 * self.running + 0.1 * x.detach().mean(0)
-    return self.head(torch.tanh(self.first(x - self.running)))
+    """A network that keeps a running mean of its inputs in a new tensor every time, and subtracts the one before."""
+    before = self.running
+    self.running = 0.9 * before + 0.1 * x.detach().mean(0)
+    return self.head(torch.tanh(self.first(x - before)))
 
 
 def test_buffers_that_the_network_replaces() -> None:

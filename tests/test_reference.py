@@ -29,10 +29,22 @@ EXCEPTIONS = {
 }
 # bare parameters that are applied as matrices or as the bias of a linear function
 BARE = {
+    "addmm": {f"{layer}.{name}" for layer in ("enter", "mix", "head") for name in ("weight", "bias")},
+    "addmm_forms": {"row", "first", "second", "third", "shift"},
+    "baddbmm": {"weight", "bias"},
+    "batched_matmul": {"weight"},
+    "bmm": {"weight"},
     "borrowed_weight": {"shift"},
+    "einsum_attention": {"query", "key", "value", "out"},
+    "einsum_forms": {"both", "turned", "packed"},
+    "einsum_groups": {"weight"},
+    "left_bmm": {"weight"},
+    "left_matmul": {"mix", "vector"},
     "lora_parameters": {"lora_A", "lora_B"},
     "matrix_product": {"first", "second"},
+    "stretched_matmul": {"weight"},
     "tied_autoencoder": {"shift"},
+    "transposed_linear": {"first", "shift", "packed", "last", "out"},
 }
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -97,10 +109,13 @@ def test_matrices_are_captured(case: Case) -> None:
 
 def test_recording_restores_torch() -> None:
     """The functions of torch are its own again after recording, even after an error."""
-    before = (functional.linear, functional.conv2d, torch.matmul, torch.Tensor.__matmul__, torch.Tensor.matmul)
+    products = ("matmul", "mm", "bmm", "addmm", "baddbmm")
+    before = [getattr(owner, name) for owner in (torch, torch.Tensor) for name in products]
+    before += [functional.linear, functional.conv2d, torch.einsum, torch.Tensor.__matmul__]
     with pytest.raises(RuntimeError), Recorder(nn.Linear(2, 2), ["weight"]).recording():
         raise RuntimeError
-    after = (functional.linear, functional.conv2d, torch.matmul, torch.Tensor.__matmul__, torch.Tensor.matmul)
+    after = [getattr(owner, name) for owner in (torch, torch.Tensor) for name in products]
+    after += [functional.linear, functional.conv2d, torch.einsum, torch.Tensor.__matmul__]
     assert before == after
 
 

@@ -53,7 +53,7 @@ def gated(net: Any, x: Tensor) -> Tensor:
 
 
 def sorted_inside(net: Any, x: Tensor) -> Tensor:
-    order = x[:, 0, 0].argsort()
+    order = x[:, 0, 0].argsort(stable=True)
     return net.head(net.first(x[order].mean(1)).tanh())[order.argsort()]
 
 

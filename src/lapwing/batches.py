@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
 
 from .complaints import is_array, only_numbers, refuse_arrays, refuse_data
@@ -97,14 +98,48 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
     return found
 
 
-def under(model: nn.Module, weights: dict[str, Tensor]) -> Callable[..., Any]:
-    """The network with other weights in place of its own, to be given to `call`."""
+def under(model: nn.Module, weights: dict[str, Tensor], saved: bool = True) -> Callable[..., Any]:
+    """The network with other weights in place of its own, to be given to `call`.
+
+    `saved`: also where it reaches them through references that it saved, such as a list of its layers' weights.
+    """
     every = everywhere(model, weights)
+    own = {id(held(model, name)): weight for name, weight in weights.items()}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return functional_call(model, every, args, kwargs, tie_weights=False)
+        with Replacement(own) if saved else nullcontext():
+            return functional_call(model, every, args, kwargs, tie_weights=False)
 
     return forward
+
+
+class Replacement(TorchFunctionMode):
+    """Puts other tensors in place of parameters wherever a torch function is given one."""
+
+    def __init__(self, tensors: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function with them."""
+        return func(*self._replaced(args), **self._replaced(kwargs or {}))
+
+    def _replaced(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.tensors.get(id(value), value)
+        if type(value) in (tuple, list):
+            return type(value)(self._replaced(each) for each in value)
+        if type(value) is dict:
+            return {key: self._replaced(each) for key, each in value.items()}
+        return value
+
+
+def held(model: nn.Module, name: str) -> Any:
+    """The parameter or buffer with a name."""
+    prefix, _, last = name.rpartition(".")
+    return getattr(model.get_submodule(prefix), last)
 
 
 def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -113,10 +148,7 @@ def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor
     Torch ties them by names. A module with two names is then changed twice, and put back in the wrong order: the
     network would be left with the given tensors in place of its parameters.
     """
-    given = {}
-    for name, weight in weights.items():
-        prefix, _, last = name.rpartition(".")
-        given[id(getattr(model.get_submodule(prefix), last))] = weight
+    given = {id(held(model, name)): weight for name, weight in weights.items()}
     return {
         f"{prefix}.{name}" if prefix else name: given[id(own)]
         for prefix, module in model.named_modules()

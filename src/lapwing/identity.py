@@ -48,11 +48,12 @@ class Identity:
     def of(model: nn.Module, sums: bool = True) -> Identity:
         """Of a network as it is now."""
         tensors = [*model.parameters(), *model.buffers()]
+        real = [torch.view_as_real(each.detach().resolve_conj()) if each.is_complex() else each for each in tensors]
         return Identity(
             tuple((tensor.dtype, tensor.device) for tensor in tensors),
-            _norm([tensor for tensor in tensors if tensor.is_floating_point()]),
+            _norm([tensor for tensor in real if tensor.is_floating_point()]),
             tuple((tensor.data_ptr(), tensor._version) for tensor in tensors),
-            _sums(tensors) if sums else None,
+            _sums(real) if sums else None,
         )
 
     def moved(self, model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ Shapes: K columns, B examples, G groups, T positions, O rows and I columns of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Union
@@ -43,6 +44,15 @@ class Layout:
         inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
         tensor = matrix.reshape(*lead, *(self.split[axis] for axis in self.order))
         return tensor.permute(*range(shift), *(shift + axis for axis in inverse)).reshape(*lead, -1)
+
+    def turned(self) -> Layout:
+        """The same with the columns (G, I, O) for rows."""
+        groups, rows, columns = self.matrix
+        sizes = [self.split[axis] for axis in self.order]
+        first = next(place for place in range(len(sizes) + 1) if math.prod(sizes[:place]) == groups)
+        second = next(place for place in range(first, len(sizes) + 1) if math.prod(sizes[first:place]) == rows)
+        order = (*self.order[:first], *self.order[second:], *self.order[first:second])
+        return Layout(self.split, order, (groups, columns, rows))
 
     @staticmethod
     def plain(groups: int, rows: int, columns: int) -> Layout:
@@ -193,6 +203,14 @@ class Matrix:
         ones = Acts(lambda chosen: summed.new_ones(len(range(self.examples)[chosen]), 1, 1, 1), 1, 1, constant=True)
         return replace(self, terms=(Term(ones, summed),))
 
+    def upright(self) -> Matrix:
+        """The same Jacobian with gradients on the rows, where all uses have them on the columns."""
+        if not all(term.flipped and term.acts.index is None for term in self.terms):
+            return self
+        return replace(
+            self, terms=tuple(replace(term, flipped=False) for term in self.terms), layout=self.layout.turned()
+        )
+
     def _single(self) -> Term | None:
         """The only term, where there is one position: then the Jacobian is an outer product."""
         term = self.terms[0]
@@ -220,6 +238,8 @@ class Matrix:
         """(G, O, I): squares of the Jacobian in the bases, summed over columns and examples."""
         if (plain := self._plain()) is not self:
             return plain.square_sum(left, right)
+        if (upright := self.upright()) is not self:
+            return upright.square_sum(right, left).mT
         everything = slice(0, self.examples)
         if (term := self._token()) is not None and left is None:
             total, first = merge_tokens(term, right)
@@ -247,6 +267,8 @@ class Matrix:
         """(B, K, K): `J U diag(weight) U^T J^T` per example, `weight` (G, O, I)."""
         if (plain := self._plain()) is not self:
             return plain.quad(weight, left, right)
+        if (upright := self.upright()) is not self:
+            return upright.quad(weight.mT, right, left)
         if (term := self._token()) is not None and left is None:
             total, first = merge_tokens(term, right)
             assert term.acts.index is not None
@@ -268,6 +290,8 @@ class Matrix:
         """(B, K): the diagonal of `quad`."""
         if (plain := self._plain()) is not self:
             return plain.variance(weight, left, right)
+        if (upright := self.upright()) is not self:
+            return upright.variance(weight.mT, right, left)
         if self._token() is not None and left is None:
             return self.quad(weight, left, right).diagonal(dim1=-2, dim2=-1)
         if (term := self._single()) is not None:
@@ -354,8 +378,9 @@ class Matrix:
 
     def with_bias(self) -> Matrix:
         """The Jacobian of weight and bias as one matrix (O, I + 1)."""
-        groups, rows, columns = self.layout.matrix
-        terms = tuple(replace(term, acts=term.acts.with_ones()) for term in self.terms)
+        upright = self.upright()
+        groups, rows, columns = upright.layout.matrix
+        terms = tuple(replace(term, acts=term.acts.with_ones()) for term in upright.terms)
         return replace(self, terms=terms, layout=Layout.plain(groups, rows, columns + 1))
 
 

@@ -35,6 +35,7 @@ from .predictions.prediction import Classes, Prediction
 from .priors import Number, Prior, as_prior
 from .progress import Progress
 from .random import DEFAULT_SEED, drawing
+from .schema import Schema
 from .space import Space
 from .trees import changed
 from .tuning import search, settings
@@ -70,6 +71,7 @@ class Laplace:
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
     trace: Trace | None = None  # how `tune` came here
     linear: LinearMode | None = None  # the mode of the linear model, where evidence is then taken
+    schema: Schema | None = None  # names of columns and classes, which the command line keeps here
 
     @property
     def D(self) -> int:
@@ -312,7 +314,7 @@ class Laplace:
             else:
                 rule, words = "not selected", "fixed"
             rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
-        return Coverage(tuple(rows), self.reason)
+        return Coverage(tuple(rows), self.reason, self.plan.words())
 
     @plainly
     def diagnose(self, data: Any) -> Diagnosis:

@@ -126,8 +126,9 @@ class Outermost:
 
     def with_bias(self) -> Outermost:
         """The Jacobian of weight and bias as one matrix (O, I + 1)."""
-        groups, rows, columns = self.layout.matrix
-        return replace(self, acts=self.acts.with_ones(), layout=Layout.plain(groups, rows, columns + 1))
+        groups, rows, columns = (self.layout.turned() if self.flipped else self.layout).matrix
+        layout = Layout.plain(groups, rows, columns + 1)
+        return replace(self, acts=self.acts.with_ones(), layout=layout, flipped=False)
 
     def places(self) -> Tensor:
         """(O, I) on the CPU: where each row's weights are in the flat tensor; of a layer without groups."""

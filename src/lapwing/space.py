@@ -93,6 +93,13 @@ def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = Non
     ordered = tuple(name for name, _ in model.named_parameters() if name in chosen)
     if not ordered:
         raise ValueError("No weights are selected; expected at least one trainable parameter.")
+    for name in ordered:
+        if model.get_parameter(name).is_complex():
+            raise ValueError(
+                f"The parameter {name!r} is complex; expected real weights. Keep its real and imaginary parts in a "
+                "real parameter with a last axis of two and call torch.view_as_complex on it in forward, or leave it "
+                "out by weights=."
+            )
     return Space(ordered, tuple(model.get_parameter(name).shape for name in ordered), mask)
 
 

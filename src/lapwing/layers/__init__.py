@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from . import attention, conv, elementwise, embedding, linear, norm, pooling, unbind
+from . import attention, contractions, conv, elementwise, embedding, linear, norm, pooling, unbind
 from .base import Handler
 
 HANDLERS: dict[Any, Handler] = {
     handled: handler
-    for family in (linear, conv, embedding, norm, elementwise, attention, pooling, unbind)
+    for family in (linear, contractions, conv, embedding, norm, elementwise, attention, pooling, unbind)
     for handled, handler in family.HANDLERS.items()
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,32 +25,103 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor in a call, recognised as (a view of) a selected parameter."""
+    """A tensor in a call, recognised as (a view of) a selected parameter.
+
+    Element (i, j, ...) of the view is number `start + i * steps[0] + j * steps[1] + ...` of the flattened parameter,
+    whatever their order in memory.
+    """
 
     name: str
     tensor: Tensor
     parameter: Tensor
-    transposed: bool = False
+    start: int
+    steps: tuple[int, ...]
 
-    @property
-    def offset(self) -> int:
-        """Where the view starts in the flattened parameter."""
-        return int(self.tensor.storage_offset() - self.parameter.storage_offset())
+    @staticmethod
+    def of(name: str, tensor: Tensor, parameter: Tensor) -> Ref | None:
+        """The reference; None where the view's elements are not such numbers of the parameter."""
+        if tensor is parameter:
+            return Ref(name, tensor, parameter, 0, own_steps(tuple(tensor.shape)))
+        if tensor.dtype != parameter.dtype:  # real numbers seen as complex ones, or bits as other numbers
+            return None
+        offset = tensor.storage_offset() - parameter.storage_offset()
+        sizes = tuple(tensor.shape), tensor.stride(), tuple(parameter.shape), parameter.stride()
+        found = steps_of(offset, *sizes)
+        return None if found is None else Ref(name, tensor, parameter, *found)
 
     @property
     def part(self) -> Part:
-        """The range the view covers, when it is a slice of leading rows."""
-        return Part(self.name, self.offset, self.offset + self.tensor.numel())
+        """The range the view covers, when it is a contiguous one."""
+        return Part(self.name, self.start, self.start + self.tensor.numel())
 
     @property
     def is_rows(self) -> bool:
         """Whether the view is a contiguous range of the flattened parameter, in its own order."""
-        return self.parameter.is_contiguous() and self.tensor.is_contiguous()
+        return in_order(tuple(self.tensor.shape), self.steps)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the parameter has the last two axes of the view in the other order."""
+        if self.tensor.dim() < 2:
+            return False
+        # An axis of one fits either way: then the longer one is the first.
+        first, second = list(zip(self.steps, self.tensor.shape, strict=True))[-2:]
+        return second > first
+
+    def permuted(self, order: tuple[int, ...]) -> Ref:
+        """The same elements with the view's axes in another order."""
+        steps = tuple(self.steps[axis] for axis in order)
+        return replace(self, tensor=self.tensor.permute(order), steps=steps)
 
     def index(self) -> Tensor:
         """(view's shape): positions of the view's elements in the flattened parameter."""
         every = torch.arange(self.parameter.numel(), device=self.parameter.device)
-        return every.as_strided(self.tensor.shape, self.tensor.stride(), self.offset)
+        return every.as_strided(self.tensor.shape, self.steps, self.start)
+
+
+Sizes = tuple[int, ...]
+
+
+def own_steps(shape: Sizes) -> Sizes:
+    """How far apart neighbours along each axis are in a flattened tensor."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def in_order(shape: Sizes, steps: Sizes) -> bool:
+    """Whether numbers this far apart are a contiguous range in the order of its axes; an axis of one has no steps."""
+    pairs = zip(shape, steps, own_steps(shape), strict=True)
+    return 0 in shape or all(size == 1 or step == own for size, step, own in pairs)
+
+
+def reach(shape: Sizes, steps: Sizes) -> int:
+    """How far the last element is from the first."""
+    return sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+
+
+@cache
+def steps_of(offset: int, shape: Sizes, strides: Sizes, whole: Sizes, whole_strides: Sizes) -> tuple[int, Sizes] | None:
+    """The start and steps, in the flattened parameter, of a view of it; both are given as they are in memory.
+
+    None where the view leaves the parameter, where elements of the parameter share memory, or where neighbours in the
+    view are not equally far apart in the flattened parameter.
+    """
+    if 0 in shape:
+        return 0, own_steps(shape)
+    if offset < 0 or offset + reach(shape, strides) > reach(whole, whole_strides):
+        return None
+    if in_order(whole, whole_strides):
+        return offset, strides
+    every = torch.arange(1 + max(reach(whole, whole_strides), math.prod(whole)), device="cpu")
+    places = every.as_strided(whole, whole_strides).flatten()
+    if places.unique().numel() < places.numel():
+        return None
+    memory = torch.full_like(every, -1).index_copy(0, places, every[: places.numel()])
+    seen = memory.as_strided(shape, strides, offset)
+    start = int(seen.flatten()[0])
+    steps = tuple(int(seen.select(axis, min(1, size - 1)).flatten()[0]) - start for axis, size in enumerate(shape))
+    if min(start, *steps, 0) < 0 or start + reach(shape, steps) >= len(every):
+        return None
+    return (start, steps) if torch.equal(seen, every.as_strided(shape, steps, start)) else None
 
 
 @dataclass(frozen=True)
@@ -86,16 +159,6 @@ def batch_axes(shape: tuple[int, ...], axes: tuple[int, ...], examples: int) -> 
     return [place for place in found if place.fits(shape, examples)]
 
 
-@dataclass(frozen=True)
-class Lift:
-    """A result without examples, broadcast into one that has them: there its gradient is per example."""
-
-    key: str
-    edge: GradientEdge
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-
-
 @dataclass
 class Use:
     """One recorded call: which parameters, which inputs, and the gradient edge of its output."""
@@ -108,15 +171,30 @@ class Use:
     edge: GradientEdge
     shape: tuple[int, ...]
     axes: tuple[int, ...]  # output axes that may hold the examples
-    node: Any  # the output's autograd node: reached from the network's output unless every path was lifted
+    dtype: torch.dtype  # of the output
+    below: tuple[Any, ...] = ()  # autograd nodes of the inputs
     versions: tuple[int, ...] = ()
-    lifts: list[Lift] = field(default_factory=list)
+    lifted: bool = False  # whether its output has no examples, and gradients per example where it is broadcast to them
     cache: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters in this call."""
         return tuple(ref.name for ref in self.refs.values())
+
+
+@dataclass(frozen=True)
+class Lift:
+    """A tensor without examples, broadcast into one that has them: there its gradient is per example."""
+
+    key: str
+    source: GradientEdge  # of the tensor
+    small: tuple[int, ...]  # its shape
+    dtype: torch.dtype
+    edge: GradientEdge  # of the tensor as it was broadcast
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    uses: tuple[Use, ...]  # that the tensor depends on
 
 
 class Contribution(NamedTuple):
@@ -154,17 +232,15 @@ class Recorder(Protocol):
     """What handlers need of the recording mode.
 
     `second` says that gradients will be differentiated again, `exact` that products are to be as exact as float32's,
-    `columns` that several gradients will be pulled back at once, and `room` is the budget in bytes.
+    `columns` that several gradients will be pulled back at once, `room` is the budget in bytes, and `open` says that an
+    output has no examples.
     """
 
     exact: bool
     columns: bool
     room: float
-
-    @property
-    def second(self) -> bool:
-        """See above; also inside a `torch.func` transform of the network's own."""
-        ...
+    second: bool
+    open: bool
 
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""
@@ -186,12 +262,16 @@ class Recorder(Protocol):
         """Note a call and return its output."""
         ...
 
-    def pending(self, tensor: Any) -> Use | None:
-        """The earlier use whose output this tensor is, if that output has no examples of its own."""
+    def broadcast(self, rule: Rule, ref: Ref, shape: tuple[int, ...]) -> Tensor:
+        """A parameter broadcast to a shape, noted there."""
         ...
 
-    def lift(self, use: Use, tensor: Tensor, output: Tensor) -> Tensor:
-        """Note that an output without examples was broadcast into one that has them."""
+    def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """A tensor without examples, broadcast to a shape and noted; None where it is not such a tensor."""
+        ...
+
+    def show_result(self, output: Tensor) -> None:
+        """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
         ...
 
     def __enter__(self) -> Any:
@@ -206,15 +286,26 @@ class Recorder(Protocol):
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+def is_reshaped(output: Tensor) -> bool:
+    """Whether a tensor is a view with the numbers of a computed one, in the same order."""
+    base = output._base
+    if base is None or base.grad_fn is None or base.numel() != output.numel():
+        return False
+    return base.is_contiguous() and output.is_contiguous()
+
+
 def output_edge(output: Tensor) -> GradientEdge:
     """The gradient edge of a call's output that survives in-place changes to it.
 
     An in-place operation on a view rewrites the view's own node, so the edge of what it is a view of is taken.
     """
+    return get_gradient_edge(output._base if output._base is not None and is_reshaped(output) else output)
+
+
+def settled(output: Tensor) -> Tensor:
+    """A call's output; a copy where it is a view that no edge of its own would survive in-place changes to."""
     base = output._base
-    if base is not None and base.numel() == output.numel() and base.grad_fn is not None and output.is_contiguous():
-        return get_gradient_edge(base)
-    return get_gradient_edge(output)
+    return output if base is None or base.grad_fn is None or is_reshaped(output) else output.clone()
 
 
 def positions_last(tensor: Tensor, lead: int, width: int) -> Tensor:

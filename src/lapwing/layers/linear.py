@@ -1,9 +1,10 @@
-"""Linear maps over the last axis: `F.linear`, `x @ W` and `F.bilinear`."""
+"""Linear maps: `F.linear` and `F.bilinear`, and the rule that `contractions` share with them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .. import fused
 from ..jacobians import Acts, Layout, Term
-from .base import Contribution, Handler, Part, PlainInputs, Recorder, Ref, Use, positions_last
+from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Use, positions_last
 from .columns import pulled
 
 
@@ -32,25 +33,72 @@ def bias_contribution(ref: Ref, grad: Tensor) -> Contribution:
     return Contribution(ref.part, bias_term(whole), Layout.plain(1, whole.shape[-1], 1))
 
 
+@dataclass(frozen=True)
+class Axes:
+    """Which axes of a linear map's output are groups and which are rows of its weight; the others are positions.
+
+    Its input has the same axes, with ones in place of the rows, and then those that the weight is summed over.
+    """
+
+    groups: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def arranged(self, tensor: Tensor, lead: int, examples: int | None, dims: int) -> Tensor:
+        """(lead..., `dims` axes without that of the examples, columns...) -> (lead..., G, T, rows or columns)."""
+        here = [axis for axis in range(dims) if axis != examples]
+        positions = [axis for axis in here if axis not in self.groups and axis not in self.rows]
+        order = [lead + here.index(axis) for axis in (*self.groups, *positions, *self.rows)]
+        sizes = [tensor.shape[axis] for axis in order]
+        groups, places = len(self.groups), len(self.groups) + len(positions)
+        turned = tensor.permute(*range(lead), *order, *range(lead + len(here), tensor.dim()))
+        width = math.prod(turned.shape[lead + places :])
+        return turned.reshape(*tensor.shape[:lead], math.prod(sizes[:groups]), math.prod(sizes[groups:places]), width)
+
+
+def matrices(ref: Ref, groups: int = 0, rows: int = 1) -> tuple[Layout, bool] | None:
+    """How the parameter holds a view (groups..., rows..., columns...), and whether its columns come first there.
+
+    None where the view is not a contiguous range of the parameter, in some order of its axes.
+    """
+    shape, count = ref.tensor.shape, ref.tensor.dim()
+    inside = sorted(range(count), key=lambda axis: (-ref.steps[axis], -shape[axis]))
+    if not ref.permuted(tuple(inside)).is_rows:
+        return None
+    flipped = next((axis >= groups + rows for axis in inside if axis >= groups), False)
+    sides = [range(groups), range(groups, groups + rows), range(groups + rows, count)]
+    if flipped:
+        sides[1:] = sides[:0:-1]
+    count_groups, count_rows, count_columns = (math.prod(shape[axis] for axis in side) for side in sides)
+    sizes = count_groups, count_rows, count_columns
+    order = tuple(inside.index(axis) for side in sides for axis in side)
+    if order == tuple(range(count)):
+        return Layout.plain(*sizes), flipped
+    return Layout(tuple(shape[axis] for axis in inside), order, sizes), flipped
+
+
 class LinearRule(PlainInputs):
-    """`y_t = W a_t + b`; a transposed weight swaps the roles of rows and columns."""
+    """`y_t = W a_t + b`, for each group where there are several; the weight may be held as its transpose."""
 
     name = "linear"
     matrix = True
 
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
-        """Inputs (B, ..., I), gradients (K, B, ..., O)."""
-        grad = positions_last(grad, 2, grad.shape[-1]).unsqueeze(2)
+        """Inputs (B, ..., I), gradients (K, B, ..., O); with `Axes` for options, as these have them."""
+        axes: Axes | None = use.options
+        if axes is None:
+            grad = positions_last(grad, 2, grad.shape[-1]).unsqueeze(2)
+        else:
+            grad = axes.arranged(grad, 2, use.cache["axis"], len(use.shape))
         weight = use.refs.get("weight")
         if weight is not None:
-            act = positions_last(inputs[0], 1, inputs[0].shape[-1]).unsqueeze(1)
-            acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
-            if weight.transposed:  # the parameter is (I, O)
-                layout = Layout.plain(1, act.shape[-1], grad.shape[-1])
-                part = Part(weight.name, 0, weight.parameter.numel())
-                yield Contribution(part, Term(acts, grad, flipped=True), layout)
+            if axes is None:
+                act, seen = positions_last(inputs[0], 1, inputs[0].shape[-1]).unsqueeze(1), matrices(weight)
             else:
-                yield Contribution(weight.part, Term(acts, grad), Layout.plain(1, grad.shape[-1], act.shape[-1]))
+                act = axes.arranged(inputs[0], 1, use.cache["axis"], len(use.shape))
+                seen = matrices(weight, len(axes.groups), len(axes.rows))
+            assert seen is not None
+            acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
+            yield Contribution(weight.part, Term(acts, grad, flipped=seen[1]), seen[0])
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)
 
@@ -105,10 +153,8 @@ BILINEAR = BilinearRule()
 
 
 def usable_matrix(ref: Ref | None) -> Ref | None:
-    """The reference, if it is a whole matrix, its transpose, or a range of its rows."""
-    if ref is None or ref.tensor.dim() != 2:
-        return None
-    return ref if ref.transposed or ref.is_rows else None
+    """The reference, if it is a whole matrix or a range of its rows, or the transpose of such."""
+    return ref if ref is not None and ref.tensor.dim() == 2 and matrices(ref) is not None else None
 
 
 def usable_range(ref: Ref | None) -> Ref | None:
@@ -119,15 +165,22 @@ def usable_range(ref: Ref | None) -> Ref | None:
 def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.linear(input, weight, bias)`."""
     values = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    given, weight = values["input"], values["weight"]
-    bias: Any = values.get("bias")
+    given, weight, bias = values["input"], values["weight"], values.get("bias")
     refs = {"weight": usable_matrix(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
     found = {role: ref for role, ref in refs.items() if ref is not None}
     if not found or weight.dim() != 2:
         return func(*args, **kwargs)
+    return applied(recorder, found, given, weight, bias, func)
+
+
+def applied(
+    recorder: Recorder, found: dict[str, Ref], given: Tensor, weight: Tensor, bias: Any, apply: Callable[..., Any]
+) -> Any:
+    """`apply(given, weight, bias)`, which is `F.linear` with a weight (O, I), recorded; `found` are of its weights."""
     weight = recorder.alias(weight) if "weight" in found else weight
     bias = recorder.alias(bias) if "bias" in found else bias
-    apply: Any = Exact.apply if recorded_alone(recorder, given, weight, bias, found) else func
+    if recorded_alone(recorder, given, weight, bias, found):
+        apply = Exact.apply
     output = apply(given, weight, bias)
     return recorder.record(LINEAR, output, found, (given,), tuple(range(output.dim() - 1)))
 
@@ -135,6 +188,8 @@ def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
 def recorded_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
     """Whether a large linear map in float32 on a GPU is asked for no more than gradients through its input."""
     if not recorder.exact or not input_alone(recorder, given, weight, bias, found):
+        return False
+    if bias is not None and bias.dim() != 1:
         return False
     return fused.in_parts(weight.detach(), math.prod(given.shape[:-1]) * weight.numel())
 
@@ -147,26 +202,6 @@ def input_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, fo
         return False
     others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in found and each is not None]
     return not any(each.requires_grad for each in others)
-
-
-def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x @ W` with a two-dimensional parameter, or its transpose, on the right."""
-    if len(args) != 2 or kwargs:
-        return func(*args, **kwargs)
-    given, weight = args
-    ref = recorder.resolve(weight)
-    if ref is None or ref.tensor.dim() != 2 or not isinstance(given, Tensor) or given.dim() < 2:
-        return func(*args, **kwargs)
-    # x @ W applies W^T in the sense of F.linear: a plain parameter is a transposed use, and its transpose a plain one.
-    whole = ref.tensor.numel() == ref.parameter.numel()
-    if not whole or not (ref.transposed or ref.is_rows):
-        return func(*args, **kwargs)
-    if ref.transposed:
-        turned = Ref(ref.name, ref.parameter, ref.parameter)
-    else:
-        turned = Ref(ref.name, ref.tensor, ref.parameter, transposed=True)
-    output = func(given, recorder.alias(weight))
-    return recorder.record(LINEAR, output, {"weight": turned}, (given,), tuple(range(output.dim() - 1)))
 
 
 def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -185,12 +220,4 @@ def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
     return recorder.record(BILINEAR, output, found, inputs, tuple(range(output.dim() - 1)))
 
 
-HANDLERS: dict[Any, Handler] = {
-    F.linear: linear,
-    F.bilinear: bilinear,
-    torch.matmul: matmul,
-    torch.mm: matmul,
-    torch.Tensor.matmul: matmul,
-    torch.Tensor.mm: matmul,
-    torch.Tensor.__matmul__: matmul,
-}
+HANDLERS: dict[Any, Handler] = {F.linear: linear, F.bilinear: bilinear}

@@ -89,7 +89,7 @@ class Passes:
         tangents = {name: pieces[name].to(weights[name].dtype) for name in moved}
 
         def run(given: dict[str, Tensor]) -> Tensor:
-            return call(under(model, given), part.inputs)
+            return call(under(model, given, self.network.plan.saved), part.inputs)
 
         made = forward_mode(run, weights, tangents) if self.forward else None
         if made is None:
@@ -113,7 +113,7 @@ class Passes:
         for name, leaf in leaves.items() if direct else ():
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
-            output = call(under(model, leaves), part.inputs)
+            output = call(under(model, leaves, self.network.plan.saved), part.inputs)
         given = part.form.restore(cotangent(widened(part.form.flatten(output.detach())))).to(output.dtype)
         if direct:
             torch.autograd.backward(output, given, inputs=list(leaves.values()))

@@ -99,7 +99,7 @@ def measure_factors(approx: str, bias: str, source: Source) -> KronSums:
                     continue
                 last[key] = matrix
                 if len(key) == 2:
-                    sums.weights[key] = jacobian.layout
+                    sums.weights[key] = jacobian.upright().layout
                 add_gradients(sums, key, matrix, reduced, products)
                 if batch.masked is not None:
                     for place, term in enumerate(matrix.terms):

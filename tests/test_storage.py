@@ -1,0 +1,310 @@
+"""Parameters that are not in memory as they are read: the same posterior as of the same network stored plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference_dense as dense
+from cases import BY_NAME
+from conftest import DEVICE
+from fitting import built, names_of, normal, weights_of
+from lapwing.layers.base import Ref
+from networks import Network, parameter
+from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
+
+EVERY = pytest.mark.parametrize("name", NAMES)
+IMAGES = [name for name in NAMES if any(p.dim() == 4 for p in BY_NAME[name].make()[0].parameters())]
+EXACT = 1e-8
+STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """The same numbers, with others between them in memory."""
+    return torch.stack([tensor, torch.full_like(tensor, 7.0)], -1)[..., 0]
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """The same numbers, with the last axis outermost in memory; of a vector, with gaps."""
+    axes = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(axes).contiguous().permute(axes) if tensor.dim() > 1 else with_gaps(tensor)
+
+
+def stored(model: nn.Module, how: Callable[[Tensor], Tensor]) -> nn.Module:
+    """The network with every parameter stored in another way."""
+    for each in model.parameters():
+        each.data = how(each.data)
+    return model
+
+
+def refitted(name: str, model: nn.Module, structure: Any) -> lw.Laplace:
+    """A row of the table fitted with another network."""
+    case = table(name)
+    data = (moved(case.x), moved(case.y))
+    return lw.fit(model, data, case.likelihood, structure=structure, curvature="ggn")
+
+
+def rules(la: lw.Laplace) -> dict[str, str]:
+    """The rule of every weight."""
+    return {row.name: row.rule for row in la.coverage()}
+
+
+@EVERY
+def test_every_network_with_parameters_in_another_order(name: str) -> None:
+    """Curvatures equal the dense ones, in the order of `p.flatten()`, and every weight keeps its rule."""
+    case = table(name)
+    model = stored(case.case.make()[0].to(DEVICE), turned)
+    assert not all(each.is_contiguous() for each in model.parameters())
+    la = refitted(name, model, "kron")
+    index = case.index(la)
+    assert rules(la) == rules(case.fit("kron"))
+    generic = frozenset(row.name for row in la.coverage() if row.rule == "generic") if name in ROUTED else frozenset()
+    assert relative(curvature_of(la), case.kron(generic)[index][:, index]) < tolerance(name, EXACT)
+    assert relative(curvature_of(refitted(name, model, "full")), case.ggn[index][:, index]) < tolerance(name, EXACT)
+    # Bases of EKFAC are not unique where eigenvalues are equal; its variances of the outputs are as good as unique.
+    for structure in ("diag", "block", "ekfac")[NAMES.index(name) % 3 :][:1]:
+        plain, other = case.fit(structure), refitted(name, model, structure)
+        assert relative(curvature_of(other), curvature_of(plain)) < 1e-6
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_channels_last(name: str) -> None:
+    """Networks of images in the layout of fast convolutions are what they are in the plain one."""
+    case = table(name)
+    model = case.case.make()[0].to(DEVICE).to(memory_format=torch.channels_last)
+    plain, other = case.fit("kron"), refitted(name, model, "kron")
+    assert rules(plain) == rules(other)
+    index = case.index(other)
+    assert relative(curvature_of(other), case.kron()[index][:, index]) < tolerance(name, EXACT)
+    x = moved(case.x)
+    assert relative(other.functional(x).cov, plain.functional(x).cov.cpu()) < tolerance(name, EXACT)
+    assert relative(other.log_evidence(), plain.log_evidence().cpu()) < tolerance(name, EXACT)
+
+
+# Views of such parameters
+
+
+def as_it_is(p: Tensor) -> Tensor:
+    """The parameter."""
+    return p
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": as_it_is,
+    "rows": lambda p: p[1:3],
+    "one row": lambda p: p[2],
+    "one column": lambda p: p[:, 1],
+    "every other": lambda p: p[::2],
+    "transpose": lambda p: p.transpose(0, 1),
+    "reversed axes": lambda p: p.permute(2, 1, 0),
+    "corner": lambda p: p[1:, 1:, :1],
+    "repeated": lambda p: p[:, :1].expand(-1, 3, -1),
+    "axes of one": lambda p: p[None, :, :, None],
+    "windows": lambda p: p.unfold(0, 2, 1),
+    "diagonal": lambda p: p.diagonal(),
+    "chunk": lambda p: p.chunk(2, 1)[1],
+    "unbound": lambda p: p.unbind(2)[1],
+}
+ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("gaps", [False, True])
+def test_places_of_views(view: str, gaps: bool) -> None:
+    """A view's elements are found where the same view of the parameter's own numbering has them."""
+    numbers = torch.arange(4 * 3 * 2).reshape(4, 3, 2)
+    for order in ORDERS:
+        inverse = tuple(order.index(axis) for axis in range(3))
+        p = nn.Parameter(torch.empty(4, 3, 2).permute(order).contiguous().permute(inverse))
+        if gaps:
+            p.data = with_gaps(p.data)
+        seen, expected = VIEWS[view](p), VIEWS[view](numbers)
+        ref = Ref.of("p", seen, p)
+        assert ref is not None
+        assert torch.equal(ref.index(), expected)
+        flat = expected.flatten()
+        assert ref.is_rows == torch.equal(flat, torch.arange(flat[0], flat[0] + len(flat)))
+
+
+def test_views_without_a_place() -> None:
+    """Elements that share memory, that are another dtype's, or that are not the parameter's have no place in it."""
+    spread = nn.Parameter(torch.randn(4, 1).expand(4, 3))
+    assert Ref.of("p", spread, spread) is not None
+    assert Ref.of("p", spread[1:], spread) is None
+    pairs = nn.Parameter(torch.randn(3, 2))
+    assert Ref.of("p", torch.view_as_complex(pairs), pairs) is None
+    part = nn.Parameter(torch.randn(10)[2:6])
+    assert Ref.of("p", part.as_strided((3,), (1,), 3), part) is not None
+    assert Ref.of("p", part.as_strided((3,), (1,), 4), part) is None  # beyond its end
+    assert Ref.of("p", part.as_strided((3,), (1,), 0), part) is None  # before its beginning
+    last = nn.Parameter(torch.randn(2, 3, 4).transpose(1, 2))  # in memory the second axis is the innermost
+    assert Ref.of("p", last.transpose(1, 2).flatten(1), last) is None  # 0, 3, 6, 9, 1, ...: not evenly apart
+
+
+def over_positions(p: nn.Parameter, apply: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+    """A layer whose outputs (B, 4, 3, 2) meet a parameter (4, 3, 2), (B, 4) to (B, 2)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.enter(x).reshape(-1, 4, 3, 2)
+        return self.head(torch.tanh(apply(hidden, self.p)).flatten(1))
+
+    return Network(forward, enter=nn.Linear(4, 24), p=p, head=nn.Linear(24, 2))
+
+
+MEETINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "added": lambda h, p: h + p,
+    "multiplied": lambda h, p: h * p,
+    "row added": lambda h, p: h + p[2],
+    "column multiplied": lambda h, p: h * p[:, 1:2],
+    "turned": lambda h, p: (h.transpose(1, 3) + p.permute(2, 1, 0)).transpose(1, 3),
+    "expanded": lambda h, p: h * p[None].expand_as(h),
+    "linear": lambda h, p: torch.nn.functional.linear(h, p[0, :2, :]).sum(-1, keepdim=True) + h,
+    "product": lambda h, p: h + (h @ p[1].T) @ p[:3, :, 0].T @ p[2],
+    "conv": lambda h, p: torch.nn.functional.conv1d(h.flatten(2), p[:, None, :, 0], padding=1, groups=4).unflatten(
+        2, (3, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+@pytest.mark.parametrize("order", ORDERS[1:], ids=str)
+def test_posteriors_of_views(meeting: str, order: tuple[int, ...]) -> None:
+    """Precision, covariance and its diagonal equal dense ones, under a precision of its own for every weight."""
+    inverse = tuple(order.index(axis) for axis in range(3))
+    values = normal(4, 3, 2, seed=5)
+    model = built(over_positions(nn.Parameter(values), MEETINGS[meeting]))
+    x, y = normal(6, 4), normal(6, 2, seed=3)
+    names = names_of(model)
+    exact, jacobian = dense.ggn(model, x, y, "regression", names), dense.jacobian(model, x, names)
+    model.p.data = model.p.data.permute(order).contiguous().permute(inverse)
+    assert not model.p.is_contiguous()
+    delta = 0.5 + torch.arange(len(exact)).double()
+    model = model.to(DEVICE)
+    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure="full", curvature="ggn")
+    la = la.with_prior(lw.Prior.diagonal(delta))
+    precision = exact + torch.diag(delta)
+    assert relative(la.precision.mv(torch.eye(la.D, dtype=torch.float64, device=DEVICE)), precision) < EXACT
+    expected = jacobian @ torch.linalg.inv(precision) @ jacobian.mT
+    assert relative(la.functional(moved(x)).cov, expected) < EXACT
+
+
+def test_priors_masks_and_samples_in_the_order_of_the_weights() -> None:
+    """Precisions by unit, prior means, masks, drawn weights and sampled predictions are those of the plain network."""
+    case = table("layer_scale")
+    plain, other = case.case.make()[0].to(DEVICE), stored(case.case.make()[0].to(DEVICE), turned)
+    x, data = moved(case.x), (moved(case.x), moved(case.y))
+    size = len(case.ggn)
+    units = sum(len(each) for each in plain.parameters())
+    priors = [
+        lw.Prior.unitwise(0.5 + torch.arange(units).double(), mean=0.3),
+        lw.Prior.diagonal(0.5 + torch.arange(size).double(), mean=-0.2),
+    ]
+    for prior in priors:
+        fits = [
+            lw.fit(each, data, "classification", structure="full", curvature="ggn", prior=prior)
+            for each in (plain, other)
+        ]
+        assert torch.equal(fits[0].mode, fits[1].mode)
+        drawn = [la.sample(3, torch.Generator(DEVICE).manual_seed(1)) for la in fits]
+        assert relative(drawn[1], drawn[0].cpu()) < EXACT
+        assert relative(fits[1].log_evidence(), fits[0].log_evidence().cpu()) < EXACT
+        probs = [
+            la.predict(x, method="sampled", samples=20, generator=torch.Generator(DEVICE).manual_seed(1)).probs
+            for la in fits
+        ]
+        assert relative(probs[1], probs[0].cpu()) < EXACT
+    mask = torch.arange(size) % 3 == 1
+    for structure in ("diag", "full"):
+        la = lw.fit(other, data, "classification", structure=structure, curvature="ggn", weights=mask)
+        exact = case.ggn[mask][:, mask]
+        assert relative(curvature_of(la), torch.diag(exact.diagonal()) if structure == "diag" else exact) < EXACT
+    assert torch.equal(weights_of(plain), weights_of(other))
+
+
+def test_elements_that_share_memory() -> None:
+    """A parameter whose elements are one number in memory is as many weights as it has elements, in any use."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.enter(x).reshape(-1, 4, 3) * self.p + self.p[1]).flatten(1))
+
+    members = {"enter": nn.Linear(4, 12), "p": parameter(4, 3), "head": nn.Linear(12, 2)}
+    model = built(Network(forward, **members))
+    model.p.data = normal(4, 1, seed=4).expand(4, 3)
+    x, y = normal(6, 4), normal(6, 2, seed=3)
+    expected = dense.ggn(model, x, y, "regression", names_of(model))
+    model = model.to(DEVICE)
+    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure="full", curvature="ggn")
+    assert relative(curvature_of(la), expected) < EXACT
+
+
+# Complex numbers
+
+
+def spectral(change: Callable[[Any, Tensor], Tensor], **members: Any) -> nn.Module:
+    """A change to the spectrum (B, 4) of a layer's outputs, (B, 4) to (B, 2)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(torch.fft.irfft(change(self, torch.fft.rfft(self.enter(x))), n=6)))
+
+    return built(Network(forward, enter=nn.Linear(4, 6), **members, head=nn.Linear(6, 2)))
+
+
+SPECTRA: dict[str, Callable[[], nn.Module]] = {
+    "pairs as numbers": lambda: spectral(lambda self, s: s * torch.view_as_complex(self.p), p=parameter(4, 2)),
+    "pairs added": lambda: spectral(lambda self, s: torch.view_as_complex(self.p) + s, p=parameter(4, 2)),
+    "pairs expanded": lambda: spectral(
+        lambda self, s: s * torch.view_as_complex(self.p).expand_as(s), p=parameter(1, 4, 2)
+    ),
+    "real gain": lambda: spectral(lambda self, s: s * self.p, p=parameter(4)),
+    "gain in front": lambda: spectral(lambda self, s: self.p * s, p=parameter(1, 4)),
+    "real shift": lambda: spectral(lambda self, s: s + self.p, p=parameter(4)),
+    "complex matrix": lambda: spectral(lambda self, s: s @ torch.view_as_complex(self.p), p=parameter(4, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_complex_numbers(name: str, structure: str) -> None:
+    """Real weights of complex numbers have real variances, and curvatures equal to dense ones."""
+    model = SPECTRA[name]()
+    x, y = normal(6, 4), normal(6, 2, seed=3)
+    names = names_of(model)
+    exact = dense.ggn(model, x, y, "regression", names)
+    model = model.to(DEVICE)
+    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure=structure, curvature="ggn")
+    assert rules(la)["p"] == "generic"
+    assert not la.functional(moved(x)).cov.is_complex()
+    found = curvature_of(la)
+    places = torch.cat([torch.full((model.get_parameter(each).numel(),), each == "p") for each in names])
+    own = exact[places][:, places]
+    assert relative(found[places][:, places], torch.diag(own.diagonal()) if structure == "diag" else own) < EXACT
+    if structure == "full":
+        precision = exact + torch.eye(len(exact), dtype=torch.float64)
+        assert relative(found, exact) < EXACT
+        assert relative(la.precision.logdet(), torch.logdet(precision)) < EXACT
+        jacobian = dense.jacobian(model.cpu(), x, names)
+        expected = jacobian @ torch.linalg.inv(precision) @ jacobian.mT
+        assert relative(la.functional(moved(x)).cov, expected) < EXACT
+
+
+def test_complex_weights_are_refused() -> None:
+    """Weights that are complex themselves have no real Gaussian: the message says what to do."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.head((x * self.p).abs())
+
+    model = Network(forward, p=nn.Parameter(torch.randn(4, dtype=torch.complex128)), head=nn.Linear(4, 2).double())
+    data = (normal(6, 4), normal(6, 2, seed=3))
+    with pytest.raises(ValueError, match=r"'p' is complex.*view_as_complex"):
+        lw.fit(model, data, "regression")
+    la = lw.fit(model, data, "regression", weights=["head"])
+    assert la.D == 10
+    assert la.identity.still(model)
+    with torch.no_grad():
+        model.p.imag.neg_()
+    assert not la.identity.still(model)
