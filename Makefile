@@ -67,6 +67,9 @@ install: $(TOOLS) ## create .venv with everything in it
 test: $(TOOLS) ## run the tests on the CPU
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) $(ARGS)
 
+test-random: $(TOOLS) ## compare COUNT random networks from SEED on with plain loops (ARGS="--help" for the options)
+	@OMP_NUM_THREADS=1 $(RUN) tools/random_networks.py --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(ARGS)
+
 test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other machines would
 	$(call under_each,$(SETTINGS),$(ARGS))
 
