@@ -376,8 +376,14 @@ def in_place(s: Sketch) -> None:
 def norm(s: Sketch) -> None:
     """A norm with a weight and a bias."""
     width = s.width
-    several = (s.kind == "seq" and s.shape[0] > 2) or (s.kind == "img" and s.shape[1] * s.shape[2] > 1)
-    options = ["layer norm", "rms norm", "batch norm", "group norm"] + ["instance norm"] * several
+    # A norm over one or two numbers leaves nothing but their signs.
+    options = ["batch norm"]
+    if width > 2:
+        options += ["layer norm", "rms norm"]
+    if width > 2 or s.kind != "vec":
+        options += ["group norm"]
+    if (s.kind == "seq" and s.shape[0] > 2) or (s.kind == "img" and s.shape[1] * s.shape[2] > 2):
+        options += ["instance norm"]
     option = s.pick(*options)
     dims = "2d" if s.kind == "img" else "1d"
     layer = {
@@ -571,12 +577,12 @@ def positions(s: Sketch) -> None:
 @rule("seq", "attention", "time-major attention", "written attention", "encoder layer", fits=lambda s: s.width <= 6)
 def attention(s: Sketch) -> None:
     """Positions that look at each other."""
-    if s.width % 2 or s.width > 4:
-        s.add(f"h = {s.linear(s.width, 2)}(h)")
-        s.last(2)
-    width = s.width
-    heads = s.chosen.choice([1, 2])
     option = s.pick("attention", "time-major attention", "written attention", "encoder layer")
+    width = 4 if option == "encoder layer" else 2  # its norms need more than two numbers
+    if s.width % 2 or s.width > 4 or s.width < width:
+        s.add(f"h = {s.linear(s.width, width)}(h)")
+        s.last(width)
+    width, heads = s.width, s.chosen.choice([1, 2])
     if option == "attention":
         layer = s.module(f"nn.MultiheadAttention({width}, {heads}, batch_first=True)", 4 * width * width + 4 * width)
         s.add(f"h = h + {layer}(h, h, h, need_weights=False)[0]")
