@@ -14,8 +14,10 @@ SEED ?= 1000
 COUNT ?= 1000
 ARGS ?=
 FILES ?= $(wildcard benchmarks/results/*.json)
-# Other machines as far as one can play them: other vector instructions, threads, hashes, and tests in another order.
-SETTINGS ?= OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+# What stands for other machines: other instructions in each of torch's libraries, threads, hashes, and orders of tests.
+# A comma joins what holds in one run.
+PLAIN := ATEN_CPU_CAPABILITY=default,MKL_CBWR=COMPATIBLE
+SETTINGS ?= OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 $(PLAIN) \
             ONEDNN_MAX_CPU_ISA=SSE41 PYTHONHASHSEED=7 LAPWING_TEST_ORDER=1
 
 VENV := .venv
@@ -44,11 +46,12 @@ WORDS := bad_input benchmarks cli cli_reports demo docs evaluate_mistakes evalua
 NUMBERS := $(filter-out $(WORDS:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 # $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
+# Threads wait passively: there are more of them than cores where each of the WORKERS has two.
 define under_each
 	@trap 'exit 130' INT; failed=; \
 	for setting in $(1); do \
 	  echo "== $$setting"; \
-	  env OMP_NUM_THREADS=1 $$setting $(RUN) -m pytest -q -n $(WORKERS) $(2) || failed="$$failed $$setting"; \
+	  env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $$(echo $$setting | tr , ' ') $(RUN) -m pytest -q -n $(WORKERS) $(2) || failed="$$failed $$setting"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed with:$$failed"; exit 1; fi; \
 	echo "passed with: $(strip $(1))"
@@ -74,7 +77,7 @@ test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other mac
 	$(call under_each,$(SETTINGS),$(ARGS))
 
 test-numbers: $(TOOLS) ## run the tests of numbers without vector instructions
-	$(call under_each,ATEN_CPU_CAPABILITY=default,$(NUMBERS) $(ARGS))
+	$(call under_each,$(PLAIN),$(NUMBERS) $(ARGS))
 
 test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing installed
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \

@@ -172,6 +172,7 @@ CASES = [
     classes("einsum_groups", con.einsum_groups, normal(2, 6)),
     classes("einsum_attention", con.einsum_attention, normal(3, 4)),
     classes("einsum_forms", con.einsum_forms, normal(3, 4)),
+    classes("einsum_tied", con.einsum_tied, normal(3, 4)),
     # convolutions
     classes("conv1d", conv.conv1d, normal(2, 8)),
     classes("conv2d", conv.conv2d, normal(2, 5, 5)),

@@ -131,14 +131,26 @@ def einsum_attention() -> nn.Module:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         query = torch.einsum("bti,hid->bhtd", x, self.query)
-        key = torch.einsum("bsi,hid->bhsd", x, self.key)
+        key = torch.einsum("bsi,hid->bhds", x, self.key)
         value = torch.einsum("hid, bsi -> bhsd", self.value, x)
-        shares = torch.einsum("bhtd,bhsd->bhts", query, key).softmax(-1)
+        shares = torch.einsum("bhtd,bhds->bhts", query, key).softmax(-1)
         mixed = torch.einsum("bhts,bhsd->bthd", shares, value)
         return self.head(x + torch.einsum("bthd,hdo->bto", mixed, self.out)).mean(1)
 
     members = {name: parameter(2, 4, 3) for name in ("query", "key", "value")}
     return Network(forward, **members, out=parameter(2, 3, 4), head=nn.Linear(4, 3))
+
+
+def einsum_tied() -> nn.Module:
+    """One weight (heads, in, width) in both directions, results in several orders, (B, T, 4) to (B, 3)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(torch.einsum("bti,hid->bdth", x, self.both))
+        x = x + torch.tanh(torch.einsum("bdth,hid->bti", hidden, self.both))
+        hidden = torch.tanh(torch.einsum("hid,bti->bthd", self.both, x))
+        return self.head(torch.einsum("bthd,hid->bti", hidden, self.both)).mean(1)
+
+    return Network(forward, both=parameter(2, 4, 3), head=nn.Linear(4, 3))
 
 
 def einsum_forms() -> nn.Module:

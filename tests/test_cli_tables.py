@@ -271,6 +271,7 @@ CLASSES = [[0.5 + i, 1.5 * i, "yes" if i % 3 else "no"] for i in range(1, 9)]
     [
         ([["a", "b", "c"], *REAL], True),
         ([["a", "2019", "2020"], *REAL], True),
+        ([["1_1", "1_2", "2_1"], *REAL], True),  # numbers to Python alone
         ([["a", "2", "class"], *CLASSES], True),
         ([["", "a", "b"], *REAL], True),
         ([[2019, 2020, 2021], *REAL], None),
@@ -339,6 +340,15 @@ def test_short_tables_are_no_headers_where_the_fit_had_none(tmp_path: Path) -> N
         else:
             with pytest.raises(Problem, match="may be a header"):
                 tables.read(path, None, False, known)
+
+
+def test_a_known_class_is_no_name(tmp_path: Path) -> None:
+    path, rows = tmp_path / "table.csv", [[0.5, 0.25, "low"], [1.5, 2.5, "top"]]
+    path.write_text(text(rows))
+    known = Schema(("0", "1", "2"), ("2",), False, tuple(NAMES))
+    assert len(tables.read(path, None, True, known).rows) == 2
+    with pytest.raises(Problem, match="may be a header"):
+        tables.read(path, None, True, Schema())
 
 
 def test_a_header_of_numbers_is_no_example(place: str, capsys: pytest.CaptureFixture[str]) -> None:

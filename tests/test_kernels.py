@@ -111,6 +111,21 @@ def test_kernels(shape: tuple[int, ...], contiguous: bool, arithmetic: str) -> N
     assert not fused.broken
 
 
+def test_transposed_weights() -> None:
+    """Of a weight (I, O) the same, with both sides exchanged."""
+    grad, act, left, right, weight = operands((10, 3, 2, 5, 7, 9), False)
+    acts = Acts(lambda examples: act[examples], 9, 5)
+    budget = Budget(10**9, Arithmetic("float32"))
+    asked = Matrix((Term(acts, grad, flipped=True),), Layout.plain(2, 9, 7), budget)
+    assert asked.upright()._fusable()
+    rows = written_out(grad, act, left, right)
+    flat = (rows * weight.double().sqrt()).flatten(2)
+    assert worst(asked.quad(weight.mT, right, left), flat @ flat.mT) < BOUNDS["float32"]
+    assert worst(asked.variance(weight.mT, right, left), flat.square().sum(-1)) < BOUNDS["float32"]
+    assert worst(asked.square_sum(right, left)[None], rows.square().sum((0, 1)).mT[None]) < BOUNDS["float32"]
+    assert not fused.broken
+
+
 def test_examples_apart() -> None:
     """NaN in one example stays there; splitting by memory changes nothing."""
     grad, act, left, right, weight = operands((4, 5, 1, 20, 24, 40), True)

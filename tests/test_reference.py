@@ -38,6 +38,7 @@ BARE = {
     "einsum_attention": {"query", "key", "value", "out"},
     "einsum_forms": {"both", "turned", "packed"},
     "einsum_groups": {"weight"},
+    "einsum_tied": {"both"},
     "left_bmm": {"weight"},
     "left_matmul": {"mix", "vector"},
     "lora_parameters": {"lora_A", "lora_B"},

@@ -170,12 +170,17 @@ def test_examples_that_depend_on_each_other_are_refused() -> None:
         fitted(built(pair(centred)), x, y, "classification")
 
 
+@pytest.mark.parametrize("how", ["unrecognised", "multiplied"])
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "full"])
-def test_a_weight_that_turns_generic_late(structure: str) -> None:
+def test_a_weight_that_turns_generic_late(structure: str, how: str) -> None:
     """A batch of another length applies the weight in another way: the pass begins again, nothing counts twice."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        hidden = torch.einsum("bti,oi->bto", x, net.first.weight) if x.shape[1] >= 4 else F.linear(x, net.first.weight)
+        weight = net.first.weight
+        if x.shape[1] < 4:
+            hidden = F.linear(x, weight)
+        else:
+            hidden = x @ weight.exp().log().T if how == "unrecognised" else (x.unsqueeze(2) * weight).sum(-1)
         return net.head(hidden.mean(1).tanh())
 
     model = built(Network(forward, first=nn.Linear(4, 5, bias=False), head=nn.Linear(5, 3)))

@@ -424,6 +424,19 @@ def restore_buffers(model: nn.Module) -> None:
 
 
 @contextmanager
+def copied_buffers(model: nn.Module) -> Iterator[None]:
+    """Let forward passes change copies of the buffers: graphs that hold them then stay valid."""
+    held = _HELD.get(id(model), [])
+    try:
+        for each in held:
+            each.module._buffers[each.name] = each.value.clone()
+        yield
+    finally:
+        for each in held:
+            each.module._buffers[each.name] = each.buffer
+
+
+@contextmanager
 def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Evaluation mode, gradients for the selected weights alone, and everything as it was afterwards.
 

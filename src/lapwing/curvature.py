@@ -200,7 +200,11 @@ class Batch:
         total = self.kind.count(self.view.form, self.view.likelihood)
         for start in range(0, total, self.step):
             columns = self.kind.columns(self.view, start, min(start + self.step, total))
-            yield self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype))
+            found = self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype))
+            changed = self.tape.plan.reformed(found)
+            if changed:
+                raise PlanChanged(f"{', '.join(changed)} turned out to be applied in several ways")
+            yield found
 
 
 class PlanChanged(Exception):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .batches import Inputs, tensors
-from .layers.base import BatchAxis
+from .jacobians import Explicit, Matrix
+from .layers.base import BatchAxis, Part
 
 DEPENDENT = (
     "the network's output for one example depends on the other examples of its batch, as with batch statistics in "
@@ -24,6 +25,9 @@ class Plan:
     rows: dict[tuple[str, Signature], float] = field(
         default_factory=dict
     )  # rows per example along that axis, by the inputs' shapes
+    forms: dict[str, dict[tuple[int, int], Hashable]] = field(
+        default_factory=dict
+    )  # of Jacobians, by range of a weight
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
@@ -42,6 +46,7 @@ class Plan:
             self,
             axes=self.axes.copy(),
             rows=self.rows.copy(),
+            forms={name: forms.copy() for name, forms in self.forms.items()},
             generic=self.generic.copy(),
             copied=self.copied.copy(),
             used={name: rules.copy() for name, rules in self.used.items()},
@@ -56,6 +61,24 @@ class Plan:
         """Forget what was learnt since."""
         for each in fields(self):
             setattr(self, each.name, getattr(kept, each.name))
+
+    def reformed(self, found: Mapping[Part, Matrix | Explicit]) -> list[str]:
+        """Weights whose Jacobian has another form than in an earlier batch: they have no common block.
+
+        They take the generic rule from now on.
+        """
+        changed = []
+        for part, jacobian in found.items():
+            own, form = self.forms.setdefault(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
+            others = [place for place in own if place[0] < part.stop and part.start < place[1]]
+            if all(place == part[1:] and own[place] == form for place in others):
+                own[part.start, part.stop] = form
+            elif part.name not in changed:
+                changed.append(part.name)
+        for name in changed:
+            del self.forms[name]
+        self.generic.update(changed)
+        return changed
 
     def words(self) -> str:
         """What was verified, for the coverage table."""

@@ -109,17 +109,19 @@ def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tenso
     """Eigenvectors and eigenvalues of the row side and the column side of every weight."""
     asked: list[tuple[str, Tensor]] = []
     places: dict[Key, tuple[int, int]] = {}
-    known: dict[str, int] = {}  # by module: a bias has the row side of its weight
+    known: dict[str, list[int]] = {}  # by module: a bias has the row side of its weight, or its columns' if transposed
+
+    def place(name: str, side: Tensor) -> int:
+        own = known.setdefault(name.rpartition(".")[0], [])
+        alike = [each for each in own if asked[each][1].shape == side.shape and torch.equal(asked[each][1], side)]
+        if not alike:
+            own.append(len(asked))
+            asked.append((name, side))
+        return alike[0] if alike else own[-1]
+
     for key in sums.layouts:
         rows, columns = sides(sums.of(key))
-        name = key[0].name
-        module = name.rpartition(".")[0]
-        earlier = known.get(module)
-        if earlier is None or asked[earlier][1].shape != rows.shape or not torch.equal(asked[earlier][1], rows):
-            known[module] = earlier = len(asked)
-            asked.append((name, rows))
-        places[key] = (earlier, len(asked))
-        asked.append((name, columns))
+        places[key] = (place(key[0].name, rows), place(key[0].name, columns))
     found = decompose_sides(asked)
     return {
         key: (found[row][0], found[column][0], found[row][1], found[column][1]) for key, (row, column) in places.items()

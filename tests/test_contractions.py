@@ -1,0 +1,271 @@
+"""Linear maps in other words than `F.linear`: which calls are recognised, and the layers of GPT-2 beside plain ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference_dense as dense
+from conftest import DEVICE
+from contraction_networks import Addmm
+from fitting import built, fitted, names_of, normal
+from lapwing import fused
+from lapwing.jacobians import Acts, Layout, Matrix, Term
+from lapwing.layers import linear
+from lapwing.memory import Budget
+from lapwing.structures import eigen, kron
+from networks import Network, parameter
+from saving import assert_same
+from tables import curvature_of, moved, relative, table
+
+EXACT = 1e-8
+# By network of the table: the weights that take the generic rule; all others are linear, with Kronecker factors.
+FORMS: dict[str, set[str]] = {
+    "addmm": set(),
+    "addmm_forms": {"out", "scaled"},
+    "transposed_linear": set(),
+    "bmm": set(),
+    "baddbmm": set(),
+    "left_bmm": set(),
+    "batched_matmul": set(),
+    "stretched_matmul": set(),
+    "left_matmul": set(),
+    "einsum_groups": set(),
+    "einsum_attention": set(),
+    "einsum_forms": {"summed", "diagonal"},
+    "einsum_tied": set(),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_are_linear(name: str) -> None:
+    """Every form has the rule of linear layers and Kronecker factors, but for those that are no plain linear map."""
+    rows = [row for row in table(name).fit("kron").coverage() if row.rule != "not selected"]
+    assert {row.name for row in rows if row.rule == "generic"} == FORMS[name]
+    for row in rows:
+        if row.name not in FORMS[name]:
+            assert (row.rule, row.approximation) == ("linear", "Kronecker (expand)"), row
+
+
+# What is passed on
+
+
+def between(apply: Callable[[Any, Tensor], Tensor], **members: Any) -> nn.Module:
+    """A layer, something with a parameter p that keeps the shape (B, 3, 4), and a layer, (B, 3, 4) to (B, 2)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(apply(self, torch.tanh(self.enter(x)))).flatten(1))
+
+    return built(Network(forward, enter=nn.Linear(4, 4), **members, head=nn.Linear(12, 2)))
+
+
+def into(self: Any, h: Tensor) -> Tensor:
+    """A product by a method that works on what is there."""
+    return torch.zeros(h.shape[0] * 3, 4).to(h).addmm_(h.flatten(0, 1), self.p).view_as(h)
+
+
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "three operands": lambda: between(
+        lambda self, h: torch.einsum("bti,ij,jk->btk", h, self.p, self.q), p=parameter(4, 4), q=parameter(4, 4)
+    ),
+    "numbers for letters": lambda: between(
+        lambda self, h: torch.einsum(h, [0, 1, 2], self.p, [2, 3], [0, 1, 3]), p=parameter(4, 4)
+    ),
+    "stretched letter": lambda: between(
+        lambda self, h: torch.einsum("bti,io->bto", h[..., :1], self.p), p=parameter(4, 4)
+    ),
+    "two weights": lambda: between(
+        lambda self, h: h @ torch.einsum("ij,jk->ik", self.p, self.q), p=parameter(4, 3), q=parameter(3, 4)
+    ),
+    "low rank": lambda: between(lambda self, h: h @ (self.p @ self.q), p=parameter(4, 3), q=parameter(3, 4)),
+    "every other row": lambda: between(lambda self, h: torch.einsum("bti,io->bto", h, self.p[::2]), p=parameter(8, 4)),
+    "in place": lambda: between(into, p=parameter(4, 4)),
+    "elementwise": lambda: between(lambda self, h: torch.einsum("bti,i->bti", h, self.p), p=parameter(4)),
+    "dots in the weight": lambda: between(
+        lambda self, h: torch.einsum("...ti,...io->...to", h, self.p), p=parameter(1, 4, 4)
+    ),
+    "bias of its own for each row": lambda: between(
+        lambda self, h: torch.stack([torch.addmm(self.q, each, self.p) for each in h]),
+        p=parameter(4, 4),
+        q=parameter(3, 4),
+    ),
+    "one number for a bias": lambda: between(
+        lambda self, h: torch.addmm(self.q, h.flatten(0, 1), self.p).view_as(h), p=parameter(4, 4), q=parameter(1)
+    ),
+    "shared bias of groups": lambda: between(
+        lambda self, h: torch.baddbmm(self.q, h.transpose(0, 1), self.p).transpose(0, 1),
+        p=parameter(3, 4, 4),
+        q=parameter(4),
+    ),
+    "one weight for all": lambda: between(
+        lambda self, h: torch.bmm(h, self.p.expand(len(h), -1, -1)), p=parameter(4, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_passed_on(name: str) -> None:
+    """Whatever is not recognised, and what stands beside it, has the exact curvature all the same."""
+    model = OTHERS[name]()
+    x, y = normal(5, 3, 4), normal(5, 2, seed=3)
+    exact = dense.ggn(model, x, y, "regression", names_of(model))
+    assert relative(curvature_of(fitted(model, x, y, "regression", "full")), exact) < EXACT
+    diagonal = torch.diag(exact.diagonal())
+    assert relative(curvature_of(fitted(model, x, y, "regression", "diag")), diagonal) < EXACT
+
+
+# Layers of GPT-2 beside plain ones
+
+
+def gpt(layer: Callable[[int, int], nn.Module]) -> nn.Module:
+    """A block with attention and a head, its linear layers made by `layer`, (B, T, 4) to (B, 3)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        query, key, value = self.attend(self.norm(x)).split(4, -1)
+        x = x + self.project(nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True))
+        x = x + self.down(nn.functional.gelu(self.up(x), approximate="tanh"))
+        return self.head(x)[:, -1]
+
+    members = {"attend": layer(4, 12), "project": layer(4, 4), "up": layer(4, 8), "down": layer(8, 4)}
+    return Network(forward, norm=nn.LayerNorm(4), **members, head=nn.Linear(4, 3))
+
+
+def both_ways() -> tuple[nn.Module, nn.Module]:
+    """One network with layers of GPT-2, and with `nn.Linear` and the transposed weights."""
+    torch.manual_seed(1)
+    turned = built(gpt(Addmm))
+    plain = gpt(nn.Linear).double()
+    state = {
+        name: value.T if "weight" in name and value.dim() == 2 and "head" not in name else value
+        for name, value in turned.state_dict().items()
+    }
+    plain.load_state_dict(state)
+    return turned, plain
+
+
+@pytest.mark.parametrize("structure", [lw.Kron(), lw.Kron(bias="joint"), lw.EKFAC(bias="joint"), lw.Diag(), lw.Block()])
+def test_transposed_weights_are_those_of_linear_layers(structure: Any) -> None:
+    """The same evidence and the same covariances, with weight and bias in one block or in two."""
+    turned, plain = both_ways()
+    x, y = normal(6, 3, 4), torch.arange(6) % 3
+    first, second = (fitted(model, x, y, "classification", structure) for model in (turned, plain))
+    assert relative(first.log_evidence(), second.log_evidence().cpu()) < EXACT
+    asked = moved(normal(4, 3, 4, seed=7))
+    assert relative(first.functional(asked).cov, second.functional(asked).cov.cpu()) < 1e-7
+    assert relative(first.functional(asked, joint=True).cov, second.functional(asked, joint=True).cov.cpu()) < 1e-7
+    words = {row.name: row.approximation for row in second.coverage()}
+    assert {row.name: row.approximation for row in first.coverage()} == words
+
+
+@pytest.mark.parametrize("structure", [lw.Kron(), lw.Kron(bias="joint"), lw.EKFAC(bias="joint")])
+def test_transposed_weights_in_files_and_updates(structure: Any, tmp_path: Path) -> None:
+    """A posterior that is saved and loaded answers the same, and sums go on where they were."""
+    model, _ = both_ways()
+    model = model.to(DEVICE)
+    x, y = moved(normal(8, 3, 4)), moved(torch.arange(8) % 3)
+    la = lw.fit(model, (x, y), "classification", structure=structure, curvature="ggn")
+    la.save(tmp_path / "posterior.safetensors")
+    assert_same(la, lw.load(tmp_path / "posterior.safetensors", model), x)
+    if not isinstance(structure, lw.EKFAC):
+        half = lw.fit(model, (x[:4], y[:4]), "classification", structure=structure, curvature="ggn")
+        assert relative(half.update((x[4:], y[4:])).log_evidence(), la.log_evidence().cpu()) < EXACT
+
+
+def test_one_decomposition_for_weight_and_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients' side of a weight is that of its bias, also where it is the columns' side."""
+    asked: list[int] = []
+
+    def note(sides: Any) -> Any:
+        asked.append(len(sides))
+        return eigen.decompose_sides(sides)
+
+    monkeypatch.setattr(kron, "decompose_sides", note)
+    x, y = normal(6, 3, 4), torch.arange(6) % 3
+    counts = []
+    for model in both_ways():
+        fitted(model, x, y, "classification")
+        counts.append(sum(asked))
+        asked.clear()
+    assert counts[0] == counts[1] == 15  # inputs and gradients of five layers, and a one for each bias
+
+
+def test_gradients_through_transposed_weights_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where products are to be exact on a GPU, these layers take the same way as plain ones, to the same numbers."""
+    seen: list[tuple[int, ...]] = []
+
+    def note(grad: Tensor, weight: Tensor) -> Tensor:
+        seen.append(tuple(weight.shape))
+        return grad @ weight
+
+    monkeypatch.setattr(fused, "in_parts", lambda *_: True)
+    monkeypatch.setattr(linear, "exactly", note)
+    turned, plain = both_ways()
+    x, y = normal(6, 3, 4), torch.arange(6) % 3
+    wide = fitted(turned, x, y, "classification").functional(moved(x)).cov
+    shapes = []
+    for model in (turned, plain):
+        model = copy.deepcopy(model).float().to(DEVICE)
+        seen.clear()
+        la = lw.fit(model, (moved(x).float(), moved(y)), "classification", curvature="ggn", arithmetic="float32")
+        shapes.append(set(seen))
+        assert relative(la.functional(moved(x).float()).cov.double(), wide.cpu()) < 1e-4
+    assert shapes[0] == shapes[1] == {(12, 4), (4, 4), (8, 4), (4, 8), (3, 4)}
+
+
+# Jacobians with gradients on the columns
+
+
+def flipped(grad: Tensor, act: Tensor) -> tuple[Matrix, Tensor]:
+    """The Jacobian of a weight (G, I, O) with gradients (K, B, G, T, O) and inputs (B, G, T, I), and its rows."""
+    acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
+    layout = Layout.plain(grad.shape[2], act.shape[-1], grad.shape[-1])
+    rows = torch.einsum("kbgto,bgti->bkgio", grad, act)
+    return Matrix((Term(acts, grad, flipped=True),), layout, Budget(10**9)), rows
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("positions", [1, 3])
+def test_flipped_jacobians(groups: int, positions: int) -> None:
+    """Squares, variances, covariances and a joint bias, in bases, against sums written out."""
+    grad, act = normal(2, 4, groups, positions, 3), normal(4, groups, positions, 5, seed=2)
+    left, right = normal(groups, 5, 5, seed=3), normal(groups, 3, 3, seed=4)
+    weight = normal(groups, 5, 3, seed=5).square()
+    asked, rows = flipped(grad, act)
+    for bases in ((left, right), (None, right), (left, None), (None, None)):
+        turned = rows if bases[0] is None else torch.einsum("bkgio,gij->bkgjo", rows, bases[0])
+        turned = turned if bases[1] is None else torch.einsum("bkgio,gop->bkgip", turned, bases[1])
+        scaled = (turned * weight.sqrt()).flatten(2)
+        assert relative(asked.quad(weight, *bases), scaled @ scaled.mT) < EXACT
+        assert relative(asked.variance(weight, *bases), scaled.square().sum(-1)) < EXACT
+        assert relative(asked.square_sum(*bases), turned.square().sum((0, 1))) < EXACT
+    assert relative(asked.rows(slice(0, 4)), rows.flatten(2).transpose(0, 1)) < EXACT
+    joint = torch.cat([rows.mT, grad.sum(3).transpose(0, 1).unsqueeze(-1)], -1)  # (B, K, G, O, I + 1)
+    assert relative(asked.with_bias().rows(slice(0, 4)), joint.flatten(2).transpose(0, 1)) < EXACT
+
+
+def test_kernels_see_gradients_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a transposed weight is asked for as a plain one is, with both sides exchanged."""
+    grad, act = normal(2, 4, 1, 6, 3).float(), normal(4, 1, 6, 5, seed=2).float()
+    asked, _ = flipped(grad, act)
+    seen = []
+
+    def note(*given: Any) -> Tensor:
+        seen.append(given)
+        return torch.zeros(4, 2, 2)
+
+    monkeypatch.setattr(fused, "usable", lambda *_: True)
+    monkeypatch.setattr(fused, "worthwhile", lambda *_: True)
+    monkeypatch.setattr(fused, "rotated", lambda x, basis, *_: x if basis is None else x @ basis)
+    monkeypatch.setattr(fused, "inner_products", note)
+    left, right, weight = normal(1, 5, 5, seed=3).float(), normal(1, 3, 3, seed=4).float(), torch.rand(1, 5, 3)
+    asked.quad(weight, left, right)
+    ((of_grad, of_act, of_weight, _),) = seen
+    assert torch.equal(of_grad, grad @ right) and torch.equal(of_act, act @ left)
+    assert torch.equal(of_weight, weight.mT)
