@@ -3,12 +3,15 @@
 #   PYTHON      the interpreter that .venv is made from (3.10 or newer)
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
+#   SEED, COUNT the first and the number of the random networks of make test-random
 #   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 LAPWING_TEST_ORDER=7"
 #   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
 
 PYTHON ?= python3
 WORKERS ?= 2
+SEED ?= 1000
+COUNT ?= 1000
 ARGS ?=
 FILES ?= $(wildcard benchmarks/results/*.json)
 # What stands for other machines: other instructions in each of torch's libraries, threads, hashes, and orders of tests.
@@ -57,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
+.PHONY: help install test test-random test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -66,6 +69,9 @@ install: $(TOOLS) ## create .venv with everything in it
 
 test: $(TOOLS) ## run the tests on the CPU
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) $(ARGS)
+
+test-random: $(TOOLS) ## compare COUNT random networks from SEED on with plain loops (ARGS="--help" for the options)
+	@OMP_NUM_THREADS=1 $(RUN) tools/random_networks.py --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(ARGS)
 
 test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other machines would
 	$(call under_each,$(SETTINGS),$(ARGS))
