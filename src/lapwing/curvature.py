@@ -272,6 +272,7 @@ class Source:
     looked: bool = False  # whether the first batch's outputs were looked at
     first: int = 0  # the number of the first example: curvature added later draws other labels
     remark: str = ""  # on inputs that were not finite, although likelihoods were
+    least: float = 1.0  # the prior precision beside which rounding must not show
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""
