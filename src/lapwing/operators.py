@@ -194,7 +194,8 @@ class Dense:
         raise ValueError(
             f"The posterior precision is not positive definite: its smallest eigenvalue is {float(values[0]):.3g}. "
             f"Its largest is {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
-            "`curvature='ggn'` or `Hessian(clip=True)`."
+            "`curvature='ggn'` or `Hessian(clip=True)`; where it was summed in float32, fit again with this prior and "
+            "noise, or with arithmetic='float64'."
         )
 
     @cached_property

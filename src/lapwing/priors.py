@@ -250,7 +250,7 @@ class Prior:
 
     @property
     def least(self) -> float:
-        """The precision beside which rounding must not show: the smallest, and no more than one, for it may be tuned."""
+        """The precision beside which rounding must not show: the smallest, and at most one, for it may be tuned."""
         return min(1.0, float(self.precision.detach().min()))
 
     def delta(self, space: Space, like: Tensor) -> Tensor:

@@ -194,6 +194,9 @@ def measure_groups(
         for group, value in fresh.items():
             put(sums, group, value)
         rounding.fine |= {group for group, value in sums.items() if in_float64([value])}
+    if rounding.over():
+        found = rounding.judge({group: size(group, sums) for group in sums if group not in rounding.fine})
+        sums.update({group: sums[group].double() for group in found})
     return DenseSums(sums, mask)
 
 

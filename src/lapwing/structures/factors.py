@@ -74,6 +74,12 @@ class KronSums:
                 own.inputs, own.gradients = own.inputs.double(), own.gradients.double()
         self.others.update({part: value.double() for part, value in self.others.items() if part in chosen})
 
+    def narrow(self, chosen: set[Watched]) -> None:
+        """Sums that hold no more than float32, since float64 came too late."""
+        for (key, _), own in self.factors.items():
+            if key in chosen:
+                own.inputs, own.gradients = own.inputs.float(), own.gradients.float()
+
     def drop(self, chosen: set[Watched]) -> None:
         """Forget the sums of these."""
         self.factors = {own: value for own, value in self.factors.items() if own[0] not in chosen}

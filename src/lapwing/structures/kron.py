@@ -308,7 +308,7 @@ def whitened(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -
 
     A diagonal side keeps its precisions beside the eigenvalues; another takes them into its basis as `D^-1/2`.
     """
-    precision = precision.expand(side.shape[:2])
+    precision = precision.expand(side.shape[:2]).to(side.dtype)  # roots that are rounded otherwise spoil the side
     if basis is None:
         return None, None, side.clamp(min=0), precision
     root = precision.sqrt()

@@ -11,8 +11,10 @@ from ..curvature import Batch, Source
 from ..jacobians import Explicit, Matrix
 from ..layers.base import Part
 from .common import sum_dtype
-from .factors import Key, KronSums, Products, Watched, add_gradients, add_inputs, add_other, counted_positions
+from .factors import Factors, Key, KronSums, Products, Watched, add_gradients, add_inputs, add_other, counted_positions
 from .rounding import SMALL, Rounding, in_float64, norm
+
+Norms = tuple[Tensor, Tensor]  # (G,) of the input side and of the gradient side
 
 
 def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | None = None) -> KronSums:
@@ -21,6 +23,7 @@ def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | 
     measurement = Measurement(approx, bias, Rounding(source, known.fine()))
     for batch in source:
         measurement.add(batch)
+    measurement.finish()
     return measurement.sums
 
 
@@ -33,23 +36,32 @@ class Measurement:
     rounding: Rounding[Watched]
     sums: KronSums = field(default_factory=KronSums)
     fresh: KronSums = field(default_factory=KronSums)
+    coarse: dict[tuple[Key, bool], Norms] = field(default_factory=dict)  # of what was in float32 before
 
     def add(self, batch: Batch) -> None:
         """Measure a batch, and again what needs float64."""
         self._measure(batch)
         watched = self.fresh.watched()
         if self.rounding.due(batch.examples, bool(watched)):
-            found = self.rounding.judge(largest(self.sums, self.fresh))
+            found = self.rounding.judge(largest(self.sums, self.fresh, self.coarse))
             modules = {module_of(key) for key in found}  # a bias has the gradients of its weight
-            found |= {key for key in self.sums.watched() | watched if module_of(key) in modules}
+            found |= {key for key in self.sums.watched() | watched if module_of(key) in modules} - self.rounding.fine
+            found -= self.rounding.lost
             self.rounding.fine |= found
+            self.coarse |= {own: norms(factors) for own, factors in self.sums.factors.items() if own[0] in found}
             self.sums.widen(found)
             if found & watched:
                 self.fresh.drop(found)
                 self._measure(batch, found & watched)
         self.sums.take(self.fresh)
         self.fresh = KronSums()
-        self.rounding.fine |= self.sums.fine()
+        self.rounding.fine |= self.sums.fine() - self.rounding.lost
+
+    def finish(self) -> None:
+        """Look at the sums of all data."""
+        if self.rounding.over():
+            self.sums.widen(self.rounding.judge(largest(self.sums, self.fresh, self.coarse)))
+        self.sums.narrow(self.rounding.lost)
 
     def into(self, key: Watched) -> KronSums:
         """Where the products of this batch go."""
@@ -106,16 +118,27 @@ def module_of(key: Watched) -> str:
     return name.rpartition(".")[0]
 
 
-def largest(sums: KronSums, fresh: KronSums) -> dict[Watched, Tensor]:
-    """About the largest eigenvalue of every block that has float32 sums, those of the last batch included."""
+def norms(*sums: Factors) -> Norms:
+    """About the largest eigenvalues of both sides."""
+    inputs, gradients = ([norm(getattr(own, side)) for own in sums] for side in ("inputs", "gradients"))
+    return torch.stack(inputs).sum(0), torch.stack(gradients).sum(0)
+
+
+def largest(sums: KronSums, fresh: KronSums, coarse: dict[tuple[Key, bool], Norms]) -> dict[Watched, Tensor]:
+    """About the largest eigenvalue of what is in float32 of every block, the last batch's included.
+
+    Of a product it is either side's in float32 times the whole other side's: earlier gradients meet later inputs.
+    """
     made: dict[Watched, Tensor] = {}
     for own in {**sums.factors, **fresh.factors}:
         both = [each.factors[own] for each in (sums, fresh) if own in each.factors]
-        if in_float64([each.inputs for each in both]):
+        wide = in_float64([each.inputs for each in both])
+        if wide and own not in coarse:
             continue
-        inputs = torch.stack([norm(each.inputs) for each in both]).sum(0)
-        gradients = torch.stack([norm(each.gradients) for each in both]).sum(0)
-        value = (inputs * gradients).amax() / max(sum(each.count for each in both), 1.0)
+        inputs, gradients = norms(*both)
+        some, others = coarse[own] if wide else (inputs, gradients)
+        count = max(sum(each.count for each in both), 1.0)
+        value = (some * gradients + inputs * others).amax() / (2 * count)
         made[own[0]] = made[own[0]] + value if own[0] in made else value
     for part in {**sums.others, **fresh.others}:
         values = [each.others[part] for each in (sums, fresh) if part in each.others]

@@ -13,12 +13,13 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..curvature import Source
+from ..curvature import PlanChanged, Source
 
 EPS = 1e-7  # of the largest eigenvalue
-SHOWS = 0.1  # of the prior precision: rounding above it is avoided, so that a tuned prior may be ten times smaller
+SHOWS = 0.03  # of the prior precision: rounding above it is avoided, so that a tuned prior may be much smaller
 SMALL = 32  # sides of a block with one position up to which float64 takes no longer
-SAFE = 0.01  # of it: sums below need not be looked at again before the data have doubled
+LATE = 0.3  # of it: rounding of what was summed in float32 before, beside all that came since
+SAFE = 0.003  # of it: sums below need not be looked at again before the data have doubled
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -32,8 +33,12 @@ class Rounding(Generic[Key]):
     source: Source
     fine: set[Key] = field(default_factory=set)  # summed in float64 from now on
     safe: set[Key] = field(default_factory=set)  # in float32, with room to spare
+    lost: set[Key] = field(default_factory=set)  # float64 came too late: their numbers have jumped meanwhile
     seen: int = 0
     judged: int = 0  # examples seen when last asked
+
+    def __post_init__(self) -> None:
+        self.fine = self.fine | self.source.fine
 
     def settled(self, key: Key) -> bool:
         """Whether a batch's products go into the sums at once; others are first looked at, and perhaps made again."""
@@ -44,15 +49,29 @@ class Rounding(Generic[Key]):
         self.seen += examples
         return waiting or self.seen >= 2 * self.judged
 
+    def over(self) -> bool:
+        """Whether data came since the sums were last looked at."""
+        return self.seen > self.judged
+
     def judge(self, largest: Mapping[Key, Tensor]) -> set[Key]:
-        """Blocks that need float64 from this batch on, from what their largest eigenvalues are by now."""
+        """Blocks that need float64 from this batch on, from the largest eigenvalues of what is in float32 by now.
+
+        Where that comes too late the data are passed over again, or, if they cannot be, the sums stay in float32.
+        """
         self.judged = self.seen
-        keys = [key for key in largest if key not in self.fine]
-        if not keys:
+        if not largest:
             return set()
-        values = torch.stack([largest[key].detach().double() for key in keys]).tolist()
-        found = {key for key, value in zip(keys, values, strict=True) if value * self.unit > SHOWS}
-        self.safe = {key for key, value in zip(keys, values, strict=True) if value * self.unit < SAFE}
+        values = torch.stack([value.detach().double() for value in largest.values()]).tolist()
+        shares = {key: value * self.unit for key, value in zip(largest, values, strict=True) if key not in self.lost}
+        found = {key for key, share in shares.items() if share > SHOWS and key not in self.fine}
+        late = (found & self.safe) | {key for key, share in shares.items() if share > LATE and key in self.fine}
+        if late and not self.source.data.one_shot:
+            self.source.fine |= late | self.fine | found
+            raise PlanChanged("A weight turned out to need sums in float64")
+        self.lost |= late
+        self.fine -= late
+        found -= late
+        self.safe = {key for key, share in shares.items() if share < SAFE and key not in self.fine} | self.lost
         self.fine |= found
         return found
 
