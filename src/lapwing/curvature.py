@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -286,6 +286,8 @@ class Source:
     looked: bool = False  # whether the first batch's outputs were looked at
     first: int = 0  # the number of the first example: curvature added later draws other labels
     remark: str = ""  # on inputs that were not finite, although likelihoods were
+    least: float = 1.0  # the prior precision beside which rounding must not show
+    fine: set[Any] = field(default_factory=set)  # blocks that are summed in float64 from the first batch on
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""

@@ -29,6 +29,7 @@ from .priors import Number, Prior, as_prior
 from .products import Products
 from .progress import Progress
 from .random import DEFAULT_SEED
+from .resolution import warned
 from .selection import Weights, select
 from .space import Space, trainable
 from .tuning.settings import MODES, Mode
@@ -126,7 +127,7 @@ def fit(
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan()
     working = limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes))
-    source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress))
+    source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress), least=start.least)
     began = time.perf_counter()
     selected = [model.get_parameter(name) for name in space.names]
     with evaluation(model, selected), closing(source.progress), remarks(source), limit.arithmetic.passes():
@@ -170,6 +171,7 @@ def fit(
     )
     if start.kind != "scalar" and not made.elementwise:
         _ = la.precision  # kept for the first question; a prior that the structure cannot hold is refused here
+    warned(la, 5)
     return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
 
 

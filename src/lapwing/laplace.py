@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from . import resolution
 from .arithmetic import as_arithmetic
 from .batches import Inputs, unwrapped
 from .complaints import checked_count, checked_generator, made_by, nearest
@@ -118,7 +119,7 @@ class Laplace:
     def with_arithmetic(self, arithmetic: str) -> Laplace:
         """The posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'.
 
-        From 'float64' to another its numbers are rounded to the network's own precision, float32 at least.
+        From 'float64' to another, curvature that is already in float64 stays in it.
         """
         made = as_arithmetic(arithmetic)
         dtype = made.dtype
@@ -126,7 +127,7 @@ class Laplace:
             dtype = torch.promote_types(dtype, self.model.get_parameter(name).dtype)
 
         def cast(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.dtype in (torch.float32, torch.float64) else tensor
+            return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
         return replace(
             self,
@@ -215,7 +216,7 @@ class Laplace:
         asked = settings.checked(
             self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict, passes
         )
-        return search.tune(self, asked, start)
+        return resolution.warned(search.tune(self, asked, start), 5)
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -338,7 +339,7 @@ class Laplace:
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
         """The posterior after more data, as if fitted to all of it: a new value (EKFAC keeps its eigenvectors)."""
-        return updated(self, data, self._network(memory), Progress(progress))
+        return resolution.warned(updated(self, data, self._network(memory), Progress(progress)), 5)
 
     @plainly
     def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
@@ -360,7 +361,14 @@ class Laplace:
                 "fit again, or restore them."
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device, self.budget.arithmetic)
+        if self.arithmetic == "auto" and self._ill_conditioned:
+            limit = replace(limit, arithmetic=as_arithmetic("float32"))
         return outputs.Network(self.model, self.space, self.plan, limit, self._axis)
+
+    @cached_property
+    def _ill_conditioned(self) -> bool:
+        """Whether predictions need products as exact as float32's."""
+        return resolution.ill_conditioned(self)
 
     @property
     def _axis(self) -> int | None:
