@@ -198,8 +198,8 @@ class Push:
                 return False
             forward = (made[1].double() * self._cotangent(output).double()).flatten(1).sum(1)
             pieces = unflatten(v, self.space)
-            backward = sum(pieces[name].flatten(1).double() @ own.flatten().double() for name, own in pulled.items())
-            if not bool(((forward - backward).abs() <= bound).all()):
+            shares = [pieces[name].reshape(number, -1).double() @ own.flatten().double() for name, own in pulled.items()]
+            if not bool(((forward - torch.stack(shares).sum(0)).abs() <= bound).all()):
                 return False
         return True
 
