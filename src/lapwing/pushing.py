@@ -198,7 +198,7 @@ class Push:
                 return False
             forward = (made[1].double() * self._cotangent(output).double()).flatten(1).sum(1)
             pieces = unflatten(v, self.space)
-            shares = [pieces[name].reshape(number, -1).double() @ own.flatten().double() for name, own in pulled.items()]
+            shares = [pieces[name].reshape(number, -1).double() @ g.flatten().double() for name, g in pulled.items()]
             if not bool(((forward - torch.stack(shares).sum(0)).abs() <= bound).all()):
                 return False
         return True
