@@ -90,11 +90,13 @@ def test_a_memory_layout_changes_no_posterior(name: str, layout: Any) -> None:
             assert turned.space.names == plain.space.names
             assert turned.coverage().rows == plain.coverage().rows
             assert relative(turned.mode, plain.mode) == 0
-            one, other = curvature_of(turned), curvature_of(plain)
+            found, expected = curvature_of(turned), curvature_of(plain)
             if structure == "ekfac":  # eigenvectors of equal eigenvalues are not unique: traces do not depend on them
                 places = plain.space.slices().values()
-                one, other = (torch.stack([each[place, place].trace() for place in places]) for each in (one, other))
-            assert relative(one, other) < tolerance(name, EXACT)
+                found, expected = (
+                    torch.stack([each[place, place].trace() for place in places]) for each in (found, expected)
+                )
+            assert relative(found, expected) < tolerance(name, EXACT)
 
 
 def recorded(case: Table) -> Tape:
