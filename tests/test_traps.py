@@ -175,7 +175,8 @@ def test_a_weight_that_turns_generic_late(structure: str) -> None:
     """A batch of another length applies the weight in another way: the pass begins again, nothing counts twice."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        hidden = torch.einsum("bti,oi->bto", x, net.first.weight) if x.shape[1] >= 4 else F.linear(x, net.first.weight)
+        weight = net.first.weight
+        hidden = torch.tensordot(x, weight, ([2], [1])) if x.shape[1] >= 4 else F.linear(x, weight)
         return net.head(hidden.mean(1).tanh())
 
     model = built(Network(forward, first=nn.Linear(4, 5, bias=False), head=nn.Linear(5, 3)))
