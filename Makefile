@@ -3,13 +3,22 @@
 #   PYTHON      the interpreter that .venv is made from (3.10 or newer)
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
+#   SEED, COUNT the first and the number of the random networks of make test-random
+#   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 LAPWING_TEST_ORDER=7"
 #   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
 
 PYTHON ?= python3
 WORKERS ?= 2
+SEED ?= 1000
+COUNT ?= 1000
 ARGS ?=
 FILES ?= $(wildcard benchmarks/results/*.json)
+# What stands for other machines: other instructions in each of torch's libraries, threads, hashes, and orders of tests.
+# A comma joins what holds in one run.
+PLAIN := ATEN_CPU_CAPABILITY=default,MKL_CBWR=COMPATIBLE
+SETTINGS ?= OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 $(PLAIN) \
+            ONEDNN_MAX_CPU_ISA=SSE41 PYTHONHASHSEED=7 LAPWING_TEST_ORDER=1
 
 VENV := .venv
 STAMPS := $(VENV)/.stamps
@@ -31,18 +40,44 @@ else
   PACKAGE := $(STAMPS)/package
   TOOLS := $(STAMPS)/tools
 endif
+# Tests whose numbers are made elsewhere: of words, pages, drawings and commands.
+WORDS := bad_input benchmarks cli cli_reports demo docs evaluate_mistakes evaluate_report examples figures figures_browser \
+         figures_odd page report settings
+NUMBERS := $(filter-out $(WORDS:%=tests/test_%.py),$(wildcard tests/test_*.py))
+
+# $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
+# Threads wait passively: there are more of them than cores where each of the WORKERS has two.
+define under_each
+	@trap 'exit 130' INT; failed=; \
+	for setting in $(1); do \
+	  echo "== $$setting"; \
+	  env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $$(echo $$setting | tr , ' ') $(RUN) -m pytest -q -n $(WORKERS) $(2) || failed="$$failed $$setting"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed with:$$failed"; exit 1; fi; \
+	echo "passed with: $(strip $(1))"
+endef
+
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
+.PHONY: help install test test-random test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
 
 help: ## print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 install: $(TOOLS) ## create .venv with everything in it
 
 test: $(TOOLS) ## run the tests on the CPU
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) $(ARGS)
+
+test-random: $(TOOLS) ## compare COUNT random networks from SEED on with plain loops (ARGS="--help" for the options)
+	@OMP_NUM_THREADS=1 $(RUN) tools/random_networks.py --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(ARGS)
+
+test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other machines would
+	$(call under_each,$(SETTINGS),$(ARGS))
+
+test-numbers: $(TOOLS) ## run the tests of numbers without vector instructions
+	$(call under_each,$(PLAIN),$(NUMBERS) $(ARGS))
 
 test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing installed
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \

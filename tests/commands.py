@@ -28,6 +28,13 @@ def regressor():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
 
+def pair():
+    torch.manual_seed(0)
+    return nn.Linear(2, 2)
+
+def hollow():
+    return nn.Linear(2, 0)
+
 def images():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2))

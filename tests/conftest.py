@@ -1,8 +1,9 @@
-"""What every test shares: the device, the folder with data sets, and one thread per test process."""
+"""What every test shares: the device, the folder with data sets, the order, and one thread per test process."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 DEVICE = os.environ.get("LAPWING_TEST_DEVICE", "cpu")
 DATA = os.environ.get("LAPWING_DATA", "")
+ORDER = os.environ.get("LAPWING_TEST_ORDER", "")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,13 +21,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # TF32 would hide errors that the tolerances are there to find.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
         # Several processes with several threads each are slower than one thread per process.
         torch.set_num_threads(1)
 
 
+def pytest_report_header() -> str:
+    """What results may depend on besides the code."""
+    vectors, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    return f"numbers: {vectors} in ATen, {threads} threads; order: {ORDER or 'as written'}"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this run has no device or no data for."""
+    """Shuffle by LAPWING_TEST_ORDER, alike in every process, and skip what this run has no device or no data for."""
+    if ORDER:
+        random.Random(ORDER).shuffle(items)
     for item in items:
         if "cuda" in item.keywords and not DEVICE.startswith("cuda"):
             item.add_marker(pytest.mark.skip(reason="set LAPWING_TEST_DEVICE=cuda"))

@@ -390,6 +390,16 @@ def test_draws_are_predictions_at_drawn_weights(name: str, method: str) -> None:
     assert all("[" in each for each in names)
 
 
+def test_the_first_of_equally_uncertain_weights_are_drawn() -> None:
+    """Inputs that are always zero leave their weights to the prior, all alike."""
+    x = torch.zeros(5, 40)
+    x[:, 0] = 1.0
+    la = lw.fit(
+        nn.Linear(40, 1).to(DEVICE), (x.to(DEVICE), torch.zeros(5, 1, device=DEVICE)), "regression", structure="diag"
+    )
+    assert sampling.least_certain(la) == ([1, 2], ("weight[0, 1]", "weight[0, 2]"))
+
+
 def test_averages_come_to_the_closed_form() -> None:
     small = case("regression")
     la = small.fit("full", prior=4.0)

@@ -453,6 +453,12 @@ def text(value: str) -> Callable[[dict[str, Any], dict[str, Tensor]], str]:
     return lambda content, tensors: value
 
 
+def schema(**fields: Any) -> dict[str, Any]:
+    """Names of columns and classes as a file holds them."""
+    sound = {"columns": ["a", "b"], "targets": ["b"], "header": True, "classes": ["no", "yes"]}
+    return {"class": "Schema", "fields": sound | fields}
+
+
 LAYOUT = ("sums", "fields", "layouts", 0, 1, "fields")
 HUGE = 1 << 62
 FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
@@ -504,6 +510,9 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "a tensor that is not there": (drop, "mode is the tensor 'mode', which the file does not hold"),
     "a fold": (put("plan", "fields", "axes", 0, 1, "fields", "fold", value="evil"), "impossible things"),
     "a cost": (put("plan", "fields", "costs", 0, 1, 0, value=0), "impossible things"),
+    "columns that are no texts": (put("schema", value=schema(columns=[1, 2])), "schema/columns/0 is 1"),
+    "a target that is no column": (put("schema", value=schema(targets=["c"])), "are not some of the columns"),
+    "a class twice": (put("schema", value=schema(classes=["no", "no"])), "expected a name of its own for each"),
     "a fingerprint": (put("fingerprint", value=[]), "its fingerprint"),
     "a fingerprint of others": (put("fingerprint", "0.weight", value=3), "other weights or buffers"),
     "a network": (put("network", "0.weight", value=3), "differ in shape or dtype"),

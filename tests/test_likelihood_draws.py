@@ -67,8 +67,8 @@ def test_draws_tend_to_the_exact_curvature(name: str) -> None:
         squares = [float((made - exact).square().sum()) for made, exact in pairs]
         errors.append(math.sqrt(sum(squares) / len(squares)))
     for few, many in itertools.pairwise(errors):
-        assert 2 * 0.7 < few / many < 2 * 1.4
-    assert 4 * 0.7 < errors[0] / errors[-1] < 4 * 1.4
+        assert 2 * 0.6 < few / many < 2 * 1.6
+    assert 4 * 0.6 < errors[0] / errors[-1] < 4 * 1.6
     mean = torch.stack([made for made, _ in pairs]).mean(0)  # of 12,800 draws
     assert float((mean - pairs[0][1]).norm()) < 0.05 * float(pairs[0][1].norm())
 

@@ -57,7 +57,8 @@ def best(x: Tensor, y: Tensor) -> Tensor:
         return torch.distributions.MultivariateNormal(torch.zeros(len(x)).double(), cov).log_prob(y[:, 0])
 
     z = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([z], lr=1.0, max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+    ends = {"max_iter": 200, "tolerance_grad": 1e-12, "tolerance_change": 0.0}
+    search = torch.optim.LBFGS([z], lr=1.0, line_search_fn="strong_wolfe", **ends)
 
     def closure() -> Tensor:
         search.zero_grad()

@@ -36,9 +36,15 @@ def turned(tensor: Tensor) -> Tensor:
 
 
 def stored(model: nn.Module, how: Callable[[Tensor], Tensor]) -> nn.Module:
-    """The network with every parameter stored in another way."""
+    """The network with every parameter stored in another way.
+
+    Those of batch norms stay: torch's own gradient through a batch norm is wrong where its scale has gaps in memory.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    kept = {id(each) for module in norms for each in module.parameters()}
     for each in model.parameters():
-        each.data = how(each.data)
+        if id(each) not in kept:
+            each.data = how(each.data)
     return model
 
 
@@ -277,7 +283,7 @@ def test_complex_numbers(name: str, structure: str) -> None:
     exact = dense.ggn(model, x, y, "regression", names)
     model = model.to(DEVICE)
     la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure=structure, curvature="ggn")
-    assert rules(la)["p"] == "generic"
+    assert (rules(la)["p"] == "generic") == (name not in ("real gain", "gain in front", "real shift"))
     assert not la.functional(moved(x)).cov.is_complex()
     found = curvature_of(la)
     places = torch.cat([torch.full((model.get_parameter(each).numel(),), each == "p") for each in names])

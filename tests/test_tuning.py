@@ -382,8 +382,12 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
     family: Any = lw.Gaussian(0.7)
     new = normal(40, 3, seed=8)
     targets = model(new).detach() + 0.5 * normal(40, 2, seed=9)
-    if likelihood == "classification":
-        y, targets, family = y.argmax(-1), targets.argmax(-1), "classification"
+    if likelihood == "classification":  # a network that is too sure for a fifth of wrong labels
+        y, targets, family = y.argmax(-1), model(new).argmax(-1), "classification"
+        targets[::5] = 1 - targets[::5]
+        with torch.no_grad():
+            for parameter in model[2].parameters():
+                parameter *= 8
     data = Watched(cut(x, y, [25]))
     la = lw.fit(model.to(DEVICE), data, family, structure="kron", prior=lw.Prior.layerwise([1.0, 2.0, 1.0, 4.0]))
     data.closed = True
@@ -393,6 +397,7 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
         again = la.tune("validation", data=held_out, **options)
         assert torch.equal(tuned.prior.precision, again.prior.precision) and tuned.trace.values == again.trace.values
         assert tuned.trace.objective == "validation NLL"
+        assert not any("allowed" in told for told in tuned.trace.warnings)  # inside all limits
         best = lw.validation_nll(tuned, held_out)
         assert best == pytest.approx(min(tuned.trace.values)) and best <= lw.validation_nll(la, held_out)
         ratio = tuned.prior.precision / la.prior.precision
@@ -400,15 +405,15 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
         for factor in (0.8, 1.25):
             if options.get("prior", True):
                 other = tuned.with_prior(tuned.prior.with_precision(tuned.prior.precision * factor))
-                assert lw.validation_nll(other, held_out) > best - 1e-6
+                assert lw.validation_nll(other, held_out) > best + 1e-5
             if options.get("temperature"):
                 other = tuned.with_temperature(tuned.temperature * factor)
-                assert lw.validation_nll(other, held_out) > best - 1e-6
+                assert lw.validation_nll(other, held_out) > best + 1e-5
             else:
                 assert tuned.temperature == 1.0
             if likelihood == "regression":
                 other = tuned.with_noise(float(tuned.likelihood.scale) ** -0.5 * factor)
-                assert lw.validation_nll(other, held_out) > best - 1e-6
+                assert lw.validation_nll(other, held_out) > best + 1e-5
 
 
 def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,6 +462,29 @@ def test_scores_are_those_of_predictions(name: str, structure: str, prior: str, 
             one = la.with_prior(la.prior.with_precision(precision)).with_temperature(temperature)
             right = -sum(float(one.predict(x, **options).log_prob(y).double().sum()) for x, y in batches) / number
             assert value == pytest.approx(right, rel=1e-10)
+
+
+@quiet
+@pytest.mark.parametrize("method", ["validation", "grid"])
+def test_validation_data_in_buffers_that_are_written_over(method: Any) -> None:
+    """A loader that yields the same tensors again and again, with other values, is like one that does not."""
+    model, x, y = regression_network()
+    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    new, targets = normal(40, 3, seed=8), normal(40, 2, seed=9) * torch.arange(40).double()[:, None] / 40
+
+    class Reused:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            held = moved(torch.empty(10, 3).double()), moved(torch.empty(10, 2).double())
+            for start in range(0, 40, 10):
+                held[0].copy_(new[start : start + 10])
+                held[1].copy_(targets[start : start + 10])
+                yield held
+
+    options: Any = {"grid": [0.01, 0.1, 1.0, 10.0]} if method == "grid" else {}
+    made = [la.tune(method, data=data, **options) for data in (Reused(), cut(new, targets, [10] * 4))]
+    assert torch.equal(made[0].prior.precision, made[1].prior.precision)
+    assert made[0].trace.values == made[1].trace.values
+    assert min(made[0].trace.values) == pytest.approx(lw.validation_nll(made[0], Reused()))
 
 
 @quiet

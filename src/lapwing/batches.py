@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
 
 from .complaints import is_array, only_numbers, refuse_arrays, refuse_data
@@ -97,14 +98,48 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
     return found
 
 
-def under(model: nn.Module, weights: dict[str, Tensor]) -> Callable[..., Any]:
-    """The network with other weights in place of its own, to be given to `call`."""
+def under(model: nn.Module, weights: dict[str, Tensor], saved: bool = True) -> Callable[..., Any]:
+    """The network with other weights in place of its own, to be given to `call`.
+
+    `saved`: also where it reaches them through references that it saved, such as a list of its layers' weights.
+    """
     every = everywhere(model, weights)
+    own = {id(held(model, name)): weight for name, weight in weights.items()}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return functional_call(model, every, args, kwargs, tie_weights=False)
+        with Replacement(own) if saved else nullcontext():
+            return functional_call(model, every, args, kwargs, tie_weights=False)
 
     return forward
+
+
+class Replacement(TorchFunctionMode):
+    """Puts other tensors in place of parameters wherever a torch function is given one."""
+
+    def __init__(self, tensors: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function with them."""
+        return func(*self._replaced(args), **self._replaced(kwargs or {}))
+
+    def _replaced(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.tensors.get(id(value), value)
+        if type(value) in (tuple, list):
+            return type(value)(self._replaced(each) for each in value)
+        if type(value) is dict:
+            return {key: self._replaced(each) for key, each in value.items()}
+        return value
+
+
+def held(model: nn.Module, name: str) -> Any:
+    """The parameter or buffer with a name."""
+    prefix, _, last = name.rpartition(".")
+    return getattr(model.get_submodule(prefix), last)
 
 
 def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -113,10 +148,7 @@ def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor
     Torch ties them by names. A module with two names is then changed twice, and put back in the wrong order: the
     network would be left with the given tensors in place of its parameters.
     """
-    given = {}
-    for name, weight in weights.items():
-        prefix, _, last = name.rpartition(".")
-        given[id(getattr(model.get_submodule(prefix), last))] = weight
+    given = {id(held(model, name)): weight for name, weight in weights.items()}
     return {
         f"{prefix}.{name}" if prefix else name: given[id(own)]
         for prefix, module in model.named_modules()
@@ -299,11 +331,18 @@ def device_of(model: nn.Module) -> torch.device:
     """The one device of a network's weights."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"model is a {type(model).__name__}: nothing can look into scripted or traced networks; expected the plain "
+            "module that it was made of."
+        )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
-        raise ValueError("The network has no parameters; expected one with trainable weights.")
+        found = quantised(model)
+        why = f": its weights are quantised ({', '.join(found[:3])}), and have no gradients" if found else ""
+        raise ValueError(f"The network has no parameters{why}; expected one with trainable weights.")
     if len(devices) > 1:
         raise ValueError(
             f"The network's weights are on {sorted(map(str, devices))}; expected one device: move it by model.to(...)."
@@ -315,6 +354,12 @@ def device_of(model: nn.Module) -> torch.device:
             "load_state_dict."
         )
     return device
+
+
+def quantised(model: nn.Module) -> list[str]:
+    """Names of modules whose weights torch has quantised: no gradient passes through them."""
+    named = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
+    return [name for name in named if name.rpartition(".")[2] != "_packed_params"]  # where such a module keeps them
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -367,36 +412,76 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(kept)
 
 
-_HELD: dict[int, list[Held]] = {}  # by network: its buffers while it is held in evaluation mode
+_HELD: dict[int, list[Buffers]] = {}  # by network: its buffers while it is held in evaluation mode
 
 
 @dataclass
 class Held:
     """A buffer as it was: the object, its version, and a copy of its values."""
 
-    module: nn.Module
-    name: str
     buffer: Tensor
     version: int
     value: Tensor
+
+    def restore(self) -> None:
+        """Put the values back."""
+        if self.buffer._version != self.version:
+            self.buffer.copy_(self.value)
+            self.version = self.buffer._version
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers of a module as they were; some may have been empty, and filled by a forward pass."""
+
+    module: nn.Module
+    values: dict[str, Tensor | None]
+    held: list[Held]
+
+    @staticmethod
+    def of(module: nn.Module) -> Buffers:
+        """As they are now."""
+        values = dict(module._buffers)
+        held = [Held(each, each._version, each.detach().clone()) for each in values.values() if each is not None]
+        return Buffers(module, values, held)
+
+    def restore(self) -> None:
+        """Put the same objects back, with their values; buffers that were not there are taken away."""
+        own = self.module._buffers
+        for name in own.keys() - self.values.keys():
+            del own[name]
+            self.module._non_persistent_buffers_set.discard(name)
+        own.update(self.values)  # a network may replace its buffers instead of changing them
+        for each in self.held:
+            each.restore()
 
 
 def restore_buffers(model: nn.Module) -> None:
     """Put back what a forward pass changed, so that the next one starts from the same network."""
     with torch.no_grad():
-        for held in _HELD.get(id(model), ()):
-            held.module._buffers[held.name] = held.buffer  # a network may replace its buffers instead of changing them
-            if held.buffer._version != held.version:
-                held.buffer.copy_(held.value)
-                held.version = held.buffer._version
+        for buffers in _HELD.get(id(model), ()):
+            buffers.restore()
+
+
+@contextmanager
+def copied_buffers(model: nn.Module) -> Iterator[None]:
+    """Let a forward pass change copies of the buffers: graphs that hold them stay valid when buffers are put back."""
+    try:
+        for buffers in _HELD.get(id(model), ()):
+            copies = iter([each.value.clone() for each in buffers.held])
+            own = {name: None if each is None else next(copies) for name, each in buffers.values.items()}
+            buffers.module._buffers.update(own)
+        yield
+    finally:
+        restore_buffers(model)
 
 
 @contextmanager
 def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Evaluation mode, gradients for the selected weights alone, and everything as it was afterwards.
 
-    What is restored, also after an exception: mode of every module, `requires_grad`, buffers, the random generators.
-    Parameters and their `.grad` are never written to.
+    What is restored, also after an exception: mode of every module, `requires_grad`, buffers, hooks on the gradients of
+    parameters, which are left out meanwhile, and the random generators. Parameters and `.grad` are never written to.
     """
     with ExitStack() as stack:
         stack.enter_context(LOCK)  # another thread may hold this very network in evaluation mode
@@ -415,12 +500,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     outer = _HELD.get(id(model))
-    held = [
-        Held(module, name, buffer, buffer._version, buffer.detach().clone())
-        for module, _ in modes
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    held = [Buffers.of(module) for module, _ in modes]
+    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
     devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
     with ExitStack() as stack:
@@ -430,7 +511,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
         stack.enter_context(_without_checkpoints())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_plain_attention())
-        if any(_own(module, "max_norm") is not None for module, _ in modes):
+        if any(_own(module, "max_norm") is not None or _own(module, "scale_grad_by_freq") for module, _ in modes):
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
@@ -439,6 +520,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         try:
             _HELD[id(model)] = held
+            for parameter, _ in hooked:
+                parameter._backward_hooks = None  # they change steps of training, not the function
             for module, _ in modes:
                 module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
             if chosen is not None:
@@ -452,6 +535,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, flag in zip(parameters, flags, strict=True):
                 if parameter.requires_grad != flag:
                     parameter.requires_grad_(flag)
+            for parameter, hooks in hooked:
+                parameter._backward_hooks = hooks
             restore_buffers(model)
             if outer is None:
                 del _HELD[id(model)]

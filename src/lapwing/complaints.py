@@ -58,7 +58,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
         return f"did you mean {OTHERS[given]!r}? "
     # A longer name for the same thing: prior_precision, link_approx.
     parts = [each for each in every if len(each) > 3 and each in given.split("_")]
-    near = parts or difflib.get_close_matches(given, every, n=1, cutoff=cutoff)
+    same = [each for each in every if each.lower() == given]
+    near = same or parts or difflib.get_close_matches(given, every, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}? " if near else ""
 
 

@@ -23,6 +23,7 @@ class Coverage:
 
     rows: tuple[Row, ...]
     curvature: str
+    verified: str = ""  # what was compared with plain derivatives, and how far off it was
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in the network's order."""
@@ -49,7 +50,8 @@ class Coverage:
         columns = range(5 if any(row.scale for row in self.rows) else 4)
         widths = [max(len(line[column]) for line in cells) for column in columns]
         lines = ["  ".join(line[column].ljust(widths[column]) for column in columns) for line in cells]
-        return "\n".join(["curvature: " + self.curvature, *(line.rstrip() for line in lines)])
+        head = ["curvature: " + self.curvature, *(["verified: " + self.verified] if self.verified else [])]
+        return "\n".join([*head, *(line.rstrip() for line in lines)])
 
 
 def scales(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]]) -> dict[str, str]:

@@ -37,6 +37,8 @@ from .memory import Budget, budget
 from .modes import plainly
 from .plan import Plan
 from .priors import Prior
+from .pushing import ROWS
+from .schema import Schema
 from .space import Space
 from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
@@ -72,11 +74,13 @@ PARTS: tuple[type, ...] = (
     jacobians.Layout,
     likelihoods.Form,
     LinearMode,
+    Schema,
 )
 PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior", "scale_invariant")
 KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 # What is written under its own name, and read by the annotation of the field.
 PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "mode")
+MAYBE = ("linear", "schema")  # likewise, where there is one
 
 
 def extras() -> tuple[str, ...]:
@@ -91,8 +95,7 @@ def save(la: Laplace, path: str | os.PathLike[str]) -> None:
     try:
         made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, *extras(), "sums")}
         made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "kind")}
-        if la.linear is not None:
-            made["linear"] = encoder.encode(la.linear, "linear")
+        made |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
     except Unsaveable as error:
         raise ValueError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
     made["likelihood"] = likelihood_of(la, encoder)
@@ -255,7 +258,7 @@ def parsed(text: str) -> dict[str, Any]:
     content = json.loads(text, parse_constant=refuse)
     others = {"sums", "structure", "kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
     names = {*PLAIN, *extras(), *others}
-    if not isinstance(content, dict) or set(content) - {"linear"} != names:
+    if not isinstance(content, dict) or set(content) - {*MAYBE} != names:
         given = sorted(content) if isinstance(content, dict) else content
         raise ValueError(f"it holds {short(given)}; expected {sorted(names)}")
     return content
@@ -322,8 +325,8 @@ def assembled(
         raise ValueError(f"the used weights {short(used)} are not among {short(asked.names)}")
     arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
     check_values(values, kind, structure, space, model, arithmetic)
-    linear = decoder.decode(content["linear"], LinearMode, "linear") if "linear" in content else None
-    check_linear(linear, values["mode"], space)
+    values |= {name: decoder.decode(content[name], hints[name], name) for name in MAYBE if name in content}
+    check_linear(values.get("linear"), values["mode"], space)
     made = decompose(structure, kind, sums, space)
     return Laplace(
         model=model,
@@ -336,7 +339,6 @@ def assembled(
         timings={"measure": 0.0, "decompose": time.perf_counter() - began},
         identity=Identity.of(model),
         sums=sums,
-        linear=linear,
         **values,
     )
 
@@ -436,8 +438,10 @@ def check_values(
         raise ValueError(f"its temperature is {values['temperature']}")
     plan: Plan = values["plan"]
     folds = {axis.fold for axis in plan.axes.values() if axis is not None}
-    if not folds <= {"none", "major", "minor", "whole"} or any(cost < 1 for cost, _ in plan.costs.values()):
-        raise ValueError(f"it knows impossible things of the network ({short(plan.axes)}, {short(plan.costs)})")
+    wrong = any(cost < 1 for cost, _ in plan.costs.values()) or not set(plan.push.values()) <= {*range(ROWS + 1)}
+    if not folds <= {"none", "major", "minor", "whole"} or wrong:
+        known = f"{short(plan.axes)}, {short(plan.costs)}, {short(plan.push)}"
+        raise ValueError(f"it knows impossible things of the network ({known})")
     if set(values["rules"]) != set(values["asked"].names):
         raise ValueError("its rules are not those of its weights")
     sets = values["prior"].sets

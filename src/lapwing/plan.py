@@ -7,8 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .batches import Inputs, tensors
-from .layers.base import BatchAxis
+from .jacobians import Explicit, Matrix
+from .layers.base import BatchAxis, Part
 
+DEPENDENT = (
+    "the network's output for one example depends on the other examples of its batch, as with batch statistics in "
+    "evaluation mode; expected examples to be independent."
+)
 Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # names, dtypes and shapes of one example's tensors
 
 
@@ -16,18 +21,23 @@ Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # names, dtypes and sh
 class Plan:
     """What was learnt about a network: where examples are in each use, and which weights need the generic rule."""
 
-    axes: dict[str, BatchAxis | None] = field(default_factory=dict)  # None: no examples in that output
+    axes: dict[tuple[str, Signature], BatchAxis | None] = field(default_factory=dict)  # None: it has no examples
     rows: dict[tuple[str, Signature], float] = field(
         default_factory=dict
     )  # rows per example along that axis, by the inputs' shapes
+    forms: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)  # of Jacobians, by range of a weight
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     costs: dict[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    batched: bool = True  # whether many cotangents can be pulled back at once
-    verified: bool = False  # whether generic rows were seen to add up to the batch's gradient
+    second: bool = False  # whether the network differentiates its own gradients
+    batching: int = 0  # how many of the ways to pull back many cotangents at once are wrong or not possible
     vectorised: bool = True  # whether the generic rule can map over examples
+    verified: dict[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives, in words
+    distrusted: set[str] = field(default_factory=set)  # weights whose recorded derivatives were not the plain ones
+    references: set[str] = field(default_factory=set)  # weights that are also reached through saved references
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
+    push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
 
     def copy(self) -> Plan:
         """As it is now."""
@@ -35,17 +45,64 @@ class Plan:
             self,
             axes=self.axes.copy(),
             rows=self.rows.copy(),
+            forms={name: forms.copy() for name, forms in self.forms.items()},
             generic=self.generic.copy(),
             copied=self.copied.copy(),
             used={name: rules.copy() for name, rules in self.used.items()},
             costs=self.costs.copy(),
             closed=self.closed.copy(),
+            verified=self.verified.copy(),
+            distrusted=self.distrusted.copy(),
+            references=self.references.copy(),
+            push=self.push.copy(),
         )
 
     def restore(self, kept: Plan) -> None:
         """Forget what was learnt since."""
         for each in fields(self):
             setattr(self, each.name, getattr(kept, each.name))
+
+    def reformed(self, found: Mapping[Part, Matrix | Explicit]) -> list[str]:
+        """Weights whose Jacobian has another form than in an earlier batch: they have no common block.
+
+        They take the generic rule from now on.
+        """
+        changed = []
+        for part, jacobian in found.items():
+            own, form = self.forms.setdefault(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
+            others = [place for place in own if place[0] < part.stop and part.start < place[1]]
+            if all(place == part[1:] and own[place] == form for place in others):
+                own[part.start, part.stop] = form
+            elif part.name not in changed:
+                changed.append(part.name)
+        for name in changed:
+            del self.forms[name]
+        self.generic.update(changed)
+        return changed
+
+    def words(self) -> str:
+        """What was verified, for the coverage table."""
+        made = next(iter(self.verified.values()), "")
+        if self.distrusted:
+            made += f"; {', '.join(sorted(self.distrusted))} took the generic rule, since the recorded ones were off"
+        return made
+
+    @property
+    def saved(self) -> bool:
+        """Whether the network may reach its weights through saved references."""
+        return bool(self.references) or not self.verified
+
+    def located(self, key: str, shapes: Signature) -> bool:
+        """Whether it is known where the examples are in a use, for inputs of these shapes."""
+        return (key, shapes) in self.axes
+
+    def axis(self, key: str, shapes: Signature) -> BatchAxis | None:
+        """Where they are; layouts may depend on lengths."""
+        return self.axes[key, shapes]
+
+    def elsewhere(self, key: str) -> BatchAxis | None:
+        """Where the examples were in a use for inputs of other shapes, if that is known."""
+        return next((place for (other, _), place in reversed(self.axes.items()) if other == key and place), None)
 
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from .batches import Inputs
 from .jacobians import Explicit, Layout, Matrix, Term
-from .layers.base import BatchAxis, Contribution, Part, Use, output_edge
+from .layers.base import BatchAxis, Contribution, Lift, Part, Use, is_reshaped, output_edge
 from .layers.conv import ConvRule
 from .layers.elementwise import align, reduce_to
 from .layers.generic import generic_rows
 from .layers.linear import BilinearRule, LinearRule
 from .memory import Budget
 from .outermost import Outermost, Piece, identity_cotangents
-from .plan import Plan
+from .plan import Plan, Signature, signature
 
 WHOLE = BatchAxis(0, "whole")
 AFFINE = (LinearRule, BilinearRule, ConvRule)  # each number of their output is one row of the weight at one position
@@ -36,99 +36,138 @@ class Tape:
     examples: int
     output: Tensor  # (B, ...)
     uses: list[Use]
+    lifts: list[Lift]
     generic: tuple[str, ...]
     plan: Plan
     budget: Budget
     dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
     create_graph: bool = False
 
-    def edges(self) -> list[Any]:
-        """The gradient edges at which gradients are asked for, in the order of uses and their lifts."""
-        return [edge for use in self.uses for edge in self._edges_of(use)]
+    @property
+    def direct(self) -> list[Use]:
+        """Uses whose outputs have examples."""
+        return [use for use in self.uses if not use.lifted]
 
-    @staticmethod
-    def _edges_of(use: Use) -> list[Any]:
-        return [lift.edge for lift in use.lifts] if use.lifts else [use.edge]
+    @cached_property
+    def signature(self) -> Signature:
+        """Of the inputs."""
+        return signature(self.inputs)
 
     def numbers_per_column(self) -> int:
         """Numbers that one pulled-back cotangent makes over all uses."""
-        shapes = [lift.shape for use in self.uses for lift in use.lifts]
-        shapes += [use.shape for use in self.uses if not use.lifts]
+        shapes = [*(lift.shape for lift in self.lifts), *(use.shape for use in self.direct)]
         return sum(torch.Size(shape).numel() for shape in shapes) + self.output.numel()
 
-    def gradients(self, cotangents: Tensor) -> list[Tensor | None]:
-        """(K, B, ...) cotangents -> one (K, ...) gradient per edge, None where the output does not depend on it."""
-        edges, own = self.edges(), self._own_edge()
+    def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
+        """(K, B, ...) cotangents -> (K, B, ...) gradients of the outputs of uses that matter, by key."""
+        direct = self.direct
+        edges, own = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
         # What is the output itself has the cotangents for its gradients: nothing is passed backward to it.
         inner = [edge for edge in edges if not same_edge(edge, own)]
-        pulled = iter(self._gradients(cotangents, inner))
-        return [cotangents if same_edge(edge, own) else next(pulled) for edge in edges]
+        pulled = iter(self.pulled(self.output, cotangents, inner))
+        found = iter([cotangents if same_edge(edge, own) else next(pulled) for edge in edges])
+        made: dict[str, Tensor] = {}
+        for use, gradient in zip(direct, found, strict=False):
+            if gradient is not None:
+                made[use.key] = self._split(gradient, use.key, use.shape)
+        for lift, gradient in zip(self.lifts, found, strict=True):
+            for use, value in zip(lift.uses, self._below(lift, gradient), strict=True):
+                if value is not None:
+                    made[use.key] = made[use.key] + value if use.key in made else value
+        return made
+
+    def _split(self, gradient: Tensor, key: str, shape: tuple[int, ...]) -> Tensor:
+        """(K, ...) -> (K, B, ...)."""
+        axis = self.axis(key)
+        assert axis is not None
+        return axis.split(self._wide(gradient).reshape(gradient.shape[0], *shape), self.examples, 1)
+
+    def _below(self, lift: Lift, gradient: Tensor | None) -> list[Tensor | None]:
+        """Gradients (K, B, ...) of the uses below a tensor that was broadcast to the examples."""
+        if gradient is None:
+            return [None] * len(lift.uses)
+        each = self._split(gradient, lift.key, lift.shape)
+        aligned, axis = align(lift.small, len(lift.shape)), self.axis(lift.key)
+        if axis is not None and axis.fold == "none":
+            aligned = aligned[: axis.axis] + aligned[axis.axis + 1 :]
+        each = reduce_to(each, aligned, 2).reshape(*each.shape[:2], *lift.small)
+        if all(same_edge(use.edge, lift.source) for use in lift.uses):
+            return [each]
+        cotangents = each.to(lift.dtype).flatten(0, 1)
+        made = self.pulled(lift.source, cotangents, [use.edge for use in lift.uses])
+        return [
+            None if value is None else self._wide(value).reshape(*each.shape[:2], *use.shape)
+            for value, use in zip(made, lift.uses, strict=True)
+        ]
 
     def _own_edge(self) -> Any:
         """The gradient edge of the network's output, where its numbers are in the order of that edge's."""
         if not self.output.requires_grad:
             return None
-        base = self.output._base
-        plain = base is None or (base.is_contiguous() and self.output.is_contiguous())
-        return output_edge(self.output) if plain else None
+        return output_edge(self.output) if self.output._base is None or is_reshaped(self.output) else None
 
-    def _gradients(self, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+    def pulled(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """(K, ...) cotangents of a tensor or edge -> one (K, ...) gradient per edge, None where it does not matter."""
         if not edges:
             return []
-        options: dict[str, Any] = {"allow_unused": True, "create_graph": self.create_graph, "retain_graph": True}
-        if self.plan.batched and cotangents.shape[0] > 1:
+        if cotangents.shape[0] == 1:
+            return [None if made is None else made.unsqueeze(0) for made in self._grad(source, cotangents[0], edges)]
+        ways = (self._mapped, self._batched)
+        for way in ways[max(self.plan.batching, 1 if self.create_graph else 0) :]:
             try:
                 with warnings.catch_warnings():
                     # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
                     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-                    if self.create_graph:
-                        return list(
-                            torch.autograd.grad(self.output, edges, cotangents, is_grads_batched=True, **options)
-                        )
-                    return self._at_once(edges, cotangents, options)
+                    return way(source, cotangents, edges)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
-                self.plan.batched = False
-        each = [torch.autograd.grad(self.output, edges, one, **options) for one in cotangents]
-        if len(each) == 1:
-            return [None if made is None else made.unsqueeze(0) for made in each[0]]
-        return [None if made[0] is None else torch.stack(made) for made in zip(*each, strict=True)]
+                self.plan.batching = max(self.plan.batching, ways.index(way) + 1)
+        return self._one_by_one(source, cotangents, edges)
 
-    def _at_once(self, edges: list[Any], cotangents: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
-        """All cotangents as one batch through every operation.
+    def _grad(self, source: Any, cotangent: Tensor, edges: list[Any], **options: Any) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            source, edges, cotangent, retain_graph=True, create_graph=self.create_graph, allow_unused=True, **options
+        )
 
-        Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
-        """
+    def _mapped(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """All cotangents as one batch through every operation."""
         reached: list[bool] = []
 
         def back(cotangent: Tensor) -> tuple[Tensor, ...]:
-            made = torch.autograd.grad(self.output, edges, cotangent, **options)
+            made = self._grad(source, cotangent, edges)
             reached[:] = [each is not None for each in made]
             return tuple(each for each in made if each is not None)
 
         found = iter(torch.vmap(back)(cotangents))
         return [next(found) if hit else None for hit in reached]
 
+    def _batched(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """Autograd's own way, which goes through convolutions and norms one by one."""
+        return list(self._grad(source, cotangents, edges, is_grads_batched=True))
+
+    def _one_by_one(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        each = [self._grad(source, one, edges) for one in cotangents]
+        return [
+            None if made[0] is None else torch.stack([one for one in made if one is not None])
+            for made in zip(*each, strict=True)
+        ]
+
     def reached(self) -> set[str]:
         """Keys of the uses that the output depends on."""
-        if not self.output.requires_grad:
-            return set()
-        gradients = iter(self.gradients(torch.ones_like(self.output)[None]))
-        found = {use.key: [next(gradients) is not None for _ in self._edges_of(use)] for use in self.uses}
-        return {key for key, hits in found.items() if any(hits)}
+        return set(self.gradients(torch.ones_like(self.output)[None])) if self.output.requires_grad else set()
 
     @cached_property
     def outermost(self) -> Use | None:
         """The use whose output is the network's own, where its weights have no other use: its Jacobian is known."""
         own = self._own_edge()
         for use in self.uses:
-            if use.lifts or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, own):
+            if use.lifted or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, own):
                 continue
             others = {name for each in self.uses if each is not use for name in each.names}
-            axis = self._axis(use)
+            axis = self.axis(use.key)
             leading = axis is not None and axis.axis == 0 and axis.fold != "minor"
             if len(set(use.names)) < len(use.names):  # weight and bias of one parameter: their Jacobians add up
                 continue
@@ -163,12 +202,11 @@ class Tape:
     def pull(self, cotangents: Tensor) -> dict[Part, Matrix | Explicit]:
         """(K, B, ...) cotangents -> the Jacobian rows `cotangent^T df/dweight`, per range of each weight."""
         found: dict[str, list[Contribution]] = {}
-        gradients = iter(self.gradients(cotangents))
+        gradients = self.gradients(cotangents)
         for use in self.uses:
-            pulled = [next(gradients) for _ in self._edges_of(use)]
-            if all(each is None for each in pulled):
+            if use.key not in gradients:
                 continue
-            for contribution in use.rule.contributions(use, self._inputs(use), self._batched(use, pulled)):
+            for contribution in use.rule.contributions(use, self._inputs(use), gradients[use.key]):
                 found.setdefault(contribution.part.name, []).append(contribution)
                 self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
         made: dict[Part, Matrix | Explicit] = {}
@@ -182,7 +220,6 @@ class Tape:
                 cotangents,
                 self.budget,
                 self.plan,
-                self.output,
                 self.create_graph,
             )
             for name, value in rows.items():
@@ -216,13 +253,14 @@ class Tape:
     def _size(self, name: str) -> int:
         return self.parameters[name].numel()
 
-    def _axis(self, use: Use) -> BatchAxis | None:
-        return WHOLE if self.examples == 1 else self.plan.axes[use.key]
+    def axis(self, key: str) -> BatchAxis | None:
+        """Where the examples are in a use's output, or in what was broadcast."""
+        return WHOLE if self.examples == 1 else self.plan.axis(key, self.signature)
 
     def _inputs(self, use: Use) -> tuple[Tensor, ...]:
         """The use's inputs with the examples in front, made once."""
         if "inputs" not in use.cache:
-            axis = self._axis(use)
+            axis = self.axis(use.key)
             with torch.set_grad_enabled(self.create_graph):
                 given = use.inputs if self.create_graph else tuple(each.detach() for each in use.inputs)
                 prepared = tuple(self._wide(each) for each in use.rule.prepare(use, given))
@@ -233,31 +271,6 @@ class Tape:
             use.cache["axis"] = axis.axis if axis is not None and axis.fold == "none" else None
         made: tuple[Tensor, ...] = use.cache["inputs"]
         return made
-
-    def _batched(self, use: Use, pulled: list[Tensor | None]) -> Tensor:
-        """Gradients of a use's output as (K, B, ...)."""
-        if not use.lifts:
-            gradient = pulled[0]
-            assert gradient is not None
-            axis = self._axis(use)
-            assert axis is not None
-            gradient = self._wide(gradient)
-            return axis.split(gradient.reshape(gradient.shape[0], *use.shape), self.examples, 1)
-        total: Tensor | None = None
-        for lift, gradient in zip(use.lifts, pulled, strict=True):
-            if gradient is None:
-                continue
-            axis = WHOLE if self.examples == 1 else self.plan.axes[lift.key]
-            assert axis is not None
-            gradient = self._wide(gradient)
-            gradient = axis.split(gradient.reshape(gradient.shape[0], *lift.shape), self.examples, 1)
-            aligned = align(use.shape, len(lift.shape))
-            if axis.fold == "none":
-                aligned = aligned[: axis.axis] + aligned[axis.axis + 1 :]
-            gradient = reduce_to(gradient, aligned, 2).reshape(gradient.shape[0], self.examples, *use.shape)
-            total = gradient if total is None else total + gradient
-        assert total is not None
-        return total
 
 
 def same_edge(edge: Any, other: Any) -> bool:

@@ -7,6 +7,7 @@ rows. Weights whose use the recording does not see, or whose rows are no example
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -16,36 +17,41 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batches import Inputs, call, count, map_tensors, restore_buffers
-from .diagnosis import FAILURES, explained, refuse_nan
-from .layers.base import BatchAxis, Use, batch_axes
+from .diagnosis import FAILURES, explained, refuse_empty, refuse_nan
+from .layers.base import BatchAxis, batch_axes
 from .memory import Budget
-from .plan import Plan, signature
-from .recording import Recording
+from .plan import DEPENDENT, Plan, signature
+from .recording import Again, Recording, following
 from .tape import Tape
+from .verification import bounds, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
 HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
-def reached(output: Tensor, lifted: list[Tensor], stops: set[Any], names: dict[int, str]) -> tuple[set[str], set[Any]]:
+def owners(nodes: Iterable[Any], names: dict[int, str]) -> set[str]:
+    """Selected weights whose gradients are gathered at some of the nodes."""
+    found = (getattr(node, "variable", None) for node in nodes)
+    return {names[id(each)] for each in found if each is not None and id(each) in names}
+
+
+def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], set[Any]]:
     """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way.
 
-    The search stops where a use without examples is lifted to them, and goes on from what that use was given.
+    Ways into a recorded use end at its weights' aliases; the search goes on below what was broadcast to the examples.
+    An alias that is reached around its use's output was applied twice: by the use, and in a gradient that the network
+    took itself.
     """
-    found = {names[id(each)] for each in lifted if id(each) in names}
-    seen: set[Any] = set()
-    stack = [each.grad_fn for each in (output, *lifted) if each.grad_fn is not None]
-    while stack:
-        node = stack.pop()
-        if node in seen or node in stops:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in names:
-            found.add(names[id(variable)])
-        stack.extend(following for following, _ in node.next_functions if following is not None)
-    return found, seen
+    above = set(following([output.grad_fn], recording.aliases.__contains__))
+    below = following([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
+    found = owners(above, recording.names) | owners(below, recording.names)
+    roots = [output.grad_fn, *(lift.source.node for lift in recording.lifts)]
+    roots += [node for use in recording.uses for node in use.below]
+    # At its own output a use is left, and entered again through its inputs.
+    around = following(roots, recording.outputs.__contains__)
+    found |= {name for node in around for name in recording.aliases.get(node, ())}
+    return found, above
 
 
 @cache
@@ -94,6 +100,8 @@ def _equals(examples: int, device: torch.device) -> Tensor:
 def _rows(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
     """(B, numbers): what each example has of a tensor, if its examples are at this place."""
     rows = place.split(tensor, examples).reshape(examples, -1) if tensor.numel() else tensor.new_zeros(examples, 1)
+    if rows.is_complex():
+        return torch.view_as_real(rows).flatten(1)
     return rows if rows.is_floating_point() else rows.double()  # token numbers
 
 
@@ -169,10 +177,13 @@ class Tracer:
                     raise
                 raise reason from error
             # Said at once: nothing can be learnt from numbers that are not equal to themselves.
+            refuse_empty(tape.output)
             refuse_nan(tape.output, some)
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
             bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
+            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            verify(several, inputs, bounds(tape))
             self.plan.closed[signature(inputs)] = tape.closed
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
         return self.plan.cost(inputs)
@@ -182,12 +193,13 @@ class Tracer:
 
         A `doubled` batch may be watched: what is seen of it then tells where the examples are.
         """
-        examples = count(inputs)
+        examples, shapes = count(inputs), signature(inputs)
         for _ in range(8):
             recording = Recording(
                 self._by_id,
                 self.plan,
                 examples,
+                shapes,
                 watch,
                 self.create_graph,
                 self.exact,
@@ -195,10 +207,14 @@ class Tracer:
                 self.budget.bytes,
             )
             # Fused attention has no second derivative; its plain form does.
-            kernels = sdpa_kernel([SDPBackend.MATH]) if self.create_graph else nullcontext()
-            with recording, kernels:
-                output = call(self.model, inputs)
-            restore_buffers(self.model)
+            kernels = sdpa_kernel([SDPBackend.MATH]) if recording.second else nullcontext()
+            try:
+                with recording, kernels:
+                    output = call(self.model, inputs)
+            except Again:
+                continue
+            finally:
+                restore_buffers(self.model)
             if output.dim() == 0 or output.shape[0] != examples:
                 raise ValueError(
                     f"The network returned shape {tuple(output.shape)} for {examples} examples; expected a leading "
@@ -214,30 +230,27 @@ class Tracer:
     def _finish(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape | None:
         """The tape, or None when the pass has to be repeated with a better plan."""
         plan, uses = self.plan, recording.uses
-        tape = self._tape(uses, output, inputs, examples)
+        tape = self._tape(recording, output, inputs, examples)
         if not output.requires_grad:
             return tape
-        below = [given for use in uses if use.lifts for given in use.inputs]
-        unseen, nodes = reached(output, below, recording.stops, self._by_id)
+        unseen, nodes = unrecorded(output, recording)
         known = len(plan.generic), len(plan.copied)
         plan.generic |= unseen
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
         repeat = False
         if examples > 1:
             self._locate(tape, recording.seen, any(reorders(node, examples) for node in nodes))
-            opened = {id(use) for use in recording.open.values()}
+            lifted = {use.key for lift in recording.lifts if tape.axis(lift.key) is not None for use in lift.uses}
+            lost = {use.key for lift in recording.lifts if tape.axis(lift.key) is None for use in lift.uses}
             for use in uses:
-                if plan.axes[use.key] is not None:
-                    continue
-                # An output without examples has gradients per example only where it was lifted to them.
-                lifted = bool(use.lifts) and all(plan.axes[lift.key] is not None for lift in use.lifts)
-                if id(use) not in opened:
+                if use.lifted != (tape.axis(use.key) is None):
                     repeat = True  # it looked as if it had examples: the next pass knows to lift it
-                elif not lifted or use.node in nodes:
+                # An output without examples has gradients per example only where it was lifted to them.
+                elif use.lifted and (use.key not in lifted - lost or use.edge.node in nodes):
                     plan.generic.update(use.names)
         return None if repeat or (len(plan.generic), len(plan.copied)) != known else tape
 
-    def _tape(self, uses: list[Use], output: Tensor, inputs: Inputs, examples: int) -> Tape:
+    def _tape(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape:
         generic = tuple(name for name in self.names if name in self.plan.generic)
         return Tape(
             self.model,
@@ -245,7 +258,8 @@ class Tracer:
             inputs,
             examples,
             output,
-            uses,
+            recording.uses,
+            recording.lifts,
             generic,
             self.plan,
             self.budget,
@@ -258,40 +272,44 @@ class Tracer:
 
         Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
         """
-        places: list[tuple[Use, str, tuple[int, ...], tuple[int, ...], Any]] = []
-        for use in tape.uses:
-            places.append((use, use.key, use.shape, use.axes, use.edge))
-            places += [(use, lift.key, lift.shape, lift.axes, lift.edge) for lift in use.lifts]
+        places: list[tuple[tuple[str, ...], str, tuple[int, ...], tuple[int, ...], Any]] = []
+        places += [(use.names, use.key, use.shape, use.axes, use.edge) for use in tape.uses]
+        for lift in tape.lifts:
+            names = tuple(name for use in lift.uses for name in use.names)
+            places.append((names, lift.key, lift.shape, lift.axes, lift.edge))
         self._distrust(tape)
         if shuffles:
-            self._verify(tape)
-        unknown = [place for place in places if not self._known(place[1], place[2], tape.examples)]
+            self._reordered(tape)
+        unknown = [place for place in places if not self._known(tape, place[1], place[2])]
         if not unknown:
             return
         looked_at = tape.inputs if seen else doubled(tape.inputs)
         seen = seen or self._watch(looked_at)
         number = count(looked_at)
         again = _equals(number, tape.output.device)
+        unknown = self._as_elsewhere(tape, unknown, seen, number, again)
+        if not unknown:
+            return
         middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
         gradients = self._gradients_of(tape, [place[4] for place in unknown], middle)
-        asked: list[tuple[Use, str, list[BatchAxis], int]] = []
+        asked: list[tuple[tuple[str, ...], str, list[BatchAxis], int]] = []
         questions: list[tuple[BatchAxis, Tensor]] = []
         reaches: list[Tensor] = []
-        for (use, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
+        for (names, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
             tensors = seen.get(key, ())
             candidates = [
                 place
                 for place in batch_axes(shape, axes, tape.examples)
                 if tensors and all(place.fits(each.shape, number) for each in tensors)
             ]
-            asked.append((use, key, candidates, len(tensors)))
+            asked.append((names, key, candidates, len(tensors)))
             for place in candidates:
                 questions += [(place, each) for each in tensors]
                 reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
         # One answer for all: every question by itself would wait for the device.
         repeated = iter(_repeats(questions, number, again).tolist() if questions else [])
         reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
-        for use, key, candidates, held in asked:
+        for names, key, candidates, held in asked:
             fitting = []
             for place in candidates:
                 equal, differ = map(all, zip(*(next(repeated) for _ in range(held)), strict=True))
@@ -299,23 +317,45 @@ class Tracer:
                 hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
                 if equal:
                     fitting.append((place, differ, hits))
-            self._settle(use, key, fitting, tape.examples // 2)
+            self.plan.axes[key, tape.signature] = self._settle(names, key, fitting, tape.examples // 2)
 
-    def _settle(self, use: Use, key: str, fitting: list[tuple[BatchAxis, bool, list[bool]]], middle: int) -> None:
-        """Take the place that follows the examples and that only its own example's gradient reaches."""
+    def _as_elsewhere(
+        self, tape: Tape, unknown: list[Any], seen: dict[str, tuple[Tensor, ...]], number: int, again: Tensor
+    ) -> list[Any]:
+        """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
+        asked = []
+        questions: list[tuple[BatchAxis, Tensor]] = []
+        for unseen in unknown:
+            _, key, shape, *_ = unseen
+            place, tensors = self.plan.elsewhere(key), seen.get(key, ())
+            if place is None or not tensors or not place.fits(shape, tape.examples):
+                continue
+            if all(place.fits(each.shape, number) for each in tensors):
+                asked.append((unseen, place, len(tensors)))
+                questions += [(place, each) for each in tensors]
+        answers = iter(_repeats(questions, number, again).tolist() if questions else [])
+        left = list(unknown)
+        for unseen, place, held in asked:
+            found = [next(answers) for _ in range(held)]
+            if all(equal and differ for equal, differ in found):
+                self.plan.axes[unseen[1], tape.signature] = place
+                left.remove(unseen)
+        return left
+
+    def _settle(
+        self, names: tuple[str, ...], key: str, fitting: list[tuple[BatchAxis, bool, list[bool]]], middle: int
+    ) -> BatchAxis | None:
+        """The place that follows the examples and that only its own example's gradient reaches."""
         own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
         if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
-            raise ValueError(
-                f"{key.split('/')[1]!r}: the network's output for one example depends on the other examples of its "
-                "batch there, as with batch statistics in evaluation mode; expected examples to be independent."
-            )
+            raise ValueError(f"{names[0]!r}: {DEPENDENT}")
         if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
-            self.plan.generic.update(use.names)
-        self.plan.axes[key] = own[0] if own else None
+            self.plan.generic.update(names)
+        return own[0] if own else None
 
     def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
         """What a forward pass shows of every use, by key."""
-        recording = Recording(self._by_id, self.plan, count(inputs), watch=True)
+        recording = Recording(self._by_id, self.plan, count(inputs), signature(inputs), watch=True)
         with recording:
             call(self.model, inputs)
         restore_buffers(self.model)
@@ -338,37 +378,37 @@ class Tracer:
         Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
         examples, even where the number happens to fit.
         """
-        shapes = signature(tape.inputs)
+        shapes = tape.signature
         for use in tape.uses:
-            place = self.plan.axes.get(use.key)
+            place = self.plan.axes.get((use.key, shapes))
             if place is None or place.fold == "whole":
                 continue
             rows = use.shape[place.axis] / tape.examples
             if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
                 self.plan.generic.update(use.names)
 
-    def _verify(self, tape: Tape) -> None:
+    def _reordered(self, tape: Tape) -> None:
         """Look again, in this very batch: a network that reorders its examples may do so in some batches only.
 
         Gradients of a random half of the examples must not reach the rows of the other half.
         """
-        uses = [use for use in tape.uses if not use.lifts and self._known(use.key, use.shape, tape.examples)]
-        uses = [use for use in uses if self.plan.axes[use.key] is not None and not set(use.names) & self.plan.generic]
+        uses = [use for use in tape.direct if self._known(tape, use.key, use.shape)]
+        uses = [use for use in uses if tape.axis(use.key) is not None and not set(use.names) & self.plan.generic]
         generator = torch.Generator("cpu").manual_seed(tape.examples)
         for _ in range(HALVES if uses else 0):
             half = torch.rand(tape.examples, generator=generator, device="cpu") < 0.5
             half[0] = not half[-1]  # never all or none
             chosen = half.to(tape.output.device)
             for use, gradient in zip(uses, self._gradients_of(tape, [use.edge for use in uses], chosen), strict=True):
-                place = self.plan.axes[use.key]
+                place = tape.axis(use.key)
                 if gradient is None or place is None:
                     continue
                 other = place.split(gradient.reshape(use.shape), tape.examples)[~chosen]
                 if bool((other != 0).any()):
                     self.plan.generic.update(use.names)
 
-    def _known(self, key: str, shape: tuple[int, ...], examples: int) -> bool:
-        if key not in self.plan.axes:
+    def _known(self, tape: Tape, key: str, shape: tuple[int, ...]) -> bool:
+        if not self.plan.located(key, tape.signature):
             return False
-        place = self.plan.axes[key]
-        return place is None or place.fits(shape, examples)
+        place = tape.axis(key)
+        return place is None or place.fits(shape, tape.examples)

@@ -44,6 +44,7 @@ SHARED = {
     "ensemble": Option("ensemble", options.Ensemble, paths),
     "target": Option("target", options.Target),
     "classes": Option("classes", options.Classes, options.words),
+    "header": Option("header", options.Header),
     "size": Option("size", options.Size),
     "seed": Option("seed", options.Seed),
     "title": Option("title", options.Title),

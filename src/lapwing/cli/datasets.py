@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from ..schema import Schema
+from . import tables
 from .images import folder
 from .networks import FORM, called
 from .output import Problem
@@ -20,7 +21,6 @@ from .settings import is_function
 KINDS = f"expected .npz, .csv, .safetensors, a folder of images, or {FORM}"
 INPUTS = ("x", "inputs", "images", "data", "X", "features")
 TARGETS = ("y", "targets", "labels", "target", "Y", "label")
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 CHUNK = 1000  # inputs asked about at a time
 
 
@@ -36,9 +36,17 @@ class Wanted:
     size: tuple[int, int] | None = None
     batch: int = CHUNK
     model: nn.Module | None = None
+    header: bool | None = None  # whether tables have one, where that was said
+    schema: Schema | None = None  # of the fit; None before one, when it is yet to be found
 
     @staticmethod
-    def of(settings: Mapping[str, Any], model: nn.Module, categorical: bool, labels: bool = True) -> Wanted:
+    def of(
+        settings: Mapping[str, Any],
+        model: nn.Module,
+        categorical: bool,
+        labels: bool = True,
+        schema: Schema | None = None,
+    ) -> Wanted:
         """From the settings of a run."""
         target, classes, size = settings.get("target", ()), settings.get("classes"), settings.get("size")
         if size is not None and (len(size) != 2 or not all(type(each) is int and each > 0 for each in size)):
@@ -47,26 +55,36 @@ class Wanted:
             raise Problem(f"batch = {batch!r} was given; expected a positive whole number.")
         if classes is not None and len(set(map(str, classes))) < len(classes):
             raise Problem(f"classes = {', '.join(map(str, classes))} was given; expected a name of its own for each.")
+        classes = None if classes is None else tuple(map(str, classes))
+        if schema is not None and schema.classes is not None:
+            if classes not in (None, schema.classes):
+                raise Problem(
+                    f"classes = {', '.join(classes)} was given; the posterior was fitted with "
+                    f"{', '.join(schema.classes)}, and knows them. Leave --classes out."
+                )
+            classes = schema.classes
         first = next((each for each in model.parameters() if each.is_floating_point()), None)
         return Wanted(
             torch.float32 if first is None else first.dtype,
             categorical,
             labels,
             (target,) if isinstance(target, str) else tuple(map(str, target)),
-            None if classes is None else tuple(map(str, classes)),
+            classes,
             None if size is None else (size[0], size[1]),
             batch,
             model,
+            settings.get("header"),
+            schema,
         )
 
 
 @dataclass(frozen=True)
 class Data:
-    """What was read: inputs and targets, or what a function gave; with the names of classes where there are some."""
+    """What was read: inputs and targets, or what a function gave; with the names of columns and classes it has."""
 
     source: str
     value: Any  # a pair (x, y), or any iterable of batches, as lapwing.fit takes; x alone where there are no targets
-    classes: tuple[str, ...] | None = None
+    schema: Schema = field(default_factory=Schema)
     batch: int = CHUNK
 
     def chunks(self) -> tuple[Iterator[Any], int | None]:
@@ -95,18 +113,17 @@ def load(source: str, wanted: Wanted) -> Data:
         made = called(source, "data")
         if made is None:
             raise Problem(f"data {source!r} gave nothing; expected a DataLoader, batches, or a pair of tensors.")
-        return Data(source, made, wanted.classes, wanted.batch)
+        return Data(source, made, Schema(classes=wanted.classes), wanted.batch)
     path = Path(source).expanduser()
     if path.is_dir():
-        x, names, classes = folder(path, wanted.size, wanted.classes, wanted.labels)
-        x = x.to(wanted.dtype)
-        return Data(source, x if names is None else (x, names), classes, wanted.batch)
+        x, y, classes = folder(path, wanted.size, wanted.classes, wanted.labels)
+        return paired(source, x.to(wanted.dtype), y, Schema(classes=classes), wanted)
     if not path.is_file():
         raise Problem(f"There is no file or folder {source}; {KINDS}.")
     readers = {".npz": arrays, ".csv": columns, ".safetensors": tensors}
     if path.suffix.lower() not in readers:
         raise Problem(f"{source} ends in {path.suffix or 'nothing'!r}; {KINDS}.")
-    x, y, classes = readers[path.suffix.lower()](path, wanted)
+    x, y, schema = readers[path.suffix.lower()](path, wanted)
     if len(x) == 0:
         raise Problem(f"{source} holds no examples.")
     if y is None and wanted.labels:
@@ -115,7 +132,17 @@ def load(source: str, wanted: Wanted) -> Data:
         raise Problem(f"{source} has {len(x)} inputs and {len(y)} targets; expected as many of both.")
     if y is not None and not wanted.categorical:
         y = shaped(x, y, wanted.model)
-    return Data(source, x if y is None else (x, y), classes, wanted.batch)
+    return paired(source, x, y, schema, wanted)
+
+
+def paired(source: str, x: Tensor, y: Tensor | None, schema: Schema, wanted: Wanted) -> Data:
+    """Inputs with their targets, whose classes are refused where no posterior knows which output is which."""
+    if wanted.schema is not None and wanted.classes is None and schema.classes is not None:
+        raise Problem(
+            f"{source} has the classes {tables.shown(schema.classes)}; the posterior was fitted with classes as "
+            "numbers. Name all classes with --classes, in the order of the outputs."
+        )
+    return Data(source, x if y is None else (x, y), schema, wanted.batch)
 
 
 def shaped(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
@@ -136,7 +163,7 @@ def shaped(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     return y.reshape(len(y), *out.shape[1:]) if one else y
 
 
-Read = tuple[Tensor, "Tensor | None", "tuple[str, ...] | None"]
+Read = tuple[Tensor, "Tensor | None", Schema]
 
 
 def arrays(path: Path, wanted: Wanted) -> Read:
@@ -161,9 +188,12 @@ def arrays(path: Path, wanted: Wanted) -> Read:
 
 
 def tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
-    """A tensor of its own; torch has no unsigned numbers above 8 bits to compute with."""
+    """A tensor of its own; torch has no unsigned numbers above 8 bits to compute with, and one order of bytes."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(numpy.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(numpy.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(numpy.ascontiguousarray(array))
 
 
@@ -189,7 +219,7 @@ def named(found: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
     if x.dtype == torch.uint8:  # pixels
         x = x.to(wanted.dtype) / 255
     x = x.to(wanted.dtype) if x.is_floating_point() else x
-    return x, None if y is None else targets(y, path, wanted), wanted.classes
+    return x, None if y is None else targets(y, path, wanted), Schema(classes=wanted.classes)
 
 
 def targets(y: Tensor, path: Path, wanted: Wanted) -> Tensor:
@@ -207,74 +237,22 @@ def targets(y: Tensor, path: Path, wanted: Wanted) -> Tensor:
 
 def columns(path: Path, wanted: Wanted) -> Read:
     """A table of numbers: the last column is the target unless others are named; inputs alone where none is needed."""
-    names, rows = table(path)
-    chosen = [name for name in wanted.target if name in names]
-    if missing := [name for name in wanted.target if name not in names]:
-        if wanted.labels:
-            raise Problem(f"{path} has no column {missing[0]!r}; it has {', '.join(names)}.")
-    elif not wanted.target and wanted.labels:
-        chosen = [names[-1]]
-    inputs = [name for name in names if name not in chosen]
-    if not inputs:
-        mark = next((word for mark, word in SEPARATORS.items() if len(names) == 1 and mark in names[0]), None)
-        why = f", with {mark} in it; cells are separated by commas" if mark else ""
-        raise Problem(f"{path} has the columns {', '.join(names)}{why}; expected inputs beside the target.")
-    x = numbers(path, rows, [names.index(name) for name in inputs], names).to(wanted.dtype)
+    known = wanted.schema or Schema()
+    table = tables.read(path, wanted.header, wanted.labels, replace(known, classes=wanted.classes))
+    inputs, chosen = tables.split(table, wanted.target, wanted.labels, known)
+    x = table.numbers(inputs).to(wanted.dtype)
     if not chosen:
-        return x, None, wanted.classes
-    places = [names.index(name) for name in chosen]
+        return x, None, Schema(classes=wanted.classes)
+    found = Schema(table.names, tuple(chosen), table.header, wanted.classes)
     if not wanted.categorical:
-        return x, numbers(path, rows, places, names).to(wanted.dtype), wanted.classes
-    if len(places) > 1:
-        raise Problem(f"{len(places)} target columns were named for classification; expected one, with the class.")
-    words = [row[places[0]] for row in rows]
-    if wanted.classes is None and all(is_number(word) for word in words):
-        return x, targets(numbers(path, rows, places, names)[:, 0], path, wanted), None
+        return x, table.numbers(chosen).to(wanted.dtype), found
+    if len(chosen) > 1:
+        raise Problem(f"{len(chosen)} target columns were named for classification; expected one, with the class.")
+    words = table.words(chosen[0])
+    if wanted.classes is None and all(map(tables.is_number, words)):
+        return x, targets(table.numbers(chosen)[:, 0], path, wanted), found
     classes = wanted.classes or tuple(sorted(set(words)))
-    return x, indices(words, classes, str(path)), classes
-
-
-def table(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Names of columns and the rows; a first row of numbers is data, and columns are then numbered."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise Problem(f"{path} cannot be read as a table of text: {error}.") from error
-    if not rows:
-        raise Problem(f"{path} is empty; expected a table.")
-    names = [str(place) for place in range(len(rows[0]))]
-    if not all(is_number(cell) for cell in rows[0]):
-        names, rows = rows[0], rows[1:]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise Problem(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; expected a name of its own for each.")
-    if not rows:
-        raise Problem(f"{path} has the columns {', '.join(names)} and no rows; expected examples.")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise Problem(f"{path}: row {number} has {len(row)} cells; expected {len(names)} like the first.")
-    return names, rows
-
-
-def is_number(word: str) -> bool:
-    """Whether a cell holds a number."""
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def numbers(path: Path, rows: Sequence[Sequence[str]], places: Sequence[int], names: Sequence[str]) -> Tensor:
-    """(rows, places) in float64."""
-    for number, row in enumerate(rows, 1):
-        for place in places:
-            if not is_number(row[place]):
-                raise Problem(
-                    f"{path}: row {number}, column {names[place]!r} holds {row[place]!r}; expected a number. "
-                    "The column of the target is named by --target."
-                )
-    return torch.tensor([[float(row[place]) for place in places] for row in rows], dtype=torch.float64)
+    return x, indices(words, classes, str(path)), replace(found, classes=classes)
 
 
 def indices(words: Sequence[str], classes: Sequence[str], where: str) -> Tensor:

@@ -23,7 +23,7 @@ from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
 from .options import examples, words
 from .output import Problem, Voice, place, printed, table
-from .posteriors import check_classes, is_categorical, summary
+from .posteriors import matched, summary
 from .settings import needed, read, section
 
 EVALUATE = examples(
@@ -66,6 +66,7 @@ JUDGED = (
     "title",
     "target",
     "classes",
+    "header",
     "size",
     "seed",
     "device",
@@ -138,18 +139,16 @@ def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
     asked: dict[str, Any] = {}
     if "posterior" in settings:
         subject: Any = posterior(settings)
-        categorical, net = is_categorical(subject), subject.model
+        wanted, net = matched(settings, subject), subject.model
     else:
         subject = net = network(settings)
         asked["likelihood"] = chosen_likelihood(settings)
         categorical = asked["likelihood"] == "classification" or isinstance(asked["likelihood"], lw.Categorical)
-    wanted = Wanted.of(settings, net, categorical)
+        wanted = Wanted.of(settings, net, categorical)
     data = load(needed(settings, "test", "--test DATA"), wanted)
-    if isinstance(subject, Laplace):
-        check_classes(subject, data)
     if "validation" in settings:
         asked["validation"] = load(settings["validation"], wanted).value
-    unlabelled = Wanted.of(settings, net, categorical, labels=False)
+    unlabelled = replace(wanted, labels=False)
     asked["ood"] = {name: load(each, unlabelled).inputs() for name, each in settings.get("ood", {}).items()} or None
     asked["ensemble"] = members(settings, net)
     asked |= {name: settings[name] for name in ("seed", "title") if name in settings}
@@ -157,7 +156,7 @@ def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
     if isinstance(subject, Laplace) and (options := section(settings, "predict")):
         asked["predict"] = {name: each for name, each in options.items() if name != "level"}
     with voice.stage("the evaluation", own=False):
-        made: Report = lw.evaluate(subject, data.value, classes=data.classes, progress=voice.progress, **asked)
+        made: Report = lw.evaluate(subject, data.value, classes=data.schema.classes, progress=voice.progress, **asked)
     return made
 
 
@@ -194,7 +193,7 @@ def show(voice: Voice, made: Report, out: list[Path]) -> None:
     voice.answer({}, table(["method", *names], rows), *(f"written to {each}" for each in out))
 
 
-@asks("model", "weights", "test", "target", "classes", "size", "seed", "device")
+@asks("model", "weights", "test", "target", "classes", "header", "size", "seed", "device")
 def compare(
     run: Run,
     posteriors: Annotated[
@@ -236,8 +235,7 @@ def compared(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str,
     la = posterior(settings)
     made: dict[str, Any] = {"name": source.stem, **summary(la)}
     if "test" in settings:
-        data = load(settings["test"], Wanted.of(settings, la.model, is_categorical(la)))
-        check_classes(la, data)
+        data = load(settings["test"], matched(settings, la))
         with voice.stage(f"{source.stem} on the test data"):
             judged = lw.evaluate(la, data.value, baselines=(), seed=settings.get("seed", 0))
         own = judged.methods[0].metrics

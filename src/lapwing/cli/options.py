@@ -73,6 +73,14 @@ Target = Annotated[
 Classes = Annotated[
     str | None, typer.Option("--classes", metavar="A,B,...", help="Names of the classes in order.", rich_help_panel=RUN)
 ]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Whether .csv files begin with the names of columns (default: as the first row looks).",
+        rich_help_panel=RUN,
+    ),
+]
 Size = Annotated[
     tuple[int, int] | None,
     typer.Option("--size", metavar="H W", help="Bring images to this size.", rich_help_panel=RUN),

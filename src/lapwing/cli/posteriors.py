@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,16 @@ import lapwing as lw
 
 from .. import likelihoods
 from ..laplace import Laplace
+from ..schema import Schema
 from . import options as given
 from .asking import Option, Run, asks
-from .datasets import Data, Wanted, load
+from .datasets import Wanted, load
 from .networks import likelihood as chosen_likelihood
 from .networks import network, posterior
 from .options import examples
 from .output import Problem, Voice, place
 from .settings import needed, section
+from .tables import shown as some
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
 FIT = examples(
@@ -41,6 +45,7 @@ TUNE = examples(
     "train",
     "target",
     "classes",
+    "header",
     "size",
     "device",
     structure=Option("fit.structure", given.Structure),
@@ -71,12 +76,13 @@ def fit(
     began = time.perf_counter()
     with voice.stage("the fit", own=False):
         la = lw.fit(net, data.value, family, **section(settings, "fit"), progress=voice.progress)
-    check_classes(la, data)
+    check_classes(la, data.schema.classes, data.source)
+    la = replace(la, schema=None if data.schema == Schema() else data.schema)
     if tuned:
         with voice.stage("prior and noise by the evidence"):
             la = la.tune()
     la.save(target_file)
-    tell(voice, la, target_file, time.perf_counter() - began, data.classes)
+    tell(voice, la, target_file, time.perf_counter() - began)
 
 
 @asks(
@@ -87,6 +93,7 @@ def fit(
     "train",
     "target",
     "classes",
+    "header",
     "size",
     "device",
     method=Option(
@@ -114,7 +121,7 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     la = posterior(settings)
     asked = section(settings, "tune")
     way = asked.pop("method", "evidence")
-    wanted = Wanted.of(settings, la.model, is_categorical(la))
+    wanted = matched(settings, la)
     if asked.get("mode") == "linear":
         asked["data"] = load(needed(settings, "train", "--train DATA"), wanted).value
         asked["progress"] = voice.progress
@@ -126,7 +133,7 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     with voice.stage(f"tuning by {way}", own="progress" not in asked):
         tuned = la.tune(way, **asked)
     tuned.save(target_file)
-    tell(voice, tuned, target_file, time.perf_counter() - began, None, before=float(la.log_evidence()))
+    tell(voice, tuned, target_file, time.perf_counter() - began, before=float(la.log_evidence()))
 
 
 def is_categorical(la: Laplace) -> bool:
@@ -134,12 +141,19 @@ def is_categorical(la: Laplace) -> bool:
     return isinstance(la.likelihood, likelihoods.Categorical)
 
 
-def check_classes(la: Laplace, data: Data) -> None:
+def matched(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:
+    """How files are read for a posterior: by the names of columns and classes that it was fitted with."""
+    wanted = Wanted.of(settings, la.model, is_categorical(la), labels, la.schema or Schema())
+    check_classes(la, wanted.classes, "--classes")
+    return wanted
+
+
+def check_classes(la: Laplace, classes: Sequence[str] | None, where: str) -> None:
     """As many names as outputs."""
     form = la.totals.form
-    if data.classes is not None and is_categorical(la) and form is not None and len(data.classes) != form.outputs:
+    if classes is not None and is_categorical(la) and form is not None and len(classes) != form.outputs:
         raise Problem(
-            f"{data.source} has {len(data.classes)} classes ({', '.join(data.classes[:12])}), and the network has "
+            f"{where} has {len(classes)} classes ({some(classes)}), and the network has "
             f"{form.outputs} outputs; expected one output per class. Name all classes in order with --classes."
         )
 
@@ -168,7 +182,6 @@ def tell(
     la: Laplace,
     out: Path,
     seconds: float,
-    classes: tuple[str, ...] | None,
     before: float | None = None,
 ) -> None:
     """What was made, and where it is."""
@@ -178,9 +191,14 @@ def tell(
     lines.append(
         f"log evidence {values['log_evidence']:.1f}{change}, prior precision {shown(values['prior_precision'])}"
     )
-    if classes is not None:
-        values["classes"] = list(classes)
-        lines.append(f"classes, in the order of the outputs: {', '.join(classes)}")
+    schema = la.schema or Schema()
+    if schema.columns:
+        values |= {"inputs": list(schema.inputs), "targets": list(schema.targets), "header": schema.header}
+        kind = "columns" if schema.header else "columns by their places, from 0"
+        lines.append(f"{kind}: inputs {some(schema.inputs)}; target {some(schema.targets)}")
+    if schema.classes is not None:
+        values["classes"] = list(schema.classes)
+        lines.append(f"classes, in the order of the outputs: {', '.join(schema.classes)}")
     if la.trace is not None:
         values["tuning"] = {"steps": len(la.trace), "converged": la.trace.converged, "stopped": la.trace.stopped}
         lines.append(f"tuned in {len(la.trace)} steps: {la.trace.stopped}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +18,11 @@ from ..predictions.prediction import Binary, Classes, Prediction
 from ..whole import writing
 from . import options as given
 from .asking import Option, Run, asks
-from .datasets import Data, Wanted, load
+from .datasets import Data, load
 from .networks import posterior
 from .options import examples
 from .output import Problem, Voice, finite, place
-from .posteriors import check_classes, is_categorical
+from .posteriors import matched
 from .settings import section
 
 PREDICT = examples(
@@ -38,6 +39,7 @@ LEVEL = 0.95
     "weights",
     "target",
     "classes",
+    "header",
     "size",
     "device",
     method=Option(
@@ -66,11 +68,12 @@ def predict(
         raise Problem("Nowhere to write the predictions: give --out FILE (.csv, .npz or .json), or --json for stdout.")
     if out is not None:
         place(out, SUFFIXES)
+    options = section(settings, "predict")
+    if not 0 < (level := options.pop("level", LEVEL)) < 1:
+        raise Problem(f"level = {level!r} was given; expected a probability, 0 < level < 1, such as 0.95.")
     la = posterior(settings)
-    source = load(data, Wanted.of(settings, la.model, is_categorical(la), labels=False))
-    names = settings.get("classes")
-    found = asked(la, source, section(settings, "predict"), voice)
-    check_classes(la, Data(data, None, None if names is None else tuple(names)))
+    wanted = matched(settings, la, labels=False)
+    found, names = asked(la, load(data, wanted), options, level, voice), wanted.classes
     count = len(next(iter(found.values())))
     if out is not None:
         with writing(out) as temporary:
@@ -81,14 +84,13 @@ def predict(
     voice.answer(values, f"{count:,} predictions written to {out}")
 
 
-def asked(la: Laplace, data: Data, settings: dict[str, Any], voice: Voice) -> dict[str, Tensor]:
+def asked(la: Laplace, data: Data, options: dict[str, Any], level: float, voice: Voice) -> dict[str, Tensor]:
     """Everything about every input, by name: (N, ...) each."""
-    level = settings.pop("level", LEVEL)
     pieces, total = data.chunks()
     parts: list[dict[str, Tensor]] = []
     with voice.stage("predictions", total) as advance:
         for x in pieces:
-            parts.append(described(la.predict(x, **settings), level))
+            parts.append(described(la.predict(x, **options), level))
             advance()
     if not parts:
         raise Problem(f"{data.source} holds no inputs.")
@@ -106,7 +108,7 @@ def described(found: Prediction, level: float) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in made.items()}
 
 
-def write(path: Path, suffix: str, found: dict[str, Tensor], classes: list[str] | None) -> None:
+def write(path: Path, suffix: str, found: dict[str, Tensor], classes: Sequence[str] | None) -> None:
     """A file by its ending."""
     if suffix == ".npz":
         held: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
@@ -125,7 +127,7 @@ def write(path: Path, suffix: str, found: dict[str, Tensor], classes: list[str] 
         writer.writerows(made)
 
 
-def rows(found: dict[str, Tensor], classes: list[str] | None) -> list[dict[str, Any]]:
+def rows(found: dict[str, Tensor], classes: Sequence[str] | None) -> list[dict[str, Any]]:
     """One flat row per input: `mean`, or `mean_0`, `mean_1` where there are several outputs."""
     if any(each.dim() > 2 for each in found.values()):
         raise Problem("Predictions have positions (pixels, tokens), which rows cannot hold; write them as .npz.")
@@ -147,7 +149,7 @@ def _counted(columns: dict[str, list[Any]]) -> list[list[Any]]:
     return [list(range(len(next(iter(columns.values()))))), *columns.values()]
 
 
-def spread(name: str, tensor: Tensor, names: list[str] | None) -> dict[str, list[Any]]:
+def spread(name: str, tensor: Tensor, names: Sequence[str] | None) -> dict[str, list[Any]]:
     """(N,) and (N, 1) are one column, (N, C) are C."""
     if tensor.dim() == 1 or tensor.shape[1] == 1:
         return {name: tensor.flatten().tolist()}

@@ -33,6 +33,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "ensemble": (list,),
     "target": (str, list),
     "classes": (list,),
+    "header": (bool,),
     "size": (list,),
     "batch": (int,),
     "device": (str,),

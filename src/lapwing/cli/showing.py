@@ -10,11 +10,11 @@ from rich.console import Console
 
 from . import options as given
 from .asking import Option, Run, asks
-from .datasets import Wanted, load
+from .datasets import load
 from .networks import posterior
 from .options import examples
 from .output import place
-from .posteriors import is_categorical
+from .posteriors import matched
 from .settings import needed, section
 
 LANDSCAPE = examples(
@@ -31,6 +31,7 @@ DEMO = examples("lapwing demo", "lapwing demo --seed 1 --report demo.html", "lap
     "train",
     "target",
     "classes",
+    "header",
     "size",
     "seed",
     "device",
@@ -56,7 +57,7 @@ def landscape(
     settings, voice = run.settings, run.voice
     place(out, (".html", ".png"))
     la = posterior(settings)
-    data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, la.model, is_categorical(la)))
+    data = load(needed(settings, "train", "--train DATA"), matched(settings, la))
     from .. import figures  # plotly, which is an extra
 
     asked = section(settings, "landscape") | {name: settings[name] for name in ("seed",) if name in settings}

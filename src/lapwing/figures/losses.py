@@ -15,8 +15,8 @@ from ..complaints import is_count
 from ..likelihoods import Bernoulli, Categorical, widened
 from ..linear.passes import Part, Passes
 from ..modes import plainly
-from ..products import unflatten
 from ..progress import Progress
+from ..pushing import unflatten
 from . import style, ways
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def outputs(la: Laplace, part: Part, step: Tensor) -> Tensor:
     pieces = unflatten(step, la.space)
     weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
-    made = call(under(la.model, weights), part.inputs)
+    made = call(under(la.model, weights, la.plan.saved), part.inputs)
     restore_buffers(la.model)
     return widened(part.form.flatten(made))
 

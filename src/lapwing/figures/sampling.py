@@ -13,7 +13,7 @@ from ..complaints import checked_count, nearest
 from ..likelihoods import Bernoulli, Categorical, Gaussian
 from ..modes import plainly
 from ..predictions import functional as engine
-from ..products import unflatten
+from ..pushing import unflatten
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
 
@@ -82,14 +82,14 @@ def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
             pieces = unflatten(step, la.space)
             weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
             weights = {name: weight + pieces[name].to(weight.dtype) for name, weight in weights.items()}
-            made.append(call(under(la.model, weights), x).clone())
+            made.append(call(under(la.model, weights, la.plan.saved), x).clone())
             restore_buffers(la.model)
     return torch.stack(made)
 
 
 def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:
-    """The two weights with the largest posterior variance, and what they are called."""
-    order = la.precision.variance().detach().argsort(descending=True)
+    """The two weights with the largest posterior variance, the first of equal ones, and what they are called."""
+    order = la.precision.variance().detach().argsort(descending=True, stable=True)
     places = [int(order[0]), int(order[min(1, la.D - 1)])]
     return places, (name_of(la, places[0]), name_of(la, places[1]))
 

@@ -159,16 +159,6 @@ def batch_axes(shape: tuple[int, ...], axes: tuple[int, ...], examples: int) -> 
     return [place for place in found if place.fits(shape, examples)]
 
 
-@dataclass(frozen=True)
-class Lift:
-    """A result without examples, broadcast into one that has them: there its gradient is per example."""
-
-    key: str
-    edge: GradientEdge
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-
-
 @dataclass
 class Use:
     """One recorded call: which parameters, which inputs, and the gradient edge of its output."""
@@ -181,15 +171,30 @@ class Use:
     edge: GradientEdge
     shape: tuple[int, ...]
     axes: tuple[int, ...]  # output axes that may hold the examples
-    node: Any  # the output's autograd node: reached from the network's output unless every path was lifted
+    dtype: torch.dtype  # of the output
+    below: tuple[Any, ...] = ()  # autograd nodes of the inputs
     versions: tuple[int, ...] = ()
-    lifts: list[Lift] = field(default_factory=list)
+    lifted: bool = False  # whether its output has no examples, and gradients per example where it is broadcast to them
     cache: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters in this call."""
         return tuple(ref.name for ref in self.refs.values())
+
+
+@dataclass(frozen=True)
+class Lift:
+    """A tensor without examples, broadcast into one that has them: there its gradient is per example."""
+
+    key: str
+    source: GradientEdge  # of the tensor
+    small: tuple[int, ...]  # its shape
+    dtype: torch.dtype
+    edge: GradientEdge  # of the tensor as it was broadcast
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    uses: tuple[Use, ...]  # that the tensor depends on
 
 
 class Contribution(NamedTuple):
@@ -227,17 +232,15 @@ class Recorder(Protocol):
     """What handlers need of the recording mode.
 
     `second` says that gradients will be differentiated again, `exact` that products are to be as exact as float32's,
-    `columns` that several gradients will be pulled back at once, and `room` is the budget in bytes.
+    `columns` that several gradients will be pulled back at once, `room` is the budget in bytes, and `open` says that an
+    output has no examples.
     """
 
     exact: bool
     columns: bool
     room: float
-
-    @property
-    def second(self) -> bool:
-        """See above; also inside a `torch.func` transform of the network's own."""
-        ...
+    second: bool
+    open: bool
 
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""
@@ -259,12 +262,16 @@ class Recorder(Protocol):
         """Note a call and return its output."""
         ...
 
-    def pending(self, tensor: Any) -> Use | None:
-        """The earlier use whose output this tensor is, if that output has no examples of its own."""
+    def broadcast(self, rule: Rule, ref: Ref, shape: tuple[int, ...]) -> Tensor:
+        """A parameter broadcast to a shape, noted there."""
         ...
 
-    def lift(self, use: Use, tensor: Tensor, output: Tensor) -> Tensor:
-        """Note that an output without examples was broadcast into one that has them."""
+    def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """A tensor without examples, broadcast to a shape and noted; None where it is not such a tensor."""
+        ...
+
+    def show_result(self, output: Tensor) -> None:
+        """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
         ...
 
     def __enter__(self) -> Any:
@@ -279,15 +286,26 @@ class Recorder(Protocol):
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+def is_reshaped(output: Tensor) -> bool:
+    """Whether a tensor is a view with the numbers of a computed one, in the same order."""
+    base = output._base
+    if base is None or base.grad_fn is None or base.numel() != output.numel():
+        return False
+    return base.is_contiguous() and output.is_contiguous()
+
+
 def output_edge(output: Tensor) -> GradientEdge:
     """The gradient edge of a call's output that survives in-place changes to it.
 
     An in-place operation on a view rewrites the view's own node, so the edge of what it is a view of is taken.
     """
+    return get_gradient_edge(output._base if output._base is not None and is_reshaped(output) else output)
+
+
+def settled(output: Tensor) -> Tensor:
+    """A call's output; a copy where it is a view that no edge of its own would survive in-place changes to."""
     base = output._base
-    if base is not None and base.numel() == output.numel() and base.grad_fn is not None and output.is_contiguous():
-        return get_gradient_edge(base)
-    return get_gradient_edge(output)
+    return output if base is None or base.grad_fn is None or is_reshaped(output) else output.clone()
 
 
 def positions_last(tensor: Tensor, lead: int, width: int) -> Tensor:

@@ -1,4 +1,7 @@
-"""A parameter added to, multiplied with or expanded over the examples: positions, layer scales, class tokens."""
+"""A parameter that meets the examples element by element: positions, layer scales, class tokens.
+
+Its gradient is taken where it is broadcast, so that neither the operation nor what happens to its result matters.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,13 @@ def align(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
     return (1,) * (dims - len(shape)) + tuple(shape)
 
 
+def stretched(shape: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes along which a shape is broadcast: the examples can only be there."""
+    return tuple(axis for axis, size in enumerate(align(shape, len(made))) if size == 1)
+
+
 class ElementwiseRule(PlainInputs):
-    """`y = x + p` or `y = x * p` with broadcasting: one row per example and column."""
+    """A parameter broadcast over the examples: one row per example and column."""
 
     matrix = False
 
@@ -34,13 +42,11 @@ class ElementwiseRule(PlainInputs):
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
         """Gradients (K, B, shape of the output without its examples)."""
         ref: Ref = use.refs["weight"]
-        if inputs:
-            grad = grad * inputs[0].to(grad.dtype)
         aligned = align(tuple(ref.tensor.shape), len(use.shape))
         axis = use.cache["axis"]
         if axis is not None:  # the parameter has size one along the examples (checked when recorded)
             aligned = aligned[:axis] + aligned[axis + 1 :]
-        value = reduce_to(grad, aligned, 2).flatten(2)
+        value = reduce_to(grad, aligned, 2).reshape(*grad.shape[:2], -1)
         size = ref.parameter.numel()
         if not (ref.is_rows and ref.tensor.numel() == size):
             whole = value.new_zeros(*value.shape[:2], size)
@@ -54,60 +60,65 @@ EXPAND = ElementwiseRule("expanded parameter")
 
 
 def _binary(rule: ElementwiseRule) -> Handler:
-    def handler(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs or len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
+    def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "out" in kwargs or len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
             return func(*args, **kwargs)
-        if any(each.is_complex() for each in args):  # gradients of real numbers and of complex ones differ
-            return func(*args, **kwargs)
-        first, second = args
-        for own, other, swap in ((second, first, False), (first, second, True)):
-            if swap and func in IN_PLACE:
-                continue  # a parameter changed in place is not a value to be recorded
+        operands = list(args)
+        for place, own in enumerate(args):
+            if place == 0 and func in IN_PLACE:
+                continue  # what is changed in place is not a value to be recorded
             ref = recorder.resolve(own)
-            earlier = recorder.pending(own) if rule is ADD and ref is None else None
-            if (ref is None and earlier is None) or recorder.resolve(other) is not None:
+            if ref is None and not recorder.open:
                 continue
-            alias = recorder.alias(own)
-            output = func(alias, other) if swap else func(other, alias)
-            if earlier is not None:
-                return recorder.lift(earlier, own, output)
-            axes = _broadcast_axes(tuple(own.shape), tuple(output.shape))
-            inputs = (other.expand(output.shape),) if rule is MULTIPLY else ()
-            return recorder.record(rule, output, {"weight": ref}, inputs, axes)
-        return func(*args, **kwargs)
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            made = recorder.lift(own, shape) if ref is None else recorder.broadcast(rule, ref, shape)
+            operands[place] = own if made is None else made
+        output = func(*operands, **kwargs)
+        recorder.show_result(output)
+        return output
 
     return handler
 
 
-def _broadcast_axes(shape: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes along which a shape was stretched: the examples can only be there."""
-    return tuple(axis for axis, size in enumerate(align(shape, len(made))) if size == 1)
-
-
 def expand(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`p.expand(...)`, `p.expand_as(...)`, `p.repeat(...)` where it only repeats axes of size one."""
-    ref = recorder.resolve(args[0]) if args else None
-    if ref is None:
+    own = args[0] if args else None
+    ref = recorder.resolve(own)
+    if ref is None and not (recorder.open and isinstance(own, Tensor)):
         return func(*args, **kwargs)
-    alias = recorder.alias(args[0])
-    output = func(alias, *args[1:], **kwargs)
-    aligned = align(tuple(args[0].shape), output.dim())
-    if any(old not in (1, new) for old, new in zip(aligned, output.shape, strict=True)):
+    assert isinstance(own, Tensor)
+    with torch.no_grad():
+        shape = tuple(func(own.detach(), *args[1:], **kwargs).shape)
+    if any(old not in (1, new) for old, new in zip(align(tuple(own.shape), len(shape)), shape, strict=True)):
         return func(*args, **kwargs)
-    axes = _broadcast_axes(tuple(args[0].shape), tuple(output.shape))
-    return recorder.record(EXPAND, output, {"weight": ref}, (), axes)
+    made = recorder.lift(own, shape) if ref is None else recorder.broadcast(EXPAND, ref, shape)
+    if made is None:
+        return func(*args, **kwargs)
+    recorder.show_result(made)
+    # `repeat` gives memory of its own, which the network may write to.
+    return made.clone() if func is torch.Tensor.repeat else made
 
 
-IN_PLACE = {torch.Tensor.add_, torch.Tensor.__iadd__}
+IN_PLACE = {
+    *(torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.mul_, torch.Tensor.div_, torch.Tensor.__iadd__),
+    *(torch.Tensor.__isub__, torch.Tensor.__imul__, torch.Tensor.__itruediv__),
+}
+ADDING = (
+    *(torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__radd__),
+    *(torch.sub, torch.Tensor.sub, torch.Tensor.sub_, torch.Tensor.__sub__, torch.Tensor.__rsub__),
+    *(torch.Tensor.__iadd__, torch.Tensor.__isub__),
+)
+MULTIPLYING = (
+    *(torch.mul, torch.Tensor.mul, torch.Tensor.mul_, torch.Tensor.__mul__, torch.Tensor.__rmul__),
+    *(torch.div, torch.Tensor.div, torch.Tensor.div_, torch.Tensor.__truediv__, torch.Tensor.__rtruediv__),
+    *(torch.Tensor.__imul__, torch.Tensor.__itruediv__),
+)
+EXPANDING = (
+    *(torch.Tensor.expand, torch.Tensor.expand_as, torch.Tensor.repeat),
+    *(torch.broadcast_to, torch.Tensor.broadcast_to),
+)
 HANDLERS: dict[Any, Handler] = {
-    **dict.fromkeys(
-        (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_), _binary(ADD)
-    ),
-    torch.Tensor.__iadd__: _binary(ADD),
-    **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), _binary(MULTIPLY)),
-    torch.Tensor.expand: expand,
-    torch.Tensor.expand_as: expand,
-    torch.Tensor.repeat: expand,
-    torch.broadcast_to: expand,
-    torch.Tensor.broadcast_to: expand,
+    **dict.fromkeys(ADDING, _binary(ADD)),
+    **dict.fromkeys(MULTIPLYING, _binary(MULTIPLY)),
+    **dict.fromkeys(EXPANDING, expand),
 }

@@ -23,10 +23,9 @@ def generic_rows(
     cotangents: Tensor,
     budget: Budget,
     plan: Plan,
-    output: Tensor,
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Rows (K, B, P) per named weight, from cotangents (K, B, ...); `output` (B, ...) is that of the whole batch."""
+    """Rows (K, B, P) per named weight, from cotangents (K, B, ...)."""
     scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         raise ValueError(
@@ -37,56 +36,25 @@ def generic_rows(
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                rows = _vectorised(model, inputs, names, cotangents, budget)
-            if plan.verified or agrees(model, rows, output, cotangents):
-                plan.verified = True
-                return rows
+                return _vectorised(model, inputs, names, cotangents, budget, plan.saved)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError):
             pass
         # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
         plan.vectorised = False
-    rows = _one_by_one(model, inputs, names, cotangents, create_graph)
-    if not plan.verified and not agrees(model, rows, output, cotangents):
-        raise ValueError(
-            f"{', '.join(names)}: the gradients of single examples do not add up to the batch's. The network's output "
-            "for one example depends on the other examples of its batch, as with batch statistics in evaluation mode, "
-            "or is not deterministic; expected independent examples."
-        )
-    plan.verified = True
-    return rows
-
-
-def agrees(model: nn.Module, rows: dict[str, Tensor], output: Tensor, cotangents: Tensor) -> bool:
-    """Whether the examples' rows add up to the gradient of the whole batch, by a pass of its own."""
-    if not bool(torch.isfinite(output.detach()).all()):
-        return True  # said elsewhere, with the examples that it concerns
-    if not all(bool(torch.isfinite(value[0].detach()).all()) for value in rows.values()):
-        return True  # likewise, with the weights
-    parameters = [model.get_parameter(name) for name in rows]
-    gradients = torch.autograd.grad(output, parameters, cotangents[0], retain_graph=True, allow_unused=True)
-    bound = 0.1 if output.dtype in (torch.float16, torch.bfloat16) else 1e-2
-    differences, sizes = [], []
-    for value, gradient in zip(rows.values(), gradients, strict=True):
-        each = value[0].detach()
-        whole = torch.zeros_like(each[0]) if gradient is None else gradient.detach().to_dense().flatten().to(each.dtype)
-        differences.append((each.sum(0) - whole).norm())
-        sizes.append(torch.maximum(each.abs().sum(0).norm(), whole.norm()))
-    size = torch.stack(sizes)
-    # A weight whose gradients cancel has rounding errors of the others' size.
-    return bool((torch.stack(differences) <= bound * size + 1e-5 * size.max()).all())
+    return _one_by_one(model, inputs, names, cotangents, create_graph)
 
 
 def _vectorised(
-    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget, saved: bool
 ) -> dict[str, Tensor]:
     weights = {name: model.get_parameter(name).detach() for name in names}
 
     def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
         pull: Any
         single = map_tensors(lambda tensor: tensor[None], example)
-        _, pull = vjp(lambda given: call(under(model, given), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
+        _, pull = vjp(lambda given: call(under(model, given, saved), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
         rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
         return rows
 

@@ -16,7 +16,7 @@ from ..batches import Inputs, call, count, restore_buffers, take, under
 from ..complaints import checked_generator, is_count, nearest
 from ..diagnosis import refuse_broken
 from ..likelihoods import Form, Likelihood
-from ..products import unflatten
+from ..pushing import unflatten
 from ..random import DEFAULT_SEED
 from . import functional as engine
 from . import links, means
@@ -236,7 +236,7 @@ def _deviations(la: Laplace, number: int, generator: torch.Generator) -> Tensor:
     """(S, D) from the mode; drawn one by one, so that they do not depend on how many fit the budget."""
     dtype, device = la.mode.dtype, generator.device
     eps = [torch.randn(la.D, generator=generator, dtype=dtype, device=device) for _ in range(number)]
-    return la.precision.root(torch.stack(eps).to(la.mode.device)).detach()
+    return la._spread(torch.stack(eps))
 
 
 def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
@@ -245,7 +245,12 @@ def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
 
     def run(deviation: Tensor) -> Tensor:
         shifts = unflatten(deviation, network.space)
-        return call(under(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x)
+        return call(
+            under(
+                network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}, network.plan.saved
+            ),
+            x,
+        )
 
     # Fused attention has no batching rule.
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():

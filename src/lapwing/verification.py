@@ -1,0 +1,294 @@
+"""What was learnt about a network, compared once with the derivative that training used.
+
+For two examples, each alone and inside a batch, `u^T J` for a random u by plain reverse mode, without recording and
+without transforms, parameter by parameter. Weights that disagree take the next slower rule, which is compared likewise.
+So neither a use that the recording misreads nor a transform of torch's that is wrong goes unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arithmetic import convolutions_rounded, products_rounded
+from .batches import Inputs, call, copied_buffers, count, map_tensors, take, under
+from .diagnosis import FAILURES
+from .plan import DEPENDENT, Signature, signature
+from .tape import Tape
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+EXAMPLES = 2
+LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
+COLUMNS = (1.0, 0.5)  # several are pulled back at once, and compared by this combination of them
+COPIES = 6  # of a weight, held at the same time
+
+
+class Bounds(NamedTuple):
+    """How far derivatives may be apart: by their own size, and by that of the largest."""
+
+    own: float
+    largest: float
+
+
+# Rounding errors of deep networks are some hundred times those of one product; a misread weight is off by its own size.
+EXACT, SINGLE, ROUGH = Bounds(1e-5, 1e-9), Bounds(2e-2, 1e-4), Bounds(2e-1, 2e-2)
+
+
+def bounds(tape: Tape) -> Bounds:
+    """By the least exact arithmetic that the network uses."""
+    dtypes = {tape.output.dtype, *(use.dtype for use in tape.uses), *(p.dtype for p in tape.parameters.values())}
+    if dtypes & {torch.float16, torch.bfloat16}:
+        return ROUGH
+    if torch.float32 not in dtypes:
+        return EXACT
+    return ROUGH if tape.output.is_cuda and (convolutions_rounded() or products_rounded()) else SINGLE
+
+
+def kind(shapes: Signature) -> tuple[tuple[str, str, int], ...]:
+    """What inputs of other lengths have in common."""
+    return tuple((where, dtype, len(shape)) for where, dtype, shape in shapes)
+
+
+def verify(tracer: Tracer, inputs: Inputs, allowed: Bounds) -> None:
+    """Compare a network's plan with plain derivatives on inputs of a new kind; raises where no rule is right."""
+    plan, shapes = tracer.plan, signature(inputs)
+    alike = [each for each in plan.verified if kind(each) == kind(shapes)]
+    if shapes in alike or len(alike) >= LENGTHS:
+        return
+    some = take(inputs, slice(0, EXAMPLES))
+    if count(some) < EXAMPLES:
+        some = map_tensors(lambda tensor: torch.cat([tensor] * EXAMPLES), some)
+    plan.verified[shapes] = Comparison(tracer, map_tensors(torch.detach, some), allowed).outcome()
+
+
+@dataclass
+class Comparison:
+    """A network's derivatives at some examples, as the plan has them and as torch alone has them."""
+
+    tracer: Tracer
+    inputs: Inputs
+    allowed: Bounds
+
+    def outcome(self) -> str:
+        """What was compared and what came out, in words; the plan is changed where it was wrong."""
+        plan = self.tracer.plan
+        if not bool(torch.isfinite(self.output).all()):
+            return "nothing, since the network's output was not finite"  # said elsewhere, with the examples concerned
+        if not self.output.requires_grad:
+            return "nothing, since the output does not depend on the weights"
+        coupled = self._coupled()
+        if coupled and self._repeatable():
+            raise ValueError(f"{coupled}: {DEPENDENT}")
+        for _ in range(len(self.tracer.names) + 4):
+            vectorised = plan.vectorised
+            wrong = self._wrong()
+            if not wrong:
+                break
+            if coupled or not self._repeatable():
+                return "nothing, since the network's output is not the same for the same inputs"
+            self._step_back(wrong, vectorised)
+        plan.references |= self._references()
+        where = "alone and in their batch" if None not in self.alone else "in their batch"
+        return f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+
+    def _call(self, inputs: Inputs) -> Tensor:
+        with copied_buffers(self.tracer.model):
+            return call(self.tracer.model, inputs)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """(B, ...), with its graph and nothing recorded."""
+        return self._call(self.inputs)
+
+    @cached_property
+    def alone(self) -> list[Tensor | None]:
+        """(1, ...) of each example; None where the network does not take a single one."""
+        made: list[Tensor | None] = []
+        for example in range(EXAMPLES):
+            try:
+                output = self._call(self._taken(example))
+            except FAILURES:
+                made.append(None)
+                continue
+            made.append(output if output.shape == self.output[:1].shape else None)
+        return made
+
+    def _taken(self, example: int) -> Inputs:
+        return take(self.inputs, slice(example, example + 1))
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """(K, B, ...): random cotangents."""
+        generator = torch.Generator("cpu").manual_seed(0)
+        shape = (len(COLUMNS), *self.output.shape)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.output)
+
+    @cached_property
+    def cotangent(self) -> Tensor:
+        """(B, ...): the combination of columns that is compared."""
+        return combined(self.columns)
+
+    def _of(self, example: int) -> Tensor:
+        """(B, ...): the cotangent of one example, zero for the others."""
+        chosen = torch.arange(EXAMPLES, device=self.output.device) == example
+        return self.cotangent * chosen.reshape(-1, *[1] * (self.output.dim() - 1))
+
+    @cached_property
+    def groups(self) -> list[list[str]]:
+        """Names of the weights, as many at a time as fit the budget."""
+        made: list[list[str]] = []
+        room = 0
+        for name, parameter in self.tracer.parameters.items():
+            size = COPIES * EXAMPLES * parameter.numel() * self.tracer.dtype.itemsize
+            if not made or size > room:
+                made.append([])
+                room = self.tracer.budget.bytes
+            made[-1].append(name)
+            room -= size
+        return made
+
+    def _plain(self, output: Tensor, cotangent: Tensor, names: list[str]) -> list[Tensor]:
+        """Flat gradients of the named weights."""
+        parameters = [self.tracer.parameters[name] for name in names]
+        found = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
+        return [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
+
+    def _flat(self, gradient: Tensor | None, parameter: Tensor) -> Tensor:
+        dtype = self.tracer.dtype
+        if gradient is None:
+            return torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+        return gradient.detach().to_dense().flatten().to(dtype)
+
+    @cached_property
+    def _kept(self) -> list[list[Tensor]]:
+        """By example: plain gradients of all weights, where they fit the budget together."""
+        return [self._plain(self.output, self._of(example), self.groups[0]) for example in range(EXAMPLES)]
+
+    def _inside(self, example: int, names: list[str]) -> list[Tensor]:
+        """Plain gradients of one example's output inside its batch."""
+        if len(self.groups) == 1:
+            return self._kept[example]
+        return self._plain(self.output, self._of(example), names)
+
+    def _coupled(self) -> str:
+        """Whose output or derivative is another one alone than in a batch, in words; '' where there is none."""
+        size = self.output.detach().abs().max()
+        for example, output in enumerate(self.alone):
+            if output is None:
+                continue
+            if not bool((output[0] - self.output[example]).detach().abs().max() <= self.allowed.own * size):
+                return f"The outputs of one input alone and of the same input in a batch of {EXAMPLES} differ"
+            if not output.requires_grad:
+                continue
+            for names in self.groups:
+                single = self._plain(output, self.cotangent[example : example + 1], names)
+                off = self._apart(single, self._inside(example, names), names)
+                if off:
+                    return repr(off[0])
+        return ""
+
+    def _wrong(self) -> list[str]:
+        """Weights whose rows of the Jacobian, by the plan, are not the plain ones; one example is looked at alone."""
+        wrong = self._wrong_in(self.tracer.trace(self.inputs), range(EXAMPLES))
+        single = next((example for example, output in enumerate(self.alone) if output is not None), None)
+        if single is not None:
+            wrong |= self._wrong_in(self.tracer.trace(self._taken(single)), range(single, single + 1))
+        return [name for name in self.tracer.names if name in wrong]
+
+    def _wrong_in(self, tape: Tape, examples: range) -> set[str]:
+        found = tape.pull(self.columns[:, examples.start : examples.stop])
+        wrong: set[str] = set()
+        for names in self.groups:
+            for place, example in enumerate(examples):
+                rows = {name: self._flat(None, self.tracer.parameters[name]) for name in names}
+                for part, jacobian in found.items():
+                    if part.name in rows:
+                        each = combined(jacobian.rows(slice(place, place + 1))[:, 0].detach())
+                        rows[part.name][part.start : part.stop] += each
+                wrong.update(self._apart(list(rows.values()), self._inside(example, names), names))
+        return wrong
+
+    def _apart(self, ours: list[Tensor], plain: list[Tensor], names: list[str]) -> list[str]:
+        """Names of weights whose two derivatives differ by more than rounding.
+
+        Where derivatives cancel, rounding errors have the size of what cancels: of the largest derivative, or of the
+        output over the weight.
+        """
+        differences = stacked_norms(torch._foreach_sub(ours, plain))
+        sizes = stacked_norms(plain).maximum(stacked_norms(ours))
+        finite = torch.isfinite(sizes)  # what is not is said elsewhere, with the weights
+        weights = stacked_norms([self.tracer.parameters[name].detach() for name in names])
+        through = (self.cotangent * self.output.detach()).norm().double() / weights
+        unit = torch.where(weights > 0, through, 0.0).maximum(torch.where(finite, sizes, 0.0).max())
+        allowed = self.allowed.own * sizes + self.allowed.largest * unit
+        off = (finite & ~(differences <= allowed)).tolist()  # one answer for all: the device is waited for
+        return [name for name, wrong in zip(names, off, strict=True) if wrong]
+
+    def _repeatable(self) -> bool:
+        """Whether the network's output is the same again."""
+        first, again = self.output.detach(), self._call(self.inputs).detach()
+        return again.shape == first.shape and bool((again - first).abs().max() <= self.allowed.own * first.abs().max())
+
+    def _step_back(self, wrong: list[str], vectorised: bool) -> None:
+        """Take the next slower way for weights whose derivatives are wrong; the generic ones were `vectorised`."""
+        plan = self.tracer.plan
+        recorded = [name for name in wrong if name not in plan.generic]
+        if recorded and plan.batching < 2 and not self._pulled(self.tracer.trace(self.inputs)):
+            plan.batching += 1
+        elif recorded:
+            plan.generic.update(recorded)
+            plan.distrusted.update(recorded)
+        elif vectorised:
+            plan.vectorised = False
+        else:
+            raise ValueError(
+                f"{', '.join(wrong)}: the derivatives of single examples are not those of plain reverse mode; expected "
+                "a network whose output is the same for the same inputs."
+            )
+
+    def _pulled(self, tape: Tape) -> bool:
+        """Whether several cotangents pulled back at once give what each gives by itself."""
+        edges = [*(use.edge for use in tape.direct), *(lift.edge for lift in tape.lifts)]
+        made = tape.pulled(tape.output, self.columns, edges)
+        for column, cotangent in enumerate(self.columns):
+            single = tape.pulled(tape.output, cotangent[None], edges)
+            for ours, plain in zip(made, single, strict=True):
+                if ours is None or plain is None:
+                    continue
+                if not bool((ours[column] - plain[0]).norm() <= self.allowed.own * plain.norm()):
+                    return False
+        return True
+
+    def _references(self) -> set[str]:
+        """Weights that the network also reaches otherwise than by its modules' attributes."""
+        found: set[str] = set()
+        for names in self.groups:
+            leaves = {name: self.tracer.parameters[name].detach().clone().requires_grad_() for name in names}
+            with copied_buffers(self.tracer.model):
+                output = call(under(self.tracer.model, leaves, saved=False), self.inputs)
+            gradients: tuple[Tensor | None, ...] = (None,) * len(names)
+            if output.requires_grad:
+                gradients = torch.autograd.grad(output, list(leaves.values()), self.cotangent, allow_unused=True)
+            reached = [self._flat(each, own) for each, own in zip(gradients, leaves.values(), strict=True)]
+            every = [self._inside(example, names) for example in range(EXAMPLES)]
+            plain = [sum(pieces[1:], pieces[0]) for pieces in zip(*every, strict=True)]
+            found.update(self._apart(reached, plain, names))
+        return found
+
+
+def combined(columns: Tensor) -> Tensor:
+    """(K, ...) -> (...): one combination of columns."""
+    made: Tensor = torch.tensordot(torch.tensor(COLUMNS, device="cpu").to(columns), columns, 1)
+    return made
+
+
+def stacked_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """(n,) in float64."""
+    return torch.stack([each.double() for each in torch._foreach_norm(list(tensors))])

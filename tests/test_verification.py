@@ -1,0 +1,359 @@
+"""Networks whose weights are easily misread, against dense loops; and a plan that is wrong, found out and repaired."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference_dense as dense
+from cases import CASES
+from conftest import DEVICE
+from fitting import built, classes, cut, fitted, names_of, normal
+from lapwing.layers import generic, linear
+from lapwing.tape import Tape
+from networks import Network, parameter
+from tables import curvature_of, moved, relative, table
+
+
+def table_of(forward: Callable[..., Tensor]) -> nn.Module:
+    """A layer, a table of five positions, and a head."""
+    return Network(forward, a=nn.Linear(4, 10), e=nn.Embedding(5, 2), b=nn.Linear(10, 3))
+
+
+def positions(net: Any) -> Tensor:
+    return net.e(torch.arange(5, device=net.b.weight.device))
+
+
+def scaled(net: Any, x: Tensor) -> Tensor:
+    table = positions(net)
+    table *= 3.0
+    return net.b(torch.tanh(net.a(x).view(-1, 5, 2) + table).flatten(1))
+
+
+def zeroed(net: Any, x: Tensor) -> Tensor:
+    table = positions(net)
+    table[0] = 0
+    return net.b(torch.tanh(net.a(x).view(-1, 5, 2) * table).flatten(1))
+
+
+def turned(net: Any, x: Tensor) -> Tensor:
+    return net.b(torch.tanh(net.a(x).view(-1, 2, 5) + positions(net).T).flatten(1))
+
+
+def time_major(net: Any, x: Tensor) -> Tensor:
+    hidden = net.a(x).view(-1, 5, 2).transpose(0, 1) + positions(net).unsqueeze(1)
+    return net.b(torch.tanh(hidden).transpose(0, 1).flatten(1))
+
+
+def twice(net: Any, x: Tensor) -> Tensor:
+    """Lifted twice, with a change in between."""
+    table = positions(net)
+    hidden = torch.tanh(net.a(x).view(-1, 5, 2) + table)
+    table = table.mul_(2.0)
+    return net.b((hidden * table.expand(len(x), 5, 2)).flatten(1))
+
+
+def on_grid(forward: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+    """Positions from a small network on a grid, with an activation that overwrites its input."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        grid = torch.linspace(-1, 1, 5, dtype=x.dtype, device=x.device)[:, None]
+        table = net.second(F.relu(net.first(grid), inplace=True))
+        return net.b(torch.tanh(forward(net.a(x), table)).flatten(1))
+
+    return Network(run, a=nn.Linear(4, 10), first=nn.Linear(1, 6), second=nn.Linear(6, 2), b=nn.Linear(10, 3))
+
+
+def repeated(net: Any, x: Tensor) -> Tensor:
+    table = net.p.repeat(5, 1).mul_(2) + (net.p + net.offset).mul_(2)
+    return net.b(torch.tanh(net.a(x).view(-1, 5, 2) - table).flatten(1))
+
+
+def sliced(write: Callable[[Tensor, Tensor], Any]) -> nn.Module:
+    """A parameter added in place to a view of a layer's output."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        hidden = net.a(x)
+        write(hidden, net.p)
+        return net.b(torch.tanh(hidden).flatten(1))
+
+    return Network(run, a=nn.Linear(4, 6), p=parameter(3), b=nn.Linear(6, 3))
+
+
+def permuted(net: Any, x: Tensor) -> Tensor:
+    hidden = (net.a(x).view(-1, 2, 3).transpose(1, 2) * 1.5).transpose(1, 2)
+    hidden += net.p
+    return net.b(torch.tanh(hidden).flatten(1))
+
+
+def force(both: bool) -> nn.Module:
+    """The derivative of an energy in the inputs, alone or beside the energy."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            given = x.detach().requires_grad_()
+            energy = net.b(torch.tanh(net.norm(net.a(given))))
+            found = torch.autograd.grad(energy.sum(), given, create_graph=True)[0]
+        return torch.cat([energy, found[:, :2]], 1) if both else found[:, :3]
+
+    return Network(run, a=nn.Linear(4, 6), norm=nn.LayerNorm(6), b=nn.Linear(6, 1))
+
+
+def spectrum(net: Any, x: Tensor) -> Tensor:
+    hidden = torch.fft.irfft(torch.fft.rfft(net.a(x)) * torch.view_as_complex(net.gain), n=6)
+    return net.b(torch.fft.irfft(torch.fft.rfft(hidden) * net.real, n=6))
+
+
+def mapped(net: Any, x: Tensor) -> Tensor:
+    return net.b(torch.tanh(torch.vmap(net.a)(x)))
+
+
+def pushed(net: Any, x: Tensor) -> Tensor:
+    return net.b(torch.func.jvp(lambda given: torch.tanh(net.a(given)), (x,), (torch.ones_like(x),))[1])
+
+
+def cancelling(net: Any, x: Tensor) -> Tensor:
+    return net.b(torch.tanh(net.a(x))) * net.t.exp() / net.t
+
+
+def saved_references() -> nn.Module:
+    """A list beside the layers holds a weight, and the forward pass takes it from there."""
+    network = Network(lambda net, x: net.b(torch.tanh(F.linear(x, *net.held[0]))), a=nn.Linear(4, 6), b=nn.Linear(6, 3))
+    network.held = ([network.a.weight, network.a.bias],)
+    return network
+
+
+MISREAD: dict[str, Callable[[], nn.Module]] = {
+    "a table scaled in place": lambda: table_of(scaled),
+    "a table with a row set to zero": lambda: table_of(zeroed),
+    "a transposed table": lambda: table_of(turned),
+    "a table with time first": lambda: table_of(time_major),
+    "a table used, changed and used again": lambda: table_of(twice),
+    "a network on a grid": lambda: on_grid(lambda hidden, table: hidden.view(-1, 5, 2) + table),
+    "a network on a grid, transposed": lambda: on_grid(lambda hidden, table: hidden.view(-1, 2, 5) / (3 + table.T)),
+    "repeated and summed": lambda: Network(
+        repeated, a=nn.Linear(4, 10), p=parameter(1, 2), offset=nn.Parameter(torch.randn(5, 2)), b=nn.Linear(10, 3)
+    ),
+    "added to a slice": lambda: sliced(lambda hidden, p: hidden[:, :3].add_(p)),
+    "added to a column": lambda: sliced(lambda hidden, p: hidden[:, 0].add_(p[1])),
+    "multiplied into a transpose": lambda: sliced(
+        lambda hidden, p: hidden.view(-1, 2, 3).transpose(1, 2).mul_(p[:, None])
+    ),
+    "subtracted twice its size": lambda: sliced(lambda hidden, p: hidden.view(-1, 2, 3).sub_(p, alpha=2)),
+    "added to a permuted base": lambda: Network(permuted, a=nn.Linear(4, 6), p=parameter(3), b=nn.Linear(6, 3)),
+    "a force": lambda: force(False),
+    "an energy and its force": lambda: force(True),
+    "distances": lambda: Network(
+        lambda net, x: torch.cdist(net.a(x), net.c[:3]), a=nn.Linear(4, 3), c=nn.Parameter(torch.randn(5, 3))
+    ),
+    "gains on a spectrum": lambda: Network(
+        spectrum, a=nn.Linear(4, 6), gain=parameter(4, 2), real=parameter(4), b=nn.Linear(6, 3)
+    ),
+    "a mapped layer": lambda: Network(mapped, a=nn.Linear(4, 6), b=nn.Linear(6, 3)),
+    "a derivative by forward mode": lambda: Network(pushed, a=nn.Linear(4, 6), b=nn.Linear(6, 3)),
+    "derivatives that cancel": lambda: Network(
+        cancelling, a=nn.Linear(4, 6), b=nn.Linear(6, 3), t=nn.Parameter(torch.ones(()))
+    ),
+    "saved references": saved_references,
+}
+
+
+def used_ggn(model: nn.Module, x: Any, y: Tensor, la: lw.Laplace) -> tuple[Tensor, Tensor]:
+    """The dense curvature and Jacobian of the weights that a posterior holds."""
+    kept = [name for name in names_of(model) if name in la.space.names]
+    return dense.ggn(model, x, y, "classification", kept), dense.jacobian(model, x, kept)
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_curvature_and_covariances(name: str) -> None:
+    """Exact curvature, its diagonal, covariances of several inputs, of one alone and of split batches."""
+    torch.manual_seed(1)
+    model = built(MISREAD[name]())
+    x, y = normal(7, 4), classes(3, 7)
+    full = fitted(model, x, y, "classification", "full")
+    exact, jacobian = used_ggn(model, x, y, full)
+    unused = set(names_of(model)) - set(full.space.names)
+    assert float(dense.jacobian(model, x, sorted(unused)).abs().max() if unused else 0.0) == 0.0
+    assert relative(curvature_of(full), exact) < 1e-8
+    diagonal = fitted(model, x, y, "classification", "diag")
+    assert relative(curvature_of(diagonal).diagonal(), exact.diagonal()) < 1e-8
+    split = lw.fit(
+        copy.deepcopy(model).to(DEVICE), cut(x, y, [4, 1, 2]), "classification", structure="full", curvature="ggn"
+    )
+    assert relative(curvature_of(split), exact) < 1e-8
+    expected = dense.functional_covariance(jacobian, torch.linalg.inv(exact + torch.eye(len(exact)).double()))
+    assert relative(full.functional(moved(x)).cov, expected) < 1e-8
+    for place in range(3):
+        assert relative(full.functional(moved(x[place : place + 1])).cov[0], expected[place]) < 1e-8
+
+
+@pytest.mark.parametrize("name", [name for name in MISREAD if "table" in name or "grid" in name or "added" in name])
+def test_they_need_no_generic_rule(name: str) -> None:
+    """Tables changed or turned before they are added, and sums in place, are recognised."""
+    torch.manual_seed(1)
+    la = fitted(built(MISREAD[name]()), normal(7, 4), classes(3, 7), "classification")
+    assert not [row.name for row in la.coverage() if row.rule == "generic"]
+
+
+def test_layouts_that_depend_on_the_length() -> None:
+    """Examples slowest for odd lengths and fastest for even ones; and a layer called once more for longer inputs."""
+
+    def either(net: Any, x: Tensor) -> Tensor:
+        number, length, width = x.shape
+        if length % 2:
+            hidden = net.a(x.reshape(-1, width)).view(number, length, -1)
+        else:
+            hidden = net.a(x.transpose(0, 1).reshape(-1, width)).view(length, number, -1).transpose(0, 1)
+        return net.b(torch.tanh(hidden).mean(1))
+
+    def counted(net: Any, x: Tensor) -> Tensor:
+        hidden = torch.stack([torch.tanh(net.a(each)) for each in x.unbind(1)])
+        return net.b(torch.tanh(net.a(hidden)).mean(0))
+
+    for forward in (either, counted):
+        model = built(Network(forward, a=nn.Linear(2, 2), b=nn.Linear(2, 3)))
+        data = [(normal(5, 3, 2), classes(3, 5)), (normal(2, 2, 2), classes(3, 2)), (normal(4, 4, 2), classes(3, 4))]
+        la = lw.fit(model.to(DEVICE), moved(tuple(data)), "classification", structure="full", curvature="ggn")
+        model = model.cpu()
+        exact = sum(dense.ggn(model, x, y, "classification", names_of(model)) for x, y in data)
+        assert relative(curvature_of(la), exact) < 1e-8
+        model.to(DEVICE)
+        x = normal(3, 6, 2, seed=5)
+        covariance = torch.linalg.inv(exact + torch.eye(len(exact)).double())
+        expected = dense.functional_covariance(dense.jacobian(model.cpu(), x, names_of(model)), covariance)
+        model.to(DEVICE)
+        assert relative(la.functional(moved(x)).cov, expected) < 1e-8
+
+
+@pytest.mark.parametrize("how", ["inputs", "detached"])
+def test_examples_that_meet_without_gradients_are_refused(how: str) -> None:
+    """Statistics of the batch's inputs, or detached ones, leave no example with an output of its own."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if how == "inputs":
+            return net.b(torch.tanh(net.a(x - x.mean(0))))
+        hidden = net.a(x)
+        return net.b(torch.tanh(hidden / (1 + hidden.detach().abs().amax(0))))
+
+    model = built(Network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        fitted(model, normal(6, 4), classes(3, 6), "classification")
+
+
+def test_random_networks_are_not_taken_for_dependent_ones() -> None:
+    """Noise in every forward pass is no dependence between examples; the table says that nothing was verified."""
+    model = built(Network(lambda net, x: net.b(F.dropout(net.a(x), 0.5, True)), a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    la = fitted(model, normal(6, 4), classes(3, 6), "classification")
+    assert "not the same for the same inputs" in la.coverage().verified
+
+
+def simple() -> nn.Module:
+    """Two layers."""
+    return built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+
+
+def exactly_right(model: nn.Module) -> lw.Laplace:
+    """A fit that is the dense one."""
+    x, y = normal(7, 4), classes(3, 7)
+    la = fitted(model, x, y, "classification", "full")
+    assert relative(curvature_of(la), used_ggn(model, x, y, la)[0]) < 1e-8
+    return la
+
+
+def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights whose recorded derivative is off take the generic rule, and the table names them."""
+    own = linear.LinearRule.contributions
+
+    def wrong(self: Any, use: Any, inputs: Any, grad: Tensor) -> Iterator[Any]:
+        return own(self, use, inputs, grad * (1.2 if "0.weight" in use.names else 1.0))
+
+    monkeypatch.setattr(linear.LinearRule, "contributions", wrong)
+    la = exactly_right(simple())
+    rules = {row.name: row.rule for row in la.coverage()}
+    assert rules == {"0.weight": "generic", "0.bias": "generic", "2.weight": "linear", "2.bias": "linear"}
+    assert "0.bias, 0.weight took the generic rule" in str(la.coverage())
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_a_wrong_batching_of_columns_is_found_out(ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many cotangents pulled back at once come out wrong, another way is taken, and rules stay as they are."""
+    for way in ("_mapped", "_batched")[:ways]:
+        own = getattr(Tape, way)
+
+        def wrong(self: Tape, *args: Any, own: Any = own) -> list[Any]:
+            return [None if each is None else each.flip(0) for each in own(self, *args)]
+
+        monkeypatch.setattr(Tape, way, wrong)
+    la = exactly_right(simple())
+    assert la.plan.batching == ways
+    assert {row.rule for row in la.coverage()} == {"linear"}
+
+
+def test_a_wrong_generic_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where mapping over examples comes out wrong, they are taken one by one."""
+    own = generic._vectorised
+    monkeypatch.setattr(generic, "_vectorised", lambda *args: {name: 1.5 * rows for name, rows in own(*args).items()})
+    model = built(Network(lambda net, x: net.b(torch.tanh(x @ net.w.exp())), w=parameter(4, 6), b=nn.Linear(6, 3)))
+    la = exactly_right(model)
+    assert not la.plan.vectorised and la.coverage()["w"].rule == "generic"
+
+
+def test_no_rule_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What disagrees even one example at a time is refused by name."""
+    own = generic._one_by_one
+    monkeypatch.setattr(generic, "_one_by_one", lambda *args: {k: 1.5 * rows for k, rows in own(*args).items()})
+    monkeypatch.setattr(generic, "_vectorised", lambda *args: {k: 1.5 * v for k, v in own(*args[:4], False).items()})
+    model = built(Network(lambda net, x: net.b(torch.tanh(x @ net.w.exp())), w=parameter(4, 6), b=nn.Linear(6, 3)))
+    with pytest.raises(ValueError, match=r"^w: the derivatives of single examples"):
+        fitted(model, normal(7, 4), classes(3, 7), "classification")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_rounding_is_no_reason_for_distrust(name: str, dtype: torch.dtype) -> None:
+    """No weight of any network in the table loses its rule, in any precision."""
+    own = table(name)
+    model = own.case.make()[0].to(device=DEVICE, dtype=dtype)
+    x = lw.batches.map_tensors(lambda each: each.to(dtype) if each.is_floating_point() else each, moved(own.x))
+    y = moved(own.y)
+    try:
+        la = lw.fit(model, (x, y.to(dtype) if y.is_floating_point() else y), own.likelihood, structure="diag")
+    except RuntimeError as error:
+        assert dtype == torch.bfloat16 and "not implemented" in str(error)
+        return
+    assert not la.plan.distrusted
+    assert la.coverage().verified.startswith("derivatives of 2 examples")
+
+
+def test_lengths_are_looked_at_a_few_times() -> None:
+    """Each of the first lengths is verified, later ones are not; another number of axes is."""
+    model = built(
+        Network(lambda net, x: net.b(torch.tanh(net.a(x)).flatten(1, -2).mean(1)), a=nn.Linear(2, 4), b=nn.Linear(4, 3))
+    )
+    data = [(normal(3, length, 2), classes(3, 3)) for length in range(2, 9)]
+    la = lw.fit(model.to(DEVICE), moved(tuple(data)), "classification")
+    assert len(la.plan.verified) == 3
+    la = lw.fit(model, moved((*data, (normal(3, 2, 2, 2), classes(3, 3)))), "classification")
+    assert len(la.plan.verified) == 4
+
+
+def test_saved_references_follow_the_sampled_weights() -> None:
+    """Outputs at sampled weights are those of a network that holds them, also where it saved references to its own."""
+    torch.manual_seed(1)
+    model = built(saved_references())
+    plain = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+    plain[0].load_state_dict(model.a.state_dict())
+    plain[2].load_state_dict(model.b.state_dict())
+    x, y = normal(7, 4), classes(3, 7)
+    given, expected = (fitted(each, x, y, "classification", "full") for each in (model, plain))
+    assert given.plan.references == {"a.weight", "a.bias"} and not expected.plan.references
+    one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
+    assert relative(one.probs, other.probs) < 1e-8
+    assert relative(one.epistemic, other.epistemic) < 1e-8

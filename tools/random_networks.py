@@ -1,0 +1,91 @@
+"""Compare the library with plain loops on many random networks, in several processes.
+
+Failing networks are printed as Python, shrunk to the steps that matter, with what is wrong; then how often each option
+of the grammar occurred. Run it by `make test-random SEED=0 COUNT=1000`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import multiprocessing
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+LEAST = 0.02  # the share of networks in which every option of the grammar has to occur
+
+
+def set_up() -> None:
+    """Let a process find the library and the tests."""
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def compare(seed: int, device: str, dtype: str, only: tuple[str, ...], shrink: bool) -> tuple[int, Any, list[str], str]:
+    """The options of a seed's network, what is wrong with the library's answers, and the smallest network for it."""
+    import torch
+
+    from random_checks import failures, shrunk
+    from random_networks import random_network
+
+    network = random_network(seed)
+    settings: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype), "only": only}
+    try:
+        found = failures(network, **settings)
+        smallest, left = shrunk(network, **settings) if found and shrink else (network, found)
+    except Exception as error:  # a network that torch itself cannot run is a fault of the grammar
+        return seed, network.options, [f"grammar: {type(error).__name__}: {error}"], str(network)
+    return seed, network.options, found, "\n".join([*left, str(smallest)]) if found else ""
+
+
+def main() -> int:
+    """Run what the command line asks for; the status is that of a test."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=1000, help="how many networks")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float64", choices=["float64", "float32"])
+    parser.add_argument("--only", nargs="*", default=[], help="checks; all of them if none is named")
+    parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
+    parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
+    asked = parser.parse_args()
+    set_up()
+    import random_checks  # noqa: F401  # fills the grammar
+    from random_networks import owners, random_network
+
+    seeds = range(asked.seed, asked.seed + asked.count)
+    counted = collections.Counter(option for seed in seeds for option in random_network(seed).options)
+    chosen = [seed for seed in seeds if not set(asked.without) & set(random_network(seed).options)]
+    start, failing = time.time(), {}
+    with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn"), set_up) as pool:
+        settings = (asked.device, asked.dtype, tuple(asked.only), not asked.plain)
+        waiting = [pool.submit(compare, seed, *settings) for seed in chosen]
+        for done in as_completed(waiting):
+            seed, _, found, text = done.result()
+            if found:
+                failing[seed] = found
+                print(f"seed {seed} fails:", *found[:6], sep="\n  ")
+                print(f"the smallest part of it that fails likewise:\n{text}\n", flush=True)
+    print("how many networks have each option of the grammar, in percent:")
+    shares = {option: counted[option] / len(seeds) for option in owners()}
+    print(
+        ", ".join(f"{option} {100 * share:.1f}" for option, share in sorted(shares.items(), key=lambda each: each[1]))
+    )
+    rare = [option for option, share in shares.items() if share < LEAST]
+    if rare and len(seeds) >= 1000:
+        print(f"too rare, below {100 * LEAST:.0f} percent: {', '.join(rare)}")
+    print(f"{len(failing)} of {len(chosen)} networks fail, in {time.time() - start:.0f} s: {sorted(failing)}")
+    return 1 if failing or (rare and len(seeds) >= 1000) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
