@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
+import reference
 import reference_dense as dense
 from conftest import DEVICE
 from contraction_networks import Addmm
@@ -53,6 +56,49 @@ def test_forms_are_linear(name: str) -> None:
     for row in rows:
         if row.name not in FORMS[name]:
             assert (row.rule, row.approximation) == ("linear", "Kronecker (expand)"), row
+
+
+# Equations of all kinds
+
+SIZES = {"b": 4, "t": 2, "s": 3, "i": 2, "j": 3, "g": 2, "o": 2, "p": 3}
+
+
+def equation(number: int) -> tuple[str, str, str, bool]:
+    """The letters of an input with examples b, of a weight and of their product, and whether the weight is first."""
+    draw = random.Random(number)
+    positions = ["b", *draw.sample("ts", draw.randint(0, 2))]
+    columns, rows = draw.sample("ij", draw.randint(1, 2)), draw.sample("op", draw.randint(0, 2))
+    groups = ["g"] * draw.randint(0, 1)
+    words = [positions + columns + groups, columns + groups + rows, positions + groups + rows]
+    for word in words:
+        draw.shuffle(word)
+    given, weight, product = ("".join(word) for word in words)
+    return given, weight, product, draw.random() < 0.3
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_equations(number: int) -> None:
+    """Positions, groups, rows and columns in any number and any order: the exact curvature, and its factors."""
+    given, weight, product, first = equation(number)
+    inside = [SIZES[letter] for letter in given if letter != "b"]
+    made = math.prod(SIZES[letter] for letter in product if letter != "b")
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.enter(x)).reshape(len(x), *inside).movedim(0, given.index("b"))
+        if first:
+            mixed = torch.einsum(f"{weight},{given}->{product}", self.weight, hidden)
+        else:
+            mixed = torch.einsum(f"{given},{weight}->{product}", hidden, self.weight)
+        return self.head(torch.tanh(mixed.movedim(product.index("b"), 0)).reshape(len(x), -1))
+
+    members = {"weight": parameter(*[SIZES[letter] for letter in weight]), "head": nn.Linear(made, 2)}
+    model = built(Network(forward, enter=nn.Linear(3, math.prod(inside)), **members))
+    x, y = normal(SIZES["b"], 3), normal(SIZES["b"], 2, seed=3)
+    settings = (model, x, y, "regression", names_of(model))
+    assert relative(curvature_of(fitted(model, x, y, "regression", "full")), dense.ggn(*settings)) < EXACT
+    la = fitted(model, x, y, "regression", "kron")
+    assert relative(curvature_of(la), reference.kron(*settings)) < EXACT
+    assert {row.rule for row in la.coverage()} == {"linear"}
 
 
 # What is passed on
