@@ -451,7 +451,9 @@ class Buffers:
         for name in own.keys() - self.values.keys():
             del own[name]
             self.module._non_persistent_buffers_set.discard(name)
-        own.update(self.values)  # a network may replace its buffers instead of changing them
+        for name, value in self.values.items():
+            if name not in own or own[name] is not value:  # a network may replace its buffers instead of changing them
+                own[name] = value
         for each in self.held:
             each.restore()
 
@@ -469,8 +471,9 @@ def copied_buffers(model: nn.Module) -> Iterator[None]:
     try:
         for buffers in _HELD.get(id(model), ()):
             copies = iter([each.value.clone() for each in buffers.held])
-            own = {name: None if each is None else next(copies) for name, each in buffers.values.items()}
-            buffers.module._buffers.update(own)
+            for name, each in buffers.values.items():
+                if each is not None:
+                    buffers.module._buffers[name] = next(copies)
         yield
     finally:
         restore_buffers(model)

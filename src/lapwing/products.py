@@ -133,7 +133,7 @@ class Products:
         if self.symmetric:
             return
         generator = torch.Generator("cpu").manual_seed(0)
-        drawn = torch.randn(2, self.space.size, generator=generator, dtype=torch.float64)
+        drawn = torch.randn(2, self.space.size, generator=generator, dtype=torch.float64, device="cpu")
         like = self.model.get_parameter(self.space.names[0])
         u, v = drawn.to(like.device, dtype)
         left, right = (self._pull(gradients, unflatten(each, self.space)).double() for each in (u, v))

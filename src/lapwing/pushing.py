@@ -198,8 +198,8 @@ class Push:
                 return False
             forward = (made[1].double() * self._cotangent(output).double()).flatten(1).sum(1)
             pieces = unflatten(v, self.space)
-            backward = sum(pieces[name].flatten(1).double() @ own.flatten().double() for name, own in pulled.items())
-            if not bool(((forward - backward).abs() <= bound).all()):
+            shares = [pieces[name].reshape(number, -1).double() @ g.flatten().double() for name, g in pulled.items()]
+            if not bool(((forward - torch.stack(shares).sum(0)).abs() <= bound).all()):
                 return False
         return True
 
@@ -216,7 +216,7 @@ class Push:
     def _cotangent(output: Tensor) -> Tensor:
         """Random numbers in the shape of the outputs, the same every time."""
         generator = torch.Generator("cpu").manual_seed(0)
-        return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
+        return torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu").to(output)
 
     def _pull(self, inputs: Inputs) -> tuple[Tensor, Weights]:
         """Outputs, and `J^T u` as a tensor per weight, by the network's own backward pass."""
@@ -249,10 +249,9 @@ class Push:
             step = self.budget.count(3 * cost * len(output), number)
             made = []
             for start in range(0, number if output.requires_grad else 0, step):
-                size = min(step, number - start)
-                chosen = torch.zeros(size, number, dtype=output.dtype, device=output.device)
-                chosen[torch.arange(size), torch.arange(start, start + size)] = 1
-                columns = chosen.reshape(size, 1, *output.shape[1:]).expand(size, *output.shape)
+                places = torch.arange(start, min(start + step, number), device=output.device)
+                chosen = torch.nn.functional.one_hot(places, number).to(output.dtype)
+                columns = chosen.reshape(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
                 made.append(apply(tape.pull(columns), self.space, vectors.to(tape.dtype)).detach())
         output = output.detach()
         if not made:

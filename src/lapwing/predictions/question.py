@@ -255,6 +255,7 @@ def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
     # Fused attention has no batching rule.
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message="An output with one or more elements was resized")  # torch's own
         try:
             made: Tensor = vmap(run, randomness="same")(deviations)
         except torch.OutOfMemoryError:
