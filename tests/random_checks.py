@@ -125,10 +125,17 @@ class Subject:
     @functools.cached_property
     def coupling(self) -> float:
         """How far outputs and derivatives of examples alone are from those inside the batch."""
+        return max(
+            self.coupled_outputs(self.network.examples),
+            gap(batch_jacobian(self.plain, self.x, self.names), self.jacobian),
+        )
+
+    def coupled_outputs(self, count: int) -> float:
+        """How far outputs of the first examples alone are from those in a batch of them."""
+        some = part(self.x, slice(0, count))
         with torch.enable_grad(), dense.plain():
-            together = dense.apply(dense.prepared(self.plain), self.x).detach()
-        alone = dense.outputs(self.plain, self.x)
-        return max(gap(together, alone), gap(batch_jacobian(self.plain, self.x, self.names), self.jacobian))
+            together = dense.apply(dense.prepared(self.plain), some).detach()
+        return gap(together, dense.outputs(self.plain, some))
 
     @property
     def tolerance(self) -> float:
@@ -225,7 +232,7 @@ def check(function: Callable[[Subject], Iterator[str | None]]) -> Callable[[Subj
 
 @check
 def exact(s: Subject) -> Iterator[str | None]:
-    """`full` and `diag` are the dense matrix of the weights used, and others are left out."""
+    """`full` is the dense matrix of the weights used, and others are left out."""
     names = set(s.full.space.names)
     used = connected(s.plain, s.x, s.names)
     left_out = [name for name in s.names if name in used - names and s.ggn[s.index((name,))].abs().sum() > 0]
@@ -237,8 +244,14 @@ def exact(s: Subject) -> Iterator[str | None]:
     yield differs("full's matrix", matrix(s.full), expected, s.tolerance)
     weights = torch.cat([s.plain.get_parameter(name).detach().reshape(-1) for name in s.full.space.names])
     yield differs("the vector of weights", s.full.mode, weights, s.tolerance)
-    diagonal = matrix(s.fit("diag"))
-    yield differs("diag's matrix", diagonal, torch.diag(expected.diagonal()), s.tolerance)
+
+
+@check
+def diagonal(s: Subject) -> Iterator[str | None]:
+    """`diag` is the diagonal of the dense matrix."""
+    la = s.fit("diag")
+    index = s.index(la.space.names)
+    yield differs("diag's matrix", matrix(la), torch.diag(s.ggn.diagonal()[index]), s.tolerance)
 
 
 @check
@@ -253,13 +266,11 @@ def batches(s: Subject) -> Iterator[str | None]:
             yield f"{structure} of two batches has {set(whole.space.names) ^ set(split.space.names)} otherwise"
             continue
         yield differs(f"{structure}'s matrix of two batches", matrix(split), matrix(whole), s.tolerance)
-        if structure == "ekfac":  # an update keeps its eigenvectors
-            continue
-        later = s.fit(structure, None, part(s.x, first), s.y[first]).update(data[1])
-        if later.space.names == whole.space.names:
-            yield differs(f"{structure}'s matrix after an update", matrix(later), matrix(whole), s.tolerance)
-        else:
-            yield f"{structure} after an update has {set(whole.space.names) ^ set(later.space.names)} otherwise"
+    later = s.fit("kron", None, part(s.x, first), s.y[first]).update(data[1])
+    if later.space.names == s.kron.space.names:
+        yield differs("kron's matrix after an update", matrix(later), matrix(s.kron), s.tolerance)
+    else:
+        yield f"kron after an update has {set(s.kron.space.names) ^ set(later.space.names)} otherwise"
 
 
 @check
@@ -419,8 +430,8 @@ def failures(
 
 def _refusal(s: Subject) -> list[str]:
     """Examples that depend on each other have no likelihood of their own: a clear sentence is expected."""
-    if s.coupling < COUPLED:
-        return []  # too near to rounding to be noticed
+    if s.coupling < COUPLED or s.coupled_outputs(2) < COUPLED:
+        return []  # too near to rounding to be noticed, or not to be seen in the first examples, which may be equal
     try:
         s.fit("kron")
     except ValueError as error:
@@ -433,7 +444,7 @@ def _refusal(s: Subject) -> list[str]:
 def some_checks(seed: int) -> tuple[str, ...]:
     """The checks of a seed where time is short."""
     others = [name for name in CHECKS if name not in ALWAYS]
-    return (*ALWAYS, *(others[(seed + step) % len(others)] for step in (0, 2, 4)))
+    return (*ALWAYS, others[seed % len(others)], others[(seed + 3) % len(others)])
 
 
 def kinds(found: list[str]) -> set[str]:

@@ -17,7 +17,7 @@ from random_networks import Network, network_of, owners, random_network, stored_
 
 # On a GPU networks are in float32, as the kernels for it are, and a few of them will do: every call waits for it.
 DTYPE = torch.float64 if DEVICE == "cpu" else torch.float32
-COUNT = 300 if DEVICE == "cpu" else 100
+COUNT = 240 if DEVICE == "cpu" else 100
 LEAST = 0.02
 
 
