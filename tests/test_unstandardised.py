@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapwing as lw
+from lapwing.layers.offsets import PatchMoments
 
 STRUCTURES = ("kron", "ekfac", "block", "full", "diag")
 
@@ -203,37 +204,37 @@ def test_joint_bias() -> None:
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
-@pytest.mark.parametrize("size", [6, 24])
-def test_pixels(approx: str, size: int) -> None:
-    """A convolution of pixels from 0 to 255, two channels nearly alike, on small images and on large ones."""
+@pytest.mark.parametrize("offsets", [False, True])
+def test_pixels(approx: str, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution of bright pixels and its bias: from patches, or without them by offsets of its taps."""
+    monkeypatch.setattr(PatchMoments, "cheaper", offsets)
+    channels, size = 2, 8
     g = torch.Generator().manual_seed(0)
-    grey = torch.randint(256, (40, 1, size, size), generator=g).float()
-    x = torch.cat([grey, grey + torch.randint(-1, 2, grey.shape, generator=g)], 1)
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * (size - 2) ** 2, 1, bias=False))
+    x = 250 + 0.1 * torch.rand(40, channels, size, size, generator=g)
+    net = nn.Sequential(
+        nn.Conv2d(channels, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * (size - 2) ** 2, 1, bias=False)
+    )
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=g))
         net[0].weight.mul_(0.01)
         net[3].weight.mul_(1 / size)
-    la = lw.fit(
-        net,
-        (x, torch.zeros(40, 1)),
-        lw.Gaussian(0.1),
-        structure=lw.Kron(approx=approx),
-        weights=["0.weight"],
-        prior=0.01,
-    )
+    structure = lw.Kron(approx=approx, bias="joint")
+    zeros = torch.zeros(40, 1)
+    la = lw.fit(net, (x, zeros), lw.Gaussian(0.01), structure=structure, weights=["0.weight", "0.bias"], prior=0.01)
     w, b, v = (parameter.detach().double() for parameter in net.parameters())
     patches = F.unfold(x.double(), 3).mT  # (N, T, I)
     hidden = torch.tanh(patches @ w.flatten(1).T + b)  # (N, T, O)
+    patches = F.pad(patches, (0, 1), value=1.0)
     slope = v.reshape(3, -1).T * (1 - hidden.square())
     inputs = patches.flatten(0, 1) if approx == "expand" else patches.mean(1)
     gradients = slope.flatten(0, 1) if approx == "expand" else slope.sum(1)
-    matrix = torch.kron(gradients.T @ gradients, inputs.T @ inputs / len(inputs)) / 0.1**2
+    matrix = torch.kron(gradients.T @ gradients, inputs.T @ inputs / len(inputs)) / 0.01**2
     precision = matrix + 0.01 * torch.eye(len(matrix), dtype=torch.float64)
     rows = torch.einsum("nto,nti->noi", slope, patches).flatten(1)
     expected = (torch.linalg.solve(precision, rows.T).T * rows).sum(1)
     assert off(la.functional(x).cov, expected) < 0.05
+    assert abs(float(la.precision.logdet() - torch.linalg.slogdet(precision)[1])) < 0.1
 
 
 def test_precisions_of_rows() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SUMS = {torch.float32: 1e-7, torch.float64: 1e-16}  # rounding of sums and eigenvalues, of the largest eigenvalue
 # A network's own rounding is that of its activations and gradients: sums of squares have its square.
-NETWORK = {torch.float32: 1e-13, torch.float64: 0.0}
+NETWORK = {torch.float32: 3e-14, torch.float64: 0.0}
 
 
 class RoundingWarning(UserWarning):
