@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -196,14 +197,14 @@ class Fragile(nn.Module):
         self.head = nn.Linear(5, 3)
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         self.error = error
-        self.passes = [0, -1]  # how many there were, and which fails
+        self.passes = SimpleNamespace(count=0, fails=-1)  # lists would be put back
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 4) to (B, 3)."""
-        self.passes[0] += 1
+        self.passes.count += 1
         self.calls += 1
         hidden = self.drop(torch.tanh(self.norm(self.first(x))))
-        if self.passes[0] == self.passes[1]:
+        if self.passes.count == self.passes.fails:
             raise self.error
         return self.head(hidden)
 
@@ -232,7 +233,7 @@ def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pyt
         calls.append(lambda: lw.fit(model, batches, "classification", weights="last_layer"))
     reached = 0
     for call in calls:
-        model.passes[:] = 0, which
+        model.passes.count, model.passes.fails = 0, which
         try:
             call()
         except type(error) as caught:

@@ -357,3 +357,52 @@ def test_saved_references_follow_the_sampled_weights() -> None:
     one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
     assert relative(one.probs, other.probs) < 1e-8
     assert relative(one.epistemic, other.epistemic) < 1e-8
+
+
+class Caching(nn.Module):
+    """A table of biases that is looked up once in evaluation mode, and kept in an attribute and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.table = nn.Linear(4, 6), nn.Linear(6, 3), parameter(2)
+        self.kept: dict[str, Tensor] = {}
+        self.register_buffer("places", torch.tensor([0, 1, 1, 0, 0, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "biases" not in self.kept:
+            self.kept["biases"] = self.table[self.places]
+            self.gain = 1 + self.table.sum()
+        return self.b(torch.tanh(self.a(x) + self.kept["biases"])) * self.gain
+
+
+def test_what_a_network_keeps_does_not_go_stale() -> None:
+    """Outputs at sampled weights are those of a network that keeps nothing, and nothing is left behind."""
+    torch.manual_seed(1)
+    model = built(Caching())
+
+    def fresh(net: Any, x: Tensor) -> Tensor:
+        return net.b(torch.tanh(net.a(x) + net.table[net.places])) * (1 + net.table.sum())
+
+    plain = Network(fresh, a=model.a, b=model.b, table=model.table)
+    plain.register_buffer("places", model.places)
+    x, y = normal(7, 4), classes(3, 7)
+    given, expected = (fitted(each, x, y, "classification", "full") for each in (model, plain))
+    order = torch.cat(
+        [torch.arange(each.D)[each.space.slices()[name]] for each in (expected,) for name in given.space.names]
+    )
+    assert relative(curvature_of(given), curvature_of(expected)[order][:, order]) < 1e-8
+    assert given.coverage()["table"].rule != "unused"
+    one, two = (given.predict(moved(x), method="sampled", samples=50) for _ in range(2))
+    assert float(one.epistemic.mean()) > 0 and relative(one.probs, two.probs) < 1e-12
+    held = given.model
+    deviation = given.sample(1, generator=torch.Generator(DEVICE).manual_seed(0))[0]
+    weights = dict(zip(given.space.names, deviation.split([s.numel() for s in given.space.shapes]), strict=True))
+    weights = {name: own.reshape(held.get_parameter(name).shape) for name, own in weights.items()}
+    for scale in (1.0, 2.0):  # one after the other: the second is not to see what the first kept
+        at = {name: scale * own for name, own in weights.items()}
+        with lw.batches.evaluation(held):
+            found = lw.batches.call(lw.batches.under(held, at), moved(x))
+            lw.batches.restore_buffers(held)
+        wanted = torch.func.functional_call(expected.model, at, (moved(x),))
+        assert relative(found.detach(), wanted.detach()) < 1e-12
+    assert held.kept == {} and not hasattr(held, "gain")

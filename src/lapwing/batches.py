@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -431,19 +432,61 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Attributes:
+    """What a module holds beside weights, buffers and modules, as it was: a network may keep what it computed there.
+
+    Attention biases that are made once in evaluation mode would be those of other weights in the next pass.
+    """
+
+    own: dict[str, Any]  # of the module itself
+    values: dict[str, Any]
+    contents: list[tuple[Any, Any]]  # lists and dictionaries, with copies of them
+
+    @staticmethod
+    def of(module: nn.Module) -> Attributes:
+        """As they are now."""
+        own = vars(module)
+        values = {} if isinstance(module, torch.jit.ScriptModule) else {k: v for k, v in own.items() if k not in INSIDE}
+        return Attributes(own, values, [(each, each.copy()) for each in values.values() if type(each) in (list, dict)])
+
+    def restore(self) -> None:
+        """Put the same objects back; those that were not there are taken away."""
+        own, values = self.own, self.values
+        for name, value in values.items():
+            if own.get(name, INSIDE) is not value:
+                own[name] = value
+        if values and len(own) > len(values) + len(INSIDE):
+            for name in own.keys() - values.keys() - INSIDE:
+                del own[name]
+        for each, kept in self.contents:
+            if len(each) != len(kept) or not all(map(operator.is_, entries(each), entries(kept))):
+                each.clear()
+                each.update(kept) if type(each) is dict else each.extend(kept)
+
+
+INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
+
+
+def entries(container: list[Any] | dict[Any, Any]) -> Iterable[Any]:
+    """The values of a list or of a dictionary."""
+    return container.values() if isinstance(container, dict) else container
+
+
+@dataclass(frozen=True)
 class Buffers:
     """The buffers of a module as they were; some may have been empty, and filled by a forward pass."""
 
     module: nn.Module
     values: dict[str, Tensor | None]
     held: list[Held]
+    others: Attributes
 
     @staticmethod
     def of(module: nn.Module) -> Buffers:
         """As they are now."""
         values = dict(module._buffers)
         held = [Held(each, each._version, each.detach().clone()) for each in values.values() if each is not None]
-        return Buffers(module, values, held)
+        return Buffers(module, values, held, Attributes.of(module))
 
     def restore(self) -> None:
         """Put the same objects back, with their values; buffers that were not there are taken away."""
@@ -456,6 +499,7 @@ class Buffers:
                 own[name] = value
         for each in self.held:
             each.restore()
+        self.others.restore()
 
 
 def restore_buffers(model: nn.Module) -> None:
