@@ -35,7 +35,7 @@ def test_sweeps_score_the_settings_they_say(method: str) -> None:
         assert point.metrics["nll"] == pytest.approx(lw.evaluate.nll(probs, y), rel=1e-6)
         assert point.metrics["nll"] == pytest.approx(lw.validation_nll(there, (x, y)), rel=1e-6)
         assert point.metrics["ece"] == pytest.approx(lw.evaluate.ece(probs, y), rel=1e-5)
-        assert 4 <= point.scale <= 400.001 and 0.5 <= point.precision <= 50.001
+        assert 3.999 <= point.scale <= 400.001 and 0.499 <= point.precision <= 50.001
     assert found.best.metrics["nll"] == min(point.metrics["nll"] for point in found.points)
     assert sweep(method=method, trials=9, scale=(4, 400), precision=(0.5, 50), seed=2) == found
     assert Sweep.from_json(found.to_json()) == found and "best nll" in repr(found)
