@@ -127,17 +127,18 @@ class Subject:
     @functools.cached_property
     def coupling(self) -> float:
         """How far outputs and derivatives of examples alone are from those inside the batch."""
+        many = self.network.given(self.network.questions(examples=self.network.examples + 2))
         return max(
-            self.coupled_outputs(self.network.examples),
+            self.coupled_outputs(many),
+            self.coupled_outputs(self.x),
             gap(batch_jacobian(self.plain, self.x, self.names), self.jacobian),
         )
 
-    def coupled_outputs(self, count: int) -> float:
-        """How far outputs of the first examples alone are from those in a batch of them."""
-        some = part(self.x, slice(0, count))
+    def coupled_outputs(self, inputs: Any) -> float:
+        """How far outputs of examples alone are from those in a batch of them."""
         with torch.enable_grad(), dense.plain():
-            together = dense.apply(dense.prepared(self.plain), some).detach()
-        return gap(together, dense.outputs(self.plain, some))
+            together = dense.apply(dense.prepared(self.plain), inputs).detach()
+        return gap(together, dense.outputs(self.plain, inputs))
 
     @property
     def tolerance(self) -> float:
@@ -440,7 +441,7 @@ def failures(
 
 def _refusal(s: Subject) -> list[str]:
     """Examples that depend on each other have no likelihood of their own: a clear sentence is expected."""
-    if s.coupling < COUPLED or s.coupled_outputs(2) < COUPLED:
+    if s.coupling < COUPLED or s.coupled_outputs(part(s.x, slice(0, 2))) < COUPLED:
         return []  # too near to rounding to be noticed, or not to be seen in the first examples, which may be equal
     try:
         s.fit("kron")
