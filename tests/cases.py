@@ -163,6 +163,7 @@ CASES = [
     classes("addmm", con.addmm, normal(3, 4)),
     classes("addmm_forms", con.addmm_forms, normal(4), note="the last is scaled: the generic rule"),
     classes("transposed_linear", con.transposed_linear, normal(3, 4)),
+    classes("square_both_ways", con.square_both_ways, normal(4)),
     classes("bmm", con.bmm, normal(2, 6)),
     classes("baddbmm", con.baddbmm, normal(2, 6)),
     classes("left_bmm", con.left_bmm, normal(2, 6)),

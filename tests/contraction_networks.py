@@ -64,6 +64,16 @@ def transposed_linear() -> nn.Module:
     return Network(forward, **members, last=parameter(4, 3), out=parameter(3))
 
 
+def square_both_ways() -> nn.Module:
+    """A square weight and its transpose with one bias: no joint block can hold both, (B, 4) to (B, 3)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(functional.linear(x, self.square, self.shift))
+        return self.head(torch.tanh(torch.addmm(self.shift, hidden, self.square)))
+
+    return Network(forward, square=parameter(4, 4), shift=parameter(4), head=nn.Linear(4, 3))
+
+
 def grouped(apply: Callable[[Any, Tensor], Tensor], **members: nn.Parameter) -> Callable[[], nn.Module]:
     """Return a builder of a network that has a matrix (3, 2, 4) for each of three groups, (B, T, 6) to (B, 3)."""
 

@@ -242,7 +242,8 @@ def categorical(
     """Three classes."""
     y = classes(3, EXAMPLES, *POSITIONS[kind]) if y is None else y
     weights = None if weight is None else torch.tensor(weight, dtype=torch.float64)
-    value = lw.Categorical(weight=weights, label_smoothing=label_smoothing)
+    axis = 2 if kind == "tokens" else None  # there are as many positions as classes
+    value = lw.Categorical(axis=axis, weight=weights, label_smoothing=label_smoothing)
     return LikelihoodCase(
         f"categorical {name}",
         kind,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
+import reference
 import reference_dense as dense
 from conftest import DEVICE
 from contraction_networks import Addmm
@@ -31,6 +34,7 @@ FORMS: dict[str, set[str]] = {
     "addmm": set(),
     "addmm_forms": {"out", "scaled"},
     "transposed_linear": set(),
+    "square_both_ways": set(),
     "bmm": set(),
     "baddbmm": set(),
     "left_bmm": set(),
@@ -52,6 +56,49 @@ def test_forms_are_linear(name: str) -> None:
     for row in rows:
         if row.name not in FORMS[name]:
             assert (row.rule, row.approximation) == ("linear", "Kronecker (expand)"), row
+
+
+# Equations of all kinds
+
+SIZES = {"b": 4, "t": 2, "s": 3, "i": 2, "j": 3, "g": 2, "o": 2, "p": 3}
+
+
+def equation(number: int) -> tuple[str, str, str, bool]:
+    """The letters of an input with examples b, of a weight and of their product, and whether the weight is first."""
+    draw = random.Random(number)
+    positions = ["b", *draw.sample("ts", draw.randint(0, 2))]
+    columns, rows = draw.sample("ij", draw.randint(1, 2)), draw.sample("op", draw.randint(0, 2))
+    groups = ["g"] * draw.randint(0, 1)
+    words = [positions + columns + groups, columns + groups + rows, positions + groups + rows]
+    for word in words:
+        draw.shuffle(word)
+    given, weight, product = ("".join(word) for word in words)
+    return given, weight, product, draw.random() < 0.3
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_equations(number: int) -> None:
+    """Positions, groups, rows and columns in any number and any order: the exact curvature, and its factors."""
+    given, weight, product, first = equation(number)
+    inside = [SIZES[letter] for letter in given if letter != "b"]
+    made = math.prod(SIZES[letter] for letter in product if letter != "b")
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.enter(x)).reshape(len(x), *inside).movedim(0, given.index("b"))
+        if first:
+            mixed = torch.einsum(f"{weight},{given}->{product}", self.weight, hidden)
+        else:
+            mixed = torch.einsum(f"{given},{weight}->{product}", hidden, self.weight)
+        return self.head(torch.tanh(mixed.movedim(product.index("b"), 0)).reshape(len(x), -1))
+
+    members = {"weight": parameter(*[SIZES[letter] for letter in weight]), "head": nn.Linear(made, 2)}
+    model = built(Network(forward, enter=nn.Linear(3, math.prod(inside)), **members))
+    x, y = normal(SIZES["b"], 3), normal(SIZES["b"], 2, seed=3)
+    settings = (model, x, y, "regression", names_of(model))
+    assert relative(curvature_of(fitted(model, x, y, "regression", "full")), dense.ggn(*settings)) < EXACT
+    la = fitted(model, x, y, "regression", "kron")
+    assert relative(curvature_of(la), reference.kron(*settings)) < EXACT
+    assert {row.rule for row in la.coverage()} == {"linear"}
 
 
 # What is passed on
@@ -121,6 +168,26 @@ def test_what_is_passed_on(name: str) -> None:
     assert relative(curvature_of(fitted(model, x, y, "regression", "diag")), diagonal) < EXACT
 
 
+def test_uses_agree_whatever_the_order_of_axes() -> None:
+    """A weight that is given as another view of itself, with results in another order, has the same factors."""
+
+    def plain(self: Any, h: Tensor) -> Tensor:
+        made = torch.tanh(torch.einsum("bti,hid->bthd", h, self.p))
+        return torch.einsum("bthd,hid->bti", made, self.p)
+
+    def other(self: Any, h: Tensor) -> Tensor:
+        made = torch.tanh(torch.einsum("dhi,bti->dbht", self.p.permute(2, 0, 1), h))
+        return torch.einsum("bthd,ihd->bti", made.permute(1, 3, 2, 0), self.p.transpose(0, 1))
+
+    first = between(plain, p=parameter(2, 4, 3))
+    second = between(other, p=parameter(2, 4, 3))
+    second.load_state_dict(first.state_dict())
+    x, y = normal(5, 3, 4), normal(5, 2, seed=3)
+    fits = [fitted(model, x, y, "regression") for model in (first, second)]
+    assert relative(curvature_of(fits[1]), curvature_of(fits[0])) < EXACT
+    assert {row.approximation for la in fits for row in la.coverage()} == {"Kronecker (expand)"}
+
+
 # Layers of GPT-2 beside plain ones
 
 
@@ -131,10 +198,10 @@ def gpt(layer: Callable[[int, int], nn.Module]) -> nn.Module:
         query, key, value = self.attend(self.norm(x)).split(4, -1)
         x = x + self.project(nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True))
         x = x + self.down(nn.functional.gelu(self.up(x), approximate="tanh"))
-        return self.head(x)[:, -1]
+        return self.head(x[:, -1])
 
     members = {"attend": layer(4, 12), "project": layer(4, 4), "up": layer(4, 8), "down": layer(8, 4)}
-    return Network(forward, norm=nn.LayerNorm(4), **members, head=nn.Linear(4, 3))
+    return Network(forward, norm=nn.LayerNorm(4), **members, head=layer(4, 3))
 
 
 def both_ways() -> tuple[nn.Module, nn.Module]:
@@ -142,10 +209,7 @@ def both_ways() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(1)
     turned = built(gpt(Addmm))
     plain = gpt(nn.Linear).double()
-    state = {
-        name: value.T if "weight" in name and value.dim() == 2 and "head" not in name else value
-        for name, value in turned.state_dict().items()
-    }
+    state = {name: value.T if value.dim() == 2 else value for name, value in turned.state_dict().items()}
     plain.load_state_dict(state)
     return turned, plain
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +143,47 @@ def test_passes_that_differ_are_refused() -> None:
         lw.fit(small().to(DEVICE), Growing(), "classification", structure="ekfac")
 
 
+class Noisy:
+    """Two batches of the same examples in every pass: with other noise on them, or in another order."""
+
+    def __init__(self, noise: float, dtype: torch.dtype, other: bool = False) -> None:
+        self.noise, self.dtype, self.other, self.passes = noise, dtype, other, 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        order = torch.randperm(40, generator=seeded(self.passes))
+        x = normal(40, 4) + self.noise * normal(40, 4, seed=self.passes)
+        y = classes(3, 40, seed=self.passes if self.other else 2)
+        return iter(cut(x[order].to(self.dtype), y[order], [25, 15]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("noise", [0.5, 0.05, 0.0])
+def test_data_that_are_drawn_anew_in_every_pass(noise: float, dtype: torch.dtype) -> None:
+    """EKFAC, whose second pass sees other data, and the linear mode say so; another order is fine."""
+    model = small().to(DEVICE, dtype)
+
+    def heard(ask: Callable[[], Any]) -> list[str]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            ask()
+        return [str(each.message) for each in said]
+
+    found = heard(lambda: lw.fit(model, Noisy(noise, dtype), "classification", structure="ekfac"))
+    assert len(found) == bool(noise)
+    assert all("in the first pass" in each and "structure='kron'" in each for each in found)
+    assert heard(lambda: lw.fit(model, Noisy(noise, dtype), "classification")) == []
+    la = lw.fit(model, Noisy(noise, dtype), "classification")
+    found = heard(lambda: la.at_linear_mode(Noisy(2 * noise, dtype)))
+    assert len(found) == bool(noise) and all("augmentations drawn anew" in each for each in found)
+
+
+def test_passes_with_other_labels() -> None:
+    """The inputs are the same, and the labels are drawn anew."""
+    with pytest.warns(UserWarning, match=r"in the first pass.*in the second"):
+        lw.fit(small().to(DEVICE), Noisy(0.0, torch.float64, other=True), "classification", structure="ekfac")
+
+
 @pytest.mark.parametrize("build", [token_classifier, gpt_positions])
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("merge", [2048, 1])
@@ -148,7 +191,7 @@ def test_sequences_of_several_lengths(build: Any, structure: str, merge: int, mo
     """Batches of different lengths in one loader, one of them as long as it has examples."""
     monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", merge)
     model = built(build())
-    shapes = [(4, 3), (3, 3), (2, 1), (3, 2), (1, 3)]
+    shapes = [(3, 2), (3, 3), (2, 1), (4, 3), (1, 3)]
     batches = [(classes(5, *shape, seed=i), classes(3, *shape, seed=20 + i)) for i, shape in enumerate(shapes)]
     batches[1][1][0, 1] = -100
     names = names_of(model)

@@ -53,6 +53,7 @@ def rows(folder: Path, name: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads((folder / f"{name}.json").read_text())["rows"]}
 
 
+@pytest.mark.filterwarnings("ignore:Covariances of .* outputs per example are estimated")  # of images
 @pytest.mark.parametrize("name", list(NAMES))
 def test_script_compares_the_ways(
     name: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.filterwarnings("ignore:Covariances of .* outputs per example are estimated")
 def test_segmentation_leaves_ignored_pixels_out(capsys: pytest.CaptureFixture[str]) -> None:
     module = example("segmentation")
     la, seen = module.main(steps=40, images=32)

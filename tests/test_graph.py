@@ -26,6 +26,9 @@ NAMES = (
     "encoder_layer",
     "layer_norm",
     "self_attention",
+    "addmm",
+    "baddbmm",
+    "einsum_attention",
 )
 STEP = 1e-5
 
@@ -69,8 +72,9 @@ def test_kronecker_factors(name: str, approx: str) -> None:
         sums = sums_at(case, scale, lw.Kron(approx=approx))
         space = make_space(case.model, case.names)
         total = torch.zeros((), dtype=torch.float64, device=DEVICE)
-        for (key, _), factors in sums.factors.items():
+        for (key, flipped), factors in sums.factors.items():
             matrix = sums.layouts[key].to_matrix(moved(v)[space.place(key[0])])
+            matrix = matrix.mT if flipped else matrix
             total = total + (matrix * (factors.gradients @ matrix @ (factors.inputs / factors.count))).sum()
         for part, value in sums.others.items():
             own = moved(v)[space.place(part)]

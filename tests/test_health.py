@@ -72,7 +72,7 @@ def test_a_healthy_network_has_no_complaints(healthy: tuple[lw.Laplace, tuple[Te
     before, drawn = la.log_evidence(), torch.random.get_rng_state()
     said = la.diagnose(data)
     assert said.healthy and not said.complaints, str(said)
-    assert [each.topic for each in said] == ["fit", "mode", "residuals", "evidence"]
+    assert [each.topic for each in said] == ["fit", "mode", "residuals", "evidence", "rounding"]
     assert said["mode"].numbers["decrement"] < 1e-6 and said["fit"].numbers["share"] > 0.8
     assert torch.equal(la.log_evidence(), before) and torch.equal(drawn, torch.random.get_rng_state())
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*(each.cpu() for each in data)), batch_size=10)

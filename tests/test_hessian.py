@@ -46,6 +46,8 @@ PRODUCTS = (
     "unused_layer",
     "embedding_sparse",
     "segmentation",
+    "learned_temperature",
+    "weight_norm",
 )
 
 

@@ -121,10 +121,13 @@ def test_single_examples_and_small_budgets() -> None:
 
 
 def test_lower_precision() -> None:
-    """Single precision to 1e-6; half precision is summed in single."""
+    """Single precision to 1e-6, or summed in double; half precision is summed in single."""
     window = Window((3, 3), (1, 1), (1, 1), (1, 1), 1)
     x = normal(16, 8, 20, 20).relu()
     check(x.float(), window, tolerance=1e-6)
+    wide = moments(x.float(), window).second(LARGE, torch.float64)
+    expected = outer(cut_out(x.float().double(), window))
+    assert wide.dtype == torch.float64 and relative(wide.reshape(expected.shape), expected) < 1e-13
     rounded = x.to(torch.bfloat16)
     made = moments(rounded, window).second(LARGE)
     assert made.dtype == torch.float32

@@ -319,6 +319,7 @@ def test_many_outputs(structure: str) -> None:
         la.functional(moved(x), joint=True)
 
 
+@pytest.mark.filterwarnings("ignore:Covariances of .* outputs per example are estimated")
 def test_many_numbers_without_a_closed_covariance() -> None:
     """Rows that are two positions of 130 classes: exact. Groups at 81 positions: variances are, covariances sampled."""
     viewed = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 260), nn.Unflatten(1, (2, 130)))

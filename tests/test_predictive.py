@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -205,6 +206,7 @@ def test_parts_of_any_size(name: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [300, 40])
+@pytest.mark.filterwarnings("ignore:Covariances of .* outputs per example are estimated")
 def test_many_outputs(outputs: int) -> None:
     """Above 256 outputs the covariance is that of fixed samples, the same as `functional` has."""
     positions = 8 if outputs == 40 else 1
@@ -224,6 +226,24 @@ def test_many_outputs(outputs: int) -> None:
             la.predict(x.clone().requires_grad_(), **options)
         with pytest.raises(ValueError, match="at most 256"):
             la.functional(x.clone().requires_grad_(), **options)
+
+
+@pytest.mark.parametrize("outputs", [257, 256])
+def test_estimated_covariances_say_so(outputs: int) -> None:
+    """A warning with the error, where covariances are made of samples, and none where they are exact."""
+    model, x = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs))), moved(normal(2, 3))
+    la = fitted(model, normal(3, 3), classes(outputs, 3), "classification", curvature="fisher")
+    for ask in (la.functional, la.predict):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            ask(x)
+        words = [str(each.message) for each in said]
+        assert len(words) == (outputs > 256)
+        assert not words or ("257 outputs per example are estimated from 64 samples" in words[0] and "18%" in words[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        last = fitted(model, normal(3, 3), classes(outputs, 3), "classification", weights="last_layer")
+        last.functional(x)
 
 
 def test_half_precision() -> None:

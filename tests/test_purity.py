@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,7 @@ def prepared(name: str) -> tuple[nn.Module, Any, Tensor, Any]:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "full"])
+@pytest.mark.filterwarnings("ignore:weights='last_layer' takes")
 def test_every_question_leaves_everything_as_it_was(name: str, structure: str) -> None:
     """Fit, covariances, samples, predictions, evidence, coverage and products change nothing, and repeat."""
     model, x, y, likelihood = prepared(name)
@@ -309,3 +311,88 @@ def test_inside_inference_mode_and_without_gradients() -> None:
             assert repeated(la.functional(data[0]).cov, expected)
             assert torch.isfinite(la.log_evidence())
             assert changed(model, before) == []
+
+
+class Remembering(nn.Module):
+    """A buffer that is empty until the first pass fills it, one that a pass makes, and a counter that is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.register_buffer("seen", None)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        if self.seen is None:
+            self.seen = hidden.detach().mean(0)
+        else:
+            hidden = hidden + 1.0
+        if "made" not in self._buffers:
+            self.register_buffer("made", torch.ones(5, dtype=x.dtype, device=x.device), persistent=False)
+        self.calls = self.calls + 1
+        return self.last(hidden * self.made)
+
+
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_buffers_that_a_forward_pass_fills_or_makes(structure: str) -> None:
+    """They are empty, or not there, for every pass and afterwards; one that the user has filled keeps its value."""
+    model = built(Remembering()).to(DEVICE)
+    x, y = moved(normal(6, 4)), moved(classes(3, 6))
+    before = snapshot(model)
+    la = lw.fit(model, (x, y), "classification", structure=structure)
+    made = la.functional(x[:2])
+    la.predict(x, method="sampled", samples=2)
+    lw.products(model, (x, y), "classification").mv(torch.ones(la.D))
+    assert changed(model, before) == []
+    assert model.seen is None and list(model._buffers) == ["seen", "calls"] and not model._non_persistent_buffers_set
+    with torch.no_grad():
+        assert torch.equal(made.mean, copy.deepcopy(model)(x[:2]))
+    with pytest.raises(RuntimeError):
+        lw.fit(model, Broken(cut(x, y, [3, 3]), RuntimeError("stop")), "classification")
+    assert changed(model, before) == []
+    model(x)
+    kept = snapshot(model)
+    lw.fit(model, (x, y), "classification", structure=structure)
+    assert changed(model, kept) == [] and model.seen is not None
+
+
+class Powers(nn.Module):
+    """A weight that takes the generic rule: vectorised, or, where the data decide, one by one."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.first, self.power = nn.Linear(4, 3), nn.Parameter(torch.tensor([1.5, 2.0, 2.5]))
+        self.branches = branches
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.sigmoid(self.first(x))
+        if self.branches and float(hidden.detach().sum()) > -1:
+            hidden = hidden * 1.0
+        return hidden**self.power
+
+
+@pytest.mark.parametrize("name", ["first.weight", "power"])
+@pytest.mark.parametrize("branches", [False, True])
+def test_hooks_on_the_gradients_of_parameters(name: str, branches: bool) -> None:
+    """No rule obeys one, none is called, a warning names the weight, and training still calls it."""
+    model, x, y = built(Powers(branches)).to(DEVICE), moved(normal(6, 4)), moved(normal(6, 3))
+
+    def asked() -> list[Tensor]:
+        la = lw.fit(model, (x, y), "regression", structure="full", curvature="ggn")
+        products = lw.products(model, (x, y), "regression")
+        hessian = lw.products(model, (x, y), "regression", curvature="hessian")
+        vector = torch.arange(la.D).double()
+        return [la.functional(x).cov, la.log_evidence(), products.mv(vector), hessian.mv(vector)]
+
+    expected, calls = asked(), []
+    handle = model.get_parameter(name).register_hook(lambda gradient: calls.append(1) or 0.5 * gradient)
+    before = snapshot(model)
+    with pytest.warns(UserWarning, match=rf"{name} has a hook .* without it.*mask"):
+        made = asked()
+    assert all(map(torch.equal, made, expected))
+    assert calls == [] and changed(model, before) == []
+    model(x).sum().backward()
+    assert calls == [1]
+    handle.remove()
+    assert all(map(torch.equal, asked(), expected))

@@ -43,6 +43,7 @@ BARE = {
     "left_matmul": {"mix", "vector"},
     "lora_parameters": {"lora_A", "lora_B"},
     "matrix_product": {"first", "second"},
+    "square_both_ways": {"square", "shift"},
     "stretched_matmul": {"weight"},
     "tied_autoencoder": {"shift"},
     "transposed_linear": {"first", "shift", "packed", "last", "out"},

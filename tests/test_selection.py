@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import reference_dense as dense
+from conftest import DEVICE
 from fitting import built, classes, fitted, names_of, normal, seeded, weights_of
 from networks import Network
 from tables import curvature_of, moved, relative, table
@@ -142,7 +144,8 @@ def test_last_layer_before_a_norm() -> None:
     members = {"scale": nn.Parameter(torch.rand(3) + 0.5), "head": nn.Linear(5, 3), "norm": nn.LayerNorm(3)}
     model = built(Network(residual_forward, **members, first=nn.Linear(4, 5)))
     x, y = normal(6, 4), classes(3, 6)
-    la = fitted(model, x, y, "classification", "full", weights="last_layer")
+    with pytest.warns(UserWarning, match=r"head.bias; scale, norm.weight, norm.bias also reaches"):
+        la = fitted(model, x, y, "classification", "full", weights="last_layer")
     assert la.space.names == ("head.weight", "head.bias")
     against_dense(la, model, x, y, places(model, names_of(model), list(la.space.names)), names_of(model))
 
@@ -272,3 +275,64 @@ def test_refusals_name_what_is_near() -> None:
     for weights, error, message in wrong:
         with pytest.raises(error, match=message):
             fitted(model, x, y, "classification", "diag", weights=weights)
+
+
+class Ends(nn.Module):
+    """Networks whose last layer is not all that stands before the output."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 5)
+        self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
+        self.norm, self.scale, self.power = nn.LayerNorm(3), nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(3))
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(x))
+        if self.how == "sum":
+            return self.a(hidden) + self.b(hidden)
+        if self.how == "side by side":
+            return torch.cat([self.a(hidden), self.b(hidden)], 1)
+        if self.how == "norm":
+            return self.norm(self.a(hidden))
+        if self.how == "scale":
+            return self.scale * self.a(hidden)
+        if self.how == "power":
+            return torch.sigmoid(self.a(hidden)) ** self.power
+        if self.how == "skip":
+            return hidden[:, :3] + self.a(hidden)
+        return (
+            self.a(hidden).log_softmax(1)
+            if self.how == "log_softmax"
+            else self.a(torch.relu(self.b(hidden) @ self.b.weight))
+        )
+
+
+@pytest.mark.parametrize(
+    ("how", "taken", "others"),
+    [
+        ("sum", "b", ["a.weight", "a.bias"]),
+        ("side by side", "b", ["a.weight", "a.bias"]),
+        ("norm", "a", ["norm.weight", "norm.bias"]),
+        ("scale", "a", ["scale"]),
+        ("power", "a", ["power"]),
+        ("skip", "a", ["body.weight", "body.bias"]),
+        ("log_softmax", "a", []),
+        ("plain", "a", []),
+    ],
+)
+def test_what_the_last_layer_is_not_all_of(how: str, taken: str, others: list[str]) -> None:
+    """Weights that reach the output beside it are named, with the way to have them too; others are not."""
+    model, x = built(Ends(how)).to(DEVICE), moved(normal(6, 4))
+    y = moved(classes(3, 6))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        la = lw.fit(model, (x, y), "classification", weights="last_layer", structure="diag")
+    assert la.space.names == (f"{taken}.weight", f"{taken}.bias")
+    assert len(said) == bool(others)
+    if others:
+        text = str(said[0].message)
+        every = [f"{taken}.weight", f"{taken}.bias", *others]
+        assert f"takes {taken}.weight, {taken}.bias; {', '.join(others)} also reaches the output" in text
+        assert f"weights={every}" in text
+        assert set(lw.fit(model, (x, y), "classification", weights=every, structure="diag").space.names) == {*every}

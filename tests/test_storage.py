@@ -306,7 +306,7 @@ def test_complex_weights_are_refused() -> None:
 
     model = Network(forward, p=nn.Parameter(torch.randn(4, dtype=torch.complex128)), head=nn.Linear(4, 2).double())
     data = (normal(6, 4), normal(6, 2, seed=3))
-    with pytest.raises(ValueError, match=r"'p' is complex.*view_as_complex"):
+    with pytest.raises(ValueError, match=r"'p' is torch.complex128.*view_as_complex"):
         lw.fit(model, data, "regression")
     la = lw.fit(model, data, "regression", weights=["head"])
     assert la.D == 10

@@ -26,8 +26,6 @@ STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Sums over examples in another order, and gradients in other strides.
 EXACT = 1e-8
-# Of EKFAC: eigenvectors of nearly equal eigenvalues turn with rounding.
-TURNED = 1e-3
 # Of float32 networks: rounding of the passes, times how far the largest and the smallest numbers of a matrix differ.
 SHORT = 2e-3
 
@@ -91,10 +89,15 @@ def test_a_memory_layout_changes_no_posterior(name: str, layout: Any) -> None:
         for structure in STRUCTURES:
             plain, turned = case.fit(structure), fit(case, copy.deepcopy(other), structure)
             assert turned.space.names == plain.space.names
-            assert list(turned.coverage()) == list(plain.coverage())
+            assert turned.coverage().rows == plain.coverage().rows
             assert relative(turned.mode, plain.mode) == 0
-            bound = TURNED if structure == "ekfac" else tolerance(name, EXACT)
-            assert relative(curvature_of(turned), curvature_of(plain)) < bound
+            found, expected = curvature_of(turned), curvature_of(plain)
+            if structure == "ekfac":  # eigenvectors of equal eigenvalues are not unique: traces do not depend on them
+                places = plain.space.slices().values()
+                found, expected = (
+                    torch.stack([each[place, place].trace() for place in places]) for each in (found, expected)
+                )
+            assert relative(found, expected) < tolerance(name, EXACT)
 
 
 def recorded(case: Table) -> Tape:

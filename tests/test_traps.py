@@ -16,6 +16,7 @@ import lapwing as lw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, names_of, normal
+from lapwing.tracer import Tracer
 from tables import curvature_of, moved, relative
 
 
@@ -198,6 +199,37 @@ def test_a_weight_that_turns_generic_late(structure: str, how: str) -> None:
         lw.fit(model.to(DEVICE), iter([moved(batch) for batch in batches]), "classification", structure="kron")
 
 
+@pytest.mark.parametrize("how", ["last", "two", "sorted"])
+def test_examples_that_pick_their_positions(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`h[arange(B), last]` leaves examples where they are, so no batch is looked at again; sorted ones do not."""
+    looks = []
+    own = Tracer._reordered
+
+    def look(self: Tracer, tape: Any) -> None:
+        looks.append(tape.examples)
+        own(self, tape)
+
+    monkeypatch.setattr(Tracer, "_reordered", look)
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        hidden = net.first(x).tanh()
+        rows, last = torch.arange(len(x), device=x.device), x[..., 0].argmax(1)
+        if how == "two":
+            pairs = torch.stack([last, x[..., 1].argmax(1)], 1)
+            return net.head(hidden[rows[:, None], pairs].sum(1))
+        order = last.argsort(stable=True) if how == "sorted" else rows
+        return (
+            net.head(hidden[order, last[order]])[order.argsort()] if how == "sorted" else net.head(hidden[rows, last])
+        )
+
+    model = built(Network(forward, first=nn.Linear(4, 5), head=nn.Linear(5, 3)))
+    x, y = normal(4, 8, 4), classes(3, 4)  # positions are a multiple of examples
+    exact = dense.ggn(model, x, y, "classification", names_of(model))
+    la = fitted(model, x, y, "classification", "full")
+    assert relative(curvature_of(la), exact) < 1e-8
+    assert bool(looks) == (how == "sorted")
+
+
 def test_one_logit_is_no_classification() -> None:
     """A softmax over one class is always 1."""
     with pytest.raises(ValueError, match="binary"):
@@ -212,7 +244,7 @@ def test_the_class_axis_does_not_change_between_batches() -> None:
     model = model.cpu()
     exact = sum(dense.ggn(model, x, y, "classification", names_of(model), axis=1) for x, y in (wide, square))
     assert relative(curvature_of(la), exact) < 1e-8
-    with pytest.raises(ValueError, match="axis="):
+    with pytest.raises(ValueError, match="axis="), pytest.warns(UserWarning, match="axis="):
         lw.fit(model.to(DEVICE), [moved(square), moved(wide)], "classification")
 
 

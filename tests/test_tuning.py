@@ -465,6 +465,29 @@ def test_scores_are_those_of_predictions(name: str, structure: str, prior: str, 
 
 
 @quiet
+@pytest.mark.parametrize("method", ["validation", "grid"])
+def test_validation_data_in_buffers_that_are_written_over(method: Any) -> None:
+    """A loader that yields the same tensors again and again, with other values, is like one that does not."""
+    model, x, y = regression_network()
+    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    new, targets = normal(40, 3, seed=8), normal(40, 2, seed=9) * torch.arange(40).double()[:, None] / 40
+
+    class Reused:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            held = moved(torch.empty(10, 3).double()), moved(torch.empty(10, 2).double())
+            for start in range(0, 40, 10):
+                held[0].copy_(new[start : start + 10])
+                held[1].copy_(targets[start : start + 10])
+                yield held
+
+    options: Any = {"grid": [0.01, 0.1, 1.0, 10.0]} if method == "grid" else {}
+    made = [la.tune(method, data=data, **options) for data in (Reused(), cut(new, targets, [10] * 4))]
+    assert torch.equal(made[0].prior.precision, made[1].prior.precision)
+    assert made[0].trace.values == made[1].trace.values
+    assert min(made[0].trace.values) == pytest.approx(lw.validation_nll(made[0], Reused()))
+
+
+@quiet
 def test_jacobians_are_pulled_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For all settings of a search where they fit the budget, else for all settings that are known beforehand."""
     model, x, y = regression_network()

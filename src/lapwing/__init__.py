@@ -15,6 +15,7 @@ from .linear.mode import LinearMode
 from .predictions.functional import Functional
 from .predictions.prediction import Prediction
 from .priors import Prior
+from .resolution import RoundingWarning
 from .selection import Subnetwork
 from .structures import EKFAC, Block, Diag, Full, Kron
 from .symptoms import Finding
@@ -52,6 +53,7 @@ __all__ = [
     "Poisson",
     "Prediction",
     "Prior",
+    "RoundingWarning",
     "Subnetwork",
     "Trace",
     "TuningWarning",

@@ -331,11 +331,18 @@ def device_of(model: nn.Module) -> torch.device:
     """The one device of a network's weights."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"model is a {type(model).__name__}: nothing can look into scripted or traced networks; expected the plain "
+            "module that it was made of."
+        )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
-        raise ValueError("The network has no parameters; expected one with trainable weights.")
+        found = quantised(model)
+        why = f": its weights are quantised ({', '.join(found[:3])}), and have no gradients" if found else ""
+        raise ValueError(f"The network has no parameters{why}; expected one with trainable weights.")
     if len(devices) > 1:
         raise ValueError(
             f"The network's weights are on {sorted(map(str, devices))}; expected one device: move it by model.to(...)."
@@ -347,6 +354,12 @@ def device_of(model: nn.Module) -> torch.device:
             "load_state_dict."
         )
     return device
+
+
+def quantised(model: nn.Module) -> list[str]:
+    """Names of modules whose weights torch has quantised: no gradient passes through them."""
+    named = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
+    return [name for name in named if name.rpartition(".")[2] != "_packed_params"]  # where such a module keeps them
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -399,49 +412,79 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(kept)
 
 
-_HELD: dict[int, list[Held]] = {}  # by network: its buffers while it is held in evaluation mode
+_HELD: dict[int, list[Buffers]] = {}  # by network: its buffers while it is held in evaluation mode
 
 
 @dataclass
 class Held:
     """A buffer as it was: the object, its version, and a copy of its values."""
 
-    module: nn.Module
-    name: str
     buffer: Tensor
     version: int
     value: Tensor
+
+    def restore(self) -> None:
+        """Put the values back."""
+        if self.buffer._version != self.version:
+            self.buffer.copy_(self.value)
+            self.version = self.buffer._version
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers of a module as they were; some may have been empty, and filled by a forward pass."""
+
+    module: nn.Module
+    values: dict[str, Tensor | None]
+    held: list[Held]
+
+    @staticmethod
+    def of(module: nn.Module) -> Buffers:
+        """As they are now."""
+        values = dict(module._buffers)
+        held = [Held(each, each._version, each.detach().clone()) for each in values.values() if each is not None]
+        return Buffers(module, values, held)
+
+    def restore(self) -> None:
+        """Put the same objects back, with their values; buffers that were not there are taken away."""
+        own = self.module._buffers
+        for name in own.keys() - self.values.keys():
+            del own[name]
+            self.module._non_persistent_buffers_set.discard(name)
+        for name, value in self.values.items():
+            if name not in own or own[name] is not value:  # a network may replace its buffers instead of changing them
+                own[name] = value
+        for each in self.held:
+            each.restore()
 
 
 def restore_buffers(model: nn.Module) -> None:
     """Put back what a forward pass changed, so that the next one starts from the same network."""
     with torch.no_grad():
-        for held in _HELD.get(id(model), ()):
-            held.module._buffers[held.name] = held.buffer  # a network may replace its buffers instead of changing them
-            if held.buffer._version != held.version:
-                held.buffer.copy_(held.value)
-                held.version = held.buffer._version
+        for buffers in _HELD.get(id(model), ()):
+            buffers.restore()
 
 
 @contextmanager
 def copied_buffers(model: nn.Module) -> Iterator[None]:
-    """Let forward passes change copies of the buffers: graphs that hold them then stay valid."""
-    held = _HELD.get(id(model), [])
+    """Let a forward pass change copies of the buffers: graphs that hold them stay valid when buffers are put back."""
     try:
-        for each in held:
-            each.module._buffers[each.name] = each.value.clone()
+        for buffers in _HELD.get(id(model), ()):
+            copies = iter([each.value.clone() for each in buffers.held])
+            for name, each in buffers.values.items():
+                if each is not None:
+                    buffers.module._buffers[name] = next(copies)
         yield
     finally:
-        for each in held:
-            each.module._buffers[each.name] = each.buffer
+        restore_buffers(model)
 
 
 @contextmanager
 def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Evaluation mode, gradients for the selected weights alone, and everything as it was afterwards.
 
-    What is restored, also after an exception: mode of every module, `requires_grad`, buffers, the random generators.
-    Parameters and their `.grad` are never written to.
+    What is restored, also after an exception: mode of every module, `requires_grad`, buffers, hooks on the gradients of
+    parameters, which are left out meanwhile, and the random generators. Parameters and `.grad` are never written to.
     """
     with ExitStack() as stack:
         stack.enter_context(LOCK)  # another thread may hold this very network in evaluation mode
@@ -460,12 +503,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     outer = _HELD.get(id(model))
-    held = [
-        Held(module, name, buffer, buffer._version, buffer.detach().clone())
-        for module, _ in modes
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    held = [Buffers.of(module) for module, _ in modes]
+    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
     devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
     with ExitStack() as stack:
@@ -475,7 +514,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
         stack.enter_context(_without_checkpoints())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_plain_attention())
-        if any(_own(module, "max_norm") is not None for module, _ in modes):
+        if any(_own(module, "max_norm") is not None or _own(module, "scale_grad_by_freq") for module, _ in modes):
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
@@ -484,6 +523,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         try:
             _HELD[id(model)] = held
+            for parameter, _ in hooked:
+                parameter._backward_hooks = None  # they change steps of training, not the function
             for module, _ in modes:
                 module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
             if chosen is not None:
@@ -497,6 +538,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, flag in zip(parameters, flags, strict=True):
                 if parameter.requires_grad != flag:
                     parameter.requires_grad_(flag)
+            for parameter, hooks in hooked:
+                parameter._backward_hooks = hooks
             restore_buffers(model)
             if outer is None:
                 del _HELD[id(model)]

@@ -38,7 +38,7 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
     source = Source(
         la.model, la.asked, Batches(data, device), la.likelihood, la.kind, network.budget, plan, la.seed, progress
     )
-    source.first, source.form = la.N, la.totals.form
+    source.first, source.form, source.least = la.N, la.totals.form, la.prior.least
     began = time.perf_counter()
     selected = [la.model.get_parameter(name) for name in la.asked.names]
     with evaluation(la.model, selected), closing(progress), remarks(source):

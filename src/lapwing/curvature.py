@@ -7,9 +7,10 @@ back to the selected weights.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +181,15 @@ class Totals:
     form: Form | None = None
 
 
+def apart(first: float, second: float, examples: int, like: Tensor) -> bool:
+    """Whether the energies of two passes over some examples differ by more than rounding.
+
+    `like` is a tensor of the network. An energy that is small may be a difference of larger numbers.
+    """
+    share = {torch.float64: 1e-8, torch.float32: 1e-3 if like.is_cuda else 1e-4}.get(like.dtype, 1e-2)
+    return abs(first - second) > share * (abs(first) + 0.1 * examples)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Some examples after their forward pass: what structures measure."""
@@ -276,6 +286,8 @@ class Source:
     looked: bool = False  # whether the first batch's outputs were looked at
     first: int = 0  # the number of the first example: curvature added later draws other labels
     remark: str = ""  # on inputs that were not finite, although likelihoods were
+    least: float = 1.0  # the prior precision beside which rounding must not show
+    fine: set[Any] = field(default_factory=set)  # blocks that are summed in float64 from the first batch on
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""
@@ -320,7 +332,19 @@ class Source:
                 f"The data had {self.totals.examples} examples in the first pass and {totals.examples} in the second; "
                 "expected the same data every time (a sampler or drop_last with shuffling changes it)."
             )
-        self.totals = totals
+        before, self.totals = self.totals, totals
+        if before is not None and any(
+            apart(first, second, totals.examples, batch.tape.output)
+            for first, second in ((before.energy, totals.energy), (before.rest, totals.rest))
+        ):
+            warnings.warn(
+                f"The network's energy was {before.energy:.6g} in the first pass over the data and {totals.energy:.6g} "
+                "in the second: other examples, or augmentations drawn anew? The eigenvectors are of the first, and "
+                "the moments along them of the second. Give tensors, a list of batches or a loader that repeats "
+                "itself, or use structure='kron', which passes over the data once.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _examples(self, tracer: Tracer, inputs: Inputs, watch: Watch) -> int:
         """Up to how many examples small batches are put together: beyond this size it saves no time."""

@@ -149,6 +149,13 @@ def refuse_nan(output: Tensor, inputs: Inputs) -> None:
         raise InExample(first, f"the network's output is NaN, although the input is finite; {LOOK}.")
 
 
+def refuse_empty(output: Tensor) -> None:
+    """Outputs (N, ...) without numbers."""
+    if len(output) and not output.numel():
+        shape = ", ".join(map(str, output.shape[1:]))
+        raise ValueError(f"The network has no outputs: its shape is (N, {shape}); expected one per example at least.")
+
+
 def output_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """(N, ...): of a network that takes these inputs, else why not."""
     try:
@@ -161,6 +168,7 @@ def output_of(model: nn.Module, inputs: Inputs) -> Tensor:
             raise
         raise reason from error
     if output.dim() and len(output) == count(inputs):
+        refuse_empty(output)
         refuse_nan(output, inputs)
     return output
 

@@ -15,7 +15,7 @@ from .batches import Batches, Inputs, count, evaluation, take
 from .diagnosis import InExample, Watch, output_of, wrong_target
 from .groups import Groups
 from .likelihoods import Likelihood, widened
-from .products import flatten
+from .pushing import flatten
 
 if TYPE_CHECKING:
     from .laplace import Laplace

@@ -37,6 +37,7 @@ from .memory import Budget, budget
 from .modes import plainly
 from .plan import Plan
 from .priors import Prior
+from .pushing import ROWS
 from .schema import Schema
 from .space import Space
 from .structures.block import DenseSums
@@ -437,8 +438,10 @@ def check_values(
         raise ValueError(f"its temperature is {values['temperature']}")
     plan: Plan = values["plan"]
     folds = {axis.fold for axis in plan.axes.values() if axis is not None}
-    if not folds <= {"none", "major", "minor", "whole"} or any(cost < 1 for cost, _ in plan.costs.values()):
-        raise ValueError(f"it knows impossible things of the network ({short(plan.axes)}, {short(plan.costs)})")
+    wrong = any(cost < 1 for cost, _ in plan.costs.values()) or not set(plan.push.values()) <= {*range(ROWS + 1)}
+    if not folds <= {"none", "major", "minor", "whole"} or wrong:
+        known = f"{short(plan.axes)}, {short(plan.costs)}, {short(plan.push)}"
+        raise ValueError(f"it knows impossible things of the network ({known})")
     if set(values["rules"]) != set(values["asked"].names):
         raise ValueError("its rules are not those of its weights")
     sets = values["prior"].sets

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import curvature as curvatures
 from . import likelihoods, structures
-from .batches import Batches, device_of, evaluation, unwrapped
+from .batches import Batches, device_of, evaluation, quantised, unwrapped
 from .complaints import checked_generator, nearest, spelled
 from .core import Structure
 from .curvature import Auto, Hessian, Kind, Source
@@ -29,8 +29,9 @@ from .priors import Number, Prior, as_prior
 from .products import Products
 from .progress import Progress
 from .random import DEFAULT_SEED
+from .resolution import warned
 from .selection import Weights, select
-from .space import trainable
+from .space import Space, trainable
 from .tuning.settings import MODES, Mode
 
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
@@ -126,7 +127,7 @@ def fit(
         seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     plan = Plan()
     working = limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes))
-    source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress))
+    source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress), least=start.least)
     began = time.perf_counter()
     selected = [model.get_parameter(name) for name in space.names]
     with evaluation(model, selected), closing(source.progress), remarks(source), limit.arithmetic.passes():
@@ -134,6 +135,7 @@ def fit(
         wait(device)
     measured = time.perf_counter()
     asked, space = space, space.only(plan.used)
+    check_used(model, asked, space)
     start = start.only(asked, space)
     with remarks(source), limit.arithmetic.passes():
         made = decompose(shape, source.kind, sums, space)
@@ -167,7 +169,24 @@ def fit(
         asked,
         seed,
     )
+    if start.kind != "scalar" and not made.elementwise:
+        _ = la.precision  # kept for the first question; a prior that the structure cannot hold is refused here
+    warned(la, 5)
     return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
+
+
+def check_used(model: nn.Module, asked: Space, used: Space) -> None:
+    """Refuse weights that quantised layers hide, and a network that uses none of those that were asked for."""
+    unused = [name for name in asked.names if name not in used.names]
+    found = quantised(model) if unused else []
+    if found:
+        raise ValueError(
+            f"{', '.join(unused[:3])} has no gradient, and the network has quantised layers ({', '.join(found[:3])}), "
+            "through which none passes. Fit the network from before it was quantised, or choose weights= after its "
+            "last quantised layer."
+        )
+    if not used.names:
+        raise ValueError("The network's output does not depend on the selected weights.")
 
 
 def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:

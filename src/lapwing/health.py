@@ -13,7 +13,18 @@ from .batches import Batches, count
 from .examined import examine
 from .invariance import invariant_sets
 from .linear.finding import check_energy
-from .symptoms import Finding, Step, at_mode, at_trained, evidences, fitted, likelihood, straddled, switched_off
+from .symptoms import (
+    Finding,
+    Step,
+    at_mode,
+    at_trained,
+    evidences,
+    fitted,
+    likelihood,
+    rounded,
+    straddled,
+    switched_off,
+)
 
 if TYPE_CHECKING:
     from .laplace import Laplace
@@ -96,5 +107,6 @@ def diagnose(la: Laplace, data: Any) -> Diagnosis:
             evidences(la, step, gamma),
             *straddled(la, sets),
             *switched_off(la, gamma),
+            *rounded(la),
         ]
     return Diagnosis(tuple(found), la.prior.names(la.space), step.gradients, step.decrements, step.ratios)

@@ -35,6 +35,11 @@ def _norm(tensors: list[Tensor]) -> float:
         return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """Real and imaginary parts (..., 2) of a complex tensor."""
+    return torch.view_as_real(tensor.detach().resolve_conj())
+
+
 @dataclass(frozen=True)
 class Identity:
     """What is compared at every question (dtypes, devices, one norm, versions), and sums for where versions differ."""
@@ -48,12 +53,12 @@ class Identity:
     def of(model: nn.Module, sums: bool = True) -> Identity:
         """Of a network as it is now."""
         tensors = [*model.parameters(), *model.buffers()]
-        real = [torch.view_as_real(each.detach().resolve_conj()) if each.is_complex() else each for each in tensors]
+        numbers = [as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
         return Identity(
             tuple((tensor.dtype, tensor.device) for tensor in tensors),
-            _norm([tensor for tensor in real if tensor.is_floating_point()]),
+            _norm([tensor for tensor in numbers if tensor.is_floating_point()]),
             tuple((tensor.data_ptr(), tensor._version) for tensor in tensors),
-            _sums(real) if sums else None,
+            _sums(numbers) if sums else None,
         )
 
     def moved(self, model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from .batches import Batches, Inputs, call, count, device_of, evaluation, map_tensors, take, under, unwrapped
 from .modes import plainly
-from .products import double_backward, forward_mode
+from .pushing import double_backward, forward_mode
 
 EXAMPLES = 64  # of the one batch that is looked at
 FACTORS = (0.5, 2.0)
@@ -28,6 +28,7 @@ SHARE = 1e-2  # of what other weights of the same size do to the outputs: those 
 FAINTEST = 1e-5  # of the outputs' variation: what does less is taken to do nothing
 OUTPUTS = 1 << 16  # in a column, evenly spaced among all
 PROBE = 0.1  # standard deviation of the numbers in place of a tensor of zeros
+STEP = 1e-2  # of a scale, for differences in place of derivatives
 WHOLE = 0.1  # how far a coefficient may be from one
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 Names = tuple[str, ...]
@@ -169,8 +170,11 @@ class Probe:
         own = self.weights[name]
         with sdpa_kernel([SDPBackend.MATH]):
             found = forward_mode(lambda value: self.run({name: value}), own, own)
-            made = double_backward(self.run, {name: own}, {name: own}) if found is None else found[1]
-        made = made.detach().flatten()
+            found = double_backward(self.run, {name: own}, {name: own}) if found is None else found
+        if found is None:  # a combination of columns is tried by itself, so that a difference will do
+            moved = [self.run({name: (1 + step) * own}) for step in (STEP, -STEP)]
+            found = moved[0], (moved[0] - moved[1]) / (2 * STEP)
+        made = found[1].detach().flatten()
         return made[:: 1 + made.numel() // OUTPUTS].double()
 
 

@@ -76,12 +76,12 @@ class Moments(Protocol):
         """Whether `second` takes less time than from the inputs; `first` always does."""
         ...
 
-    def first(self, examples: slice) -> Tensor:
-        """(b, G, I): sums over positions."""
+    def first(self, examples: slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(b, G, I): sums over positions, in this dtype at least."""
         ...
 
-    def second(self, budget: Budget) -> Tensor:
-        """(G, I, I): `sum a a^T` over examples and positions, with I as several axes."""
+    def second(self, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(G, I, I): `sum a a^T` over examples and positions, in this dtype at least, with I as several axes."""
         ...
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from . import resolution
 from .arithmetic import as_arithmetic
 from .batches import Inputs, unwrapped
 from .complaints import checked_count, checked_generator, made_by, nearest
@@ -36,7 +37,7 @@ from .priors import Number, Prior, as_prior
 from .progress import Progress
 from .random import DEFAULT_SEED, drawing
 from .schema import Schema
-from .space import Space
+from .space import Space, padding_rows
 from .trees import changed
 from .tuning import search, settings
 from .tuning.trace import Trace
@@ -118,7 +119,7 @@ class Laplace:
     def with_arithmetic(self, arithmetic: str) -> Laplace:
         """The posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'.
 
-        From 'float64' to another its numbers are rounded to the network's own precision, float32 at least.
+        From 'float64' to another, curvature that is already in float64 stays in it.
         """
         made = as_arithmetic(arithmetic)
         dtype = made.dtype
@@ -126,7 +127,7 @@ class Laplace:
             dtype = torch.promote_types(dtype, self.model.get_parameter(name).dtype)
 
         def cast(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.dtype in (torch.float32, torch.float64) else tensor
+            return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
         return replace(
             self,
@@ -215,7 +216,7 @@ class Laplace:
         asked = settings.checked(
             self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict, passes
         )
-        return search.tune(self, asked, start)
+        return resolution.warned(search.tune(self, asked, start), 5)
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -227,7 +228,18 @@ class Laplace:
     def _deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         device = self.mode.device if generator is None else generator.device
         eps = torch.randn(checked_count(n), self.D, generator=generator, dtype=self.mode.dtype, device=device)
-        return self.precision.root(eps.to(self.mode.device)).detach()
+        return self._spread(eps)
+
+    def _spread(self, eps: Tensor) -> Tensor:
+        """Standard normal numbers (S, D) as deviations from the mode; weights that never train have none."""
+        made = self.precision.root(eps.to(self.mode.device)).detach()
+        return made if self._untrained is None else made.masked_fill(self._untrained, 0.0)
+
+    @cached_property
+    def _untrained(self) -> Tensor | None:
+        """(D,) booleans: rows of padding tokens, which have no gradient; None where there are none."""
+        rows = padding_rows(self.model, self.space)
+        return None if rows is None else rows.to(self.mode.device) & (self.curvature.diag() == 0)
 
     @plainly
     def functional(
@@ -327,7 +339,7 @@ class Laplace:
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
         """The posterior after more data, as if fitted to all of it: a new value (EKFAC keeps its eigenvectors)."""
-        return updated(self, data, self._network(memory), Progress(progress))
+        return resolution.warned(updated(self, data, self._network(memory), Progress(progress)), 5)
 
     @plainly
     def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
@@ -349,7 +361,14 @@ class Laplace:
                 "fit again, or restore them."
             )
         limit = self.budget if memory is None else budget(memory, self.mode.device, self.budget.arithmetic)
+        if self.arithmetic == "auto" and self._ill_conditioned:
+            limit = replace(limit, arithmetic=as_arithmetic("float32"))
         return outputs.Network(self.model, self.space, self.plan, limit, self._axis)
+
+    @cached_property
+    def _ill_conditioned(self) -> bool:
+        """Whether predictions need products as exact as float32's."""
+        return resolution.ill_conditioned(self)
 
     @property
     def _axis(self) -> int | None:

@@ -171,7 +171,7 @@ SMALL = 2048  # weights of a dense block whose inverse root is kept
 
 @dataclass(frozen=True)
 class Dense:
-    """A matrix (P, P): full curvature, blocks, norm layers."""
+    """A matrix (P, P): full curvature, blocks, norm layers; in float64 where vectors in float32 are asked about."""
 
     matrix: Tensor
     roots: dict[tuple[tuple[Layout, bool], ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
@@ -194,7 +194,8 @@ class Dense:
         raise ValueError(
             f"The posterior precision is not positive definite: its smallest eigenvalue is {float(values[0]):.3g}. "
             f"Its largest is {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
-            "`curvature='ggn'` or `Hessian(clip=True)`."
+            "`curvature='ggn'` or `Hessian(clip=True)`; where it was summed in float32, fit again with this prior and "
+            "noise, or with arithmetic='float64'."
         )
 
     @cached_property
@@ -206,18 +207,18 @@ class Dense:
 
     def mv(self, v: Tensor) -> Tensor:
         """P v."""
-        return v @ self.matrix
+        return (v.to(self.matrix.dtype) @ self.matrix).to(v.dtype)
 
     def solve(self, v: Tensor) -> Tensor:
         """P^-1 v."""
-        flat = v.reshape(-1, v.shape[-1])
-        return torch.cholesky_solve(flat.T, self.cholesky).T.reshape(v.shape)
+        flat = v.reshape(-1, v.shape[-1]).to(self.matrix.dtype)
+        return torch.cholesky_solve(flat.T, self.cholesky).T.reshape(v.shape).to(v.dtype)
 
     def root(self, eps: Tensor) -> Tensor:
         """R eps with R = L^-T."""
-        flat = eps.reshape(-1, eps.shape[-1])
+        flat = eps.reshape(-1, eps.shape[-1]).to(self.matrix.dtype)
         solved: Tensor = torch.linalg.solve_triangular(self.cholesky.mT, flat.T, upper=True)
-        return solved.T.reshape(eps.shape)
+        return solved.T.reshape(eps.shape).to(eps.dtype)
 
     def logdet(self) -> Tensor:
         """Log |P|."""
@@ -241,12 +242,12 @@ class Dense:
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`."""
-        rows = jacobian.rows(examples).transpose(0, 1).to(self.matrix.dtype)
+        rows = jacobian.rows(examples).transpose(0, 1)
         if self.matrix.is_cuda and len(self.matrix) <= SMALL:
             return (rows.double() @ self.inverse_root).to(rows.dtype)
-        flat = rows.reshape(-1, rows.shape[-1])
+        flat = rows.reshape(-1, rows.shape[-1]).to(self.matrix.dtype)
         solved: Tensor = torch.linalg.solve_triangular(self.cholesky, flat.T, upper=False)
-        return solved.T.reshape(rows.shape)
+        return solved.T.reshape(rows.shape).to(rows.dtype)
 
 
 def quad_by_rows(precision: Precision, jacobian: Jacobian, variance_only: bool) -> Tensor:

@@ -25,9 +25,7 @@ class Plan:
     rows: dict[tuple[str, Signature], float] = field(
         default_factory=dict
     )  # rows per example along that axis, by the inputs' shapes
-    forms: dict[str, dict[tuple[int, int], Hashable]] = field(
-        default_factory=dict
-    )  # of Jacobians, by range of a weight
+    forms: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)  # of Jacobians, by range of a weight
     generic: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
@@ -39,6 +37,7 @@ class Plan:
     distrusted: set[str] = field(default_factory=set)  # weights whose recorded derivatives were not the plain ones
     references: set[str] = field(default_factory=set)  # weights that are also reached through saved references
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
+    push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
 
     def copy(self) -> Plan:
         """As it is now."""
@@ -55,6 +54,7 @@ class Plan:
             verified=self.verified.copy(),
             distrusted=self.distrusted.copy(),
             references=self.references.copy(),
+            push=self.push.copy(),
         )
 
     def restore(self, kept: Plan) -> None:

@@ -248,6 +248,11 @@ class Prior:
             return self
         return replace(self, base=(curvature.diag(FLOOR) / examples).detach())
 
+    @property
+    def least(self) -> float:
+        """The precision beside which rounding must not show: the smallest, and at most one, for it may be tuned."""
+        return min(1.0, float(self.precision.detach().min()))
+
     def delta(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the precision of each weight, differentiable in `precision`."""
         groups = self.count(space)

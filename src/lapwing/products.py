@@ -2,85 +2,41 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
-from .batches import Batches, Inputs, call, evaluation, under
+from .batches import Batches, Inputs, evaluation
 from .curvature import Auto, Hessian, Kind, View
 from .diagnosis import InExample, Watch, output_of, wrong_target
-from .likelihoods import Likelihood, widened
+from .likelihoods import Form, Likelihood, widened
+from .memory import budget
+from .plan import Plan
+from .pushing import Push, flatten, rounding, unflatten
 from .space import Space
 
-
-def unflatten(vectors: Tensor, space: Space) -> dict[str, Tensor]:
-    """(..., D) -> one tensor (..., *shape) per weight; weights outside a mask get zero."""
-    if space.mask is not None:
-        mask = space.mask.to(vectors.device)
-        whole = vectors.new_zeros(*vectors.shape[:-1], space.total)
-        whole[..., mask] = vectors
-        vectors = whole
-    return {
-        name: vectors[..., place].reshape((*vectors.shape[:-1], *shape))
-        for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
-    }
+WITHOUT = "which curvature='hessian' needs; use curvature='ggn', or choose weights= after that operation."
 
 
-def flatten(tensors: dict[str, Tensor], space: Space) -> Tensor:
-    """One tensor per weight -> (D,)."""
-    flat = torch.cat([tensors[name].flatten() for name in space.names])
-    return flat if space.mask is None else flat[space.mask.to(flat.device)]
+class PlainWeightNorm(TorchFunctionMode):
+    """Weight norms by their formula: torch's own gradient, differentiated again, takes the norm for a constant."""
 
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the one function, and hand everything else through."""
+        if func is not torch._weight_norm:
+            return func(*args, **(kwargs or {}))
 
-def jacobian_vectors(model: nn.Module, inputs: Inputs, space: Space, vectors: Tensor) -> Tensor:
-    """(S, D) -> (S, B, ...): `J v`, by forward mode where the network has it, else by two backward passes."""
+        def formula(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+            return v * (g / torch.norm_except_dim(v, 2, dim))
 
-    def run(weights: dict[str, Tensor]) -> Tensor:
-        return call(under(model, weights), inputs)
-
-    weights = {name: model.get_parameter(name).detach() for name in space.names}
-    with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
-        # Forward mode's own decompositions still use what torch has deprecated.
-        warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
-        try:
-            with torch.no_grad():
-                push = vmap(lambda v: jvp(run, (weights,), (unflatten(v, space),))[1], randomness="same")
-                pushed: Tensor = push(vectors)
-                return pushed
-        except (RuntimeError, NotImplementedError):
-            return torch.stack([double_backward(run, weights, unflatten(v, space)) for v in vectors])
-
-
-def forward_mode(run: Callable[[Any], Tensor], weights: Any, tangents: Any) -> tuple[Tensor, Tensor] | None:
-    """Outputs and `J v` by forward mode; None where the network has none. Call under the plain attention kernel."""
-    with torch.no_grad(), warnings.catch_warnings():
-        # Forward mode's own decompositions still use what torch has deprecated.
-        warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
-        try:
-            made = jvp(run, (weights,), (tangents,))
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError):  # what torch raises for an operation without a forward formula
-            return None
-    return made[0], made[1]
-
-
-def double_backward(run: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor], v: Any) -> Tensor:
-    """`J v` as the gradient of `(u^T J) v` in u."""
-    with torch.enable_grad():
-        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-        output = run(leaves)
-        dummy = torch.zeros_like(output, requires_grad=True)
-        pulled = torch.autograd.grad(output, list(leaves.values()), dummy, create_graph=True, allow_unused=True)
-        total = sum((p * v[name]).sum() for p, name in zip(pulled, leaves, strict=True) if p is not None)
-        if not isinstance(total, Tensor) or not total.requires_grad:
-            return torch.zeros_like(output)
-        return torch.autograd.grad(total, dummy)[0].detach()
+        return formula(*args, **(kwargs or {}))
 
 
 def hessian_matrix(model: nn.Module, space: Space, data: Batches, likelihood: Likelihood, chunk: int = 64) -> Tensor:
@@ -109,6 +65,8 @@ class Products:
         self.likelihood = likelihood
         self.kind = kind
         self.seed = seed
+        self.symmetric = False  # whether second derivatives were seen to be so
+        self.push = Push(model, space, Plan(), budget(None, data.device))
 
     def mv(self, v: Tensor) -> Tensor:
         """(..., D) -> (..., D): the curvature of the energy (scale 1) times v."""
@@ -123,10 +81,11 @@ class Products:
         if not bool(torch.isfinite(flat).all()):
             raise ValueError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
         seen, watch = 0, Watch()
+        form: Form | None = None  # of the batch before
         with evaluation(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
             for inputs, targets in watch.counted(self.data):
                 try:
-                    made, number = self._batch(inputs, targets, flat, seen)
+                    made, number, form = self._batch(inputs, targets, flat, seen, form)
                 except InExample as error:
                     raise watch.located(error) from None
                 total += made
@@ -135,31 +94,56 @@ class Products:
             raise ValueError("The data has no examples: the loader is empty.")
         return total.reshape(v.shape)
 
-    def _batch(self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int) -> tuple[Tensor, int]:
+    def _batch(
+        self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None
+    ) -> tuple[Tensor, int, Form]:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
-        output = output_of(self.model, inputs)
-        form = self.likelihood.form(output, targets)
+        with PlainWeightNorm() if isinstance(self.kind, Hessian) else nullcontext():
+            output = output_of(self.model, inputs)
+        form = self.likelihood.form(output, targets, before)
         likelihood = self.likelihood.bound(form)
         y = likelihood.targets(targets, form)
         if not bool(likelihood.valid(y, form)):
             raise wrong_target(likelihood, y, form)
         if isinstance(self.kind, Hessian):
             energy = likelihood.energy(widened(form.flatten(output)), y).sum()
-            gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
-            return torch.stack([self._pull(gradients, unflatten(one, self.space)) for one in v]), len(output)
+            try:
+                gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
+                self._check_symmetry(gradients, v.dtype)
+                made = [self._pull(gradients, unflatten(one, self.space)) for one in v]
+                return torch.stack(made), len(output), form
+            except NotImplementedError as error:
+                raise ValueError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
         kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
         view = View(likelihood, widened(form.flatten(output.detach())), y, form, examples, self.seed)
         columns = form.restore(kind.columns(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
         columns = columns.reshape(*columns.shape[:2], -1)
-        pushed = jacobian_vectors(self.model, inputs, self.space, v)
+        _, pushed = self.push(inputs, v)
         weights = torch.einsum("knc,snc->skn", columns, pushed.reshape(*pushed.shape[:2], -1))
         cotangents = torch.einsum("skn,knc->snc", weights, columns).reshape(pushed.shape)
         made = [
             self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
             for one in cotangents.to(output.dtype)
         ]
-        return torch.stack(made), len(output)
+        return torch.stack(made), len(output), form
+
+    def _check_symmetry(self, gradients: tuple[Tensor | None, ...], dtype: torch.dtype) -> None:
+        """Refuse second derivatives that are not those of the gradients, by random vectors, in the first batch."""
+        if self.symmetric:
+            return
+        generator = torch.Generator("cpu").manual_seed(0)
+        drawn = torch.randn(2, self.space.size, generator=generator, dtype=torch.float64, device="cpu")
+        like = self.model.get_parameter(self.space.names[0])
+        u, v = drawn.to(like.device, dtype)
+        left, right = (self._pull(gradients, unflatten(each, self.space)).double() for each in (u, v))
+        difference = (left @ v.double() - right @ u.double()).abs()
+        if bool(difference > rounding(dtype) * torch.maximum(left.norm(), right.norm())):
+            raise ValueError(
+                "The network's second derivatives are not symmetric: some operation has none, or wrong ones (a custom "
+                f"autograd function that is once_differentiable?), {WITHOUT}"
+            )
+        self.symmetric = True
 
     def _pull(self, gradients: tuple[Tensor | None, ...], v: dict[str, Tensor]) -> Tensor:
         """The gradient of `gradient^T v`: one column of the Hessian's product."""

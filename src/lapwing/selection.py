@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 
 from .batches import Inputs, evaluation
 from .complaints import nearest
+from .layers.base import Use
 from .memory import Budget
+from .recording import following
 from .space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
-from .tracer import Tracer
+from .tape import Tape
+from .tracer import Tracer, owners
 
 Weights = Any
 
@@ -78,7 +82,7 @@ def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:
 
 def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, ...]:
     """The weights of the last matrix-shaped layer that the network runs."""
-    names = trainable(model)
+    names = tuple(name for name in trainable(model) if not model.get_parameter(name).is_complex())
     tracer = Tracer(model, names, budget)
     with evaluation(model, tracer.selected):
         tracer.cost(inputs)  # says what is wrong with the inputs, where something is
@@ -89,13 +93,49 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
             raise ValueError(
                 "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."
             )
-        return found[-1].names
+        taken = found[-1].names
+        others = [name for name in beside(tape, found[-1]) if name not in taken]
+    if others:
+        warnings.warn(
+            f"weights='last_layer' takes {', '.join(taken)}; {', '.join(others)} also reaches the output, without "
+            f"passing through that layer, and is held fixed. Name the weights that are meant, such as "
+            f"weights={[*taken, *others]}.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return taken
+
+
+def beside(tape: Tape, last: Use) -> list[str]:
+    """Weights on the ways to the output that do not pass through the last layer, down to the next layer of each."""
+    uses = {use.edge.node: use for use in tape.uses}
+    passed = set(following([tape.output.grad_fn], lambda node: node in uses and uses[node].rule.matrix))
+    found = owners(passed, {id(parameter): name for name, parameter in tape.parameters.items()})
+    found.update(name for node in passed if node in uses and uses[node] is not last for name in uses[node].names)
+    return [name for name in tape.parameters if name in found]
 
 
 def select(
     model: nn.Module, weights: Weights, first: Callable[[], Inputs], budget: Budget, variance: Callable[[], Tensor]
 ) -> Space:
     """The space that `weights=` asks for; `first` gives a batch of inputs, `variance` a diagonal fit's."""
+    space = chosen_space(model, weights, first, budget, variance)
+    hooked = [name for name in space.names if model.get_parameter(name)._backward_hooks]
+    if hooked:
+        warnings.warn(
+            f"{', '.join(hooked)} has a hook that may change its gradient in training; the posterior is of the "
+            "network's own derivatives, without it. Where the hook holds elements fixed, leave them out by a mask, "
+            f"weights={{{hooked[0]!r}: ...}}.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return space
+
+
+def chosen_space(
+    model: nn.Module, weights: Weights, first: Callable[[], Inputs], budget: Budget, variance: Callable[[], Tensor]
+) -> Space:
+    """Which weights are meant."""
     if isinstance(weights, Subnetwork):
         return weights.choose(model, variance)
     if isinstance(weights, Tensor | Mapping):

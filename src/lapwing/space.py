@@ -96,8 +96,8 @@ def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = Non
     for name in ordered:
         if model.get_parameter(name).is_complex():
             raise ValueError(
-                f"The parameter {name!r} is complex; expected real weights. Keep its real and imaginary parts in a "
-                "real parameter with a last axis of two and call torch.view_as_complex on it in forward, or leave it "
+                f"{name!r} is {model.get_parameter(name).dtype}; expected real weights. Hold its real and imaginary "
+                "parts as one real parameter (..., 2), of which the network takes torch.view_as_complex, or leave it "
                 "out by weights=."
             )
     return Space(ordered, tuple(model.get_parameter(name).shape for name in ordered), mask)
@@ -122,6 +122,23 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
             raise ValueError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
         found |= hits
     return tuple(name for name in every if name in found)
+
+
+def padding_rows(model: nn.Module, space: Space) -> Tensor | None:
+    """(D,) booleans: rows that all modules with a table have for its `padding_idx`; None where there are none."""
+    found: dict[int, set[int | None]] = {}
+    for module in model.modules():
+        padding = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+        for name, parameter in module._parameters.items():
+            found.setdefault(id(parameter), set()).add(padding if name == "weight" else None)
+    made = torch.zeros(space.total, dtype=torch.bool, device="cpu")
+    for name, place in space.slices().items():
+        rows = found.get(id(model.get_parameter(name)), {None})
+        for row in rows if len(rows) == 1 else ():
+            if row is not None:
+                made[place].view(space.shapes[space.names.index(name)])[row] = True
+    made = made if space.mask is None else made[space.mask]
+    return made if bool(made.any()) else None
 
 
 def low_rank_pairs(model: nn.Module) -> tuple[str, ...]:

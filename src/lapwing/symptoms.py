@@ -13,6 +13,7 @@ from torch import Tensor
 from .examined import Seen, constant_energy
 from .likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
 from .priors import together
+from .resolution import shown
 from .tuning.search import OFF, listed
 
 if TYPE_CHECKING:
@@ -287,6 +288,19 @@ def straddled(la: Laplace, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]
             f"{len(inside)} sets of weights can be scaled without a change of outputs, and each has its own precisions."
         )
         yield Finding("scales", "fine", words, "", numbers)
+
+
+def rounded(la: Laplace) -> Iterator[Finding]:
+    """Rounding of the curvature beside the prior; a diagonal has none to speak of."""
+    found = shown(la)
+    if found is None:
+        return
+    numbers = {"share": found.share}
+    if found.share > 1:
+        yield Finding("rounding", "warning", found.sentence, found.advice, numbers)
+    else:
+        words = f"Rounding of the curvature is {found.share:.1g} of the prior precision at most, in {found.name!r}."
+        yield Finding("rounding", "fine", words, "", numbers)
 
 
 def switched_off(la: Laplace, gamma: Tensor) -> Iterator[Finding]:

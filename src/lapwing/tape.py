@@ -187,7 +187,10 @@ class Tape:
             return dict(self.pull(identity_cotangents(self.output)))
         made: dict[Part, Piece] = {}
         inputs, number = self._inputs(use), self.output[0].numel()
-        shape = use.shape[1:] if use.shape[0] == self.examples else (use.shape[0] // self.examples, *use.shape[1:])
+        shape = use.shape  # of one example
+        if self.examples > 1:
+            rows = use.shape[0] // self.examples
+            shape = use.shape[1:] if rows == 1 else (rows, *use.shape[1:])
         # The rule is shown the outputs' numbers in place of gradients: they come out where the gradients would.
         numbers = torch.arange(number, device="cpu").reshape(1, 1, *shape)
         like = self.output.new_empty((), dtype=self.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batches import Inputs, call, count, map_tensors, restore_buffers
-from .diagnosis import FAILURES, explained, refuse_nan
+from .diagnosis import FAILURES, explained, refuse_empty, refuse_nan
 from .layers.base import BatchAxis, batch_axes
 from .memory import Budget
 from .plan import DEPENDENT, Plan, signature
@@ -82,6 +82,8 @@ def reorders(node: Any, examples: int) -> bool:
         every = torch.arange(index.numel(), device=index.device)
         if index.dtype == torch.bool or not torch.equal(index.flatten(), every):
             return True
+        if axis == 0 and index.numel() == examples:  # each example picks among its own positions: h[arange(B), last]
+            return False
     return False
 
 
@@ -177,6 +179,7 @@ class Tracer:
                     raise
                 raise reason from error
             # Said at once: nothing can be learnt from numbers that are not equal to themselves.
+            refuse_empty(tape.output)
             refuse_nan(tape.output, some)
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)

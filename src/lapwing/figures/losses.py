@@ -15,8 +15,8 @@ from ..complaints import is_count
 from ..likelihoods import Bernoulli, Categorical, widened
 from ..linear.passes import Part, Passes
 from ..modes import plainly
-from ..products import unflatten
 from ..progress import Progress
+from ..pushing import unflatten
 from . import style, ways
 
 if TYPE_CHECKING:

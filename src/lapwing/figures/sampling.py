@@ -13,7 +13,7 @@ from ..complaints import checked_count, nearest
 from ..likelihoods import Bernoulli, Categorical, Gaussian
 from ..modes import plainly
 from ..predictions import functional as engine
-from ..products import unflatten
+from ..pushing import unflatten
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..complaints import nearest
-from ..products import flatten, unflatten
+from ..pushing import flatten, unflatten
 
 if TYPE_CHECKING:
     from ..laplace import Laplace

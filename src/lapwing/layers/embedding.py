@@ -26,15 +26,16 @@ SIGNATURES = {function: inspect.signature(function) for function in (F.embedding
 
 
 def without_renormalising(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `F.embedding` or `F.embedding_bag` without its change to the weight."""
+    """Call `F.embedding` or `F.embedding_bag` without its changes to the weight, and to its gradient."""
     values = SIGNATURES[func].bind(*args, **kwargs).arguments
+    values.pop("scale_grad_by_freq", None)  # a step size per row, not a derivative
     if values.get("max_norm") is not None:
         values["weight"] = shrunk(values["weight"], values.pop("max_norm"), values.pop("norm_type", 2.0))
     return func(**values)
 
 
 class KeptTables(TorchFunctionMode):
-    """Every forward pass of a network that has `max_norm` somewhere runs under this: its tables stay as they are."""
+    """Networks with `max_norm` or `scale_grad_by_freq` run under this: tables stay, and have plain gradients."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,6 +44,24 @@ class KeptTables(TorchFunctionMode):
         if func in SIGNATURES:
             return without_renormalising(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+class CertainPadding(TorchFunctionMode):
+    """Forward mode runs under this: as in a backward pass, what is looked up for a padding token has no derivative."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand lookups over, and everything else through."""
+        output = func(*args, **(kwargs or {}))
+        if func is not F.embedding:
+            return output
+        values = SIGNATURES[func].bind(*args, **(kwargs or {})).arguments
+        padding = values.get("padding_idx")
+        if padding is None:
+            return output
+        padded = values["input"] == padding % values["weight"].shape[0]
+        return torch.where(padded.unsqueeze(-1), output.detach(), output)
 
 
 class EmbeddingRule(PlainInputs):

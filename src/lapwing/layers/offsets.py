@@ -57,32 +57,34 @@ class PatchMoments:
         images = math.prod(self.given.shape[: -dims - 1])
         return worth(self.axes, images, channels // self.groups, self.groups, self.given.is_cuda)
 
-    def first(self, examples: slice) -> Tensor:
+    def first(self, examples: slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """(b, G, C / G * kernel): sums over places."""
         chosen = self.given[examples]
         dims = len(self.axes)
         sums = chosen.reshape(chosen.shape[0], -1, *chosen.shape[chosen.dim() - dims - 1 :])
-        sums = sums.to(torch.promote_types(sums.dtype, torch.float32))
+        sums = sums.to(torch.promote_types(sums.dtype, dtype))
         for dim, axis in reversed(list(enumerate(self.axes, 3))):
             by_tap = [sums.movedim(dim, 0)[axis.pixels(tap)].sum(0) for tap in range(axis.kernel)]
             sums = torch.stack(by_tap, dim)
         return sums.sum(1).reshape(sums.shape[0], self.groups, -1)
 
-    def second(self, budget: Budget) -> Tensor:
+    def second(self, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
         """(G, C / G, taps, C / G, taps): `sum a a^T` over all patches."""
         given = self.given.reshape(-1, *self.given.shape[self.given.dim() - len(self.axes) - 1 :])
-        return second_moments(given, self.axes, self.groups, budget)
+        return second_moments(given, self.axes, self.groups, budget, dtype)
 
 
-def second_moments(given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget) -> Tensor:
+def second_moments(
+    given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """(n, C, spatial...) -> (G, C / G, taps, C / G, taps): `sum a a^T` over all patches, exactly symmetric."""
     if len(axes) == 1:  # a row of its own, so that all offsets of the only axis are in one product
         given = given.unsqueeze(2)
     outer, *inner = with_rows(axes)
     channels = given.shape[1] // groups
-    dtype = torch.promote_types(given.dtype, torch.float32)
+    dtype = torch.promote_types(given.dtype, dtype)
     found: dict[tuple[tuple[Alike, ...], Alike, Cell], Tensor] = {}
-    for chosen in blocks(given, axes, groups, budget):
+    for chosen in blocks(given, axes, groups, budget, dtype):
         part = given[chosen].to(dtype)
         split = part.reshape(part.shape[0], groups, channels, *part.shape[2:])
         order = (1, *range(3, split.dim()), 0, 2)  # (G, spatial..., n, C): moved images are then whole blocks
@@ -104,9 +106,11 @@ def second_moments(given: Tensor, axes: Sequence[Axis], groups: int, budget: Bud
     return whole.view(groups, taps, channels, taps, channels).permute(0, 2, 1, 4, 3)
 
 
-def blocks(given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget) -> Iterable[slice]:
+def blocks(
+    given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
+) -> Iterable[slice]:
     """Slices of examples whose copies fit the budget, and on a CPU its cache where sums are small beside them."""
-    size = max(4, given.dtype.itemsize)
+    size = torch.promote_types(given.dtype, dtype).itemsize
     each = copies(axes, given.shape[1]) * size
     if given.is_cuda:
         return budget.slices(given.shape[0], each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,11 @@ from torch.distributions import Categorical as CategoricalDistribution
 
 from ..random import Hashed
 from .base import ALL, Form, Likelihood, unit_scale, usual_axis
+
+
+def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:
+    """The axes of outputs, but the examples', whose removal leaves the labels' shape."""
+    return [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class Categorical:
                 "(N, T, C). A network with one logit is binary."
             )
         shape = tuple(f.shape)
-        if self.axis is None and (shape[1:] == (1,) or (f.dim() == y.dim() + 1 and shape[-1] == 1)):
+        single = shape[1:] == (1,) or (f.dim() == y.dim() + 1 and shape[-1] == 1)
+        if self.axis is None and single and not any(shape[axis] > 1 for axis in fitting_axes(shape, y)):
             raise ValueError(
                 f"classification: the network has one output, {shape}, whose softmax is always 1; expected one output "
                 "per class. A network with one logit needs a binary likelihood."
@@ -77,7 +84,7 @@ class Categorical:
         return form
 
     def _hard_form(self, shape: tuple[int, ...], y: Tensor, like: Form | None) -> Form:
-        fitting = [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
+        fitting = fitting_axes(shape, y)
         axis = self.axis % len(shape) if self.axis is not None else None
         if axis is None and like is not None and like.axis is not None and fitting:
             axis = like.axis + 1
@@ -90,6 +97,14 @@ class Categorical:
         if axis is None and fitting:
             preferred = len(shape) - 1 if len(shape) <= 3 else 1
             axis = preferred if preferred in fitting else fitting[0]
+            if axis != 1 and 1 in fitting:
+                warnings.warn(
+                    f"classification: outputs {shape} and labels {tuple(y.shape)} fit with the classes on axis 1, "
+                    f"where torch.nn.CrossEntropyLoss has them, and on axis {axis}, which is taken; say which with "
+                    "Categorical(axis=...).",
+                    UserWarning,
+                    stacklevel=2,
+                )
         if axis is None or axis not in fitting:
             raise ValueError(
                 f"classification: outputs {shape} and labels {tuple(y.shape)} do not fit; expected labels shaped like "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..complaints import is_count
+from ..curvature import apart
 from ..progress import Progress
 from ..tuning.trace import TuningWarning
 from .directions import MOST
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-2  # nats
 STEPS = 200
-OTHER = 1e-2  # the share by which the network's energy may differ from that of the fit: augmentations, roundings
 
 
 def check_options(tolerance: Any, steps: Any) -> None:
@@ -110,7 +110,9 @@ def check_data(la: Laplace, facts: Facts) -> None:
 
 def check_energy(la: Laplace, energy: float, level: int) -> None:
     """Say so where the data have another energy under the network than those that it was fitted to."""
-    if abs(energy - la.totals.energy) > OTHER * (abs(la.totals.energy) + 1e-6 * la.N):
+    weights = [la.model.get_parameter(name) for name in la.space.names]
+    coarsest = max(weights, key=lambda weight: torch.finfo(weight.dtype).eps)
+    if apart(la.totals.energy, energy, la.N, coarsest):
         warnings.warn(
             f"The network's energy is {energy:.6g} on this data and was {la.totals.energy:.6g} on the data it was "
             "fitted to: other data, or augmentations drawn anew? What is said here is of this data.",

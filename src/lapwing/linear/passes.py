@@ -15,7 +15,6 @@ from ..curvature import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
 from ..diagnosis import InExample, Watch, wrong_target
 from ..likelihoods import Form, Likelihood, widened
 from ..predictions.functional import Network
-from ..products import double_backward, forward_mode, unflatten
 from ..progress import Progress
 
 
@@ -38,7 +37,6 @@ class Passes:
     batches: Batches
     like: Form | None  # of the fit's outputs
     progress: Progress
-    forward: bool = True  # whether the network has forward mode
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -82,24 +80,8 @@ class Passes:
 
     def push(self, part: Part, vector: Tensor, names: Collection[str] | None = None) -> tuple[Tensor, Tensor]:
         """Outputs and `J v`, (N, T, C) each, for a vector (D,), which is zero but for the named weights, if any are."""
-        model, space = self.network.model, self.network.space
-        moved = space.names if names is None else names
-        weights = {name: model.get_parameter(name).detach() for name in moved}
-        pieces = unflatten(vector, space)
-        tangents = {name: pieces[name].to(weights[name].dtype) for name in moved}
-
-        def run(given: dict[str, Tensor]) -> Tensor:
-            return call(under(model, given, self.network.plan.saved), part.inputs)
-
-        made = forward_mode(run, weights, tangents) if self.forward else None
-        if made is None:
-            restore_buffers(model)
-            self.forward = False
-            with torch.no_grad():
-                output = run(weights)
-            made = output, double_backward(run, weights, tangents)
-        restore_buffers(model)
-        return widened(part.form.flatten(made[0])), widened(part.form.flatten(made[1]))
+        output, pushed = self.network.push(part.inputs, vector[None], names)
+        return widened(part.form.flatten(output)), widened(part.form.flatten(pushed[0]))
 
     def pull(self, part: Part, cotangent: Callable[[Tensor], Tensor], total: Tensor) -> None:
         """Add `J^T c` to a vector over all elements of the named tensors; c (N, T, C) is a function of the outputs."""

@@ -364,11 +364,11 @@ def checked(squared: float, loss: float) -> None:
 
 
 def transposed(forward: float, backward: float, prior: float, dtype: torch.dtype) -> None:
-    """Refuse products with J and J^T that do not belong together: `g^T z` must be the same by either."""
+    """Refuse passes that are not over the same data and network: `g^T z` must be the same by J and by J^T."""
     size = abs(forward - prior) + abs(backward - prior) + abs(prior)
     if abs(forward - backward) > max(1e-2, 1e3 * torch.finfo(dtype).eps) * size:
         raise ValueError(
-            f"A derivative of the linear model's loss is {forward:.6g} by forward and {backward:.6g} by reverse mode; "
+            f"A derivative of the linear model's loss is {forward:.6g} in one pass and {backward:.6g} in another; "
             "expected the same. The data must come in the same order with the same values in every pass, and the "
-            "network's backward formulas must be right (a custom autograd function?)."
+            "network must give the same outputs every time (dropout that is on in evaluation mode?)."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batches import Inputs, call, count, evaluation, map_tensors, take, tensors
 from ..complaints import refuse_inputs
@@ -21,7 +23,7 @@ from ..memory import Budget
 from ..operators import Blocks
 from ..outermost import Outermost, Piece, Spectrum, identity_cotangents, spread, spread_variance
 from ..plan import Plan
-from ..products import jacobian_vectors
+from ..pushing import Push, apply
 from ..space import Space
 from ..tape import Tape
 from ..tracer import Tracer
@@ -102,6 +104,11 @@ class Network:
         if not self.plan.knows(x):
             Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
         return math.prod(self.plan.shape(x))
+
+    @property
+    def push(self) -> Push:
+        """Products with the Jacobian; call inside `evaluation`, under the plain attention kernel."""
+        return Push(self.model, self.space, self.plan, self.budget)
 
     @property
     def selected(self) -> list[Tensor]:
@@ -344,13 +351,14 @@ def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     """The same for networks with many outputs: forward mode, whose cost does not grow with them."""
     cost = network.plan.cost(x)
     made = []
-    for chosen in network.budget.slices(count(x), 8 * cost):
-        part = take(x, chosen)
-        with torch.no_grad():
-            mean = call(network.model, part)
-        step = network.budget.count(8 * cost * count(part), len(deviations))
-        shifts = [jacobian_vectors(network.model, part, network.space, some) for some in deviations.split(step)]
-        made.append(mean + torch.cat(shifts).to(mean.dtype))
+    # Fused attention has no forward mode.
+    with sdpa_kernel([SDPBackend.MATH]):
+        for chosen in network.budget.slices(count(x), 8 * cost):
+            part = take(x, chosen)
+            step = network.budget.count(8 * cost * count(part), len(deviations))
+            pushed = [network.push(part, some) for some in deviations.split(step)]
+            mean = pushed[0][0]
+            made.append(mean + torch.cat([shift for _, shift in pushed]).to(mean.dtype))
     return torch.cat(made, 1)
 
 
@@ -362,18 +370,6 @@ def shifted(network: Network, x: Inputs, shift: Tensor) -> Tensor:
         made = _pushed(network, x, shift[None])[0]
     refuse_broken([made], x)
     return made
-
-
-def apply(found: Mapping[Part, Piece], space: Space, vectors: Tensor) -> Tensor:
-    """`J v` for (S, D) -> (S, K, B), summed over the weights."""
-    if space.mask is not None:
-        whole = vectors.new_zeros(vectors.shape[0], space.total)
-        whole[:, space.mask.to(vectors.device)] = vectors
-        vectors = whole
-    pieces = [
-        jacobian.apply(vectors[:, space.place(part)]) for part, jacobian in found.items() if part.name in space.names
-    ]
-    return torch.stack(pieces).sum(0)
 
 
 def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int, variance_only: bool) -> Functional:
@@ -410,6 +406,13 @@ def _outputs(network: Network, x: Inputs) -> Tensor:
 
 def _spreads(network: Network, precision: Blocks, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
     """(s, B, T, C): deviations of the outputs from their mean, SAMPLES in all, in parts that fit the budget."""
+    warnings.warn(
+        f"Covariances of {mean[0].numel()} outputs per example are estimated from {SAMPLES} samples, with a relative "
+        f"error of about {math.sqrt(2 / SAMPLES):.0%}. They are exact up to {EXACT_OUTPUTS} outputs, and for variances "
+        "where the last layer alone is uncertain (weights='last_layer').",
+        UserWarning,
+        stacklevel=2,
+    )
     device = network.selected[0].device
     generator = torch.Generator(device).manual_seed(seed)
     form = network.form(mean)

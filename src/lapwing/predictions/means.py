@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..batches import Inputs
 from ..complaints import nearest
+from ..pushing import apply
 from ..tuning.trace import TuningWarning
 from . import functional as engine
 
@@ -54,6 +55,6 @@ def linear(network: engine.Network, x: Inputs, shift: Tensor, create_graph: bool
     made = []
     with engine.prepared(network, x, create_graph) as given:
         for tape in network.tapes(given, create_graph):
-            own = engine.apply(tape.pull_outputs(), network.space, shift[None])[0].T
+            own = apply(tape.pull_outputs(), network.space, shift[None])[0].T
             made.append(tape.output + own.reshape(tape.output.shape).to(tape.output.dtype))
     return torch.cat(made)

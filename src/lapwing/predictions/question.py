@@ -16,7 +16,7 @@ from ..batches import Inputs, call, count, restore_buffers, take, under
 from ..complaints import checked_generator, is_count, nearest
 from ..diagnosis import refuse_broken
 from ..likelihoods import Form, Likelihood
-from ..products import unflatten
+from ..pushing import unflatten
 from ..random import DEFAULT_SEED
 from . import functional as engine
 from . import links, means
@@ -236,7 +236,7 @@ def _deviations(la: Laplace, number: int, generator: torch.Generator) -> Tensor:
     """(S, D) from the mode; drawn one by one, so that they do not depend on how many fit the budget."""
     dtype, device = la.mode.dtype, generator.device
     eps = [torch.randn(la.D, generator=generator, dtype=dtype, device=device) for _ in range(number)]
-    return la.precision.root(torch.stack(eps).to(la.mode.device)).detach()
+    return la._spread(torch.stack(eps))
 
 
 def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
@@ -255,6 +255,7 @@ def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
     # Fused attention has no batching rule.
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message="An output with one or more elements was resized")  # torch's own
         try:
             made: Tensor = vmap(run, randomness="same")(deviations)
         except torch.OutOfMemoryError:

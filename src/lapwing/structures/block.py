@@ -9,20 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..curvature import Source
+from ..curvature import Batch, Source
 from ..diagnosis import NotFiniteCurvature
 from ..groups import Groups
 from ..jacobians import Explicit, Matrix, Stacked
 from ..layers.base import Part
 from ..operators import Block as OperatorBlock
 from ..operators import Blocks, Dense, rows_of
+from ..resolution import Peak
 from ..space import Space
-from .common import added, check_shape, cleared, filled, floored, sum_dtype
+from .common import added, check_shape, cleared, filled, floored
+from .rounding import Rounding, in_float64
 
 Group = tuple[Part, ...]
 
 
-def gram(found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None) -> Tensor | None:
+def gram(
+    found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
     """(P, P): `sum J^T J` over columns and examples for a group of weights, a chunk of rows at a time."""
     pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
     if all(piece is None for piece in pieces):
@@ -31,7 +35,7 @@ def gram(found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | N
     total: Tensor | None = None
     for examples in stacked.budget.slices(stacked.examples, 3 * stacked.columns * sum(stacked.sizes) * 8):
         rows = stacked.rows(examples).flatten(0, 1)
-        total = with_outer(total, rows.to(sum_dtype(rows.dtype)))
+        total = with_outer(total, rows.to(torch.promote_types(rows.dtype, dtype)))
     return total
 
 
@@ -72,7 +76,7 @@ class Block:
 
     def more(self, source: Source, earlier: DenseSums) -> DenseSums:
         """Sums over earlier data and this."""
-        return self.measure(source).after(earlier)
+        return measure_groups(source, self.groups(source.space), None, earlier).after(earlier)
 
     def check(self, sums: DenseSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -95,7 +99,7 @@ class Full:
 
     def more(self, source: Source, earlier: DenseSums) -> DenseSums:
         """Sums over earlier data and this."""
-        return self.measure(source).after(earlier)
+        return measure_groups(source, [tuple(source.space.parts())], source.space.mask, earlier).after(earlier)
 
     def check(self, sums: DenseSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -172,18 +176,54 @@ class DenseSums:
             raise NotFiniteCurvature([group[place].name for place in owners[rows].unique().tolist()])
 
 
-def measure_groups(source: Source, groups: list[Group], mask: Tensor | None = None) -> DenseSums:
-    """Sums of outer products for each group of weights."""
+def measure_groups(
+    source: Source, groups: list[Group], mask: Tensor | None = None, earlier: DenseSums | None = None
+) -> DenseSums:
+    """Sums of outer products for each group of weights; in float64 where earlier ones are."""
+    known = {} if earlier is None else earlier.matrices
+    rounding: Rounding[Group] = Rounding(source, {group for group, value in known.items() if in_float64([value])})
     sums: dict[Group, Tensor] = {}
     for batch in source:
-        device = batch.tape.output.device
-        chosen = None if mask is None else mask.to(device)
-        for found in batch.columns():
-            for group in groups:
-                made = gram(found, group, chosen)
-                if made is not None:
-                    sums[group] = made if group not in sums else added(sums[group], made)
+        fresh = measure_batch(batch, groups, mask, rounding, sums)
+        if rounding.due(batch.examples, bool(fresh)):
+            largest = {group: size(group, sums, fresh) for group in {**sums, **fresh} if group not in rounding.fine}
+            found = rounding.judge(largest)
+            sums.update({group: sums[group].double() for group in found if group in sums})
+            fresh = {group: value for group, value in fresh.items() if group not in found}
+            measure_batch(batch, [group for group in groups if group in found], mask, rounding, sums)
+        for group, value in fresh.items():
+            put(sums, group, value)
+        rounding.fine |= {group for group, value in sums.items() if in_float64([value])}
+    if rounding.over():
+        found = rounding.judge({group: size(group, sums) for group in sums if group not in rounding.fine})
+        sums.update({group: sums[group].double() for group in found})
     return DenseSums(sums, mask)
+
+
+def size(group: Group, *sums: dict[Group, Tensor]) -> Tensor:
+    """About the largest eigenvalue of a matrix that is summed in several places, never less."""
+    return torch.stack([torch.linalg.vector_norm(each[group].detach()) for each in sums if group in each]).sum()
+
+
+def put(sums: dict[Group, Tensor], group: Group, value: Tensor) -> None:
+    """Add to a matrix, in place."""
+    sums[group] = added(sums[group], value) if group in sums else value
+
+
+def measure_batch(
+    batch: Batch, groups: list[Group], mask: Tensor | None, rounding: Rounding[Group], sums: dict[Group, Tensor]
+) -> dict[Group, Tensor]:
+    """Add a batch's matrices to the sums; those that may have to be made again in float64 are returned instead."""
+    fresh: dict[Group, Tensor] = {}
+    if not groups:
+        return fresh
+    chosen = None if mask is None else mask.to(batch.tape.output.device)
+    for found in batch.columns():
+        for group in groups:
+            made = gram(found, group, chosen, torch.float64 if group in rounding.fine else torch.float32)
+            if made is not None:
+                put(sums if rounding.settled(group) else fresh, group, made)
+    return fresh
 
 
 @dataclass(frozen=True)
@@ -241,6 +281,13 @@ class DenseCurvature:
             own = torch.linalg.eigvalsh(wide).split([place.stop - place.start for place in places])
             pieces += [(place.start, each) for place, each in zip(places, own, strict=True)]
         return torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])])
+
+    def peaks(self) -> list[Peak]:
+        """Of every matrix, or little more."""
+        return [
+            Peak(parts, torch.linalg.vector_norm(matrix.detach()), matrix.dtype)
+            for parts, matrix in self.matrices.items()
+        ]
 
     def approximation(self, name: str) -> str:
         """For the coverage table."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..layers.base import Part
 from ..space import Space
@@ -21,10 +22,23 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def added(total: Tensor, value: Tensor) -> Tensor:
-    """A sum of our own with another value in it, in place where no gradient flows through either."""
-    if total.requires_grad or value.requires_grad:
+    """A sum of our own with another value in it, in place where no gradient flows through either and it can hold it."""
+    if total.requires_grad or value.requires_grad or torch.promote_types(total.dtype, value.dtype) != total.dtype:
         return total + value
     return total.add_(value)
+
+
+narrower: Any = WeakTensorKeyDictionary()  # of bases that are in use: they never change
+
+
+def narrowed(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Eigenvectors in the dtype of the weights, kept as long as they are: a weight and its bias share theirs."""
+    if basis is None or basis.dtype == dtype or basis.requires_grad:
+        return basis if basis is None else basis.to(dtype)
+    kept: Tensor | None = narrower.get(basis)
+    if kept is None or kept.dtype != dtype:
+        kept = narrower[basis] = basis.to(dtype)
+    return kept
 
 
 def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:

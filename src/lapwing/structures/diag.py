@@ -71,7 +71,7 @@ class DiagCurvature:
             diagonal = self.diagonal[place] if mask is None else self.diagonal[place][mask]
             own = slice(start, start + diagonal.numel())
             start = own.stop
-            operator = Diagonal(scale.to(diagonal) * diagonal + delta[own], mask)
+            operator = Diagonal((scale.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
             blocks.append(Block((part,), (own,), operator))
         return Blocks(blocks, space.size)
 

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from .. import fused
-from ..curvature import Source
 from ..jacobians import Acts, Explicit, Layout, Matrix, Moments, Term
 from ..layers.base import Part
 from ..memory import Budget
 from .common import added, sum_dtype
+from .rounding import in_float64
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
 WORTH_SPLITTING = 3e10  # operations from which a symmetric product is done by halves: below, calls cost more
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
 Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
+Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and the sum's dtype
+Watched = Key | Part  # what is summed on its own: the factors of a block, or the curvature of another weight
 
 
 @dataclass
@@ -32,6 +34,12 @@ class Factors:
     inputs: Tensor
     gradients: Tensor
     count: float = 0.0
+
+    def plus(self, earlier: Factors) -> Factors:
+        """Both, and the positions counted; these are added to in place."""
+        return Factors(
+            added(self.inputs, earlier.inputs), added(self.gradients, earlier.gradients), self.count + earlier.count
+        )
 
 
 @dataclass
@@ -49,13 +57,52 @@ class KronSums:
         """The factors of one weight, by orientation."""
         return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
 
+    def watched(self) -> set[Watched]:
+        """What is summed here."""
+        return {key for key, _ in self.factors} | set(self.others)
 
-def outer(rows: Tensor, budget: Budget) -> Tensor:
-    """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square."""
-    rows = rows.to(sum_dtype(rows.dtype))
+    def fine(self) -> set[Watched]:
+        """What is summed in float64."""
+        made: set[Watched] = {key for (key, _), own in self.factors.items() if in_float64([own.inputs])}
+        made |= {key for key, own in self.bases.items() if in_float64(basis for basis in own if basis is not None)}
+        return made | {part for part, value in self.others.items() if in_float64([value])}
+
+    def widen(self, chosen: set[Watched]) -> None:
+        """Sum these in float64 from now on."""
+        for (key, _), own in self.factors.items():
+            if key in chosen:
+                own.inputs, own.gradients = own.inputs.double(), own.gradients.double()
+        self.others.update({part: value.double() for part, value in self.others.items() if part in chosen})
+
+    def narrow(self, chosen: set[Watched]) -> None:
+        """Sums that hold no more than float32, since float64 came too late."""
+        for (key, _), own in self.factors.items():
+            if key in chosen:
+                own.inputs, own.gradients = own.inputs.float(), own.gradients.float()
+
+    def drop(self, chosen: set[Watched]) -> None:
+        """Forget the sums of these."""
+        self.factors = {own: value for own, value in self.factors.items() if own[0] not in chosen}
+        self.others = {part: value for part, value in self.others.items() if part not in chosen}
+
+    def take(self, fresh: KronSums) -> None:
+        """Add a batch's factors and curvature of others, in place."""
+        self.layouts |= {key: layout for key, layout in fresh.layouts.items() if key not in self.layouts}
+        self.weights |= fresh.weights
+        for own, value in fresh.factors.items():
+            self.factors[own] = self.factors[own].plus(value) if own in self.factors else value
+        for part, other in fresh.others.items():
+            self.others[part] = added(self.others[part], other) if part in self.others else other
+
+
+def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square; in a dtype at least."""
     width = rows.shape[-1]
     if width > LARGEST_SIDE:
-        return rows.square().sum(1)
+        return rows.to(torch.promote_types(rows.dtype, dtype)).square().sum(1)
+    if dtype == torch.float64 and rows.dtype != dtype:
+        return in_slices(rows, budget)
+    rows = rows.to(sum_dtype(rows.dtype))
     exact = budget.arithmetic.parts(predicting=False) == 2
     if exact and rows.shape[0] == 1 and width >= 128 and fused.in_parts(rows, rows.shape[1] * width**2):
         found = fused.attempted(lambda: fused.outer(rows[0]).unsqueeze(0))
@@ -64,6 +111,15 @@ def outer(rows: Tensor, budget: Budget) -> Tensor:
     if width < 512 or rows.shape[1] < width or rows.shape[1] * width**2 < WORTH_SPLITTING:
         return rows.mT @ rows
     return symmetric(rows, 3 if rows.is_cuda else 4)
+
+
+def in_slices(rows: Tensor, budget: Budget) -> Tensor:
+    """`rows^T rows` in float64, (G, n, width) -> (G, width, width), with some rows at a time in that dtype."""
+    total = rows.new_zeros(rows.shape[0], rows.shape[-1], rows.shape[-1], dtype=torch.float64)
+    for chosen in budget.slices(rows.shape[1], 16 * rows.shape[0] * rows.shape[-1]):
+        wide = rows[:, chosen].double()
+        total = added(total, outer(wide, budget, torch.float64))
+    return total
 
 
 def symmetric(rows: Tensor, number: int) -> Tensor:
@@ -80,55 +136,13 @@ def symmetric(rows: Tensor, number: int) -> Tensor:
     return torch.cat(lines, -2)
 
 
-def measure_factors(approx: str, bias: str, source: Source) -> KronSums:
-    """Sums of both factors over all data."""
-    sums = KronSums()
-    for batch in source:
-        reduced = approx == "reduce" or (approx == "auto" and batch.view.form.positions == 1)
-        pairs = batch.tape.pairs() if bias == "joint" else {}
-        last: dict[Key, Matrix] = {}
-        alive: dict[tuple[Key, int], Tensor] = {}
-        for found in batch.columns():
-            products: dict[tuple[int, ...], Tensor] = {}  # of this chunk: a bias has the gradients of its weight
-            for part, jacobian in found.items():
-                if isinstance(jacobian, Explicit):
-                    add_other(sums, part, jacobian)
-                    continue
-                key, matrix = joined(part, jacobian, pairs)
-                if key is None or matrix is None:
-                    continue
-                last[key] = matrix
-                if len(key) == 2:
-                    sums.weights[key] = jacobian.upright().layout
-                add_gradients(sums, key, matrix, reduced, products)
-                if batch.masked is not None:
-                    for place, term in enumerate(matrix.terms):
-                        nonzero = (term.grad != 0).any(0).any(-1).any(1)
-                        earlier = alive.get((key, place))
-                        alive[key, place] = nonzero if earlier is None else earlier | nonzero
-        for key, matrix in last.items():
-            weights = [
-                counted_positions(term, batch.masked, alive.get((key, place)))
-                for place, term in enumerate(matrix.terms)
-            ]
-            add_inputs(sums, key, matrix, weights, reduced)
-    return sums
-
-
-def joined(part: Part, jacobian: Matrix, pairs: dict[Part, Part]) -> tuple[Key | None, Matrix | None]:
-    """A weight with its bias where they are one block; the bias alone is then left out."""
-    if part in pairs:
-        return (part, pairs[part]), jacobian.with_bias()
-    if part in pairs.values():
-        return None, None
-    return (part,), jacobian
-
-
-def add_other(sums: KronSums, part: Part, jacobian: Explicit) -> None:
+def add_other(sums: KronSums, part: Part, jacobian: Explicit, dtype: torch.dtype = torch.float32) -> None:
     """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
     rows = jacobian.value.flatten(0, 1)
-    rows = rows.to(sum_dtype(rows.dtype))
-    made = rows.T @ rows if jacobian.size <= LARGEST_DENSE else rows.square().sum(0)
+    if jacobian.size <= LARGEST_DENSE:
+        made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
+    else:
+        made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
     sums.others[part] = made if part not in sums.others else added(sums.others[part], made)
 
 
@@ -145,33 +159,32 @@ def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -
 
 
 def add_gradients(
-    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: dict[tuple[int, ...], Tensor]
+    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: Products, dtype: torch.dtype = torch.float32
 ) -> None:
     """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
     for flipped in {term.flipped for term in matrix.terms}:
         grads = [term.grad for term in matrix.terms if term.flipped == flipped]
-        key_of_product = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
-        if key_of_product not in products:
-            if reduced:
-                products[key_of_product] = outer_of(
-                    torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3), matrix.budget
-                )
-            else:
-                products[key_of_product] = sum(
-                    (outer_of(grad, matrix.budget) for grad in grads[1:]), outer_of(grads[0], matrix.budget)
-                )
-        factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
-        factors.gradients = added(factors.gradients, products[key_of_product])
+        same = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
+        dtype = torch.promote_types(dtype, grads[0].dtype)
+        own = torch.float64 if (same, torch.float64) in products else dtype  # so that a bias shares its weight's
+        if (same, own) not in products:
+            summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
+            made = [outer_of(grad, matrix.budget, own) for grad in summed]
+            products[same, own] = sum(made[1:], made[0])
+        factors = _factors(sums, key, flipped, matrix, grads[0], reduced, dtype)
+        factors.gradients = added(factors.gradients, products[same, own])
 
 
-def outer_of(grad: Tensor, budget: Budget) -> Tensor:
+def outer_of(grad: Tensor, budget: Budget, dtype: torch.dtype) -> Tensor:
     """(K, B, G, T, width) -> (G, width, width), summed over the rest."""
     columns, examples, groups, positions, width = grad.shape
-    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width), budget)
+    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width), budget, dtype)
 
 
-def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
+def _factors(
+    sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool, dtype: torch.dtype
+) -> Factors:
     if (key, flipped) not in sums.factors:
         groups, rows, columns = matrix.layout.matrix
         wide, tall = (rows, columns) if flipped else (columns, rows)
@@ -180,7 +193,7 @@ def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tens
 
         def zeros(size: int, diagonal: bool) -> Tensor:
             shape = (groups, size) if diagonal else (groups, size, size)
-            return torch.zeros(shape, dtype=sum_dtype(like.dtype), device=like.device)
+            return torch.zeros(shape, dtype=dtype, device=like.device)
 
         sums.factors[key, flipped] = Factors(
             zeros(wide, tokens or wide > LARGEST_SIDE), zeros(tall, tall > LARGEST_SIDE)
@@ -223,19 +236,21 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         if weight is not None:
             act = act * weight[chosen, None, :, None]
         factors.inputs = added(
-            factors.inputs, outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget)
+            factors.inputs,
+            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, factors.inputs.dtype),
         )
 
 
 def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix) -> None:
     """`sum a a^T` where it is known without the inputs; with a column of ones, their sums beside it."""
-    second = moments.second(matrix.budget)
+    dtype = factors.inputs.dtype
+    second = moments.second(matrix.budget, dtype)
     rows = second.shape[1 : (second.dim() + 1) // 2]
     groups, width = second.shape[0], math.prod(rows)
     first: Tensor | None = None
     if acts.ones:
         each = acts.scratch * second.dtype.itemsize
-        parts = [moments.first(chosen).sum(0) for chosen in matrix.budget.slices(matrix.examples, each)]
+        parts = [moments.first(chosen, dtype).sum(0) for chosen in matrix.budget.slices(matrix.examples, each)]
         first = torch.stack(parts).sum(0)
     count = matrix.examples * acts.positions
     total = factors.inputs
@@ -267,7 +282,7 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
         mean: Tensor | None = None
         for term, weight in own:
             if term.acts.moments is not None and weight is None:
-                summed = term.acts.moments.first(chosen).to(factors.inputs.dtype)
+                summed = term.acts.moments.first(chosen, factors.inputs.dtype)
                 if term.acts.ones:
                     summed = torch.nn.functional.pad(summed, (0, 1), value=float(term.acts.positions))
             else:
@@ -276,26 +291,7 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
-        made = outer(mean.transpose(0, 1), matrix.budget)
+        made = outer(mean.transpose(0, 1), matrix.budget, factors.inputs.dtype)
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
         factors.inputs = added(factors.inputs, made)
-
-
-def measure_corrections(sums: KronSums, source: Source) -> KronSums:
-    """Second moments of the Jacobian in the eigenbases: the second pass of EKFAC."""
-    paired = {key[0]: key[1] for key in sums.bases if len(key) == 2}
-    for batch in source:
-        for found in batch.columns():
-            for part, jacobian in found.items():
-                if isinstance(jacobian, Explicit):
-                    continue
-                key, matrix = joined(part, jacobian, paired)
-                if key is None or matrix is None:
-                    continue
-                left, right = sums.bases[key]
-                cast = [None if basis is None else basis.to(matrix.dtype) for basis in (left, right)]
-                made = matrix.square_sum(*cast)
-                made = made.to(sum_dtype(made.dtype))
-                sums.corrected[key] = made if key not in sums.corrected else sums.corrected[key] + made
-    return sums

@@ -14,10 +14,12 @@ from ..groups import Groups
 from ..jacobians import Layout, join, part_ways
 from ..layers.base import Part
 from ..operators import Block, Blocks, Dense, Diagonal, Dual, Rotated
+from ..resolution import Peak
 from ..space import Space
-from .common import filled, floored
+from .common import filled, floored, narrowed
 from .eigen import decompose_side, decompose_sides, eigenvalues_meanwhile
-from .factors import LARGEST_SIDE, Bases, Factors, Key, KronSums, measure_corrections, measure_factors
+from .factors import LARGEST_SIDE, Factors, Key, KronSums
+from .passes import measure_corrections, measure_factors
 from .sums import check_sums, joined_sums
 
 
@@ -43,7 +45,7 @@ class Kron:
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
         """Sums over earlier data and this."""
-        return joined_sums(earlier, self.measure(source), source.space)
+        return joined_sums(earlier, measure_factors(self.approx, self.bias, source, earlier), source.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -71,23 +73,23 @@ class EKFAC:
 
     def measure(self, source: Source) -> KronSums:
         """Factors first, then the second moments in their eigenbases."""
-        return self._measure(source, {})
+        return self._measure(source, KronSums())
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
         """Sums over earlier data and this, in the eigenbases of the earlier."""
-        return joined_sums(earlier, self._measure(source, earlier.bases), source.space)
+        return joined_sums(earlier, self._measure(source, earlier), source.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
         check_sums(sums, space, corrected=True)
 
-    def _measure(self, source: Source, bases: Bases) -> KronSums:
+    def _measure(self, source: Source, earlier: KronSums) -> KronSums:
         if source.data.one_shot:
             raise ValueError(
                 "structure='ekfac' passes over the data twice, and a one-shot iterator was given; "
                 "expected a DataLoader, a list of batches or tensors."
             )
-        sums = measure_factors(self.approx, self.bias, source)
+        sums, bases = measure_factors(self.approx, self.bias, source, earlier), earlier.bases
         new = {key: layout for key, layout in sums.layouts.items() if key not in bases}
         found = eigen(replace(sums, layouts=new))
         sums.bases = {key: bases[key] if key in bases else rows_first(*found[key][:2]) for key in sums.layouts}
@@ -113,7 +115,7 @@ def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tenso
 
     def place(name: str, side: Tensor) -> int:
         own = known.setdefault(name.rpartition(".")[0], [])
-        alike = [each for each in own if asked[each][1].shape == side.shape and torch.equal(asked[each][1], side)]
+        alike = [each for each in own if same(asked[each][1], side)]
         if not alike:
             own.append(len(asked))
             asked.append((name, side))
@@ -126,6 +128,11 @@ def eigen(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tenso
     return {
         key: (found[row][0], found[column][0], found[row][1], found[column][1]) for key, (row, column) in places.items()
     }
+
+
+def same(side: Tensor, other: Tensor) -> bool:
+    """Whether two sides are equal."""
+    return side.shape == other.shape and side.dtype == other.dtype and torch.equal(side, other)
 
 
 def sides(own: dict[bool, Factors]) -> tuple[Tensor, Tensor]:
@@ -210,9 +217,15 @@ class Spectrum:
         scale = scale.to(self.values)
         same = delta.detach() if numbers is None else numbers
         if not any(same.stride()) or bool((same == same[:1, :1, :1]).all()):
-            return Rotated(scale * self.values + delta[:1, :1, :1], self.layout, self.left, self.right)
+            return self._rotated(scale * self.values + delta[:1, :1, :1], self.left, self.right, delta.dtype)
         rows, columns = self._product(delta, key, numbers)
         return self._scaled(rows, columns, scale, key)
+
+    def _rotated(
+        self, values: Tensor, left: Tensor | None, right: Tensor | None, dtype: torch.dtype, dual: Dual | None = None
+    ) -> Rotated:
+        """In the dtype of the weights: float64 is needed to find eigenvectors, not to turn by them."""
+        return Rotated(values.to(dtype), self.layout, narrowed(left, dtype), narrowed(right, dtype), dual)
 
     def _product(self, delta: Tensor, key: Key, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """(G, O, 1) and (G, 1, I) whose product is delta, whatever its numbers are; refused where there are none."""
@@ -241,6 +254,13 @@ class Spectrum:
         rows, columns = self._product(base, key, None)
         (_, _, left, above), (_, _, right, beside) = self._whitened(rows, columns, key)
         return ((left / above)[:, :, None] * (right / beside)[:, None, :]).flatten()
+
+    def peaks(self, key: Key) -> list[Peak]:
+        """Of this block; its eigenvectors are as exact as its sums."""
+        sides = [basis for basis in (self.left, self.right) if basis is not None and basis.shape[-1] > 1]
+        coarse = any(basis.dtype == torch.float32 for basis in sides)
+        dtype = torch.float32 if coarse else torch.float64
+        return [Peak(key, self.values.detach().amax(), dtype)] if sides else []
 
     def diagonal(self, floor: float) -> Tensor:
         """(G, O, I): with a floor on each side where the block is a product, so that it stays one."""
@@ -277,7 +297,9 @@ class Spectrum:
         for side, held, times in ((rows[:, :, 0], above, width), (columns[:, 0, :], beside, height)):
             change = side.double().log() - held.double().expand(side.shape).log()
             volume = volume + times * change.sum() * (groups / side.shape[0])
-        return Rotated(values, self.layout, left, right, Dual(dual_left, dual_right, volume))
+        dtype = rows.dtype
+        dual = Dual(narrowed(dual_left, dtype), narrowed(dual_right, dtype), volume)
+        return self._rotated(values, left, right, dtype, dual)
 
 
 Whitened = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
@@ -288,7 +310,7 @@ def whitened(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -
 
     A diagonal side keeps its precisions beside the eigenvalues; another takes them into its basis as `D^-1/2`.
     """
-    precision = precision.expand(side.shape[:2])
+    precision = precision.expand(side.shape[:2]).to(side.dtype)  # roots that are rounded otherwise spoil the side
     if basis is None:
         return None, None, side.clamp(min=0), precision
     root = precision.sqrt()
@@ -371,6 +393,12 @@ class KronCurvature:
             else:
                 made[place] = torch.linalg.eigvalsh(value.detach().double() / (own[:, None] * own).sqrt())
         return made
+
+    def peaks(self) -> list[Peak]:
+        """Of blocks that are no diagonals."""
+        made = [peak for key, spectrum in self.blocks.items() for peak in spectrum.peaks(key)]
+        dense = [(part, value) for part, value in self.others.items() if value.dim() == 2]
+        return made + [Peak((part,), self.eigenvalues[part].amax(), value.dtype) for part, value in dense]
 
     @property
     def _some(self) -> Tensor:

@@ -25,17 +25,12 @@ def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
     refuse_other_use(earlier, later, space)
     for key, new in later.factors.items():
         old = earlier.factors.get(key)
-        made.factors[key] = new if old is None else total(old, new)
+        made.factors[key] = new if old is None else new.plus(old)
     for part, value in later.others.items():
         made.others[part] = added(value, earlier.others[part]) if part in earlier.others else value
     for own, value in later.corrected.items():
         made.corrected[own] = earlier.corrected[own] + value if own in earlier.corrected else value
     return made
-
-
-def total(old: Factors, new: Factors) -> Factors:
-    """Both factors and the positions counted."""
-    return Factors(added(new.inputs, old.inputs), added(new.gradients, old.gradients), old.count + new.count)
 
 
 def refuse_other_use(earlier: KronSums, later: KronSums, space: Space) -> None:

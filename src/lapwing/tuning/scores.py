@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, Inputs, count
+from ..batches import Batches, Inputs, count, map_tensors
 from ..predictions import functional as engine
 from ..predictions import question as questions
 from ..random import DEFAULT_SEED
@@ -100,6 +100,8 @@ class Scores:
 
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
             for inputs, targets in self.batches:
+                if not self.batches.steady:  # a reader may write the next batch over this one, whose slices are kept
+                    inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
                 engine.each_jacobian(network, inputs, functools.partial(take, targets))
                 examples += count(inputs)
         self.kept = kept

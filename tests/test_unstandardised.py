@@ -1,0 +1,365 @@
+"""Inputs that are far from zero, of different sizes or nearly dependent: float32 networks against dense float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing.layers.offsets import PatchMoments
+
+STRUCTURES = ("kron", "ekfac", "block", "full", "diag")
+
+
+def weather(examples: int = 300, hidden: int = 16, offset: float = 101.325) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A year, kelvin, kilopascal and a number around 0."""
+    g = torch.Generator().manual_seed(0)
+    normal = torch.randn(examples, 4, generator=g)
+    year = 2000 + 20 * torch.rand(examples, generator=g)
+    x = torch.stack([year, 290 + 5 * normal[:, 0], offset + 0.3 * normal[:, 1], normal[:, 2]], 1)
+    y = torch.sin((x[:, :1] - 2010) / 4) + 0.1 * normal[:, 3:]
+    return perceptron(4, hidden, g), x, y
+
+
+def collinear(examples: int = 300) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """Six inputs that are three directions, times 100."""
+    g = torch.Generator().manual_seed(1)
+    z = torch.randn(examples, 3, generator=g)
+    x = 100 * z @ torch.randn(3, 6, generator=g)
+    return perceptron(6, 16, g), x, torch.sin(z[:, :1])
+
+
+def perceptron(inputs: int, hidden: int, g: torch.Generator) -> nn.Sequential:
+    """Two layers with small first weights."""
+    net = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=g))
+        net[0].weight.mul_(0.01)
+    return net
+
+
+CASES = {
+    "noise 0.01": (weather, (), 0.01, 1.0),
+    "noise 0.1": (weather, (), 0.1, 1.0),
+    "small prior": (weather, (), 0.1, 0.01),
+    "other pressure": (weather, (300, 16, 101.0), 0.01, 1.0),
+    "wide": (weather, (300, 40), 0.1, 0.1),
+    "collinear": (collinear, (), 1.0, 1e-4),
+}
+
+
+@dataclass
+class Perceptron:
+    """Inputs, gradients and Jacobians of both layers in float64, from the network's own weights, in closed form."""
+
+    net: nn.Sequential
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        w, b, v, c = (parameter.detach().double() for parameter in self.net.parameters())
+        self.inputs = self.x.double()
+        self.hidden = torch.tanh(self.inputs @ w.T + b)
+        self.output = self.hidden @ v.T + c
+        self.weights = torch.cat([each.flatten() for each in (w, b, v, c)])
+        self.slope = v * (1 - self.hidden.square())  # (N, H): the output's gradient in the hidden units' arguments
+        self.one = torch.ones(len(self.x), 1, dtype=torch.float64)
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Gradients and inputs of the four tensors: weight, bias, weight, bias."""
+        return [(self.slope, self.inputs), (self.slope, self.one), (self.one, self.hidden), (self.one, self.one)]
+
+    def jacobians(self) -> list[Tensor]:
+        """(N, P) for every tensor."""
+        return [torch.einsum("no,ni->noi", g, a).flatten(1) for g, a in self.layers()]
+
+    def curvature(self, structure: str) -> list[tuple[tuple[int, ...], Tensor]]:
+        """Which tensors a block is over, and its dense matrix."""
+        found = self.jacobians()
+        if structure == "kron":
+            return [((place,), torch.kron(g.T @ g, a.T @ a / len(a))) for place, (g, a) in enumerate(self.layers())]
+        if structure == "ekfac":
+            made = []
+            for place, (g, a) in enumerate(self.layers()):
+                basis = torch.kron(torch.linalg.eigh(g.T @ g)[1], torch.linalg.eigh(a.T @ a)[1])
+                made.append(((place,), basis * (found[place] @ basis).square().sum(0) @ basis.T))
+            return made
+        if structure == "diag":
+            return [((place,), torch.diag(each.square().sum(0))) for place, each in enumerate(found)]
+        groups = [(0, 1), (2, 3)] if structure == "block" else [(0, 1, 2, 3)]
+        return [(group, self.rows(group).T @ self.rows(group)) for group in groups]
+
+    def rows(self, group: tuple[int, ...]) -> Tensor:
+        """(N, P) of some tensors side by side."""
+        return torch.cat([self.jacobians()[place] for place in group], 1)
+
+    def answers(self, structure: str, noise: float, prior: float, y: Tensor) -> tuple[Tensor, float]:
+        """(N,) variances of the outputs, and the log evidence."""
+        variance = torch.zeros(len(self.x), dtype=torch.float64)
+        volume = 0.0
+        for group, matrix in self.curvature(structure):
+            precision = matrix / noise**2 + prior * torch.eye(len(matrix), dtype=torch.float64)
+            rows = self.rows(group)
+            variance += (torch.linalg.solve(precision, rows.T).T * rows).sum(1)
+            volume += float(torch.linalg.slogdet(precision)[1]) - len(matrix) * math.log(prior)
+        squares = float((self.output - y.double()).square().sum())
+        fit = -0.5 * squares / noise**2 - 0.5 * len(y) * math.log(2 * math.pi * noise**2)
+        return variance, fit - 0.5 * volume - 0.5 * prior * float(self.weights.square().sum())
+
+
+def off(made: Tensor, expected: Tensor) -> float:
+    """The largest relative difference."""
+    return float((made.double().flatten() / expected.flatten() - 1).abs().max())
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("case", CASES)
+def test_variances_and_evidence(case: str, structure: str) -> None:
+    """By default, in a float32 network, both are those of dense matrices in float64."""
+    make, arguments, noise, prior = CASES[case]
+    net, x, y = make(*arguments)
+    variance, evidence = Perceptron(net, x).answers(structure, noise, prior, y)
+    la = lw.fit(net, (x, y), lw.Gaussian(noise), structure=structure, prior=prior)
+    made = la.functional(x)
+    assert made.cov.dtype == made.mean.dtype == torch.float32
+    assert off(made.cov, variance) < 0.05  # the network's own rounding is part of it
+    assert off(la.functional(x, variance_only=True).cov, variance) < 0.05
+    joint = la.functional(x[:5], joint=True).cov.reshape(5, 5).diagonal()
+    assert off(joint, variance[:5]) < 0.05
+    assert abs(float(la.log_evidence()) - evidence) < 0.1 + 1e-7 * abs(evidence)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_other_questions(structure: str) -> None:
+    """Samples, other priors and noises, and tuning agree with the same network in float64."""
+    net, x, y = weather(200, 40)
+    la = lw.fit(net, (x, y), lw.Gaussian(0.3), structure=structure)
+    wide = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.3), structure=structure)
+    tuned, expected = la.tune(), wide.tune()
+    assert off(tuned.prior.precision, expected.prior.precision) < 0.01
+    assert abs(float(tuned.likelihood.noise) / float(expected.likelihood.noise) - 1) < 0.01
+    assert off(tuned.functional(x).cov, expected.functional(x.double()).cov) < 0.03
+    assert abs(la.evidence().gamma - wide.evidence().gamma) < 0.05
+    draws = la.functional_samples(x[:20], 4000, torch.Generator().manual_seed(0))
+    assert off(draws.var(0), wide.functional(x[:20].double()).cov) < 0.2
+    assert la.sample(2).dtype == torch.float32
+    v = torch.randn(3, la.D, generator=torch.Generator().manual_seed(0))
+    again = la.precision.mv(la.precision.solve(v.double() if v.dtype != la.mode.dtype else v))
+    assert again.dtype == la.mode.dtype
+
+
+@pytest.mark.parametrize("structure", ["kron", "block", "full"])
+def test_batches_of_any_size(structure: str) -> None:
+    """In small batches, from an iterator that can be read once, and added later: the same."""
+    net, x, y = weather(240, 40)
+    variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
+    batches = [(x[start : start + 16], y[start : start + 16]) for start in range(0, 240, 16)]
+
+    def once() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from batches
+
+    family = lw.Gaussian(0.1)
+    for memory in (None, 2e5):  # the second cuts batches
+        la = lw.fit(net, once(), family, structure=structure, prior=0.1, memory=memory)
+        assert off(la.functional(x).cov, variance) < 0.05
+    first = lw.fit(net, batches[:3], family, structure=structure, prior=0.1)
+    assert off(first.update(batches[3:]).functional(x).cov, variance) < 0.05
+
+
+@pytest.mark.parametrize("structure", ["kron", "block"])
+@pytest.mark.parametrize("scale", [1e-3, 1e-5])
+def test_small_numbers_first(structure: str, scale: float) -> None:
+    """Rounding that comes to matter when much was summed: data are passed over again, or a warning is given."""
+    net, x, y = weather(240, 40)
+    x = torch.cat([x[:200] * scale, x[200:]])
+    variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
+    batches = [(x[start : start + 8], y[start : start + 8]) for start in range(0, 240, 8)]
+    la = lw.fit(net, batches, lw.Gaussian(0.1), structure=structure, prior=0.1, memory=1e4)
+    assert off(la.functional(x).cov, variance) < 0.05
+    if structure == "kron":
+        with pytest.warns(lw.RoundingWarning, match="Fit again"):
+            lw.fit(net, iter(batches), lw.Gaussian(0.1), prior=0.1, memory=1e4)
+
+
+def test_joint_bias() -> None:
+    """The column of ones is in the same factor."""
+    net, x, y = weather()
+    own = Perceptron(net, x)
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for gradients, inputs in ((own.slope, own.inputs), (own.one, own.hidden)):
+        inputs = torch.cat([inputs, own.one], 1)
+        matrix = torch.kron(gradients.T @ gradients, inputs.T @ inputs / len(x)) / 0.1**2
+        rows = torch.einsum("no,ni->noi", gradients, inputs).flatten(1)
+        precision = matrix + 0.1 * torch.eye(len(matrix), dtype=torch.float64)
+        total += (torch.linalg.solve(precision, rows.T).T * rows).sum(1)
+    la = lw.fit(net, (x, y), lw.Gaussian(0.1), structure=lw.Kron(bias="joint"), prior=0.1)
+    assert off(la.functional(x).cov, total) < 0.05
+
+
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+@pytest.mark.parametrize("offsets", [False, True])
+def test_pixels(approx: str, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution of bright pixels and its bias: from patches, or without them by offsets of its taps."""
+    monkeypatch.setattr(PatchMoments, "cheaper", offsets)
+    channels, size = 2, 8
+    g = torch.Generator().manual_seed(0)
+    x = 250 + 0.1 * torch.rand(40, channels, size, size, generator=g)
+    net = nn.Sequential(
+        nn.Conv2d(channels, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * (size - 2) ** 2, 1, bias=False)
+    )
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=g))
+        net[0].weight.mul_(0.01)
+        net[3].weight.mul_(1 / size)
+    structure = lw.Kron(approx=approx, bias="joint")
+    zeros = torch.zeros(40, 1)
+    la = lw.fit(net, (x, zeros), lw.Gaussian(0.01), structure=structure, weights=["0.weight", "0.bias"], prior=0.01)
+    w, b, v = (parameter.detach().double() for parameter in net.parameters())
+    patches = F.unfold(x.double(), 3).mT  # (N, T, I)
+    hidden = torch.tanh(patches @ w.flatten(1).T + b)  # (N, T, O)
+    patches = F.pad(patches, (0, 1), value=1.0)
+    slope = v.reshape(3, -1).T * (1 - hidden.square())
+    inputs = patches.flatten(0, 1) if approx == "expand" else patches.mean(1)
+    gradients = slope.flatten(0, 1) if approx == "expand" else slope.sum(1)
+    matrix = torch.kron(gradients.T @ gradients, inputs.T @ inputs / len(inputs)) / 0.01**2
+    precision = matrix + 0.01 * torch.eye(len(matrix), dtype=torch.float64)
+    rows = torch.einsum("nto,nti->noi", slope, patches).flatten(1)
+    expected = (torch.linalg.solve(precision, rows.T).T * rows).sum(1)
+    assert off(la.functional(x).cov, expected) < 0.05
+    assert abs(float(la.precision.logdet() - torch.linalg.slogdet(precision)[1])) < 0.1
+
+
+def test_precisions_of_rows() -> None:
+    """A prior that differs inside a block, under which factors are decomposed again."""
+    net, x, y = weather(200, 40)
+    prior = lw.Prior.unitwise(torch.logspace(-2, 0, 82))
+    la = lw.fit(net, (x, y), lw.Gaussian(0.1), prior=prior)
+    delta = prior.delta(la.space, la.mode).double()
+    own, start = Perceptron(net, x), 0
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for (place,), matrix in own.curvature("kron"):
+        precision = matrix / 0.1**2 + torch.diag(delta[start : start + len(matrix)])
+        rows = own.jacobians()[place]
+        total += (torch.linalg.solve(precision, rows.T).T * rows).sum(1)
+        start += len(matrix)
+    assert off(la.functional(x).cov, total) < 0.05
+
+
+class Gains(nn.Module):
+    """A parameter that no Kronecker form fits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 1.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 4) -> (N, 1)."""
+        return (x * self.gain).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["linear", "gains"])
+def test_linear_models(kind: str, dtype: torch.dtype) -> None:
+    """The posterior of a linear model is known, also of one in half precision, whose inputs are exact in it."""
+    _, x, y = weather(200)
+    x = x.to(dtype)
+    net = nn.Linear(4, 1, bias=False) if kind == "linear" else Gains()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1e-3)
+    la = lw.fit(net.to(dtype), (x, y.to(dtype)), lw.Gaussian(0.1), prior=0.01)
+    wide = x.double()
+    precision = wide.T @ wide / 0.1**2 + 0.01 * torch.eye(4, dtype=torch.float64)
+    expected = (torch.linalg.solve(precision, wide.T).T * wide).sum(1)
+    assert off(la.functional(x).cov, expected) < 0.05
+    assert abs(float(la.precision.logdet() - torch.linalg.slogdet(precision)[1])) < 0.01
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "block"])
+def test_kept_and_converted(structure: str, tmp_path: object) -> None:
+    """Files and other arithmetics lose nothing."""
+    net, x, y = weather(150, 40)
+    variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
+    la = lw.fit(net, (x, y), lw.Gaussian(0.1), structure=structure, prior=0.1)
+    la.save(f"{tmp_path}/kept.safetensors")
+    for made in (
+        lw.load(f"{tmp_path}/kept.safetensors", net),
+        la.with_arithmetic("float32"),
+        la.with_arithmetic("float64").with_arithmetic("auto"),
+    ):
+        assert off(made.functional(x).cov, variance) < 0.05
+        assert off(made.update([(x[:1], y[:1])]).functional(x[1:]).cov, variance[1:]) < 0.2
+
+
+def test_graph() -> None:
+    """Covariances can be differentiated in the inputs as those of the network in float64."""
+    net, x, y = weather(150, 40)
+    slopes = []
+    for model, dtype in ((net, torch.float32), (copy.deepcopy(net).double(), torch.float64)):
+        la = lw.fit(model, (x.to(dtype), y.to(dtype)), lw.Gaussian(0.1))
+        given = x[:5].to(dtype).requires_grad_()
+        (slope,) = torch.autograd.grad(la.functional(given, create_graph=True).cov.log().sum(), given)
+        slopes.append(slope.double())
+    assert float((slopes[0] - slopes[1]).norm() / slopes[1].norm()) < 0.05
+
+
+def standardised() -> tuple[nn.Sequential, Tensor, Tensor]:
+    """Benign inputs, and a hidden layer that is not small."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=g)
+    net = perceptron(4, 40, g)
+    return net, x, net(x).detach() + torch.randn(200, 1, generator=g)
+
+
+@pytest.mark.parametrize("structure", ["kron", "block", "full"])
+def test_plain_inputs_stay_in_float32(structure: str) -> None:
+    """Where rounding does not show nothing is paid, and nothing said."""
+    net, x, y = standardised()
+    la = lw.fit(net, (x, y), lw.Gaussian(1.0), structure=structure)
+    if structure == "kron":
+        assert {each.inputs.dtype for (key, _), each in la.sums.factors.items() if key[0].name == "0.weight"} == {
+            torch.float32
+        }
+    else:
+        assert {each.dtype for each in la.sums.matrices.values()} == {torch.float32}
+    found = la.diagnose((x, y))["rounding"]
+    assert found.severity == "fine" and found.numbers["share"] < 0.1
+    assert la._network(None).budget.arithmetic.name == "auto"
+
+
+def test_said_where_it_still_shows() -> None:
+    """A prior far below that of the fit: a finding says so, and another fit needs none."""
+    net, x, y = standardised()
+    la = lw.fit(net, (x, y), lw.Gaussian(1.0))
+    smaller = la.with_prior(1e-6)
+    found = smaller.diagnose((x, y))["rounding"]
+    assert found.severity == "warning" and "arithmetic='float64'" in found.advice and "Fit again" in found.advice
+    assert smaller._network(None).budget.arithmetic.name == "float32"
+    again = lw.fit(net, (x, y), lw.Gaussian(1.0), prior=1e-6)
+    assert again.diagnose((x, y))["rounding"].severity == "fine"
+
+
+def test_warning() -> None:
+    """What a float32 network cannot resolve at all is said at the fit, at an update and after tuning."""
+    net, x, y = weather(100)
+    far = 1e4 * x
+    with torch.no_grad():
+        net[0].weight.mul_(1e-4)
+    with pytest.warns(lw.RoundingWarning, match=r"times the prior precision of '0.weight'.*Standardise") as caught:
+        la = lw.fit(net, (far, y), lw.Gaussian(0.01), prior=1e-3)
+    assert caught[0].filename == __file__
+    with pytest.warns(lw.RoundingWarning) as caught:
+        la.update((far, y))
+    assert caught[0].filename == __file__
+    with pytest.warns(lw.RoundingWarning) as caught:
+        la.tune(prior=False)
+    assert caught[-1].filename == __file__
+    assert la.diagnose((far, y))["rounding"].severity == "warning"
