@@ -141,6 +141,12 @@ class Subject:
         return gap(together, dense.outputs(self.plain, inputs))
 
     @property
+    def likelihood(self) -> str | lw.Categorical:
+        """By its name, or with the classes on the last axis where another one might be meant."""
+        several = self.network.likelihood == "classification" and len(self.network.outputs) > 1
+        return lw.Categorical(axis=len(self.network.outputs)) if several else self.network.likelihood
+
+    @property
     def tolerance(self) -> float:
         """Of float numbers of this dtype."""
         return TOLERANCES[self.dtype]
@@ -155,7 +161,7 @@ class Subject:
         return lw.fit(
             self.model() if model is None else model,
             tuple(moved(each, self.device, self.dtype) for each in data),
-            self.network.likelihood,
+            self.likelihood,
             structure=structure,
             curvature="ggn",
             arithmetic="float32" if self.dtype == torch.float32 else "auto",
@@ -270,7 +276,7 @@ def batches(s: Subject) -> Iterator[str | None]:
     for structure, whole, tolerance in s.posteriors():
         if sorts and structure != "full":
             continue
-        split = lw.fit(s.model(), data, s.network.likelihood, structure=structure, curvature="ggn")
+        split = lw.fit(s.model(), data, s.likelihood, structure=structure, curvature="ggn")
         if split.space.names != whole.space.names:
             yield f"{structure} of two batches has {set(whole.space.names) ^ set(split.space.names)} otherwise"
             continue
@@ -365,7 +371,7 @@ def rounding(s: Subject) -> Iterator[str | None]:
 @check
 def products(s: Subject) -> Iterator[str | None]:
     """Products with the curvature are those with the dense matrix."""
-    made = lw.products(s.model(), tuple(moved(each, s.device, s.dtype) for each in (s.x, s.y)), s.network.likelihood)
+    made = lw.products(s.model(), tuple(moved(each, s.device, s.dtype) for each in (s.x, s.y)), s.likelihood)
     index = s.index(made.space.names)
     found = made.mv(torch.eye(len(index), dtype=s.dtype, device=s.device))
     yield differs("the products' matrix", found, s.ggn[index][:, index], s.tolerance)
