@@ -658,4 +658,41 @@ class Net(nn.Module):
         return self.m4(F.softplus(h.mean(1)))
 """,
     ),
+    "an instance norm before a convolution in channels_last": Network(
+        seed=20035,
+        inputs={"x": (2, 4, 4)},
+        tokens={},
+        likelihood="regression",
+        examples=6,
+        outputs=(2,),
+        channels_last=True,
+        source="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.m1 = nn.InstanceNorm2d(2, affine=True)
+        self.m2 = nn.Conv2d(2, 2, 3, padding=1, bias=False)
+        self.m3 = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.m3(torch.sin(self.m2(self.m1(x)).mean((2, 3))))
+""",
+    ),
+    "one slope for all": Network(
+        seed=747,
+        inputs={"x": (2,)},
+        tokens={},
+        likelihood="regression",
+        examples=4,
+        outputs=(2,),
+        source="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.m1, self.m2 = nn.PReLU(1), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.m2(self.m1(x))
+""",
+    ),
 }
