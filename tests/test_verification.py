@@ -344,6 +344,42 @@ def test_lengths_are_looked_at_a_few_times() -> None:
     assert len(la.plan.verified) == 4
 
 
+def test_distances_whose_gradient_looks_right_at_first() -> None:
+    """Of shares that add up to one, distances along the axes have no gradient for some examples, mapped or not."""
+
+    def shares(net: Any, x: Tensor) -> Tensor:
+        return net.b(torch.cdist(torch.softmax(net.a(x), -1), net.c, p=1.0))
+
+    torch.manual_seed(1)
+    model = built(Network(shares, a=nn.Linear(4, 2), c=nn.Parameter(torch.randn(3, 2)), b=nn.Linear(3, 3)))
+    with torch.no_grad():
+        model.c.copy_(torch.tensor([[0.5, 2.0], [2.0, 0.5], [0.5, -1.0]]))
+        model.a.weight.copy_(torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]))
+        model.a.bias.zero_()
+    x, y = normal(7, 4), classes(3, 7)
+    x[:, 0] = torch.tensor([9.0, 8.0, -1.0, 1.0, -2.0, 2.0, 0.5])
+    la = fitted(model, x, y, "classification", "full")
+    assert relative(curvature_of(la), used_ggn(model, x, y, la)[0]) < 1e-8
+
+
+def test_saved_references_that_matter_at_other_weights_alone() -> None:
+    """A path without derivatives at the trained weights, behind a gate that is shut there, is open at sampled ones."""
+
+    def gated(net: Any, x: Tensor) -> Tensor:
+        return net.b(x) + F.relu(net.gate) * F.linear(x, net.held[0])
+
+    model = built(Network(gated, a=nn.Linear(4, 3, bias=False), b=nn.Linear(4, 3), gate=nn.Parameter(torch.zeros(1))))
+    with torch.no_grad():
+        model.gate.fill_(-0.5)
+    plain = copy.deepcopy(model)
+    model.held, plain.held = [model.a.weight], [plain.a.weight]
+    plain.body = lambda net, x: net.b(x) + F.relu(net.gate) * net.a(x)
+    x, y = normal(7, 4), classes(3, 7)
+    given, expected = (lw.fit(each.to(DEVICE), (moved(x), moved(y)), "classification") for each in (model, plain))
+    one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
+    assert relative(one.epistemic, other.epistemic) < 1e-8
+
+
 def test_saved_references_follow_the_sampled_weights() -> None:
     """Outputs at sampled weights are those of a network that holds them, also where it saved references to its own."""
     torch.manual_seed(1)

@@ -103,6 +103,7 @@ def under(model: nn.Module, weights: dict[str, Tensor], saved: bool = True) -> C
     """The network with other weights in place of its own, to be given to `call`.
 
     `saved`: also where it reaches them through references that it saved, such as a list of its layers' weights.
+    Derivatives at its own weights tell whether it does (`Plan.saved`); at other weights other paths may matter.
     """
     every = everywhere(model, weights)
     own = {id(held(model, name)): weight for name, weight in weights.items()}

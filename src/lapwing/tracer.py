@@ -27,6 +27,7 @@ from .verification import bounds, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
+MISMAPPED = "CdistBackward"  # `torch.vmap` over this gradient is wrong, and may look right for some examples
 HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
@@ -238,6 +239,8 @@ class Tracer:
         unseen, nodes = unrecorded(output, recording)
         known = len(plan.generic), len(plan.copied)
         plan.generic |= unseen
+        if any(node.name().startswith(MISMAPPED) for node in nodes):
+            plan.batching, plan.vectorised = max(plan.batching, 1), False
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
         repeat = False
         if examples > 1:

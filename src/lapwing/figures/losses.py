@@ -208,7 +208,7 @@ def outputs(la: Laplace, part: Part, step: Tensor) -> Tensor:
     pieces = unflatten(step, la.space)
     weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
-    made = call(under(la.model, weights, la.plan.saved), part.inputs)
+    made = call(under(la.model, weights), part.inputs)
     restore_buffers(la.model)
     return widened(part.form.flatten(made))
 

@@ -82,7 +82,7 @@ def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
             pieces = unflatten(step, la.space)
             weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
             weights = {name: weight + pieces[name].to(weight.dtype) for name, weight in weights.items()}
-            made.append(call(under(la.model, weights, la.plan.saved), x).clone())
+            made.append(call(under(la.model, weights), x).clone())
             restore_buffers(la.model)
     return torch.stack(made)
 

@@ -245,12 +245,7 @@ def _at(network: engine.Network, x: Inputs, deviations: Tensor) -> Tensor:
 
     def run(deviation: Tensor) -> Tensor:
         shifts = unflatten(deviation, network.space)
-        return call(
-            under(
-                network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}, network.plan.saved
-            ),
-            x,
-        )
+        return call(under(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x)
 
     # Fused attention has no batching rule.
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
