@@ -162,6 +162,16 @@ MISREAD: dict[str, Callable[[], nn.Module]] = {
         cancelling, a=nn.Linear(4, 6), b=nn.Linear(6, 3), t=nn.Parameter(torch.ones(()))
     ),
     "saved references": saved_references,
+    "slopes of channels": lambda: Network(
+        lambda net, x: net.b(net.one(net.channels(net.a(x).view(-1, 3, 2)).flatten(1))),
+        **{"a": nn.Linear(4, 6), "channels": nn.PReLU(3), "one": nn.PReLU(), "b": nn.Linear(6, 3)},
+    ),
+    "a slope that is computed": lambda: Network(
+        lambda net, x: net.b(F.prelu(net.a(x), net.slope.exp())),
+        a=nn.Linear(4, 6),
+        slope=parameter(6),
+        b=nn.Linear(6, 3),
+    ),
 }
 
 
@@ -194,7 +204,9 @@ def test_curvature_and_covariances(name: str) -> None:
         assert relative(full.functional(moved(x[place : place + 1])).cov[0], expected[place]) < 1e-8
 
 
-@pytest.mark.parametrize("name", [name for name in MISREAD if "table" in name or "grid" in name or "added" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in MISREAD if any(word in name for word in ("table", "grid", "added", "channels"))]
+)
 def test_they_need_no_generic_rule(name: str) -> None:
     """Tables changed or turned before they are added, and sums in place, are recognised."""
     torch.manual_seed(1)

@@ -27,7 +27,8 @@ from .verification import bounds, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
-MISMAPPED = "CdistBackward"  # `torch.vmap` over this gradient is wrong, and may look right for some examples
+# `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
+MISMAPPED = ("CdistBackward", "PreluKernelBackward")
 HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
@@ -239,8 +240,9 @@ class Tracer:
         unseen, nodes = unrecorded(output, recording)
         known = len(plan.generic), len(plan.copied)
         plan.generic |= unseen
-        if any(node.name().startswith(MISMAPPED) for node in nodes):
-            plan.batching, plan.vectorised = max(plan.batching, 1), False
+        wrong = {kind for node in nodes for kind in MISMAPPED if node.name().startswith(kind)}
+        plan.vectorised &= not wrong
+        plan.batching = max(plan.batching, int("CdistBackward" in wrong))
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
         repeat = False
         if examples > 1:

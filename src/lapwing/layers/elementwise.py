@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..jacobians import Layout
@@ -99,6 +100,21 @@ def expand(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     return made.clone() if func is torch.Tensor.repeat else made
 
 
+def prelu(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`F.prelu(input, weight)`: one slope below zero, or one for each channel."""
+    values = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+    given, weight = values["input"], values["weight"]
+    if recorder.resolve(weight) is None or not given.dim() or weight.dtype != given.dtype:
+        return func(*args, **kwargs)
+    shaped = weight.view(-1, *[1] * max(given.dim() - 2, 0))  # channels are the second axis
+    ref = recorder.resolve(shaped)
+    if ref is None:
+        return func(*args, **kwargs)
+    output = torch.where(given > 0, given, given * recorder.broadcast(MULTIPLY, ref, tuple(given.shape)))
+    recorder.show_result(output)
+    return output
+
+
 IN_PLACE = {
     *(torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.mul_, torch.Tensor.div_, torch.Tensor.__iadd__),
     *(torch.Tensor.__isub__, torch.Tensor.__imul__, torch.Tensor.__itruediv__),
@@ -121,4 +137,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(ADDING, _binary(ADD)),
     **dict.fromkeys(MULTIPLYING, _binary(MULTIPLY)),
     **dict.fromkeys(EXPANDING, expand),
+    F.prelu: prelu,
+    torch.prelu: prelu,
+    torch.Tensor.prelu: prelu,
 }
