@@ -269,10 +269,12 @@ def draw(model: nn.Module, seed: int) -> None:
 
 
 def stored_transposed(model: nn.Module) -> nn.Module:
-    """The same network, each parameter with the same values in other strides."""
+    """The same network, each parameter with the same values in other strides; recurrent ones cannot go to a GPU so."""
+    recurrent = [each for each in model.modules() if isinstance(each, nn.RNNBase) and torch.cuda.is_available()]
+    kept = {id(parameter) for module in recurrent for parameter in module.parameters()}
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1 and id(parameter) not in kept:
                 axes = tuple(reversed(range(parameter.dim())))
                 parameter.set_(parameter.detach().permute(axes).contiguous().permute(axes))
     return model

@@ -31,7 +31,7 @@ class Plan:
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     costs: dict[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     second: bool = False  # whether the network differentiates its own gradients
-    batching: int = 0  # how many of the ways to pull back many cotangents at once are wrong or not possible
+    batched: bool = True  # whether many cotangents can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
     verified: dict[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives, in words
     distrusted: set[str] = field(default_factory=set)  # weights whose recorded derivatives were not the plain ones

@@ -112,20 +112,25 @@ class Tape:
             return []
         if cotangents.shape[0] == 1:
             return [None if made is None else made.unsqueeze(0) for made in self._grad(source, cotangents[0], edges)]
-        ways = (self._mapped, self._batched)
-        for way in ways[max(self.plan.batching, 1 if self.create_graph else 0) :]:
+        if self.plan.batched:
             try:
                 with warnings.catch_warnings():
                     # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
                     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-                    return way(source, cotangents, edges)
+                    if self.create_graph:
+                        return list(self._grad(source, cotangents, edges, is_grads_batched=True))
+                    return self._mapped(source, cotangents, edges)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
-                self.plan.batching = max(self.plan.batching, ways.index(way) + 1)
-        return self._one_by_one(source, cotangents, edges)
+                self.plan.batched = False
+        each = [self._grad(source, one, edges) for one in cotangents]
+        return [
+            None if made[0] is None else torch.stack([one for one in made if one is not None])
+            for made in zip(*each, strict=True)
+        ]
 
     def _grad(self, source: Any, cotangent: Tensor, edges: list[Any], **options: Any) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
@@ -133,7 +138,10 @@ class Tape:
         )
 
     def _mapped(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
-        """All cotangents as one batch through every operation."""
+        """All cotangents as one batch through every operation.
+
+        Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
+        """
         reached: list[bool] = []
 
         def back(cotangent: Tensor) -> tuple[Tensor, ...]:
@@ -143,17 +151,6 @@ class Tape:
 
         found = iter(torch.vmap(back)(cotangents))
         return [next(found) if hit else None for hit in reached]
-
-    def _batched(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
-        """Autograd's own way, which goes through convolutions and norms one by one."""
-        return list(self._grad(source, cotangents, edges, is_grads_batched=True))
-
-    def _one_by_one(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
-        each = [self._grad(source, one, edges) for one in cotangents]
-        return [
-            None if made[0] is None else torch.stack([one for one in made if one is not None])
-            for made in zip(*each, strict=True)
-        ]
 
     def reached(self) -> set[str]:
         """Keys of the uses that the output depends on."""

@@ -242,7 +242,7 @@ class Tracer:
         plan.generic |= unseen
         wrong = {kind for node in nodes for kind in MISMAPPED if node.name().startswith(kind)}
         plan.vectorised &= not wrong
-        plan.batching = max(plan.batching, int("CdistBackward" in wrong))
+        plan.batched &= "CdistBackward" not in wrong
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
         repeat = False
         if examples > 1:

@@ -36,7 +36,9 @@ def generic_rows(
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                return _vectorised(model, inputs, names, cotangents, budget, plan.saved)
+                rows = _vectorised(model, inputs, names, cotangents, budget, plan.saved)
+            if all(each.shape[:2] == cotangents.shape[:2] for each in rows.values()):
+                return rows  # torch's rule for some operations gets the axes wrong
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError):
