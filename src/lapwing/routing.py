@@ -22,16 +22,28 @@ from .tape import Tape
 if TYPE_CHECKING:
     from .tracer import Tracer
 
+BASE = 32  # powers of two up to 2 ** 31 scale gradients in float32 without rounding them
+ROUNDING = 8.0  # units of the last place, by which a scaled gradient may be off
+
 
 def gradients_of(tape: Tape, edges: list[Any], chosen: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of some examples' outputs alone (B,), at the given edges.
+    """Gradients of some examples' outputs alone, or of outputs times a number for each example (B,), at the edges.
 
     Outputs are weighted at random: their plain sum has no gradient behind a softmax.
     """
     generator = torch.Generator("cpu").manual_seed(0)
     weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64, device="cpu") + 0.5
-    cotangent = weight.to(tape.output) * chosen.reshape(-1, *[1] * (tape.output.dim() - 1))
+    cotangent = weight.to(tape.output) * chosen.to(tape.output).reshape(-1, *[1] * (tape.output.dim() - 1))
     return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
+
+
+def powers(examples: int) -> list[Tensor]:
+    """Powers of two (B,) each, which together tell examples apart: by the digits of their numbers in base `BASE`."""
+    numbers = torch.arange(examples, device="cpu")
+    made: list[Tensor] = []
+    while BASE ** len(made) < examples:
+        made.append(2.0 ** (numbers // BASE ** len(made) % BASE).double())
+    return made
 
 
 def by_bits(examples: int) -> list[Tensor]:
@@ -77,6 +89,48 @@ class Routing:
         fixed = [use for use in tape.direct if shuffles and self._is_fixed(use)]
         if not routed and not fixed:
             return
+        if not self._scaled(routed, fixed):
+            self._reached(routed, fixed, shuffles)
+
+    def _scaled(self, routed: list[Use], fixed: list[Use]) -> bool:
+        """Find rows' examples in few passes: outputs times powers of two give gradients times the same powers.
+
+        Whether that told all: a row that several examples reach is not scaled by any of their powers, nor are gradients
+        that overflow. A share in a row that is lost in rounding is not seen.
+        """
+        tape, device = self.tape, self.tape.output.device
+        edges = [use.edge for use in (*routed, *fixed)]
+        plain = gradients_of(tape, edges, torch.ones(tape.examples, device=device))
+        owners = [torch.zeros(use.shape[use.axes[0]], dtype=torch.long, device=device) for use in routed]
+        right: list[Tensor] = []
+        for digit, scales in enumerate(powers(tape.examples)):
+            scales = scales.to(device)
+            made = gradients_of(tape, edges, scales)
+            for place, (use, first, gradient) in enumerate(zip((*routed, *fixed), plain, made, strict=True)):
+                if first is None or gradient is None:
+                    continue
+                both = [each.reshape(use.shape) for each in (first, gradient)]
+                if place < len(routed):
+                    one, other = (each.movedim(use.axes[0], 0).flatten(1) for each in both)
+                    numbers = (sizes(other) / sizes(one)).log2().round().nan_to_num(0.0).clamp(0, BASE - 1)
+                    owners[place] += numbers.long() * BASE**digit
+                    right.append(is_scaled(one, other, 2.0**numbers))
+                else:
+                    where: Any = tape.axis(use.key)
+                    one, other = (where.split(each, tape.examples).flatten(1) for each in both)
+                    right.append(is_scaled(one, other, scales))
+        right += [(own < tape.examples).all() for own in owners]
+        if not bool(torch.stack(right).all()):
+            return False
+        for place, use in enumerate(routed):
+            first = plain[place]
+            none = torch.ones_like(owners[place], dtype=torch.bool) if first is None else ~self._rows_hit(use, first)
+            self._settle(use, owners[place], none)
+        return True
+
+    def _reached(self, routed: list[Use], fixed: list[Use], shuffles: bool) -> None:
+        """Find rows' examples by which of `by_bits` reach them: nothing rests on rounding."""
+        tape = self.tape
         hits: dict[str, list[Tensor]] = {use.key: [] for use in routed}
         astray: list[Tensor] = []
         for half in by_bits(tape.examples):
@@ -93,7 +147,11 @@ class Routing:
             self.look(shuffles)
             return
         for use in routed:
-            self._settle(use, torch.stack(hits[use.key]))
+            owners, single, none = whose(torch.stack(hits[use.key]))
+            if bool((single | none).all()):
+                self._settle(use, owners, none)
+            else:
+                self.tracer.plan.generic.update(use.names)
 
     def _is_routed(self, use: Use) -> bool:
         place = self.tape.axis(use.key)
@@ -122,17 +180,12 @@ class Routing:
     def _own(self, use: Use, owners: Tensor) -> None:
         self.tape.owned[use.key] = Owned.of(use.axes[0], owners, self.tape.examples)
 
-    def _settle(self, use: Use, hits: Tensor) -> None:
-        owners, single, none = whose(hits)
-        certain, missing = torch.stack([(single | none).all(), none.any()]).tolist()
-        if certain and missing:
-            found = self._by_value(use, owners, none)
-            certain = found is not None
-            owners = owners if found is None else found
-        if certain:
-            self._own(use, owners)
-        else:
+    def _settle(self, use: Use, owners: Tensor, none: Tensor) -> None:
+        found = self._by_value(use, owners, none) if bool(none.any()) else owners
+        if found is None:
             self.tracer.plan.generic.update(use.names)
+        else:
+            self._own(use, found)
 
     @cached_property
     def _alone(self) -> list[dict[str, tuple[Tensor, ...]]] | None:
@@ -169,6 +222,18 @@ class Routing:
                     return None
                 found[row] = example
         return None if free else torch.tensor(found, device=owners.device)
+
+
+def sizes(rows: Tensor) -> Tensor:
+    """(R, numbers) -> (R,): the largest of each row."""
+    largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, 1)
+    return largest.double()
+
+
+def is_scaled(rows: Tensor, others: Tensor, scales: Tensor) -> Tensor:
+    """Whether others are the rows (R, numbers) times the scales (R,), but for rounding."""
+    allowed = ROUNDING * torch.finfo(rows.dtype).eps * scales * sizes(rows)
+    return (sizes(others.double() - rows.double() * scales[:, None]) <= allowed).all()
 
 
 def by_row(inputs: tuple[Tensor, ...], axis: int) -> Tensor:
