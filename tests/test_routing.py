@@ -79,9 +79,10 @@ def tokens(signs: list[list[int]], seed: int = 0) -> Tensor:
     return made
 
 
-def exact(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def exact(model: nn.Module, x: Tensor, y: Tensor, approx: str = "expand") -> Tensor:
     """The dense Kronecker curvature of a regression."""
-    return reference.kron(model, x, y, "regression", [name for name, _ in model.named_parameters()])
+    names = [name for name, _ in model.named_parameters()]
+    return reference.kron(model, x, y, "regression", names, approx=approx)
 
 
 def fitted(x: Tensor, sizes: list[int], structure: Any = "kron") -> tuple[nn.Module, lw.Laplace, Tensor]:
@@ -97,9 +98,12 @@ def test_as_many_rows_as_before_and_other_owners(monkeypatch: pytest.MonkeyPatch
     even = [[1, -1]] * 4
     for later in list(itertools.permutations([[1, 1], [-1, -1], [1, -1], [-1, 1]]))[::4]:
         x = tokens([*even, *later])
-        model, la, y = fitted(x, [4, 4])
+        model, la, y = fitted(x, [4, 4], "full")
         assert {row.rule for row in la.coverage()} == {"linear"}
-        assert relative(curvature_of(la), exact(model, x, y)) < 1e-9
+        names = ["weight", "head"]
+        assert relative(curvature_of(la), dense.ggn(model, x, y, "regression", names)) < 1e-9
+        _, la, _ = fitted(x, [4, 4], lw.Kron("reduce"))
+        assert relative(curvature_of(la), exact(model, x, y, "reduce")) < 1e-9
 
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "full"])
