@@ -150,7 +150,7 @@ def test_columns_at_once_are_plain_backward_passes(name: str) -> None:
             plain = torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
             for one, other in zip(found, plain, strict=True):
                 assert (one is None) == (other is None)
-                if one is not None:
+                if one is not None and other.numel():  # an expert may have no rows
                     assert relative(one[k].reshape(other.shape), other) < tolerance(name, EXACT)
 
 

@@ -111,13 +111,13 @@ class Routing:
                     continue
                 both = [each.reshape(use.shape) for each in (first, gradient)]
                 if place < len(routed):
-                    one, other = (each.movedim(use.axes[0], 0).flatten(1) for each in both)
+                    one, other = (flat(each.movedim(use.axes[0], 0)) for each in both)
                     numbers = (sizes(other) / sizes(one)).log2().round().nan_to_num(0.0).clamp(0, BASE - 1)
                     owners[place] += numbers.long() * BASE**digit
                     right.append(is_scaled(one, other, 2.0**numbers))
                 else:
                     where: Any = tape.axis(use.key)
-                    one, other = (where.split(each, tape.examples).flatten(1) for each in both)
+                    one, other = (flat(where.split(each, tape.examples)) for each in both)
                     right.append(is_scaled(one, other, scales))
         right += [(own < tape.examples).all() for own in owners]
         if not bool(torch.stack(right).all()):
@@ -168,7 +168,7 @@ class Routing:
         axis = use.axes[0]
         if gradient is None:
             return torch.zeros(use.shape[axis], dtype=torch.bool, device=self.tape.output.device)
-        return (gradient.reshape(use.shape).movedim(axis, 0).flatten(1) != 0).any(1)
+        return (flat(gradient.reshape(use.shape).movedim(axis, 0)) != 0).any(1)
 
     def _strays(self, use: Use, gradient: Tensor | None, chosen: Tensor) -> Tensor:
         """Whether the gradient of the chosen examples reaches the rows of others."""
@@ -222,6 +222,12 @@ class Routing:
                     return None
                 found[row] = example
         return None if free else torch.tensor(found, device=owners.device)
+
+
+def flat(rows: Tensor) -> Tensor:
+    """(R, ...) -> (R, real numbers)."""
+    real = torch.view_as_real(rows) if rows.is_complex() else rows
+    return real.reshape(len(rows), -1)
 
 
 def sizes(rows: Tensor) -> Tensor:
