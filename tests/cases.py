@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import contraction_networks as con
 import convolutional_networks as conv
 import networks as net
+import routed_networks as routed
 import sequence_networks as seq
 
 Inputs = Callable[[int], Any]
@@ -227,6 +228,14 @@ CASES = [
     values("token_regression", net.token_regression, normal(3, 3), 3, 2),
     classes("experts", net.experts, normal(4), note="the last expert sees no example"),
     classes("experts_tokens", net.experts, normal(3, 4), note="each token takes its own expert"),
+    classes("switch_masks", routed.switch_masks, normal(3, 4), note="one parameter holds all experts"),
+    classes("top_two", routed.top_two, normal(3, 4), note="experts without tokens are not called"),
+    classes("dead_rows", routed.dead_rows, normal(4, 4), note="some rows have no gradient"),
+    classes("first_token", routed.first_token, normal(3, 4), note="most rows have no gradient"),
+    classes("where_experts", routed.where_experts, normal(3, 4)),
+    classes("sorted_experts", routed.sorted_experts, normal(4, 4), 3, 4),
+    Case("routed_ignoring", routed.sorted_experts, normal(4, 4), "classification", ignoring(3, 4)),
+    values("by_length", routed.by_length, both(normal(3, 3), padding_mask), 2),
     # embeddings
     classes("embedding_padding", seq.embedding_padding, padded),
     classes("embedding_sparse", seq.embedding_sparse, tokens(6, 3)),

@@ -18,9 +18,8 @@ from lapwing.jacobians import join
 
 NAMES = [case.name for case in CASES]
 AMBIGUOUS = ("gpt_positions", "ignored_labels_causal")  # as many positions as classes
-# Where no axis holds the examples, so that the generic rule takes over: weights that are applied to a selection of
-# tokens that depends on the data, and those whose results go through further layers before they meet an example.
-ROUTED = {"experts_tokens", "layered_positions"}
+# Weights whose results go through further layers before they meet an example: the generic rule takes over.
+ROUTED = {"layered_positions"}
 
 
 def moved(x: Any) -> Any:

@@ -439,7 +439,7 @@ def check_values(
     plan: Plan = values["plan"]
     folds = {axis.fold for axis in plan.axes.values() if axis is not None}
     wrong = any(cost < 1 for cost, _ in plan.costs.values()) or not set(plan.push.values()) <= {*range(ROWS + 1)}
-    if not folds <= {"none", "major", "minor", "whole"} or wrong:
+    if not folds <= {"none", "major", "minor", "whole", "owned"} or wrong:
         known = f"{short(plan.axes)}, {short(plan.costs)}, {short(plan.push)}"
         raise ValueError(f"it knows impossible things of the network ({known})")
     if set(values["rules"]) != set(values["asked"].names):

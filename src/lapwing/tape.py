@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .batches import Inputs
 from .jacobians import Explicit, Layout, Matrix, Term
-from .layers.base import BatchAxis, Contribution, Lift, Part, Use, is_reshaped, output_edge
+from .layers.base import BatchAxis, Contribution, Lift, Owned, Part, Use, is_reshaped, output_edge
 from .layers.conv import ConvRule
 from .layers.elementwise import align, reduce_to
 from .layers.generic import generic_rows
@@ -42,6 +42,7 @@ class Tape:
     budget: Budget
     dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
     create_graph: bool = False
+    owned: dict[str, Owned] = field(default_factory=dict)  # by key: uses whose rows are this or that example's
 
     @property
     def direct(self) -> list[Use]:
@@ -165,7 +166,7 @@ class Tape:
                 continue
             others = {name for each in self.uses if each is not use for name in each.names}
             axis = self.axis(use.key)
-            leading = axis is not None and axis.axis == 0 and axis.fold != "minor"
+            leading = axis is not None and axis.axis == 0 and axis.fold not in ("minor", "owned")
             if len(set(use.names)) < len(use.names):  # weight and bias of one parameter: their Jacobians add up
                 continue
             if leading and not others.intersection(use.names) and not set(self.generic).intersection(use.names):
@@ -207,6 +208,8 @@ class Tape:
             if use.key not in gradients:
                 continue
             for contribution in use.rule.contributions(use, self._inputs(use), gradients[use.key]):
+                if use.key in self.owned and isinstance(contribution.value, Term):
+                    contribution = contribution._replace(value=self.owned[use.key].counts(contribution.value))
                 found.setdefault(contribution.part.name, []).append(contribution)
                 self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
         made: dict[Part, Matrix | Explicit] = {}
@@ -253,8 +256,10 @@ class Tape:
     def _size(self, name: str) -> int:
         return self.parameters[name].numel()
 
-    def axis(self, key: str) -> BatchAxis | None:
+    def axis(self, key: str) -> BatchAxis | Owned | None:
         """Where the examples are in a use's output, or in what was broadcast."""
+        if key in self.owned:
+            return self.owned[key]
         return WHOLE if self.examples == 1 else self.plan.axis(key, self.signature)
 
     def _inputs(self, use: Use) -> tuple[Tensor, ...]:

@@ -18,10 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batches import Inputs, call, count, map_tensors, restore_buffers
 from .diagnosis import FAILURES, explained, refuse_empty, refuse_nan
-from .layers.base import BatchAxis, batch_axes
+from .layers.base import BatchAxis, Use, batch_axes
 from .memory import Budget
 from .plan import DEPENDENT, Plan, signature
 from .recording import Again, Recording, following
+from .routing import Routing, gradients_of
 from .tape import Tape
 from .verification import bounds, verify
 
@@ -29,7 +30,6 @@ from .verification import bounds, verify
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
 # `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
 MISMAPPED = ("CdistBackward", "PreluKernelBackward")
-HALVES = 3  # looks at each batch of a network that may reorder its examples
 
 
 def owners(nodes: Iterable[Any], names: dict[int, str]) -> set[str]:
@@ -244,18 +244,48 @@ class Tracer:
         plan.vectorised &= not wrong
         plan.batched &= "CdistBackward" not in wrong
         plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
+        if examples == 1:
+            Routing(self, tape).own_empty()
+        else:
+            self._locate(tape, recording.seen)
+            if self._misplaced(tape, recording.watch, nodes):
+                return None
+            if (len(plan.generic), len(plan.copied)) == known:
+                Routing(self, tape).look(any(reorders(node, examples) for node in nodes))
+        return None if (len(plan.generic), len(plan.copied)) != known else tape
+
+    def _misplaced(self, tape: Tape, watched: bool, nodes: set[Any]) -> bool:
+        """Whether some use was recorded as if its examples were elsewhere: the next pass knows better."""
+        lifted = {use.key for lift in tape.lifts if tape.axis(lift.key) is not None for use in lift.uses}
+        lost = {use.key for lift in tape.lifts if tape.axis(lift.key) is None for use in lift.uses}
+        routed: list[Use] = []
         repeat = False
-        if examples > 1:
-            self._locate(tape, recording.seen, any(reorders(node, examples) for node in nodes))
-            lifted = {use.key for lift in recording.lifts if tape.axis(lift.key) is not None for use in lift.uses}
-            lost = {use.key for lift in recording.lifts if tape.axis(lift.key) is None for use in lift.uses}
-            for use in uses:
-                if use.lifted != (tape.axis(use.key) is None):
-                    repeat = True  # it looked as if it had examples: the next pass knows to lift it
-                # An output without examples has gradients per example only where it was lifted to them.
-                elif use.lifted and (use.key not in lifted - lost or use.edge.node in nodes):
-                    plan.generic.update(use.names)
-        return None if repeat or (len(plan.generic), len(plan.copied)) != known else tape
+        for use in tape.uses:
+            if use.lifted != (tape.axis(use.key) is None):
+                repeat = True  # it looked as if it had examples: the next pass knows to lift it
+            # An output without examples has gradients per example only where it was lifted to them.
+            elif use.lifted and (use.key not in lifted - lost or use.edge.node in nodes):
+                routed.append(use)
+        if routed:
+            self._route(tape, routed, watched)
+        return repeat or bool(routed)
+
+    def _route(self, tape: Tape, uses: list[Use], watched: bool) -> None:
+        """Expect rows of these uses to be this or that example's, which each batch will tell.
+
+        What has no examples at all shows in a `doubled` batch: equal examples share its rows.
+        """
+        for use in uses:
+            self.expect_routed(tape, use)
+        if not watched:
+            self.trace(doubled(tape.inputs))
+
+    def expect_routed(self, tape: Tape, use: Use) -> None:
+        """Note that no axis holds the examples of a use."""
+        if use.axes:
+            self.plan.axes[use.key, tape.signature] = BatchAxis(use.axes[0], "owned")
+        else:
+            self.plan.generic.update(use.names)
 
     def _tape(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape:
         generic = tuple(name for name in self.names if name in self.plan.generic)
@@ -274,7 +304,7 @@ class Tracer:
             self.create_graph,
         )
 
-    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]], shuffles: bool) -> None:
+    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]]) -> None:
         """Find where the examples are in each use that is new: where equal examples have equal rows.
 
         Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
@@ -285,20 +315,18 @@ class Tracer:
             names = tuple(name for use in lift.uses for name in use.names)
             places.append((names, lift.key, lift.shape, lift.axes, lift.edge))
         self._distrust(tape)
-        if shuffles:
-            self._reordered(tape)
-        unknown = [place for place in places if not self._known(tape, place[1], place[2])]
+        unknown = [place for place in places if not self.known(tape, place[1], place[2])]
         if not unknown:
             return
         looked_at = tape.inputs if seen else doubled(tape.inputs)
-        seen = seen or self._watch(looked_at)
+        seen = seen or self.watch(looked_at)
         number = count(looked_at)
         again = _equals(number, tape.output.device)
         unknown = self._as_elsewhere(tape, unknown, seen, number, again)
         if not unknown:
             return
         middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
-        gradients = self._gradients_of(tape, [place[4] for place in unknown], middle)
+        gradients = gradients_of(tape, [place[4] for place in unknown], middle)
         asked: list[tuple[tuple[str, ...], str, list[BatchAxis], int]] = []
         questions: list[tuple[BatchAxis, Tensor]] = []
         reaches: list[Tensor] = []
@@ -331,17 +359,21 @@ class Tracer:
     ) -> list[Any]:
         """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
         asked = []
+        left = list(unknown)
         questions: list[tuple[BatchAxis, Tensor]] = []
         for unseen in unknown:
             _, key, shape, *_ = unseen
             place, tensors = self.plan.elsewhere(key), seen.get(key, ())
             if place is None or not tensors or not place.fits(shape, tape.examples):
                 continue
+            if place.fold == "owned":
+                self.plan.axes[key, tape.signature] = place
+                left.remove(unseen)
+                continue
             if all(place.fits(each.shape, number) for each in tensors):
                 asked.append((unseen, place, len(tensors)))
                 questions += [(place, each) for each in tensors]
         answers = iter(_repeats(questions, number, again).tolist() if questions else [])
-        left = list(unknown)
         for unseen, place, held in asked:
             found = [next(answers) for _ in range(held)]
             if all(equal and differ for equal, differ in found):
@@ -360,7 +392,7 @@ class Tracer:
             self.plan.generic.update(names)
         return own[0] if own else None
 
-    def _watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
+    def watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
         """What a forward pass shows of every use, by key."""
         recording = Recording(self._by_id, self.plan, count(inputs), signature(inputs), watch=True)
         with recording:
@@ -368,19 +400,8 @@ class Tracer:
         restore_buffers(self.model)
         return recording.seen
 
-    @staticmethod
-    def _gradients_of(tape: Tape, edges: list[Any], chosen: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of some examples' outputs alone (B,), at the given edges.
-
-        Outputs are weighted at random: their plain sum has no gradient behind a softmax.
-        """
-        generator = torch.Generator("cpu").manual_seed(0)
-        weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64, device="cpu") + 0.5
-        cotangent = weight.to(tape.output) * chosen.reshape(-1, *[1] * (tape.output.dim() - 1))
-        return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
-
     def _distrust(self, tape: Tape) -> None:
-        """Give the generic rule to weights applied to a selection of positions that depends on the data.
+        """Find weights that are applied to a selection of positions that depends on the data.
 
         Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
         examples, even where the number happens to fit.
@@ -388,34 +409,15 @@ class Tracer:
         shapes = tape.signature
         for use in tape.uses:
             place = self.plan.axes.get((use.key, shapes))
-            if place is None or place.fold == "whole":
+            if place is None or place.fold in ("whole", "owned"):
                 continue
             rows = use.shape[place.axis] / tape.examples
             if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
-                self.plan.generic.update(use.names)
+                self.expect_routed(tape, use)
 
-    def _reordered(self, tape: Tape) -> None:
-        """Look again, in this very batch: a network that reorders its examples may do so in some batches only.
-
-        Gradients of a random half of the examples must not reach the rows of the other half.
-        """
-        uses = [use for use in tape.direct if self._known(tape, use.key, use.shape)]
-        uses = [use for use in uses if tape.axis(use.key) is not None and not set(use.names) & self.plan.generic]
-        generator = torch.Generator("cpu").manual_seed(tape.examples)
-        for _ in range(HALVES if uses else 0):
-            half = torch.rand(tape.examples, generator=generator, device="cpu") < 0.5
-            half[0] = not half[-1]  # never all or none
-            chosen = half.to(tape.output.device)
-            for use, gradient in zip(uses, self._gradients_of(tape, [use.edge for use in uses], chosen), strict=True):
-                place = tape.axis(use.key)
-                if gradient is None or place is None:
-                    continue
-                other = place.split(gradient.reshape(use.shape), tape.examples)[~chosen]
-                if bool((other != 0).any()):
-                    self.plan.generic.update(use.names)
-
-    def _known(self, tape: Tape, key: str, shape: tuple[int, ...]) -> bool:
+    def known(self, tape: Tape, key: str, shape: tuple[int, ...]) -> bool:
+        """Whether it is known where the examples are in a use or lift of this shape."""
         if not self.plan.located(key, tape.signature):
             return False
-        place = tape.axis(key)
+        place = self.plan.axis(key, tape.signature)
         return place is None or place.fits(shape, tape.examples)
