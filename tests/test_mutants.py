@@ -71,6 +71,7 @@ def changed(source: str) -> set[str]:
         ),
         ("if a: raise b", {"if (not a): raise b", "if a: pass"}),
         ("é = 'ü'; a += True", {"é = 'ü'; a -= True", "é = 'ü'; a += False"}),
+        ("def f(b):\n    each = 4 * a\n    for own in b.slices(n, each): pass", set()),
         ("x = f'{a + 1}'\nassert a > 2\nSIZE = 7  # bytes", set()),
     ],
 )

@@ -104,13 +104,22 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
                 yield each
 
 
+def slice_sizes(function: ast.AST) -> set[str]:
+    """Names that hold the bytes of one slice in `budget.slices(count, bytes)`, which never change a number."""
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call) and len(node.args) > 1)
+    sizes = [call.args[1] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "slices"]
+    return {size.id for size in sizes if isinstance(size, ast.Name)}
+
+
 def mutants(path: str, source: str) -> list[Mutant]:
     """Every change of a file, in the order of its lines."""
     rows, data = source.splitlines(), source.encode()
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
     made: list[Mutant] = []
 
-    def visit(node: ast.AST, function: str, body: tuple[int, ...]) -> None:
+    def visit(node: ast.AST, function: str, body: tuple[int, ...], bytes_: set[str]) -> None:
+        if isinstance(node, ast.Assign) and {getattr(target, "id", "") for target in node.targets} & bytes_:
+            return
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             function = f"{function}.{node.name}".lstrip(".")
         seen = isinstance(node, (ast.expr, ast.stmt)) and not UNSEEN_LINES.search(rows[node.lineno - 1])
@@ -131,8 +140,9 @@ def mutants(path: str, source: str) -> list[Mutant]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             # A default is met by what runs the function: its own line runs when the module is imported.
             body = tuple(range(node.body[0].lineno, node.body[-1].end_lineno + 1))
+            bytes_ = slice_sizes(node)
         for child in children(node):
-            visit(child, function, body)
+            visit(child, function, body, bytes_)
 
-    visit(ast.parse(source), "", ())
+    visit(ast.parse(source), "", (), set())
     return sorted(made, key=lambda each: (each.start, each.change))

@@ -1,0 +1,151 @@
+"""What mistakes planted by `make test-mutants` passed every other test with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+import reference
+from conftest import DEVICE
+from lapwing.structures import factors, kron
+from lapwing.tuning.alternate import newton
+from tables import curvature_of, relative, table
+
+
+def without_rest(factor: Tensor, longest: int) -> Tensor:
+    """A factor, or its diagonal where a side is longer than that."""
+    return torch.diag(factor.diagonal()) if len(factor) > longest else factor
+
+
+@pytest.mark.parametrize("bias", ["separate", "joint"])
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+@pytest.mark.parametrize("longest", [1, 3])
+@pytest.mark.parametrize("name", ["token_regression", "residual_cnn", "embedding_sparse", "called_twice_unevenly"])
+def test_long_sides_keep_their_diagonal(
+    name: str, longest: int, approx: str, bias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Factors made by loops, each with its diagonal alone where it has more rows than there may be."""
+    monkeypatch.setattr(factors, "LARGEST_SIDE", longest)
+    monkeypatch.setattr(kron, "LARGEST_SIDE", longest)
+    case = table(name)
+    la = case.fit(lw.Kron(approx=approx, bias=bias))
+    blocks, whole = case.blocks(approx=approx, bias=bias)
+    shorter = [
+        block
+        if block.exact is not None
+        else replace(
+            block,
+            row_factor=without_rest(block.row_factor, longest),
+            column_factor=without_rest(block.column_factor, longest),
+        )
+        for block in blocks
+    ]
+    index = case.index(la)
+    expected = reference.kron_of(shorter, whole)[index][:, index]
+    assert relative(curvature_of(la), expected) < 1e-8
+
+
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+def test_a_position_with_some_gradient_counts(approx: str) -> None:
+    """Beside ignored labels, a token with units that are off has zeros in its gradient, and is not ignored itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)).double().to(DEVICE)
+    x, y = torch.randn(4, 5, 3).double().to(DEVICE), torch.randint(3, (4, 5)).to(DEVICE)
+    y[1:3, ::2] = -100
+    assert bool((model[:2](x) == 0).any(-1).all())
+    la = lw.fit(model, (x, y), lw.Categorical(axis=-1), structure=lw.Kron(approx=approx))
+    names = [name for name, _ in model.named_parameters()]
+    expected = reference.kron(model.cpu(), x.cpu(), y.cpu(), "classification", names, approx=approx)
+    assert relative(curvature_of(la), expected) < 1e-8
+
+
+def test_the_table_names_sides_that_are_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The side that is too long, or both."""
+    monkeypatch.setattr(factors, "LARGEST_SIDE", 3)
+    monkeypatch.setattr(kron, "LARGEST_SIDE", 3)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model = model.to(DEVICE)
+    x, y = torch.randn(6, 5, device=DEVICE), torch.randn(6, 3, device=DEVICE)
+    rows = {row.name: row.approximation for row in lw.fit(model, (x, y), "regression").coverage()}
+    assert rows["0.weight"].endswith(", columns diagonal")
+    assert rows["2.weight"].endswith(", rows diagonal")
+    assert rows["4.weight"].endswith(", rows and columns diagonal")
+    assert rows["5.weight"].endswith(", columns diagonal")
+    assert "diagonal" not in rows["0.bias"]
+
+
+def profile_at(spread: list[float], pull: list[float], surprise: float, degree: float) -> tuple[Any, Any]:
+    """A question and a point of it, as far as Newton's step looks."""
+    point = SimpleNamespace(spread=torch.tensor(spread).double(), pull=torch.tensor(pull).double(), surprise=surprise)
+    return SimpleNamespace(question=SimpleNamespace(degree=degree)), point
+
+
+@pytest.mark.parametrize("degree", [1.0, 0.5])
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_newton_step_solves_the_dense_system(noise: bool, degree: float) -> None:
+    """Against the matrix of all second derivatives, as docs and docstring have them."""
+    problem, point = profile_at([2.0, 3.0, 0.5], [4.0, 1.0, 0.7], 9.0, degree)
+    answers = torch.tensor([0.3, 0.2, 0.1]).double()
+    gradient = torch.tensor([0.4, -0.8, 0.2, 0.5]).double()
+    open_ = torch.tensor([True, True, True, noise])
+    matrix = torch.diag(0.5 * (point.spread + point.pull) - answers)
+    expected = torch.linalg.solve(matrix, gradient[:3])
+    if noise:
+        cross = (answers - 0.5 * degree * point.spread)[:, None]
+        corner = point.surprise - answers.sum() + 0.5 * degree**2 * point.spread.sum()
+        whole = torch.cat([torch.cat([matrix, cross], 1), torch.cat([cross.T, corner.reshape(1, 1)], 1)])
+        expected = torch.linalg.solve(whole, gradient)
+    step = newton(problem, point, answers, gradient, open_)
+    torch.testing.assert_close(step[: len(expected)], expected)
+    assert noise or float(step[-1]) == 0.0
+
+
+def test_a_newton_step_is_taken_where_a_fifth_of_the_curvature_is_left() -> None:
+    """Of the second derivative with the mode held fixed, in every group and, with noise, of the scale."""
+    problem, point = profile_at([8.0, 8.0, 0.1], [4.0, 4.0, 0.1], 9.0, 1.0)
+    answers = torch.tensor([6.0 * 0.79, 6.0 * 0.81, 0.1 * 0.79]).double()
+    gradient = torch.ones(4).double()
+    step = newton(problem, point, answers, gradient, torch.tensor([True, True, True, False]))
+    assert torch.isfinite(step).tolist() == [True, False, True, True]
+
+    corner = 1.0 + 0.5 * 2.0  # of one group with spread 2, of which `left` keeps a fifth
+    for share, taken in ((0.21, True), (0.19, False)):
+        problem, point = profile_at([2.0], [1000.0], 1.0, 1.0)
+        # corner - answer - (answer - 1)^2 / (501 - answer) = share corner
+        answer = corner * (1 - share)
+        for _ in range(50):
+            answer = corner * (1 - share) - (answer - 1.0) ** 2 / (501.0 - answer)
+        step = newton(problem, point, torch.tensor([answer]).double(), torch.ones(2).double(), torch.tensor([True] * 2))
+        assert math.isfinite(float(step[1])) is taken
+        assert math.isfinite(float(step[0]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limits": (1e-4, 1e-3)},
+        {"method": "fixed_point", "limits": (1e-4, 1e-3)},
+        {"method": "grid", "grid": [1e-5, 1e-4]},
+        {"method": "validation", "steps": 2},
+        {"mode": "linear", "limits": (1e-4, 1e-3)},
+    ],
+    ids=["evidence", "fixed_point", "grid", "validation", "linear"],
+)
+def test_warnings_of_tuning_point_at_the_call(options: dict[str, Any]) -> None:
+    """At the line of the user who asked, whatever tunes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE)
+    data = torch.randn(20, 3).double().to(DEVICE), torch.randn(20, 2).double().to(DEVICE)
+    la = lw.fit(model, data, lw.Gaussian(0.5))
+    given = {"data": data} if options.get("method") == "validation" or "mode" in options else {}
+    with pytest.warns(lw.TuningWarning) as found:
+        la.tune(**given, **options)
+    assert {each.filename for each in found} == {__file__}
