@@ -13,8 +13,13 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import reference
+import reference_dense as dense
 from conftest import DEVICE
+from lapwing.memory import budget
+from lapwing.plan import Plan
+from lapwing.pushing import Push
 from lapwing.structures import factors, kron
+from lapwing.tracer import doubled
 from lapwing.tuning.alternate import newton
 from tables import curvature_of, relative, table
 
@@ -149,3 +154,61 @@ def test_warnings_of_tuning_point_at_the_call(options: dict[str, Any]) -> None:
     with pytest.warns(lw.TuningWarning) as found:
         la.tune(**given, **options)
     assert {each.filename for each in found} == {__file__}
+
+
+@pytest.mark.parametrize(
+    ("examples", "rows"), [(1, [0]), (2, [0, 1, 1, 0]), (3, [0, 1, 2, 0, 2, 1]), (5, [0, 1, 2, 0, 2, 1])]
+)
+def test_examples_are_doubled_in_another_order(examples: int, rows: list[int]) -> None:
+    """Up to three of them; the second order is no flip and no roll of the first, so that neither passes for it."""
+    inputs = {"x": 10.0 * torch.arange(examples)[:, None], "y": torch.arange(examples)}
+    made: Any = doubled(inputs)
+    assert made["y"].tolist() == rows
+    assert made["x"].flatten().tolist() == [10.0 * row for row in rows]
+
+
+class Switched(nn.Module):
+    """A network in which the sign of an input decides on further weights, and a switch on any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.waves = nn.Linear(3, 2), nn.Parameter(torch.randn(2))
+        self.off = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2); the inputs of a batch have the same sign."""
+        made = self.layer(x)
+        if float(x[0, 0]) > 0:
+            made = made + torch.stack([self.waves.cos().prod(), self.waves.sin().sum()])
+        return made.detach() if self.off else made
+
+
+def test_a_later_batch_may_use_further_weights() -> None:
+    """In a way that no rule knows; all batches count them."""
+    model = Switched().double().to(DEVICE)
+    x, y = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 2).double().to(DEVICE)
+    x[:, 0] = x[:, 0].abs() * torch.tensor([-1, -1, 1, 1, -1, -1], device=DEVICE)
+    batches = [(x[start : start + 2], y[start : start + 2]) for start in (0, 2, 4)]
+    la = lw.fit(model, batches, "regression", structure="full")
+    names = [name for name, _ in model.named_parameters()]
+    place = torch.cat([torch.arange(*reference.ranges(model, names)[name]) for name in la.space.names])
+    expected = dense.ggn(model.cpu(), x.cpu(), y.cpu(), "regression", names)[place][:, place]
+    assert relative(curvature_of(la), expected) < 1e-8
+
+
+def test_outputs_without_weights_do_not_move() -> None:
+    """Row by row, as where a network has neither forward mode nor second derivatives."""
+    model = Switched().double().to(DEVICE)
+    x, y = torch.randn(4, 3).double().to(DEVICE), torch.randn(4, 2).double().to(DEVICE)
+    x[:, 0] = x[:, 0].abs()
+    la = lw.fit(model, (x, y), "regression")
+    vectors = torch.randn(5, la.D).double().to(DEVICE)
+    push = Push(model, la.space, Plan(), budget(None, x.device))
+    jacobian = dense.jacobian(Switched().double(), x.cpu(), list(la.space.names))
+    expected = torch.einsum("nfd,sd->snf", jacobian, vectors.cpu())
+    torch.testing.assert_close(push._rows(x, vectors)[1].cpu(), expected)
+    model.off = True
+    output, pushed = Push(model, la.space, Plan(), budget(None, x.device))._rows(x, vectors)
+    torch.testing.assert_close(output, model(x))
+    assert torch.equal(pushed, torch.zeros_like(pushed)) and pushed.shape == (5, 4, 2)

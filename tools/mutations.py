@@ -6,6 +6,7 @@ import ast
 import copy
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -116,6 +117,9 @@ def mutants(path: str, source: str) -> list[Mutant]:
     rows, data = source.splitlines(), source.encode()
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
     made: list[Mutant] = []
+    tree, named = ast.parse(source), defaultdict(set)
+    for name in (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+        named[name.id].add(name.lineno)
 
     def visit(node: ast.AST, function: str, body: tuple[int, ...], bytes_: set[str]) -> None:
         if isinstance(node, ast.Assign) and {getattr(target, "id", "") for target in node.targets} & bytes_:
@@ -141,8 +145,11 @@ def mutants(path: str, source: str) -> list[Mutant]:
             # A default is met by what runs the function: its own line runs when the module is imported.
             body = tuple(range(node.body[0].lineno, node.body[-1].end_lineno + 1))
             bytes_ = slice_sizes(node)
+        if isinstance(node, ast.Assign) and not function:
+            # So is a constant by what runs the lines that name it.
+            body = tuple(sorted({line for target in node.targets for line in named.get(getattr(target, "id", ""), ())}))
         for child in children(node):
             visit(child, function, body, bytes_)
 
-    visit(ast.parse(source), "", (), set())
+    visit(tree, "", (), set())
     return sorted(made, key=lambda each: (each.start, each.change))
