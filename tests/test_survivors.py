@@ -212,3 +212,38 @@ def test_outputs_without_weights_do_not_move() -> None:
     output, pushed = Push(model, la.space, Plan(), budget(None, x.device))._rows(x, vectors)
     torch.testing.assert_close(output, model(x))
     assert torch.equal(pushed, torch.zeros_like(pushed)) and pushed.shape == (5, 4, 2)
+
+
+class Packed(nn.Module):
+    """A weight used whole, and again its first rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.unread = nn.Parameter(torch.randn(4, 3)), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 4)."""
+        self.unread(x)
+        made = nn.functional.linear(x, self.weight)
+        return made + nn.functional.pad(nn.functional.linear(x.tanh(), self.weight[:2]).sin(), (0, 2))
+
+
+def test_a_weight_used_whole_and_in_part() -> None:
+    """Its first rows are a block of their own, with both uses as positions; what nothing depends on is left out."""
+    model = Packed().double().to(DEVICE)
+    x, y = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 4).double().to(DEVICE)
+    full, kron = (lw.fit(model, (x, y), "regression", structure=structure) for structure in ("full", "kron"))
+    assert full.space.names == kron.space.names == ("weight",)
+    model, x, y = model.cpu(), x.cpu(), y.cpu()
+    assert relative(curvature_of(full), dense.ggn(model, x, y, "regression", ["weight"])) < 1e-8
+
+    expected = torch.zeros(12, 12, dtype=torch.float64)
+    slopes = (x.tanh() @ model.weight[:2].T).cos()
+    for rows, inputs, slope in (
+        (slice(0, 6), [x, x.tanh()], [torch.ones_like(slopes), slopes]),
+        (slice(6, 12), [x], [torch.ones_like(slopes)]),
+    ):
+        gradients = torch.diag(sum(each.square().sum(0) for each in slope))
+        expected[rows, rows] = torch.kron(gradients, sum(each.T @ each for each in inputs)) / (len(x) * len(inputs))
+    assert relative(curvature_of(kron), expected.detach()) < 1e-8
