@@ -15,6 +15,7 @@ import lapwing as lw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
+from lapwing.layers.geometry import Alike
 from lapwing.memory import budget
 from lapwing.plan import Plan
 from lapwing.pushing import Push
@@ -247,3 +248,34 @@ def test_a_weight_used_whole_and_in_part() -> None:
         gradients = torch.diag(sum(each.square().sum(0) for each in slope))
         expected[rows, rows] = torch.kron(gradients, sum(each.T @ each for each in inputs)) / (len(x) * len(inputs))
     assert relative(curvature_of(kron), expected.detach()) < 1e-8
+
+
+@pytest.mark.parametrize("lengths", [(3, 1), (1, 3)])
+def test_batches_of_single_tokens_and_of_sequences(lengths: tuple[int, int]) -> None:
+    """Batch by batch another approximation, which is exact in both for one layer on tokens."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 3, bias=False)).double().to(DEVICE)
+    batches = [(torch.randint(4, (4, length)).to(DEVICE), torch.randn(4, length, 3).double()) for length in lengths]
+    batches = [(tokens, y.to(DEVICE)) for tokens, y in batches]
+    la = lw.fit(model, batches, "regression", structure=lw.Kron(approx="auto"))
+    tokens = torch.cat([each.flatten() for each, _ in batches]).cpu()
+    table_, weight = (each.detach().cpu() for each in model.parameters())
+    counts = torch.bincount(tokens, minlength=5).double()
+    rows = table_[tokens]
+    expected = torch.block_diag(
+        torch.kron(torch.diag(counts), weight.T @ weight), torch.kron(torch.eye(3).double(), rows.T @ rows)
+    )
+    assert relative(curvature_of(la), expected) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        (((0, 2), (2, 4), (4, 5), (5, 6)), [(0, 2, 2), (4, 1, 2)]),
+        (((0, 2), (2, 3), (3, 5)), [(0, 2, 1), (2, 1, 1), (3, 2, 1)]),
+        (((0, 2), (3, 5), (5, 7)), [(0, 2, 1), (3, 2, 2)]),
+    ],
+)
+def test_neighbours_of_equal_length_are_one_product(intervals: Any, expected: list[tuple[int, int, int]]) -> None:
+    """Start, length and number of each; a gap or another length begins a new one."""
+    assert Alike(0, 0, (), intervals, ()).batches() == expected
