@@ -106,10 +106,11 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def slice_sizes(function: ast.AST) -> set[str]:
-    """Names that hold the bytes of one slice in `budget.slices(count, bytes)`, which never change a number."""
-    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call) and len(node.args) > 1)
-    sizes = [call.args[1] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "slices"]
-    return {size.id for size in sizes if isinstance(size, ast.Name)}
+    """Names that hold bytes in `budget.slices(count, bytes)` or `budget.count(bytes, ...)`: they change no number."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    sizes = [call.args[1:2] for call in calls if call.func.attr == "slices"]
+    sizes += [call.args[:1] for call in calls if ast.unparse(call.func).endswith("budget.count")]
+    return {size.id for each in sizes for size in each if isinstance(size, ast.Name)}
 
 
 def mutants(path: str, source: str) -> list[Mutant]:
