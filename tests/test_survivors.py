@@ -306,3 +306,33 @@ def test_precisions_of_unused_weights_are_dropped(precision: Any, left: list[flo
         assert la.prior.precision.reshape(-1).tolist() == left
         expected = torch.tensor(left).expand(2).double().repeat_interleave(torch.tensor([12, 8]))
         torch.testing.assert_close(la.prior.delta(la.space, la.mode).cpu(), expected)
+
+
+class Flattened(nn.Module):
+    """A head that sees the tokens of all examples in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 3) -> (B, T, 2)."""
+        hidden = self.first(x).tanh()
+        return self.head(hidden.reshape(-1, 4)).reshape(*x.shape[:2], 2)
+
+
+@pytest.mark.parametrize("weights", ["all", "head.*"])
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_output_covariances_of_a_head_on_tokens_in_a_row(structure: str, weights: str) -> None:
+    """From the operator's own covariance and the dense Jacobian."""
+    model = Flattened().double().to(DEVICE)
+    x, y = torch.randn(5, 3, 3).double().to(DEVICE), torch.randn(5, 3, 2).double().to(DEVICE)
+    la = lw.fit(model, (x, y), "regression", structure=structure, weights=weights)
+    identity = torch.eye(la.D, dtype=torch.float64, device=DEVICE)
+    covariance = torch.linalg.inv(la.precision.mv(identity).cpu())
+    jacobian = dense.jacobian(Flattened().double(), x.cpu(), list(la.space.names))
+    expected = dense.joint_functional_covariance(jacobian, covariance)
+    assert relative(la.functional(x, joint=True).cov.reshape(30, 30), expected) < 1e-8
+    variance = la.functional(x, variance_only=True).cov.reshape(-1)
+    assert relative(variance, expected.diagonal()) < 1e-8
