@@ -87,8 +87,7 @@ def test_a_seed_names_a_sample(tmp_path: Path) -> None:
     assert sample(project, "all", 1, 5) == sample(project, "all", 1, 5) != sample(project, "all", 2, 5)
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/mutants_allowed.txt").write_text(f"# why\n{every[0].name}  # speed: a cache\n")
-    assert sample(project, "all", 0, 1000) != every
-    assert {each.name for each in sample(project, "all", 0, 1000)} == {each.name for each in every[1:]}
+    assert sample(project, "all", 0, 5) == every[1:6]
     (tmp_path / "tools/mutants_allowed.txt").write_text(f"{every[0].name}  # because\n")
     with pytest.raises(SystemExit, match=r"expected 'path::function::change  # reason'"):
         project.allowed()

@@ -336,3 +336,38 @@ def test_output_covariances_of_a_head_on_tokens_in_a_row(structure: str, weights
     assert relative(la.functional(x, joint=True).cov.reshape(30, 30), expected) < 1e-8
     variance = la.functional(x, variance_only=True).cov.reshape(-1)
     assert relative(variance, expected.diagonal()) < 1e-8
+
+
+@pytest.mark.parametrize("parameters", ["natural", "mean_variance", "mean_log_variance"])
+def test_every_form_of_a_gaussian_has_its_natural_parameters(parameters: str) -> None:
+    """Mean over variance, and minus half of one over variance."""
+    mean, variance = torch.tensor([[0.3, -2.0]]).double(), torch.tensor([[0.5, 4.0]]).double()
+    outputs = {
+        "natural": (mean / variance, -0.5 / variance),
+        "mean_variance": (mean, variance),
+        "mean_log_variance": (mean, variance.log()),
+    }
+    first, second = lw.HeteroscedasticGaussian(parameters).natural(torch.cat(outputs[parameters], -1))
+    torch.testing.assert_close(first, mean / variance)
+    torch.testing.assert_close(second, -0.5 / variance)
+
+
+@pytest.mark.parametrize(
+    ("bias", "prior", "words"),
+    [
+        ("separate", lw.Prior.unitwise([1.0, 2.0, 3.0, 4.0]), "use structure='kron', or a scalar or layerwise prior"),
+        (
+            "joint",
+            lw.Prior.layerwise([1.0, 2.0]),
+            r"use EKFAC\(bias='separate'\) with a layerwise prior, structure='kron', or a scalar prior",
+        ),
+    ],
+)
+def test_a_prior_that_ekfac_cannot_hold_names_what_can(bias: Any, prior: lw.Prior, words: str) -> None:
+    """A joint block has a weight and a bias, which a layerwise prior tells apart."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double().to(DEVICE)
+    data = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 2).double().to(DEVICE)
+    la = lw.fit(model, data, "regression", structure=lw.EKFAC(bias=bias))
+    with pytest.raises(ValueError, match=words):
+        la.with_prior(prior).log_evidence()
