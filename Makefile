@@ -3,7 +3,7 @@
 #   PYTHON      the interpreter that .venv is made from (3.10 or newer)
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
-#   SEED, COUNT the first and the number of the random networks of make test-random
+#   SEED, COUNT the first and the number of the random networks of make test-random; the sample of make test-mutants
 #   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 LAPWING_TEST_ORDER=7"
 #   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
@@ -60,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
+.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -72,6 +72,11 @@ test: $(TOOLS) ## run the tests on the CPU
 
 test-random: $(TOOLS) ## compare COUNT random networks from SEED on with plain loops (ARGS="--help" for the options)
 	@OMP_NUM_THREADS=1 $(RUN) tools/random_networks.py --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(ARGS)
+
+test-mutants: SEED = 1
+test-mutants: COUNT = 100
+test-mutants: $(TOOLS) ## change COUNT places of each part of the library, one at a time, and see whether tests fail
+	@OMP_NUM_THREADS=1 $(RUN) tools/mutants.py --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(ARGS)
 
 test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other machines would
 	$(call under_each,$(SETTINGS),$(ARGS))
@@ -122,7 +127,7 @@ carry: $(TOOLS) ## put what test-cuda needs beside torch into .carry
 	@rm -rf $(CARRY)/bin $(CARRY)/test
 
 clean: ## remove .venv, caches and outputs
-	rm -rf $(VENV) $(CARRY) build dist bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(CARRY) .mutants build dist bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find src tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/bin/python:
