@@ -19,6 +19,8 @@ from torch import Tensor
 from .arithmetic import convolutions_rounded, products_rounded
 from .batches import Inputs, call, copied_buffers, count, map_tensors, quantised, take, under
 from .diagnosis import FAILURES
+from .jacobians import Explicit, Matrix
+from .layers.base import Part
 from .plan import DEPENDENT, Signature, signature
 from .tape import Tape
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 2
 LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
-COLUMNS = (1.0, 0.5)  # several are pulled back at once, and compared by this combination of them
+SHARE = 0.5  # two columns are pulled back at once, and compared by the first plus this share of the second
 COPIES = 6  # of a weight, held at the same time
 
 
@@ -136,10 +138,16 @@ class Comparison:
         return bool((output.detach() - inside[0]).abs().max() <= bound * inside.abs().max())
 
     @cached_property
+    def norms(self) -> dict[str, Tensor]:
+        """Of the weights, in float64."""
+        own = self.tracer.parameters
+        return dict(zip(own, stacked_norms([each.detach() for each in own.values()]), strict=True))
+
+    @cached_property
     def columns(self) -> Tensor:
         """(K, B, ...): random cotangents."""
         generator = torch.Generator("cpu").manual_seed(0)
-        shape = (len(COLUMNS), *self.output.shape)
+        shape = (2, *self.output.shape)
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.output)
 
     @cached_property
@@ -213,14 +221,23 @@ class Comparison:
         found = tape.pull(self.columns[:, examples.start : examples.stop])
         wrong: set[str] = set()
         for names in self.groups:
-            for place, example in enumerate(examples):
-                rows = {name: self._flat(None, self.tracer.parameters[name]) for name in names}
-                for part, jacobian in found.items():
-                    if part.name in rows:
-                        each = combined(jacobian.rows(slice(place, place + 1))[:, 0].detach())
-                        rows[part.name][part.start : part.stop] += each
-                wrong.update(self._apart(list(rows.values()), self._inside(example, names), names))
+            own = {name: [each for each in found.items() if each[0].name == name] for name in names}
+            rows = [self._rows(name, own[name], len(examples)) for name in names]
+            plain = [gradient for example in examples for gradient in self._inside(example, names)]
+            ours = [each[place] for place in range(len(examples)) for each in rows]
+            wrong.update(self._apart(ours, plain, names * len(examples)))
         return wrong
+
+    def _rows(self, name: str, found: list[tuple[Part, Matrix | Explicit]], number: int) -> Tensor:
+        """(b, P): the combination of columns for one weight, from its ranges."""
+        size = self.tracer.parameters[name].numel()
+        each = [(part, combined(jacobian.rows(slice(0, number)).detach())) for part, jacobian in found]
+        if len(each) == 1 and each[0][1].shape[-1] == size:
+            return each[0][1]
+        made = torch.zeros(number, size, dtype=self.tracer.dtype, device=self.output.device)
+        for part, rows in each:
+            made[:, part.start : part.stop] += rows
+        return made
 
     def _apart(self, ours: list[Tensor], plain: list[Tensor], names: list[str]) -> list[str]:
         """Names of weights whose two derivatives differ by more than rounding.
@@ -231,7 +248,7 @@ class Comparison:
         differences = stacked_norms(torch._foreach_sub(ours, plain))
         sizes = stacked_norms(plain).maximum(stacked_norms(ours))
         finite = torch.isfinite(sizes)  # what is not is said elsewhere, with the weights
-        weights = stacked_norms([self.tracer.parameters[name].detach() for name in names])
+        weights = torch.stack([self.norms[name] for name in names])
         through = (self.cotangent * self.output.detach()).norm().double() / weights
         unit = torch.where(weights > 0, through, 0.0).maximum(torch.where(finite, sizes, 0.0).max())
         allowed = self.allowed.own * sizes + self.allowed.largest * unit
@@ -291,9 +308,10 @@ class Comparison:
 
 
 def combined(columns: Tensor) -> Tensor:
-    """(K, ...) -> (...): one combination of columns."""
-    made: Tensor = torch.tensordot(torch.tensor(COLUMNS, device="cpu").to(columns), columns, 1)
-    return made
+    """(2, ...) -> (...): one combination of both columns."""
+    return sum(
+        (share * column for share, column in zip(COLUMNS[1:], columns[1:], strict=True)), COLUMNS[0] * columns[0]
+    )
 
 
 def stacked_norms(tensors: Sequence[Tensor]) -> Tensor:
