@@ -309,9 +309,7 @@ class Comparison:
 
 def combined(columns: Tensor) -> Tensor:
     """(2, ...) -> (...): one combination of both columns."""
-    return sum(
-        (share * column for share, column in zip(COLUMNS[1:], columns[1:], strict=True)), COLUMNS[0] * columns[0]
-    )
+    return torch.add(columns[0], columns[1], alpha=SHARE)
 
 
 def stacked_norms(tensors: Sequence[Tensor]) -> Tensor:
