@@ -149,12 +149,21 @@ def test_rows_that_examples_share_are_not_owned() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "windows", "encoder_layer", "where_experts", "token_classifier"])
-def test_networks_without_routing_are_not_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No backward pass asks whose their rows are."""
+def test_networks_without_routing_are_looked_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two backward passes ask whose the rows of the first batch are, and none those of later ones."""
     asked: list[int] = []
-    monkeypatch.setattr(routing, "gradients_of", lambda *args: asked.append(1))
-    table(name).fit("kron")
-    assert not asked
+    plain = routing.gradients_of
+
+    def counted(*args: Any) -> Any:
+        asked.append(1)
+        return plain(*args)
+
+    monkeypatch.setattr(routing, "gradients_of", counted)
+    case = table(name)
+    la = case.fit("kron")
+    assert len(asked) == 2 and not la.plan.generic
+    la.functional(moved(case.x))
+    assert len(asked) == 2
 
 
 def test_a_batch_takes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:

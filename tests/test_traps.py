@@ -201,7 +201,7 @@ def test_a_weight_that_turns_generic_late(structure: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["last", "two", "sorted"])
 def test_examples_that_pick_their_positions(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`h[arange(B), last]` leaves examples where they are, so no batch is looked at again; sorted ones do not."""
+    """`h[arange(B), last]` leaves examples where they are, so no later batch is looked at; sorted ones do not."""
     looks = []
     own = routing.gradients_of
 
@@ -227,6 +227,8 @@ def test_examples_that_pick_their_positions(how: str, monkeypatch: pytest.Monkey
     exact = dense.ggn(model, x, y, "classification", names_of(model))
     la = fitted(model, x, y, "classification", "full")
     assert relative(curvature_of(la), exact) < 1e-8
+    looks.clear()
+    la.functional(moved(x))
     assert bool(looks) == (how == "sorted")
 
 

@@ -452,3 +452,79 @@ def test_what_a_network_keeps_does_not_go_stale() -> None:
         wanted = torch.func.functional_call(expected.model, at, (moved(x),))
         assert relative(found.detach(), wanted.detach()) < 1e-12
     assert held.kept == {} and not hasattr(held, "gain")
+
+
+UNDONE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index_select along another axis": lambda h, back: h.index_select(1, back)[0],
+    "gather along another axis": lambda h, back: h.gather(1, back[None, :, None].expand(h.shape))[0],
+    "scattered": lambda h, back: torch.zeros_like(h).scatter(1, back.argsort()[None, :, None].expand(h.shape), h)[0],
+    "looked up": lambda h, back: F.embedding(back, h[0]),
+    "stacked in Python": lambda h, back: torch.stack([h[0, place] for place in back.tolist()]),
+    "a matrix of zeros and ones": lambda h, back: F.one_hot(back, len(back)).to(h) @ h[0],
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_examples_that_are_sorted_inside_in_many_ways(name: str) -> None:
+    """An order that the first examples do not show, undone by operations that do not look like it."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort(descending=True, stable=True)
+        hidden = torch.tanh(net.a(x[order]))[None]
+        return net.b(UNDONE[name](hidden, order.argsort()))
+
+    model = built(Network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    x, y = normal(9, 4), classes(3, 9)
+    x[:, 0] = torch.tensor([3.0, 3, 3, 1, 3, 2, 5, 1, 4])
+    la = fitted(model, x, y, "classification", "full")
+    exact, jacobian = used_ggn(model, x, y, la)
+    assert relative(curvature_of(la), exact) < 1e-8
+    expected = dense.functional_covariance(jacobian, torch.linalg.inv(exact + torch.eye(len(exact)).double()))
+    assert relative(la.functional(moved(x)).cov, expected) < 1e-8
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_tables_of_single_tokens_and_of_limited_norms(limit: float | None) -> None:
+    """One token per example without an axis of its own; rows above `max_norm` have the derivative that torch has."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(6, 3, max_norm=limit), nn.Tanh(), nn.Linear(3, 3)).double()
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+    x, y = torch.arange(9) % 6, classes(3, 9)
+    la = fitted(model, x, y, "classification", "full")
+    assert la.coverage()["0.weight"].rule == "embedding" and not la.plan.distrusted
+    plain = copy.deepcopy(model)
+    plain(x)  # which shrinks its table, as training did
+    plain[0].max_norm = None
+    exact, _ = used_ggn(plain, x, y, la)
+    assert relative(curvature_of(la), exact) < 1e-6  # torch divides by the norm plus 1e-7
+
+
+@pytest.mark.parametrize("noise", [1e-7, 1e-3, 0.1])
+def test_noise_is_no_dependence_between_examples(noise: float) -> None:
+    """However small: the same inputs have other outputs."""
+    model = built(
+        Network(
+            lambda net, x: net.b(net.a(x + noise * torch.randn_like(x)).tanh()), a=nn.Linear(4, 6), b=nn.Linear(6, 3)
+        )
+    )
+    la = fitted(model, normal(6, 4), classes(3, 6), "classification")
+    assert la.D == 51
+
+
+def test_an_offset_of_the_outputs_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong rule is found out beside a logit that is masked."""
+    own = linear.LinearRule.contributions
+
+    def wrong(self: Any, use: Any, inputs: Any, grad: Tensor) -> Iterator[Any]:
+        return own(self, use, inputs, grad * (1.2 if "a.weight" in use.names else 1.0))
+
+    monkeypatch.setattr(linear.LinearRule, "contributions", wrong)
+
+    def masked(net: Any, x: Tensor) -> Tensor:
+        return net.b(net.a(x).tanh()) + torch.tensor([0.0, 0.0, -1e9], dtype=x.dtype, device=x.device)
+
+    la = fitted(
+        built(Network(masked, a=nn.Linear(4, 6), b=nn.Linear(6, 3))), normal(7, 4), classes(2, 7), "classification"
+    )
+    assert la.coverage()["a.weight"].rule == "generic"

@@ -22,6 +22,7 @@ class Plan:
     """What was learnt about a network: where examples are in each use, and which weights need the generic rule."""
 
     axes: dict[tuple[str, Signature], BatchAxis | None] = field(default_factory=dict)  # None: it has no examples
+    latest: dict[str, BatchAxis | None] = field(default_factory=dict)  # the same, for the last inputs of new shapes
     rows: dict[tuple[str, Signature], float] = field(
         default_factory=dict
     )  # rows per example along that axis, by the inputs' shapes
@@ -30,6 +31,7 @@ class Plan:
     copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
     used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
     costs: dict[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    looked: set[Signature] = field(default_factory=set)  # of whole batches whose rows were seen to be where they should
     second: bool = False  # whether the network differentiates its own gradients
     batched: bool = True  # whether many cotangents can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
@@ -44,7 +46,9 @@ class Plan:
         return replace(
             self,
             axes=self.axes.copy(),
+            latest=self.latest.copy(),
             rows=self.rows.copy(),
+            looked=self.looked.copy(),
             forms={name: forms.copy() for name, forms in self.forms.items()},
             generic=self.generic.copy(),
             copied=self.copied.copy(),
@@ -100,9 +104,9 @@ class Plan:
         """Where they are; layouts may depend on lengths."""
         return self.axes[key, shapes]
 
-    def elsewhere(self, key: str) -> BatchAxis | None:
-        """Where the examples were in a use for inputs of other shapes, if that is known."""
-        return next((place for (other, _), place in reversed(self.axes.items()) if other == key and place), None)
+    def locate(self, key: str, shapes: Signature, place: BatchAxis | None) -> None:
+        """Note where the examples are in a use, for inputs of these shapes."""
+        self.axes[key, shapes] = self.latest[key] = place
 
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""

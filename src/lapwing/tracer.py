@@ -24,7 +24,7 @@ from .plan import DEPENDENT, Plan, signature
 from .recording import Again, Recording, following
 from .routing import Routing, gradients_of
 from .tape import Tape
-from .verification import bounds, verify
+from .verification import LENGTHS, bounds, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
@@ -251,8 +251,17 @@ class Tracer:
             if self._misplaced(tape, recording.watch, nodes):
                 return None
             if (len(plan.generic), len(plan.copied)) == known:
-                Routing(self, tape).look(any(reorders(node, examples) for node in nodes))
+                unlooked = not recording.watch and self._unlooked(tape)
+                Routing(self, tape).look(unlooked or any(reorders(node, examples) for node in nodes))
         return None if (len(plan.generic), len(plan.copied)) != known else tape
+
+    def _unlooked(self, tape: Tape) -> bool:
+        """Whether this is one of the first whole batches: there are many ways to reorder examples."""
+        looked = self.plan.looked
+        if tape.examples <= len(ORDERS) or tape.signature in looked or len(looked) >= LENGTHS:
+            return False
+        looked.add(tape.signature)
+        return True
 
     def _misplaced(self, tape: Tape, watched: bool, nodes: set[Any]) -> bool:
         """Whether some use was recorded as if its examples were elsewhere: the next pass knows better."""
@@ -283,7 +292,7 @@ class Tracer:
     def expect_routed(self, tape: Tape, use: Use) -> None:
         """Note that no axis holds the examples of a use."""
         if use.axes:
-            self.plan.axes[use.key, tape.signature] = BatchAxis(use.axes[0], "owned")
+            self.plan.locate(use.key, tape.signature, BatchAxis(use.axes[0], "owned"))
         else:
             self.plan.generic.update(use.names)
 
@@ -352,7 +361,7 @@ class Tracer:
                 hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
                 if equal:
                     fitting.append((place, differ, hits))
-            self.plan.axes[key, tape.signature] = self._settle(names, key, fitting, tape.examples // 2)
+            self.plan.locate(key, tape.signature, self._settle(names, key, fitting, tape.examples // 2))
 
     def _as_elsewhere(
         self, tape: Tape, unknown: list[Any], seen: dict[str, tuple[Tensor, ...]], number: int, again: Tensor
@@ -363,11 +372,11 @@ class Tracer:
         questions: list[tuple[BatchAxis, Tensor]] = []
         for unseen in unknown:
             _, key, shape, *_ = unseen
-            place, tensors = self.plan.elsewhere(key), seen.get(key, ())
+            place, tensors = self.plan.latest.get(key), seen.get(key, ())
             if place is None or not tensors or not place.fits(shape, tape.examples):
                 continue
             if place.fold == "owned":
-                self.plan.axes[key, tape.signature] = place
+                self.plan.locate(key, tape.signature, place)
                 left.remove(unseen)
                 continue
             if all(place.fits(each.shape, number) for each in tensors):
@@ -377,7 +386,7 @@ class Tracer:
         for unseen, place, held in asked:
             found = [next(answers) for _ in range(held)]
             if all(equal and differ for equal, differ in found):
-                self.plan.axes[unseen[1], tape.signature] = place
+                self.plan.locate(unseen[1], tape.signature, place)
                 left.remove(unseen)
         return left
 

@@ -19,7 +19,8 @@ from .base import Contribution, Handler, PlainInputs, Recorder, Use, positions_l
 def shrunk(weight: Tensor, limit: float, norm: float) -> Tensor:
     """A table whose long rows have norm `limit`: what torch's `max_norm` would make of the user's own, in place."""
     norms = torch.linalg.vector_norm(weight.detach(), norm, dim=1, keepdim=True)
-    return weight * torch.where(norms > limit, limit / (norms + 1e-7), torch.ones_like(norms))
+    factor = torch.where(norms > limit, limit / (norms + 1e-7), torch.ones_like(norms))
+    return weight + (weight * (factor - 1)).detach()  # torch's is in place: its derivative has no such factor
 
 
 SIGNATURES = {function: inspect.signature(function) for function in (F.embedding, F.embedding_bag)}
@@ -73,7 +74,7 @@ class EmbeddingRule(PlainInputs):
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
         """Tokens (B, ...), gradients (K, B, ..., E)."""
         weight = use.refs["weight"]
-        tokens = inputs[0].flatten(1).long()
+        tokens = inputs[0].reshape(len(inputs[0]), -1).long()
         vocabulary, width = weight.parameter.shape
         grad = positions_last(grad, 2, width).unsqueeze(2)
 
