@@ -120,7 +120,7 @@ class Routing:
                     one, other = (flat(where.split(each, tape.examples)) for each in both)
                     right.append(is_scaled(one, other, scales))
         right += [(own < tape.examples).all() for own in owners]
-        if not bool(torch.stack(right).all()):
+        if right and not bool(torch.stack(right).all()):
             return False
         for place, use in enumerate(routed):
             first = plain[place]
