@@ -73,6 +73,7 @@ def changed(source: str) -> set[str]:
         ("é = 'ü'; a += True", {"é = 'ü'; a -= True", "é = 'ü'; a += False"}),
         ("def f(b):\n    each = 4 * a\n    for own in b.slices(n, each): pass", set()),
         ("x = f'{a + 1}'\nassert a > 2\nSIZE = 7  # bytes", set()),
+        ("Both = int | float\nPair = tuple[int | None, str]", set()),
     ],
 )
 def test_changes_of_a_line(source: str, expected: set[str]) -> None:
@@ -88,6 +89,8 @@ def test_a_seed_names_a_sample(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/mutants_allowed.txt").write_text(f"# why\n{every[0].name}  # speed: a cache\n")
     assert sample(project, "all", 0, 5) == every[1:6]
+    (tmp_path / "tools/mutants_allowed.txt").write_text("small.py::unnoticed::*  # speed: all of a function\n")
+    assert sample(project, "all", 0, 1000) == [each for each in every if each.function != "unnoticed"]
     (tmp_path / "tools/mutants_allowed.txt").write_text(f"{every[0].name}  # because\n")
     with pytest.raises(SystemExit, match=r"expected 'path::function::change  # reason'"):
         project.allowed()

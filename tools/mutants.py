@@ -104,7 +104,7 @@ def sample(project: Project, part: str, seed: int, count: int) -> list[Mutant]:
     """Mutants of a part, without those that no test can tell: others stay in the sample when one leaves it."""
     allowed = project.allowed()
     every = [each for path in project.files(part) for each in mutants(path, (project.source / path).read_text())]
-    kept = [each for each in every if each.name not in allowed]
+    kept = [each for each in every if each.name not in allowed and each.everywhere not in allowed]
     return sorted(kept, key=lambda each: hashlib.sha256(f"{seed} {each.name}".encode()).digest())[:count]
 
 
@@ -149,7 +149,7 @@ class Tests:
         """The tests that run each line of a file; tests that did not pass are left out."""
         made: dict[int, set[str]] = defaultdict(set)
         for each in self.data:
-            for line, tests in each.contexts_by_lineno(str(self.project.source / path)).items():
+            for line, tests in each.contexts_by_lineno(f"{self.project.source.name}/{path}").items():
                 made[line] |= {test for test in tests if test in self.seconds}
         return made
 

@@ -30,6 +30,7 @@ class Watch:
         )
         # Tests of other things run none of the files; a warning would be an error where pytest makes it one.
         self.coverage.set_option("run:disable_warnings", ["no-data-collected"])
+        self.coverage.set_option("run:relative_files", True)  # what was stored holds for another clone
         self.coverage.start()
 
     @pytest.hookimpl(wrapper=True)

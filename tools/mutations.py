@@ -44,6 +44,11 @@ class Mutant:
         """As the allow-list has it: it survives changes of other lines."""
         return f"{self.path}::{self.function}::{self.change}"
 
+    @property
+    def everywhere(self) -> str:
+        """The name of all mutants of its function, for functions that only choose what is quicker or smaller."""
+        return f"{self.path}::{self.function}::*"
+
     def apply(self, source: bytes) -> bytes:
         """The changed file."""
         return source[: self.start] + self.text.encode() + source[self.stop :]
@@ -113,6 +118,11 @@ def slice_sizes(function: ast.AST) -> set[str]:
     return {size.id for each in sizes for size in each if isinstance(size, ast.Name)}
 
 
+def names_type(value: ast.AST) -> bool:
+    """Whether what stands at the top of a file gives a type another name."""
+    return isinstance(value, ast.Subscript) or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr))
+
+
 def mutants(path: str, source: str) -> list[Mutant]:
     """Every change of a file, in the order of its lines."""
     rows, data = source.splitlines(), source.encode()
@@ -124,6 +134,8 @@ def mutants(path: str, source: str) -> list[Mutant]:
 
     def visit(node: ast.AST, function: str, body: tuple[int, ...], bytes_: set[str]) -> None:
         if isinstance(node, ast.Assign) and {getattr(target, "id", "") for target in node.targets} & bytes_:
+            return
+        if isinstance(node, ast.Assign) and not function and names_type(node.value):
             return
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             function = f"{function}.{node.name}".lstrip(".")
