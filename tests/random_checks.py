@@ -233,7 +233,7 @@ def differs(what: str, found: Tensor, expected: Tensor, tolerance: float) -> str
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[str | None]]] = {}
-ALWAYS = ("exact", "variances", "lengths")  # the others take turns where time is short
+ALWAYS = ("exact", "unaided", "variances", "lengths")  # the others take turns where time is short
 
 
 def check(function: Callable[[Subject], Iterator[str | None]]) -> Callable[[Subject], Iterator[str | None]]:
@@ -256,6 +256,14 @@ def exact(s: Subject) -> Iterator[str | None]:
     yield differs("full's matrix", matrix(s.full), expected, s.tolerance)
     weights = torch.cat([s.plain.get_parameter(name).detach().reshape(-1) for name in s.full.space.names])
     yield differs("the vector of weights", s.full.mode, weights, s.tolerance)
+
+
+@check
+def unaided(s: Subject) -> Iterator[str | None]:
+    """What was learnt of the network was right before it was verified, in every structure and layout."""
+    for what, la in (("full", s.full), ("kron", s.kron)):
+        for each in la.plan.corrections:
+            yield f"{what}: {each}"
 
 
 @check

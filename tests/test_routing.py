@@ -43,7 +43,7 @@ def test_routed_weights_have_the_rule_of_their_layer(name: str) -> None:
     assert "generic" not in rules.values()
     assert "agree with plain reverse mode" in la.plan.words()
     assert not la.plan.generic
-    assert not la.plan.distrusted
+    assert not la.plan.corrections
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])

@@ -36,7 +36,7 @@ class Plan:
     batched: bool = True  # whether many cotangents can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
     verified: dict[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives, in words
-    distrusted: set[str] = field(default_factory=set)  # weights whose recorded derivatives were not the plain ones
+    corrections: tuple[str, ...] = ()  # what was not as the plain ones were, and goes otherwise now
     references: set[str] = field(default_factory=set)  # weights that are also reached through saved references
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
     push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
@@ -56,7 +56,6 @@ class Plan:
             costs=self.costs.copy(),
             closed=self.closed.copy(),
             verified=self.verified.copy(),
-            distrusted=self.distrusted.copy(),
             references=self.references.copy(),
             push=self.push.copy(),
         )
@@ -86,10 +85,7 @@ class Plan:
 
     def words(self) -> str:
         """What was verified, for the coverage table."""
-        made = next(iter(self.verified.values()), "")
-        if self.distrusted:
-            made += f"; {', '.join(sorted(self.distrusted))} took the generic rule, since the recorded ones were off"
-        return made
+        return "; ".join([next(iter(self.verified.values()), ""), *self.corrections])
 
     @property
     def saved(self) -> bool:

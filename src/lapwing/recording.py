@@ -94,6 +94,10 @@ class Recording(TorchFunctionMode):
             self.plan.second = True
             raise Again
 
+    def refuse_mapping(self) -> None:
+        """Note that `torch.vmap` is wrong for what the network calls here: the generic rule does without."""
+        self.plan.vectorised = False
+
     def resolve(self, tensor: Any) -> Ref | None:
         """The selected parameter that a tensor is, or is a view of."""
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:

@@ -267,11 +267,13 @@ class Comparison:
         recorded = [name for name in wrong if name not in plan.generic]
         if recorded and plan.batched and not self._pulled(self.tracer.trace(self.inputs)):
             plan.batched = False
+            plan.corrections += ("columns of the Jacobian go one by one, since several at once were off",)
         elif recorded:
             plan.generic.update(recorded)
-            plan.distrusted.update(recorded)
+            plan.corrections += (f"{', '.join(recorded)} took the generic rule, since the recorded ones were off",)
         elif vectorised:
             plan.vectorised = False
+            plan.corrections += ("the generic rule takes examples one by one, since several at once were off",)
         else:
             raise ValueError(
                 f"{', '.join(wrong)}: the derivatives of single examples are not those of plain reverse mode; expected "

@@ -309,6 +309,10 @@ class Recorder(Protocol):
         """A tensor without examples, broadcast to a shape and noted; None where it is not such a tensor."""
         ...
 
+    def refuse_mapping(self) -> None:
+        """Note that `torch.vmap` is wrong for what the network calls here: the generic rule does without."""
+        ...
+
     def show_result(self, output: Tensor) -> None:
         """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
         ...

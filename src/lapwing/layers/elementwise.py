@@ -110,6 +110,7 @@ def prelu(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
     ref = recorder.resolve(shaped)
     if ref is None:
         return func(*args, **kwargs)
+    recorder.refuse_mapping()
     output = torch.where(given > 0, given, given * recorder.broadcast(MULTIPLY, ref, tuple(given.shape)))
     recorder.show_result(output)
     return output
