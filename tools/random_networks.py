@@ -29,15 +29,18 @@ def set_up() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def compare(seed: int, device: str, dtype: str, only: tuple[str, ...], shrink: bool) -> tuple[int, Any, list[str], str]:
+def compare(
+    seed: int, device: str, dtype: str, only: tuple[str, ...], turns: bool, shrink: bool
+) -> tuple[int, Any, list[str], str]:
     """The options of a seed's network, what is wrong with the library's answers, and the smallest network for it."""
     import torch
 
-    from random_checks import failures, shrunk
+    from random_checks import failures, shrunk, some_checks
     from random_networks import random_network
 
     network = random_network(seed)
-    settings: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype), "only": only}
+    checks = some_checks(seed) if turns else only
+    settings: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype), "only": checks}
     try:
         found = failures(network, **settings)
         smallest, left = shrunk(network, **settings) if found and shrink else (network, found)
@@ -55,6 +58,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32"])
     parser.add_argument("--only", nargs="*", default=[], help="checks; all of them if none is named")
+    parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns, as `make test` does")
     parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
     parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
     asked = parser.parse_args()
@@ -67,7 +71,7 @@ def main() -> int:
     chosen = [seed for seed in seeds if not set(asked.without) & set(random_network(seed).options)]
     start, failing = time.time(), {}
     with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn"), set_up) as pool:
-        settings = (asked.device, asked.dtype, tuple(asked.only), not asked.plain)
+        settings = (asked.device, asked.dtype, tuple(asked.only), asked.turns, not asked.plain)
         waiting = [pool.submit(compare, seed, *settings) for seed in chosen]
         for done in as_completed(waiting):
             seed, _, found, text = done.result()
