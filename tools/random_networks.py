@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32"])
     parser.add_argument("--only", nargs="*", default=[], help="checks; all of them if none is named")
-    parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns, as `make test` does")
+    parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns")
     parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
     parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
     asked = parser.parse_args()
