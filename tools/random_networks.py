@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+TOLD = 500  # networks after which a line says how far it is
 LEAST = 0.02  # the share of networks in which every option of the grammar has to occur
 
 
@@ -73,8 +74,10 @@ def main() -> int:
     with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn"), set_up) as pool:
         settings = (asked.device, asked.dtype, tuple(asked.only), asked.turns, not asked.plain)
         waiting = [pool.submit(compare, seed, *settings) for seed in chosen]
-        for done in as_completed(waiting):
+        for number, done in enumerate(as_completed(waiting), 1):
             seed, _, found, text = done.result()
+            if number % TOLD == 0:
+                print(f"{number} of {len(chosen)}, {time.time() - start:.0f} s", flush=True)
             if found:
                 failing[seed] = found
                 print(f"seed {seed} fails:", *found[:6], sep="\n  ")
