@@ -25,6 +25,7 @@ from random_networks import Network, network_of, stored_transposed
 
 # The largest difference over the largest number, by the dtype of the network: rounding of its passes and of sums.
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 2e-3}
+ROUNDED = 4.0  # times the rounding of the network's own derivatives
 # Of EKFAC in another batching or layout: eigenvectors of nearly equal eigenvalues turn with rounding.
 TURNED = 1e-2
 ALONE = 1e-9  # up to which an example's outputs in a batch are those that it has alone
@@ -58,9 +59,9 @@ def gap(found: Tensor, expected: Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
-def batch_jacobian(model: nn.Module, x: Any, names: list[str]) -> Tensor:
-    """(N, F, D): derivatives of every output number of a whole batch, one backward pass each."""
-    model = dense.prepared(model)
+def batch_jacobian(model: nn.Module, x: Any, names: list[str], like: Tensor | None = None) -> Tensor:
+    """(N, F, D): derivatives of every output number of a batch, one backward pass each; in float64, or like a tensor."""
+    model = dense.prepared(model) if like is None else dense.prepared(model).to(like)
     parameters = dense.selected(model, names)
     with dense.plain():
         output = dense.apply(model, x)
@@ -146,10 +147,19 @@ class Subject:
         several = self.network.likelihood == "classification" and len(self.network.outputs) > 1
         return lw.Categorical(axis=len(self.network.outputs)) if several else self.network.likelihood
 
+    @functools.cached_property
+    def own_rounding(self) -> float:
+        """How far plain loops in the network's dtype are from float64: steep networks round more than sums of them."""
+        many = self.network.given(self.network.questions(examples=self.network.examples + 2))
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        found = batch_jacobian(self.plain, moved(many, self.device, self.dtype), self.names, like)
+        return gap(found, dense.jacobian(self.plain, many, self.names))
+
     @property
     def tolerance(self) -> float:
-        """Of float numbers of this dtype."""
-        return TOLERANCES[self.dtype]
+        """Of float numbers of this dtype, and a few times what the network itself rounds: variances are squares."""
+        least = TOLERANCES[self.dtype]
+        return least if self.dtype == torch.float64 else max(least, ROUNDED * self.own_rounding)
 
     def model(self, change: Callable[[nn.Module], nn.Module] = lambda model: model) -> nn.Module:
         """A copy on the device, after a change of its layout."""
