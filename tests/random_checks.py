@@ -60,7 +60,7 @@ def gap(found: Tensor, expected: Tensor) -> float:
 
 
 def batch_jacobian(model: nn.Module, x: Any, names: list[str], like: Tensor | None = None) -> Tensor:
-    """(N, F, D): derivatives of every output number of a batch, one backward pass each; in float64, or like a tensor."""
+    """(N, F, D): derivatives of all outputs of a batch, one backward pass each; in float64, or like a tensor."""
     model = dense.prepared(model) if like is None else dense.prepared(model).to(like)
     parameters = dense.selected(model, names)
     with dense.plain():
@@ -74,7 +74,8 @@ def connected(model: nn.Module, x: Any, names: list[str]) -> set[str]:
     model = dense.prepared(model)
     by_identity = {id(each): name for name, each in zip(names, dense.selected(model, names), strict=True)}
     with dense.plain():
-        stack = [dense.apply(model, x).grad_fn]
+        output = dense.apply(model, x)  # alive as long as its graph is walked
+    stack = [output.grad_fn]
     found, seen = set(), set()
     while stack:
         node = stack.pop()
@@ -152,7 +153,8 @@ class Subject:
         """How far plain loops in the network's dtype are from float64: steep networks round more than sums of them."""
         many = self.network.given(self.network.questions(examples=self.network.examples + 2))
         like = torch.zeros((), dtype=self.dtype, device=self.device)
-        found = batch_jacobian(self.plain, moved(many, self.device, self.dtype), self.names, like)
+        with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers have gradients in training alone
+            found = batch_jacobian(self.plain, moved(many, self.device, self.dtype), self.names, like)
         return gap(found, dense.jacobian(self.plain, many, self.names))
 
     @property
