@@ -305,15 +305,16 @@ def test_no_nan_is_lost_in_attention(exact: bool, bits: int) -> None:
         assert bool(made[1, 0].isnan().any()) and not bool(made[0].isnan().any() | made[1, 1].isnan().any())
 
 
-@pytest.mark.parametrize("beside", [True, False])
-@pytest.mark.parametrize("shape", [(3, 2, 5, 7), (1, 2, 33, 300), (2, 1, 1100, 3), (1, 1, 1, 1)])
-def test_moments(shape: tuple[int, ...], beside: bool) -> None:
-    """Sums over positions, with either axis side by side in memory."""
+@pytest.mark.parametrize("dense", ["widths", "positions", "neither"])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 7), (1, 2, 33, 300), (2, 1, 1100, 3), (1, 1, 1, 1), (2, 2, 3, 3)])
+def test_moments(shape: tuple[int, ...], dense: str) -> None:
+    """Sums over positions, with either axis side by side in memory, or real parts of complex numbers."""
     torch.manual_seed(sum(shape))
     columns, examples, positions, width = shape
-    grad = torch.randn(columns, examples, *((positions, width) if beside else (width, positions)), device=DEVICE)
+    grad = torch.randn(columns, examples, positions, width, 2, device=DEVICE)
+    grad = grad[..., 0] if dense == "neither" else grad[..., 0].contiguous()
+    grad = grad.mT.contiguous().mT if dense == "positions" else grad
     other = torch.randn(examples, positions, width, device=DEVICE)
-    grad = grad if beside else grad.mT
     products, sums = (grad.double() * other.double()).sum(2), grad.double().sum(2)
     both = fused.moments(grad, other, True)
     for given, found, expected in (
