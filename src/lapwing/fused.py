@@ -442,11 +442,15 @@ def attention(
     return tuple(each.transpose(2, 3) for each in made)
 
 
+def with_dense_axis(x: Tensor) -> Tensor:
+    """One of the last two axes side by side in memory: behind Fourier transforms none is, and Triton adds up wrongly."""
+    return x if 1 in x.stride()[-2:] else x.contiguous()
+
+
 def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
     """(K, B, T, P) and (B, T, P) -> (K, B, P): sums over T of products with the other, and of gradients alone."""
     columns, examples, positions, width = grad.shape
-    # Where neither axis is dense, as behind a Fourier transform, Triton's sums are wrong.
-    grad, other = (each if each is None or 1 in each.stride()[-2:] else each.contiguous() for each in (grad, other))
+    grad, other = with_dense_axis(grad), None if other is None else with_dense_axis(other)
     beside = grad.stride(3) == 1  # widths are side by side in memory, and positions otherwise
     wide = min(128, power_of_two(width)) if beside else max(1, 1024 // min(1024, power_of_two(positions)))
     long = min(16, power_of_two(positions)) if beside else min(1024, power_of_two(positions))
