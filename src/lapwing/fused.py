@@ -443,7 +443,7 @@ def attention(
 
 
 def with_dense_axis(x: Tensor) -> Tensor:
-    """One of the last two axes side by side in memory: behind Fourier transforms none is, and Triton adds up wrongly."""
+    """One of the last two axes dense in memory: behind Fourier transforms none is, and Triton adds up wrongly."""
     return x if 1 in x.stride()[-2:] else x.contiguous()
 
 
