@@ -3,7 +3,7 @@
 #   PYTHON      the interpreter that .venv is made from (3.10 or newer)
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
-#   SEED, COUNT the first and the number of the random networks of make test-random; the sample of make test-mutants
+#   SEED, COUNT the first and the number of the random networks of make test-random and test-cuda; the sample of make test-mutants
 #   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 LAPWING_TEST_ORDER=7"
 #   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
@@ -84,11 +84,13 @@ test-machines: $(TOOLS) ## run the tests once for each of SETTINGS, as other mac
 test-numbers: $(TOOLS) ## run the tests of numbers without vector instructions
 	$(call under_each,$(PLAIN),$(NUMBERS) $(ARGS))
 
-test-cuda: ## run the same tests on a GPU with PYTHON as it is found, nothing installed
+test-cuda: ## run the same tests and COUNT random networks on a GPU with PYTHON as it is found, nothing installed
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \
 	  { echo "pytest is not there: run 'make carry' where packages can be installed and bring $(CARRY) along"; exit 1; }
 	@if $(FOUND) -c 'import xdist' 2>/dev/null; then parallel="-n $(WORKERS)"; fi; \
 	  OMP_NUM_THREADS=1 LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider -p no:benchmark $$parallel $(ARGS)
+	@OMP_NUM_THREADS=1 $(FOUND) tools/random_networks.py --device cuda --dtype float32 --turns \
+	  --seed $(SEED) --count $(COUNT) --workers $(WORKERS)
 
 lint: $(TOOLS) ## ruff, and mypy in strict mode on src
 	@$(RUN) -m ruff check .
