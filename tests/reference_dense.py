@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -61,7 +62,7 @@ def prepared(model: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def plain() -> Iterator[None]:
     """Run checkpointed blocks directly and fused functions by their formulas, so that gradients may be taken twice."""
-    original, fused = torch.utils.checkpoint.checkpoint, torch._weight_norm
+    original, fused, group_norm = torch.utils.checkpoint.checkpoint, torch._weight_norm, F.group_norm
     settings = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 
     def direct(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -71,12 +72,18 @@ def plain() -> Iterator[None]:
         # the second derivatives of torch's fused function take the norm for a constant
         return v * (g / torch.norm_except_dim(v, 2, dim))
 
+    def dense_group_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # torch crashes on a CPU where an input in channels_last needs no gradient
+        return group_norm(x.contiguous(), *args, **kwargs)
+
     torch.utils.checkpoint.checkpoint, torch._weight_norm = direct, weight_norm
+    F.group_norm = dense_group_norm
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.utils.checkpoint.checkpoint, torch._weight_norm = original, fused
+        F.group_norm = group_norm
 
 
 def selected(model: nn.Module, names: list[str]) -> list[Tensor]:

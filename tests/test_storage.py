@@ -315,3 +315,26 @@ def test_complex_weights_are_refused() -> None:
     with torch.no_grad():
         model.p.imag.neg_()
     assert not la.identity.still(model)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_group_norms_of_inputs_in_channels_last(named: bool) -> None:
+    """Torch's own backward pass ends the process here, on a CPU: the input needs no gradient."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.GroupNorm(2, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = {"weight": self.norm.weight, "bias": self.norm.bias}
+            h = nn.functional.group_norm(input=x, num_groups=2, **own) if named else self.norm(x)
+            return self.head(torch.tanh(h).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, y = Net().double().to(DEVICE), torch.randint(3, (5,), device=DEVICE)
+    x = torch.randn(5, 4, 2, 3, dtype=torch.float64, device=DEVICE)
+    la = lw.fit(model, (x.contiguous(memory_format=torch.channels_last), y), "classification", structure="full")
+    expected = lw.fit(model, (x, y), "classification", structure="full")
+    assert rules(la)["norm.weight"] == "group norm" and "agree with plain reverse mode" in la.coverage().verified
+    torch.testing.assert_close(curvature_of(la), curvature_of(expected), rtol=1e-9, atol=1e-12)

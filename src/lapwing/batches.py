@@ -563,6 +563,10 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
+        if any(isinstance(module, nn.GroupNorm) for module, _ in modes) and not devices:
+            from .layers.norm import DenseGroupNorm
+
+            stack.enter_context(DenseGroupNorm())
         if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from .. import fused
+from ..batches import map_tensors
 from ..jacobians import Layout
 from .base import Contribution, Handler, Recorder, Use, channels, positions_last
 from .columns import pulled
@@ -89,6 +91,22 @@ def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     fixed = {role: each.detach() if isinstance(each, Tensor) else each for role, each in values.items()}
     applied: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return applied
+
+
+class DenseGroupNorm(TorchFunctionMode):
+    """Networks with group norms run under this on a CPU, where torch's own backward pass of one may crash.
+
+    It does for inputs in channels_last whose gradient is not asked for.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand inputs of group norms over in plain layout, and everything else through."""
+        kwargs = kwargs or {}
+        if func is F.group_norm:
+            args, kwargs = map_tensors(Tensor.contiguous, (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
