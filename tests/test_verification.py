@@ -138,6 +138,10 @@ MISREAD: dict[str, Callable[[], nn.Module]] = {
     "a table used, changed and used again": lambda: table_of(twice),
     "a network on a grid": lambda: on_grid(lambda hidden, table: hidden.view(-1, 5, 2) + table),
     "a network on a grid, transposed": lambda: on_grid(lambda hidden, table: hidden.view(-1, 2, 5) / (3 + table.T)),
+    "two weights multiplied and transposed": lambda: Network(
+        lambda net, x: net.b(torch.tanh(net.a(x).view(-1, 2, 5) + (net.p @ net.q).T).flatten(1)),
+        **{"a": nn.Linear(4, 10), "p": parameter(5, 1), "q": parameter(1, 2), "b": nn.Linear(10, 3)},
+    ),
     "repeated and summed": lambda: Network(
         repeated, a=nn.Linear(4, 10), p=parameter(1, 2), offset=nn.Parameter(torch.randn(5, 2)), b=nn.Linear(10, 3)
     ),
@@ -160,6 +164,10 @@ MISREAD: dict[str, Callable[[], nn.Module]] = {
     "a derivative by forward mode": lambda: Network(pushed, a=nn.Linear(4, 6), b=nn.Linear(6, 3)),
     "derivatives that cancel": lambda: Network(
         cancelling, a=nn.Linear(4, 6), b=nn.Linear(6, 3), t=nn.Parameter(torch.ones(()))
+    ),
+    "a shift that the outputs lose": lambda: Network(
+        lambda net, x: F.log_softmax(net.b(torch.tanh(net.a(x))) - net.t.exp(), -1),
+        **{"a": nn.Linear(4, 6), "b": nn.Linear(6, 3), "t": nn.Parameter(torch.ones(()))},
     ),
     "saved references": saved_references,
     "slopes of channels": lambda: Network(

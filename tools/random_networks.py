@@ -20,14 +20,20 @@ TOLD = 500  # networks after which a line says how far it is
 LEAST = 0.02  # the share of networks in which every option of the grammar has to occur
 
 
-def set_up() -> None:
-    """Let a process find the library and the tests."""
+def set_up(put_back: str = "") -> None:
+    """Let a process find the library and the tests, and put a misreading back that was repaired."""
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     import torch
 
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    if put_back:
+        import pytest
+
+        import repairs
+
+        getattr(repairs, put_back)(pytest.MonkeyPatch())
 
 
 def compare(
@@ -62,6 +68,7 @@ def main() -> int:
     parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns")
     parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
     parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
+    parser.add_argument("--put-back", default="", help="a misreading that was repaired, as tests/repairs.py names it")
     asked = parser.parse_args()
     set_up()
     import random_checks  # noqa: F401  # fills the grammar
@@ -71,7 +78,8 @@ def main() -> int:
     counted = collections.Counter(option for seed in seeds for option in random_network(seed).options)
     chosen = [seed for seed in seeds if not set(asked.without) & set(random_network(seed).options)]
     start, failing = time.time(), {}
-    with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn"), set_up) as pool:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.workers, spawned, set_up, (asked.put_back,)) as pool:
         settings = (asked.device, asked.dtype, tuple(asked.only), asked.turns, not asked.plain)
         waiting = [pool.submit(compare, seed, *settings) for seed in chosen]
         for number, done in enumerate(as_completed(waiting), 1):
