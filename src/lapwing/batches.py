@@ -6,7 +6,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -99,18 +99,23 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
     return found
 
 
-def under(model: nn.Module, weights: dict[str, Tensor], saved: bool = True) -> Callable[..., Any]:
+def under(model: nn.Module, weights: dict[str, Tensor], direct: set[str] | None = None) -> Callable[..., Any]:
     """The network with other weights in place of its own, to be given to `call`.
 
-    `saved`: also where it reaches them through references that it saved, such as a list of its layers' weights.
-    Derivatives at its own weights tell whether it does (`Plan.saved`); at other weights other paths may matter.
+    Also where it reaches them through references that it saved, such as a list of its layers' weights. `direct`: those
+    that it was seen not to reach so, to which a pass adds.
     """
     every = everywhere(model, weights)
-    own = {id(held(model, name)): weight for name, weight in weights.items()}
+    own = {name: id(held(model, name)) for name in weights}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with Replacement(own) if saved else nullcontext():
+        if direct is not None and direct.issuperset(weights):
             return functional_call(model, every, args, kwargs, tie_weights=False)
+        with Replacement({own[name]: weight for name, weight in weights.items()}) as mode:
+            made = functional_call(model, every, args, kwargs, tie_weights=False)
+        if direct is not None:
+            direct.update(name for name in weights if own[name] not in mode.found)
+        return made
 
     return forward
 
@@ -121,6 +126,7 @@ class Replacement(TorchFunctionMode):
     def __init__(self, tensors: dict[int, Tensor]) -> None:
         super().__init__()
         self.tensors = tensors
+        self.found: set[int] = set()  # those that were given
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -130,7 +136,10 @@ class Replacement(TorchFunctionMode):
 
     def _replaced(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self.tensors.get(id(value), value)
+            if id(value) not in self.tensors:
+                return value
+            self.found.add(id(value))
+            return self.tensors[id(value)]
         if type(value) in (tuple, list):
             return type(value)(self._replaced(each) for each in value)
         if type(value) is dict:
