@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .arithmetic import convolutions_rounded, products_rounded
-from .batches import Inputs, call, copied_buffers, count, map_tensors, quantised, take
+from .batches import Inputs, call, copied_buffers, count, map_tensors, quantised, take, tensors
 from .diagnosis import FAILURES
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 EXAMPLES = 2
 LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
 COLUMNS, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
+ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
+NAMED = 3  # weights, where there may be many
 COPIES = 14  # of a weight, held at the same time
 
 
@@ -75,20 +77,29 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
         several = map_tensors(lambda tensor: torch.cat([tensor] * 4), several)
     # The generic rule, and large outputs of layers, are for two examples better than for six.
     large = COLUMNS * tape.numbers_per_column() * tape.output.element_size() > tracer.budget.bytes
-    comparison = Comparison(tracer, several, bounds(tape), None if single or tape.generic or large else tape)
+    comparison = Comparison(tracer, inputs, several, bounds(tape), None if single or tape.generic or large else tape)
     with warnings.catch_warnings():
         # Autograd's own thread may meet the GPU for the first time here; torch sets it up and says so.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         plan.verified[shapes] = comparison.outcome()
 
 
+def unlike(inputs: Inputs) -> Inputs | None:
+    """The first example beside the first that is not equal to it, and they again; None where it is the second."""
+    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
+    place = int(torch.stack(differ).any(0).int().argmax())
+    return None if place < 2 else map_tensors(lambda tensor: tensor[[0, place, place, 0]].detach(), inputs)
+
+
 class Seen(NamedTuple):
     """What one comparison shows."""
 
     finite: bool  # whether the outputs are
+    alike: bool  # whether both examples have the same output
     coupled: bool  # whether the first example's output depends on which other stands beside it, or on whether one does
     alone: bool  # whether the network takes a single example as it takes several
     wrong: list[str]  # weights whose rows of the Jacobian, by the plan, are not the plain ones
+    faint: list[str]  # weights that are used, and whose derivatives are too small to tell
 
 
 @dataclass
@@ -96,9 +107,10 @@ class Comparison:
     """A network's derivatives at some examples, as the plan has them and as torch alone has them."""
 
     tracer: Tracer
+    every: Inputs  # all that there are
     several: Inputs  # four examples or six, of which the first two are compared
     allowed: Bounds
-    tape: Tape | None  # of all of them, where it serves for the first comparison
+    tape: Tape | None  # of these, where it serves for the first comparison
 
     def outcome(self) -> str:
         """What was compared and what came out, in words; the plan is changed where it was wrong."""
@@ -110,6 +122,8 @@ class Comparison:
             seen = self._seen()
             if not seen.finite:
                 return "nothing, since the network's output was not finite"  # said elsewhere, with the examples
+            if seen.alike and (several := unlike(self.every)) is not None:
+                return replace(self, every=several, several=several, tape=None).outcome()
             if seen.coupled and self._repeatable(self.allowed.output):
                 raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
             if not seen.wrong:
@@ -118,7 +132,8 @@ class Comparison:
                 return "nothing, since the network's output is not the same for the same inputs"
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
-        return f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+        words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+        return words + (f"; too small there to tell: {listed(seen.faint)}" if seen.faint else "")
 
     def _call(self, inputs: Inputs) -> Tensor:
         with copied_buffers(self.tracer.model):
@@ -161,33 +176,18 @@ class Comparison:
             return None
 
     @cached_property
-    def largest(self) -> Tensor:
-        """The largest size in the output."""
-        made: Tensor = torch.linalg.vector_norm(self.output.detach(), math.inf)
-        return made
-
-    def _far(self, output: Tensor, bound: float) -> Tensor:
-        """Whether the first example's output is not that inside the batch, up to a share of the largest number."""
-        return ~(torch.dist(output.detach()[0], self.output.detach()[0], math.inf) <= bound * self.largest)
-
-    @cached_property
     def columns(self) -> Tensor:
-        """(K, examples, ...): random cotangents."""
+        """(K, B, ...): random cotangents."""
         generator = torch.Generator("cpu").manual_seed(0)
-        shape = (COLUMNS, count(self.several), *self.output.shape[1:])
+        shape = (COLUMNS, *self.output.shape)
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.output)
 
     @cached_property
-    def cotangent(self) -> Tensor:
-        """(B, ...): the combination of columns that is compared."""
-        return torch.add(*self.columns[:, :EXAMPLES], alpha=SHARE)
-
-    @cached_property
-    def cancelling(self) -> Tensor:
-        """(weights,): the size of derivatives that cancel, by what outputs have beyond an offset that they share."""
-        norms, output = stacked_norms([each.detach() for each in self.tracer.selected]), self.output.detach()
-        through = (self.cotangent * (output - output.mean(0))).norm().double()
-        return torch.where(norms > 0, through / norms, 0.0)
+    def cotangents(self) -> Tensor:
+        """(B, B, ...): the combination of columns that is compared, by the example whose it is, and zeros."""
+        made = self.output.new_zeros(EXAMPLES**2, *self.output.shape[1:])
+        made[:: EXAMPLES + 1] = torch.add(*self.columns, alpha=SHARE)
+        return made.reshape(EXAMPLES, *self.output.shape)
 
     @cached_property
     def groups(self) -> list[slice]:
@@ -205,9 +205,8 @@ class Comparison:
     def _plain(self, group: slice) -> list[Tensor]:
         """Flat gradients of one example's output after the other, inside their batch."""
         parameters = self.tracer.selected[group]
-        chosen = torch.eye(EXAMPLES, dtype=self.output.dtype, device=self.output.device)
         made = []
-        for cotangent in chosen.reshape(EXAMPLES, EXAMPLES, *[1] * (self.output.dim() - 1)) * self.cotangent:
+        for cotangent in self.cotangents:
             found = torch.autograd.grad(self.output, parameters, cotangent, retain_graph=True, allow_unused=True)
             made += [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
         return made
@@ -224,38 +223,56 @@ class Comparison:
 
     def _seen(self) -> Seen:
         """One comparison; the first example is looked at alone too. The device is waited for once."""
-        tapes = [self.tracer.trace(self.inputs) if self.tape is None else self.tape]
+        inside, columns = self.output.detach(), self.columns
+        tape = self.tracer.trace(self.inputs) if self.tape is None else self.tape
         self.tape = None  # the next one is of a better plan
         alone = self._alone()
-        coupled = []
-        if self.beside.shape == self.output.shape:  # else lengths follow the batch
-            # The same kernels give the same numbers, whatever the other is; for a batch of another size they may not.
-            coupled += [self._far(self.beside, self.allowed.output)]
-            coupled += [] if alone is None else [self._far(alone.output, ROUGH.own)]
-        tapes += [] if alone is None else [alone]
-        found = [tape.pull(self.columns[:, : tape.examples]) for tape in tapes]
+        found = [tape.pull(torch.cat([columns] * (tape.examples // EXAMPLES), 1))]
+        found += [] if alone is None else [alone.pull(columns[:, :1])]
+        others = [inside[1]]
+        if self.beside.shape == inside.shape:  # else lengths follow the batch
+            others += [self.beside[0], *(each.output[0].detach() for each in (alone,) if each is not None)]
         with torch.no_grad():
-            wrong = torch.cat([self._wrong(found, group) for group in self.groups])
-            flags = torch.cat([torch.stack([torch.isfinite(self.largest), *coupled]), wrong]).tolist()
-        names = [name for name, off in zip(self.tracer.parameters, flags[-len(wrong) :], strict=True) if off]
-        return Seen(flags[0], any(flags[1 : -len(wrong)]), alone is not None, names)
+            sizes = [torch.linalg.vector_norm(inside, math.inf), *(torch.dist(inside[0], o, math.inf) for o in others)]
+            norms = torch.cat([self._norms(found, group) for group in self.groups], -1)
+            shown = torch.cat([torch.stack(sizes).double(), norms.flatten()]).cpu()
+        (largest, gap, *gaps), norms = shown[: len(sizes)].tolist(), shown[len(sizes) :].reshape(norms.shape)
+        # The same kernels give the same numbers, whatever the other is; for a batch of another size they may not.
+        bounds = (self.allowed.output, ROUGH.own)[: len(gaps)]
+        coupled = any(not gap <= bound * largest for gap, bound in zip(gaps, bounds, strict=True))
+        wrong, faint = self._judged(norms[0], norms[1:].amax(0))
+        return Seen(math.isfinite(largest), gap <= ALIKE * largest, coupled, alone is not None, wrong, faint)
 
-    def _wrong(self, found: list[dict[Part, Matrix | Explicit]], group: slice) -> Tensor:
-        """(weights,): whether derivatives by the plan, in the batch and alone, and plain ones differ beyond rounding.
-
-        Where derivatives cancel, rounding errors have the size of what cancels: of the largest derivative, or of what
-        outputs have beyond an offset that all examples share, over the weight.
-        """
+    def _norms(self, found: list[dict[Part, Matrix | Explicit]], group: slice) -> Tensor:
+        """(3, examples, weights): of differences, of derivatives by the plan, in the batch and alone, of plain ones."""
         plain = self._kept if len(self.groups) == 1 else self._plain(group)
         number = len(plain) // EXAMPLES
         plain = plain + plain[: number * (len(found) - 1)]
         ours = self._rows(found[0], group, EXAMPLES)
         ours += [row for alone in found[1:] for row in self._rows(alone, group, 1)]
-        norms = stacked_norms([*torch._foreach_sub(ours, plain), *ours, *plain]).reshape(3, -1, number)
-        differences, sizes = norms[0], norms[1].maximum(norms[2])
+        return stacked_norms([*torch._foreach_sub(ours, plain), *ours, *plain]).reshape(3, -1, number)
+
+    def _judged(self, differences: Tensor, sizes: Tensor) -> tuple[list[str], list[str]]:
+        """Weights whose differences (examples, weights) are beyond rounding, and those whose derivatives are not.
+
+        Where derivatives cancel, rounding errors have the size of what cancels: of the largest derivative, or of what
+        outputs have beyond an offset that all examples share, over the weight.
+        """
         finite = torch.isfinite(sizes)  # what is not is said elsewhere, with the weights
-        unit = torch.where(finite, sizes, 0.0).amax(1, keepdim=True).maximum(self.cancelling[group])
-        return (finite & ~(differences <= self.allowed.own * sizes + self.allowed.largest * unit)).any(0)
+        unit = torch.where(finite, sizes, 0.0).amax(1, keepdim=True)
+        allowed = self.allowed.own * sizes + self.allowed.largest * unit
+        if bool((differences > allowed).any()):
+            allowed = allowed.maximum(self.allowed.own * sizes + self.allowed.largest * self._cancelling())
+        off, small = (differences > allowed).any(0).tolist(), (finite & (sizes <= allowed)).all(0).tolist()
+        names, used = [*self.tracer.parameters], self.tracer.plan.used
+        faint = [name for name, each in zip(names, small, strict=True) if each and name in used]
+        return [name for name, each in zip(names, off, strict=True) if each], faint
+
+    def _cancelling(self) -> Tensor:
+        """(weights,): the size of derivatives that cancel, by what outputs have beyond an offset that they share."""
+        norms, output = stacked_norms([each.detach() for each in self.tracer.selected]), self.output.detach()
+        through = (self.cotangents.sum(0) * (output - output.mean(0))).norm().double()
+        return torch.where(norms > 0, through / norms, 0.0).cpu()
 
     def _rows(self, found: dict[Part, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
         """Flat derivatives of one example's output after the other: the combination of columns, from all ranges."""
@@ -309,6 +326,11 @@ class Comparison:
                 if not bool((ours[column] - plain[0]).norm() <= self.allowed.own * plain.norm()):
                     return False
         return True
+
+
+def listed(names: list[str]) -> str:
+    """The first few of them."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def stacked_norms(tensors: list[Tensor]) -> Tensor:
