@@ -460,6 +460,87 @@ def test_what_a_network_keeps_does_not_go_stale() -> None:
     assert held.kept == {} and not hasattr(held, "gain")
 
 
+def test_what_a_network_kept_after_the_fit_does_not_go_stale() -> None:
+    """A pass of the network itself between the fit and sampled predictions changes nothing, and keeps what it kept."""
+    torch.manual_seed(1)
+    model, x, y = built(Caching()), normal(7, 4), classes(3, 7)
+    la = fitted(model, x, y, "classification", "full")
+    before = la.predict(moved(x), method="sampled", samples=20)
+    with torch.no_grad():
+        la.model.eval()(moved(x))
+    kept, gain = la.model.kept["biases"], la.model.gain
+    after = la.predict(moved(x), method="sampled", samples=20)
+    assert relative(after.probs, before.probs) < 1e-12
+    assert la.model.kept["biases"] is kept and la.model.gain is gain
+
+
+def test_what_a_network_kept_before_the_fit_is_said() -> None:
+    """With its graph it would be wrong at other weights; without it hides the weight that it was computed from."""
+    x, y = moved(normal(7, 4)), moved(classes(3, 7))
+    model = built(Caching()).to(DEVICE).eval()
+    model(x)
+    with pytest.raises(ValueError, match=r"output takes '(gain|kept)', which an earlier pass computed"):
+        lw.fit(model, (x, y), "classification")
+    model = built(Caching()).to(DEVICE).eval()
+    with torch.no_grad():
+        model(x)
+    with pytest.warns(UserWarning, match=r"^table has no gradient, and beside it '(gain|kept)' holds a tensor"):
+        la = lw.fit(model, (x, y), "classification")
+    assert la.coverage()["table"].rule == "unused"
+
+
+def test_what_a_network_shows_is_no_cache() -> None:
+    """A tensor that every pass writes anew, and none reads, is neither refused nor changed."""
+
+    def showing(net: Any, x: Tensor) -> Tensor:
+        net.shown = torch.tanh(net.a(x))
+        return net.b(net.shown)
+
+    model = built(Network(showing, a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)
+    model(moved(normal(7, 4)))
+    shown = model.shown
+    la = lw.fit(model, (moved(normal(7, 4)), moved(classes(3, 7))), "classification")
+    assert la.coverage().verified.startswith("derivatives of 2 examples") and model.shown is shown
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_parameters_without_elements_are_left_out(structure: str) -> None:
+    """A layer without outputs, one without inputs, and a parameter of nothing."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.a(x) + net.b(net.c(x)) + net.none.sum()
+
+    layers = {"a": nn.Linear(4, 3), "c": nn.Linear(4, 0, bias=False), "b": nn.Linear(0, 3)}
+    model = built(Network(forward, **layers, none=nn.Parameter(torch.zeros(0))))
+    la = fitted(model, normal(7, 4), classes(3, 7), "classification", structure)
+    assert la.space.names == ("a.weight", "a.bias", "b.bias")
+
+
+@pytest.mark.parametrize("equal", [2, 3, 5])
+def test_examples_that_meet_behind_equal_ones(equal: int) -> None:
+    """An example that differs is looked for where the first are equal."""
+    x = normal(8, 4)
+    x[:equal] = x[0]
+    model = built(Network(lambda net, x: net.b(torch.tanh(net.a(x - x.mean(0)))), a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        fitted(model, x, classes(3, 8), "classification")
+
+
+def test_weights_that_are_too_small_to_tell_are_named() -> None:
+    """Behind units that are dead at both examples nothing was compared, which the table says."""
+
+    def dead(net: Any, x: Tensor) -> Tensor:
+        return net.c(x) + net.b(F.relu(net.a(x) - 100))
+
+    la = fitted(
+        built(Network(dead, a=nn.Linear(4, 6), b=nn.Linear(6, 3), c=nn.Linear(4, 3))),
+        *(normal(7, 4), classes(3, 7), "classification"),
+    )
+    assert la.coverage().verified.endswith("; too small there to tell: a.weight, a.bias, b.weight")
+    assert "too small" not in exactly_right(simple()).coverage().verified
+
+
 UNDONE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "index_select along another axis": lambda h, back: h.index_select(1, back)[0],
     "gather along another axis": lambda h, back: h.gather(1, back[None, :, None].expand(h.shape))[0],

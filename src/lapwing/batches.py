@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -450,36 +451,87 @@ class Attributes:
 
     own: dict[str, Any]  # of the module itself
     values: dict[str, Any]
-    contents: list[tuple[Any, Any]]  # lists and dictionaries, with copies of them
+    contents: list[tuple[str, Any, Any]]  # lists and dictionaries, with copies of them
 
     @staticmethod
     def of(module: nn.Module) -> Attributes:
         """As they are now."""
         own = vars(module)
         values = {} if isinstance(module, torch.jit.ScriptModule) else {k: v for k, v in own.items() if k not in INSIDE}
-        return Attributes(own, values, [(each, each.copy()) for each in values.values() if type(each) in (list, dict)])
+        listed = [(name, each, each.copy()) for name, each in values.items() if type(each) in (list, dict)]
+        return Attributes(own, values, listed)
 
-    def restore(self) -> None:
-        """Put the same objects back; those that were not there are taken away."""
+    def restore(self) -> dict[str, Any]:
+        """Put the same objects back; those that were not there are taken away.
+
+        What held tensors that it did not hold before is returned, as it was before.
+        """
         own, values = self.own, self.values
+        made: dict[str, Any] = {}
         for name, value in values.items():
             if own.get(name, INSIDE) is not value:
+                if holding(own.get(name)) and not holding(value):
+                    made[name] = value
                 own[name] = value
         if values and len(own) > len(values) + len(INSIDE):
             for name in own.keys() - values.keys() - INSIDE:
-                del own[name]
-        for each, kept in self.contents:
+                if holding(own.pop(name)):
+                    made[name] = INSIDE
+        for name, each, kept in self.contents:
             if len(each) != len(kept) or not all(map(operator.is_, entries(each), entries(kept))):
-                each.clear()
-                each.update(kept) if type(each) is dict else each.extend(kept)
+                if holding(each) and not holding(kept):
+                    made[name] = kept
+                refill(each, kept)
+        return made
 
 
 INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
 
 
-def entries(container: list[Any] | dict[Any, Any]) -> Iterable[Any]:
+CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
+# By module: attributes in which a pass kept tensors, as they were before. The network makes them when it needs them.
+_MADE: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def entries(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
     """The values of a list or of a dictionary."""
     return container.values() if isinstance(container, dict) else container
+
+
+def refill(container: Any, contents: Any) -> None:
+    """Give a list or a dictionary other contents."""
+    container.clear()
+    container.update(contents) if type(container) is dict else container.extend(contents)
+
+
+def holding(value: Any) -> list[Tensor]:
+    """The tensors that an attribute holds."""
+    values = entries(value) if isinstance(value, list | tuple | dict) else [value]
+    return [each for each in values if isinstance(each, Tensor)]
+
+
+def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that modules hold beside weights and buffers, by module and attribute."""
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in INSIDE:
+                yield from ((f"{prefix}.{name}".lstrip("."), each) for each in holding(value))
+
+
+def hide_made(module: nn.Module) -> Attributes:
+    """Take away what an earlier pass kept, and made of other weights perhaps; what to restore is returned."""
+    kept = Attributes.of(module)
+    for name, before in _MADE[module].items():
+        now = kept.own.get(name)
+        if not holding(now):
+            continue
+        if before is INSIDE:
+            del kept.own[name]
+        elif type(now) is type(before) and type(now) in (list, dict):
+            refill(now, before)
+        else:
+            kept.own[name] = before
+    return kept
 
 
 @dataclass(frozen=True)
@@ -509,7 +561,9 @@ class Buffers:
                 own[name] = value
         for each in self.held:
             each.restore()
-        self.others.restore()
+        made = self.others.restore()
+        if made:
+            _MADE.setdefault(self.module, {}).update(made)
 
 
 def restore_buffers(model: nn.Module) -> None:
@@ -557,6 +611,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     outer = _HELD.get(id(model))
+    hidden = [hide_made(module) for module, _ in modes if module in _MADE]
     held = [Buffers.of(module) for module, _ in modes]
     hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
@@ -595,6 +650,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
+            for attributes in hidden:
+                attributes.restore()
             if outer is None:
                 del _HELD[id(model)]
             else:

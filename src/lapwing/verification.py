@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from .arithmetic import convolutions_rounded, products_rounded
-from .batches import Inputs, call, copied_buffers, count, map_tensors, quantised, take, tensors
+from .batches import CLEAR, Inputs, call, copied_buffers, count, kept_tensors, map_tensors, quantised, take, tensors
 from .diagnosis import FAILURES
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .plan import DEPENDENT, Signature, signature
+from .recording import following
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Comparison:
         plan = self.tracer.plan
         if not self.output.requires_grad:
             return "nothing, since the output does not depend on the weights"
+        self._refuse_kept()
         for _ in range(len(self.tracer.names) + 4):
             vectorised = plan.vectorised
             seen = self._seen()
@@ -132,12 +134,23 @@ class Comparison:
                 return "nothing, since the network's output is not the same for the same inputs"
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
-        words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+        which = f"{EXAMPLES} examples" + (" with equal outputs" if seen.alike else "")
+        words = f"derivatives of {which}, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
         return words + (f"; too small there to tell: {listed(seen.faint)}" if seen.faint else "")
 
     def _call(self, inputs: Inputs) -> Tensor:
         with copied_buffers(self.tracer.model):
             return call(self.tracer.model, inputs)
+
+    def _refuse_kept(self) -> None:
+        """Tensors that the network keeps, and takes for its output, do not follow other weights."""
+        kept = {tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None}
+        for node in following([self.output.grad_fn], lambda node: False) if kept else ():
+            if node in kept:
+                raise ValueError(
+                    f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
+                    f"kept: at other weights it would be wrong. {CLEAR}"
+                )
 
     @cached_property
     def inputs(self) -> Inputs:
