@@ -134,8 +134,7 @@ class Comparison:
                 return "nothing, since the network's output is not the same for the same inputs"
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
-        which = f"{EXAMPLES} examples" + (" with equal outputs" if seen.alike else "")
-        words = f"derivatives of {which}, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+        words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
         return words + (f"; too small there to tell: {listed(seen.faint)}" if seen.faint else "")
 
     def _call(self, inputs: Inputs) -> Tensor:
