@@ -407,7 +407,13 @@ def test_saved_references_follow_the_sampled_weights() -> None:
     plain[2].load_state_dict(model.b.state_dict())
     x, y = normal(7, 4), classes(3, 7)
     given, expected = (fitted(each, x, y, "classification", "full") for each in (model, plain))
-    assert given.plan.references == {"a.weight", "a.bias"} and not expected.plan.references
+    for la, direct in ((given, {"b.weight", "b.bias"}), (expected, set(expected.space.names))):
+        network, jacobian = la._network(None), dense.jacobian(copy.deepcopy(la.model).cpu(), x, [*la.space.names])
+        for _ in range(2):  # references that were not found are not looked for again
+            with lw.batches.evaluation(la.model, network.selected), torch.no_grad():
+                _, found = network.push(moved(x), torch.eye(la.D, dtype=torch.float64, device=DEVICE))
+            assert relative(found.permute(1, 2, 0), jacobian) < 1e-8
+        assert [*la.plan.direct.values()] == [direct]
     one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
     assert relative(one.probs, other.probs) < 1e-8
     assert relative(one.epistemic, other.epistemic) < 1e-8
@@ -460,6 +466,87 @@ def test_what_a_network_keeps_does_not_go_stale() -> None:
         wanted = torch.func.functional_call(expected.model, at, (moved(x),))
         assert relative(found.detach(), wanted.detach()) < 1e-12
     assert held.kept == {} and not hasattr(held, "gain")
+
+
+def test_what_a_network_kept_after_the_fit_does_not_go_stale() -> None:
+    """A pass of the network itself between the fit and sampled predictions changes nothing, and keeps what it kept."""
+    torch.manual_seed(1)
+    model, x, y = built(Caching()), normal(7, 4), classes(3, 7)
+    la = fitted(model, x, y, "classification", "full")
+    before = la.predict(moved(x), method="sampled", samples=20)
+    with torch.no_grad():
+        la.model.eval()(moved(x))
+    kept, gain = la.model.kept["biases"], la.model.gain
+    after = la.predict(moved(x), method="sampled", samples=20)
+    assert relative(after.probs, before.probs) < 1e-12
+    assert la.model.kept["biases"] is kept and la.model.gain is gain
+
+
+def test_what_a_network_kept_before_the_fit_is_said() -> None:
+    """With its graph it would be wrong at other weights; without it hides the weight that it was computed from."""
+    x, y = moved(normal(7, 4)), moved(classes(3, 7))
+    model = built(Caching()).to(DEVICE).eval()
+    model(x)
+    with pytest.raises(ValueError, match=r"output takes '(gain|kept)', which an earlier pass computed"):
+        lw.fit(model, (x, y), "classification")
+    model = built(Caching()).to(DEVICE).eval()
+    with torch.no_grad():
+        model(x)
+    with pytest.warns(UserWarning, match=r"^table has no gradient, and beside it '(gain|kept)' holds a tensor"):
+        la = lw.fit(model, (x, y), "classification")
+    assert la.coverage()["table"].rule == "unused"
+
+
+def test_what_a_network_shows_is_no_cache() -> None:
+    """A tensor that every pass writes anew, and none reads, is neither refused nor changed."""
+
+    def showing(net: Any, x: Tensor) -> Tensor:
+        net.shown = torch.tanh(net.a(x))
+        return net.b(net.shown)
+
+    model = built(Network(showing, a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)
+    model(moved(normal(7, 4)))
+    shown = model.shown
+    la = lw.fit(model, (moved(normal(7, 4)), moved(classes(3, 7))), "classification")
+    assert la.coverage().verified.startswith("derivatives of 2 examples") and model.shown is shown
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_parameters_without_elements_are_left_out(structure: str) -> None:
+    """A layer without outputs, one without inputs, and a parameter of nothing."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.a(x) + net.b(net.c(x)) + net.none.sum()
+
+    layers = {"a": nn.Linear(4, 3), "c": nn.Linear(4, 0, bias=False), "b": nn.Linear(0, 3)}
+    model = built(Network(forward, **layers, none=nn.Parameter(torch.zeros(0))))
+    la = fitted(model, normal(7, 4), classes(3, 7), "classification", structure)
+    assert la.space.names == ("a.weight", "a.bias", "b.bias")
+
+
+@pytest.mark.parametrize("equal", [2, 3, 5])
+def test_examples_that_meet_behind_equal_ones(equal: int) -> None:
+    """An example that differs is looked for where the first are equal."""
+    x = normal(8, 4)
+    x[:equal] = x[0]
+    model = built(Network(lambda net, x: net.b(torch.tanh(net.a(x - x.mean(0)))), a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        fitted(model, x, classes(3, 8), "classification")
+
+
+def test_weights_that_are_too_small_to_tell_are_named() -> None:
+    """Behind units that are dead at both examples nothing was compared, which the table says."""
+
+    def dead(net: Any, x: Tensor) -> Tensor:
+        return net.c(x) + net.b(F.relu(net.a(x) - 100))
+
+    la = fitted(
+        built(Network(dead, a=nn.Linear(4, 6), b=nn.Linear(6, 3), c=nn.Linear(4, 3))),
+        *(normal(7, 4), classes(3, 7), "classification"),
+    )
+    assert la.coverage().verified.endswith("; too small there to tell: a.weight, a.bias, b.weight")
+    assert "too small" not in exactly_right(simple()).coverage().verified
 
 
 UNDONE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -99,18 +100,23 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
     return found
 
 
-def under(model: nn.Module, weights: dict[str, Tensor], saved: bool = True) -> Callable[..., Any]:
+def under(model: nn.Module, weights: dict[str, Tensor], direct: set[str] | None = None) -> Callable[..., Any]:
     """The network with other weights in place of its own, to be given to `call`.
 
-    `saved`: also where it reaches them through references that it saved, such as a list of its layers' weights.
-    Derivatives at its own weights tell whether it does (`Plan.saved`); at other weights other paths may matter.
+    Also where it reaches them through references that it saved, such as a list of its layers' weights. `direct`: those
+    that it was seen not to reach so, to which a pass adds.
     """
     every = everywhere(model, weights)
-    own = {id(held(model, name)): weight for name, weight in weights.items()}
+    own = {name: id(held(model, name)) for name in weights}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with Replacement(own) if saved else nullcontext():
+        if direct is not None and direct.issuperset(weights):
             return functional_call(model, every, args, kwargs, tie_weights=False)
+        with Replacement({own[name]: weight for name, weight in weights.items()}) as mode:
+            made = functional_call(model, every, args, kwargs, tie_weights=False)
+        if direct is not None:
+            direct.update(name for name in weights if own[name] not in mode.found)
+        return made
 
     return forward
 
@@ -121,6 +127,7 @@ class Replacement(TorchFunctionMode):
     def __init__(self, tensors: dict[int, Tensor]) -> None:
         super().__init__()
         self.tensors = tensors
+        self.found: set[int] = set()  # those that were given
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -130,7 +137,10 @@ class Replacement(TorchFunctionMode):
 
     def _replaced(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self.tensors.get(id(value), value)
+            if id(value) not in self.tensors:
+                return value
+            self.found.add(id(value))
+            return self.tensors[id(value)]
         if type(value) in (tuple, list):
             return type(value)(self._replaced(each) for each in value)
         if type(value) is dict:
@@ -441,36 +451,87 @@ class Attributes:
 
     own: dict[str, Any]  # of the module itself
     values: dict[str, Any]
-    contents: list[tuple[Any, Any]]  # lists and dictionaries, with copies of them
+    contents: list[tuple[str, Any, Any]]  # lists and dictionaries, with copies of them
 
     @staticmethod
     def of(module: nn.Module) -> Attributes:
         """As they are now."""
         own = vars(module)
         values = {} if isinstance(module, torch.jit.ScriptModule) else {k: v for k, v in own.items() if k not in INSIDE}
-        return Attributes(own, values, [(each, each.copy()) for each in values.values() if type(each) in (list, dict)])
+        listed = [(name, each, each.copy()) for name, each in values.items() if type(each) in (list, dict)]
+        return Attributes(own, values, listed)
 
-    def restore(self) -> None:
-        """Put the same objects back; those that were not there are taken away."""
+    def restore(self) -> dict[str, Any]:
+        """Put the same objects back; those that were not there are taken away.
+
+        What held tensors that it did not hold before is returned, as it was before.
+        """
         own, values = self.own, self.values
+        made: dict[str, Any] = {}
         for name, value in values.items():
             if own.get(name, INSIDE) is not value:
+                if holding(own.get(name)) and not holding(value):
+                    made[name] = value
                 own[name] = value
         if values and len(own) > len(values) + len(INSIDE):
             for name in own.keys() - values.keys() - INSIDE:
-                del own[name]
-        for each, kept in self.contents:
+                if holding(own.pop(name)):
+                    made[name] = INSIDE
+        for name, each, kept in self.contents:
             if len(each) != len(kept) or not all(map(operator.is_, entries(each), entries(kept))):
-                each.clear()
-                each.update(kept) if type(each) is dict else each.extend(kept)
+                if holding(each) and not holding(kept):
+                    made[name] = kept
+                refill(each, kept)
+        return made
 
 
 INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
 
 
-def entries(container: list[Any] | dict[Any, Any]) -> Iterable[Any]:
+CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
+# By module: attributes in which a pass kept tensors, as they were before. The network makes them when it needs them.
+_MADE: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def entries(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
     """The values of a list or of a dictionary."""
     return container.values() if isinstance(container, dict) else container
+
+
+def refill(container: Any, contents: Any) -> None:
+    """Give a list or a dictionary other contents."""
+    container.clear()
+    container.update(contents) if type(container) is dict else container.extend(contents)
+
+
+def holding(value: Any) -> list[Tensor]:
+    """The tensors that an attribute holds."""
+    values = entries(value) if isinstance(value, list | tuple | dict) else [value]
+    return [each for each in values if isinstance(each, Tensor)]
+
+
+def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that modules hold beside weights and buffers, by module and attribute."""
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in INSIDE:
+                yield from ((f"{prefix}.{name}".lstrip("."), each) for each in holding(value))
+
+
+def hide_made(module: nn.Module) -> Attributes:
+    """Take away what an earlier pass kept, and made of other weights perhaps; what to restore is returned."""
+    kept = Attributes.of(module)
+    for name, before in _MADE[module].items():
+        now = kept.own.get(name)
+        if not holding(now):
+            continue
+        if before is INSIDE:
+            del kept.own[name]
+        elif type(now) is type(before) and type(now) in (list, dict):
+            refill(now, before)
+        else:
+            kept.own[name] = before
+    return kept
 
 
 @dataclass(frozen=True)
@@ -500,7 +561,9 @@ class Buffers:
                 own[name] = value
         for each in self.held:
             each.restore()
-        self.others.restore()
+        made = self.others.restore()
+        if made:
+            _MADE.setdefault(self.module, {}).update(made)
 
 
 def restore_buffers(model: nn.Module) -> None:
@@ -548,6 +611,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     outer = _HELD.get(id(model))
+    hidden = [hide_made(module) for module, _ in modes if module in _MADE]
     held = [Buffers.of(module) for module, _ in modes]
     hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
@@ -590,6 +654,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
+            for attributes in hidden:
+                attributes.restore()
             if outer is None:
                 del _HELD[id(model)]
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from . import curvature as curvatures
 from . import likelihoods, structures
-from .batches import Batches, device_of, evaluation, quantised, unwrapped
+from .batches import CLEAR, Batches, device_of, evaluation, kept_tensors, quantised, unwrapped
 from .complaints import checked_generator, nearest, spelled
 from .core import Structure
 from .curvature import Auto, Hessian, Kind, Source
@@ -187,6 +188,17 @@ def check_used(model: nn.Module, asked: Space, used: Space) -> None:
         )
     if not used.names:
         raise ValueError("The network's output does not depend on the selected weights.")
+    kept = {name.rpartition(".")[0]: name for name, _ in kept_tensors(model)} if unused else {}
+    for name in unused:
+        owner = name.rpartition(".")[0]
+        if owner in kept:
+            warnings.warn(
+                f"{name} has no gradient, and beside it {kept[owner]!r} holds a tensor: if that was computed from it "
+                f"in an earlier pass, the weight counts as fixed. {CLEAR}",
+                UserWarning,
+                stacklevel=4,
+            )
+            return
 
 
 def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:

@@ -374,6 +374,10 @@ class Matrix:
 
     def rows(self, examples: slice) -> Tensor:
         """(K, b, P) in the tensor's own order, for a slice of the examples."""
+        term = self.terms[0]
+        if len(self.terms) == 1 and term.acts.constant:  # a bias: its gradients, summed over positions
+            grad = term.grad[:, examples]
+            return self.layout.to_flat((grad[..., 0, :] if grad.shape[3] == 1 else grad.sum(3)).unsqueeze(-1))
         return self.layout.to_flat(self.product(examples).permute(2, 0, 1, 3, 4))
 
     def with_bias(self) -> Matrix:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .batches import Inputs, tensors
+from torch import Tensor, nn
+
+from .batches import Inputs, tensors, under
 from .jacobians import Explicit, Matrix
 from .layers.base import BatchAxis, Part
 
@@ -37,7 +39,7 @@ class Plan:
     vectorised: bool = True  # whether the generic rule can map over examples
     verified: dict[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives, in words
     corrections: tuple[str, ...] = ()  # what was not as the plain ones were, and goes otherwise now
-    references: set[str] = field(default_factory=set)  # weights that are also reached through saved references
+    direct: dict[Signature, set[str]] = field(default_factory=dict)  # weights that no saved reference leads to
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
     push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
 
@@ -56,7 +58,7 @@ class Plan:
             costs=self.costs.copy(),
             closed=self.closed.copy(),
             verified=self.verified.copy(),
-            references=self.references.copy(),
+            direct={shapes: names.copy() for shapes, names in self.direct.items()},
             push=self.push.copy(),
         )
 
@@ -87,10 +89,9 @@ class Plan:
         """What was verified, for the coverage table."""
         return "; ".join([next(iter(self.verified.values()), ""), *self.corrections])
 
-    @property
-    def saved(self) -> bool:
-        """Whether the network may reach its weights through saved references."""
-        return bool(self.references) or not self.verified
+    def under(self, model: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Callable[..., Any]:
+        """The network with other weights, for these inputs: the first pass looks for saved references to its own."""
+        return under(model, weights, self.direct.setdefault(signature(inputs), set()))
 
     def located(self, key: str, shapes: Signature) -> bool:
         """Whether it is known where the examples are in a use, for inputs of these shapes."""

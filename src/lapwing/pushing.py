@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
-from .batches import Inputs, call, restore_buffers, take, under
+from .batches import Inputs, call, restore_buffers, take
 from .layers.base import Part
 from .layers.embedding import CertainPadding
 from .memory import Budget
@@ -174,7 +174,7 @@ class Push:
         weights = {name: self.model.get_parameter(name).detach() for name in chosen}
         pieces = unflatten(vectors, self.space)
         tangents = {name: pieces[name].to(weights[name].dtype) for name in chosen}
-        made = WAYS[way](lambda given: call(under(self.model, given, self.plan.saved), inputs), weights, tangents)
+        made = WAYS[way](lambda given: call(self.plan.under(self.model, given, inputs), inputs), weights, tangents)
         restore_buffers(self.model)
         return made
 

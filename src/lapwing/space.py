@@ -104,8 +104,9 @@ def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = Non
 
 
 def trainable(model: nn.Module) -> tuple[str, ...]:
-    """Names of parameters with `requires_grad`."""
-    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    """Names of parameters with `requires_grad`, and with elements."""
+    own = model.named_parameters()
+    names = tuple(name for name, parameter in own if parameter.requires_grad and parameter.numel())
     if not names:
         raise ValueError("The network has no trainable weights; expected some parameter with requires_grad=True.")
     return names

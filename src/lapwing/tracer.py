@@ -24,7 +24,7 @@ from .plan import DEPENDENT, Plan, signature
 from .recording import Again, Recording, following
 from .routing import Routing, gradients_of
 from .tape import Tape
-from .verification import LENGTHS, bounds, verify
+from .verification import LENGTHS, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
@@ -171,8 +171,9 @@ class Tracer:
         """
         if not self.plan.knows(inputs):
             some = doubled(inputs)
+            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
             try:
-                tape = self.trace(some, watch=True)
+                tape = several.trace(some, watch=True)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
@@ -186,8 +187,7 @@ class Tracer:
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
             bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
-            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
-            verify(several, inputs, bounds(tape))
+            verify(several, inputs, tape)
             self.plan.closed[signature(inputs)] = tape.closed
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
         return self.plan.cost(inputs)

@@ -7,9 +7,10 @@ So neither a use that the recording misreads nor a transform of torch's that is 
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from .arithmetic import convolutions_rounded, products_rounded
-from .batches import Inputs, call, copied_buffers, count, map_tensors, quantised, take, under
+from .batches import CLEAR, Inputs, call, copied_buffers, count, kept_tensors, map_tensors, quantised, take, tensors
 from .diagnosis import FAILURES
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
 from .plan import DEPENDENT, Signature, signature
+from .recording import following
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = 2
 LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
-SHARE = 0.5  # two columns are pulled back at once, and compared by the first plus this share of the second
-COPIES = 6  # of a weight, held at the same time
+COLUMNS, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
+ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
+NAMED = 3  # weights, where there may be many
+COPIES = 14  # of a weight, held at the same time
 
 
 class Bounds(NamedTuple):
@@ -60,26 +64,43 @@ def kind(shapes: Signature) -> tuple[tuple[str, str, int], ...]:
     return tuple((where, dtype, len(shape)) for where, dtype, shape in shapes)
 
 
-def verify(tracer: Tracer, inputs: Inputs, allowed: Bounds) -> None:
-    """Compare a network's plan with plain derivatives on inputs of a new kind; raises where no rule is right."""
+def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
+    """Compare a network's plan with plain derivatives on inputs of a new kind; raises where no rule is right.
+
+    `tape`: of the first examples, as `doubled` has them.
+    """
     plan, shapes = tracer.plan, signature(inputs)
     alike = [each for each in plan.verified if kind(each) == kind(shapes)]
     if shapes in alike or len(alike) >= LENGTHS:
         return
-    some = take(inputs, slice(0, EXAMPLES))
-    if count(some) < EXAMPLES:
-        some = map_tensors(lambda tensor: torch.cat([tensor] * EXAMPLES), some)
-    comparison = Comparison(tracer, map_tensors(torch.detach, some), allowed, others(inputs))
+    several, single = map_tensors(torch.detach, tape.inputs), tape.examples == 1
+    if single:
+        several = map_tensors(lambda tensor: torch.cat([tensor] * 4), several)
+    # The generic rule, and large outputs of layers, are for two examples better than for six.
+    large = COLUMNS * tape.numbers_per_column() * tape.output.element_size() > tracer.budget.bytes
+    comparison = Comparison(tracer, inputs, several, bounds(tape), None if single or tape.generic or large else tape)
     with warnings.catch_warnings():
         # Autograd's own thread may meet the GPU for the first time here; torch sets it up and says so.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         plan.verified[shapes] = comparison.outcome()
 
 
-def others(inputs: Inputs) -> Inputs:
-    """The first example beside another one than the second: the third, or itself."""
-    last = min(EXAMPLES, count(inputs) - 1) if count(inputs) != EXAMPLES else 0
-    return map_tensors(lambda tensor: torch.cat([tensor[:1], tensor[last : last + 1]]).detach(), inputs)
+def unlike(inputs: Inputs) -> Inputs | None:
+    """The first example beside the first that is not equal to it, and they again; None where it is the second."""
+    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
+    place = int(torch.stack(differ).any(0).int().argmax())
+    return None if place < 2 else map_tensors(lambda tensor: tensor[[0, place, place, 0]].detach(), inputs)
+
+
+class Seen(NamedTuple):
+    """What one comparison shows."""
+
+    finite: bool  # whether the outputs are
+    alike: bool  # whether both examples have the same output
+    coupled: bool  # whether the first example's output depends on which other stands beside it, or on whether one does
+    alone: bool  # whether the network takes a single example as it takes several
+    wrong: list[str]  # weights whose rows of the Jacobian, by the plan, are not the plain ones
+    faint: list[str]  # weights that are used, and whose derivatives are too small to tell
 
 
 @dataclass
@@ -87,35 +108,53 @@ class Comparison:
     """A network's derivatives at some examples, as the plan has them and as torch alone has them."""
 
     tracer: Tracer
-    inputs: Inputs
+    every: Inputs  # all that there are
+    several: Inputs  # four examples or six, of which the first two are compared
     allowed: Bounds
-    others: Inputs  # the first of them beside another one
+    tape: Tape | None  # of these, where it serves for the first comparison
 
     def outcome(self) -> str:
         """What was compared and what came out, in words; the plan is changed where it was wrong."""
         plan = self.tracer.plan
-        if not bool(torch.isfinite(self.output).all()):
-            return "nothing, since the network's output was not finite"  # said elsewhere, with the examples concerned
         if not self.output.requires_grad:
             return "nothing, since the output does not depend on the weights"
-        coupled = self._coupled()
-        if coupled and self._repeatable(self.allowed.output):
-            raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
+        self._refuse_kept()
         for _ in range(len(self.tracer.names) + 4):
             vectorised = plan.vectorised
-            wrong = self._wrong()
-            if not wrong:
+            seen = self._seen()
+            if not seen.finite:
+                return "nothing, since the network's output was not finite"  # said elsewhere, with the examples
+            if seen.alike and (several := unlike(self.every)) is not None:
+                return replace(self, every=several, several=several, tape=None).outcome()
+            if seen.coupled and self._repeatable(self.allowed.output):
+                raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
+            if not seen.wrong:
                 break
-            if coupled or not self._repeatable(self.allowed.own):
+            if seen.coupled or not self._repeatable(self.allowed.own):
                 return "nothing, since the network's output is not the same for the same inputs"
-            self._step_back(wrong, vectorised)
-        plan.references |= self._references()
-        where = "in a batch and alone" if self.alone is not None else "in a batch"
-        return f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+            self._step_back(seen.wrong, vectorised)
+        where = "in a batch and alone" if seen.alone else "in a batch"
+        words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+        return words + (f"; too small there to tell: {listed(seen.faint)}" if seen.faint else "")
 
     def _call(self, inputs: Inputs) -> Tensor:
         with copied_buffers(self.tracer.model):
             return call(self.tracer.model, inputs)
+
+    def _refuse_kept(self) -> None:
+        """Tensors that the network keeps, and takes for its output, do not follow other weights."""
+        kept = {tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None}
+        for node in following([self.output.grad_fn], lambda node: False) if kept else ():
+            if node in kept:
+                raise ValueError(
+                    f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
+                    f"kept: at other weights it would be wrong. {CLEAR}"
+                )
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The examples that are compared."""
+        return take(self.several, slice(0, EXAMPLES))
 
     @cached_property
     def output(self) -> Tensor:
@@ -123,138 +162,144 @@ class Comparison:
         return self._call(self.inputs)
 
     @cached_property
-    def alone(self) -> Tensor | None:
-        """(...) of the first example; None where the network does not take a single one as it takes several."""
+    def beside(self) -> Tensor:
+        """(B, ...): the first example beside another one than the second: the third, or itself."""
+        third = slice(0, 3, 2) if count(self.several) > 4 else slice(0, 4, 3)
+        with torch.no_grad():
+            return self._call(take(self.several, third))
+
+    def _alone(self) -> Tape | None:
+        """Of the first example; None where the network does not take a single one as it takes several."""
+        one = take(self.inputs, slice(0, 1))
+        try:
+            tape = self.tracer.trace(one)
+        except FAILURES:
+            if self._shape(one) == self.output[:1].shape:
+                raise
+            return None
+        return tape if tape.output.shape == self.output[:1].shape else None
+
+    def _shape(self, inputs: Inputs) -> tuple[int, ...] | None:
+        """Of the output, where there is one."""
         try:
             with torch.no_grad():
-                output = self._call(take(self.inputs, slice(0, 1)))
+                return self._call(inputs).shape
         except FAILURES:
             return None
-        return output[0] if output.shape == self.output[:1].shape else None
-
-    def _near(self, output: Tensor, bound: float) -> bool:
-        """Whether an output of the first example is that inside the batch, up to a share of the largest number."""
-        inside = self.output.detach()
-        return bool((output.detach() - inside[0]).abs().max() <= bound * inside.abs().max())
-
-    @cached_property
-    def norms(self) -> dict[str, Tensor]:
-        """Of the weights, in float64."""
-        own = self.tracer.parameters
-        return dict(zip(own, stacked_norms([each.detach() for each in own.values()]), strict=True))
 
     @cached_property
     def columns(self) -> Tensor:
         """(K, B, ...): random cotangents."""
         generator = torch.Generator("cpu").manual_seed(0)
-        shape = (2, *self.output.shape)
+        shape = (COLUMNS, *self.output.shape)
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.output)
 
     @cached_property
-    def cotangent(self) -> Tensor:
-        """(B, ...): the combination of columns that is compared."""
-        return combined(self.columns)
-
-    def _of(self, example: int) -> Tensor:
-        """(B, ...): the cotangent of one example, zero for the others."""
-        chosen = torch.arange(EXAMPLES, device=self.output.device) == example
-        return self.cotangent * chosen.reshape(-1, *[1] * (self.output.dim() - 1))
+    def cotangents(self) -> Tensor:
+        """(B, B, ...): the combination of columns that is compared, by the example whose it is, and zeros."""
+        made = self.output.new_zeros(EXAMPLES**2, *self.output.shape[1:])
+        made[:: EXAMPLES + 1] = torch.add(*self.columns, alpha=SHARE)
+        return made.reshape(EXAMPLES, *self.output.shape)
 
     @cached_property
-    def groups(self) -> list[list[str]]:
-        """Names of the weights, as many at a time as fit the budget."""
-        made: list[list[str]] = []
+    def groups(self) -> list[slice]:
+        """Of the weights, as many at a time as fit the budget."""
+        starts: list[int] = []
         room = 0
-        for name, parameter in self.tracer.parameters.items():
-            size = COPIES * EXAMPLES * parameter.numel() * self.tracer.dtype.itemsize
-            if not made or size > room:
-                made.append([])
+        for place, parameter in enumerate(self.tracer.selected):
+            size = COPIES * parameter.numel() * self.tracer.dtype.itemsize
+            if not starts or size > room:
+                starts.append(place)
                 room = self.tracer.budget.bytes
-            made[-1].append(name)
             room -= size
-        return made
+        return [slice(*ends) for ends in itertools.pairwise([*starts, len(self.tracer.selected)])]
 
-    def _plain(self, output: Tensor, cotangent: Tensor, names: list[str]) -> list[Tensor]:
-        """Flat gradients of the named weights."""
-        parameters = [self.tracer.parameters[name] for name in names]
-        found = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
-        return [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
+    def _plain(self, group: slice) -> list[Tensor]:
+        """Flat gradients of one example's output after the other, inside their batch."""
+        parameters = self.tracer.selected[group]
+        made = []
+        for cotangent in self.cotangents:
+            found = torch.autograd.grad(self.output, parameters, cotangent, retain_graph=True, allow_unused=True)
+            made += [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
+        return made
 
     def _flat(self, gradient: Tensor | None, parameter: Tensor) -> Tensor:
-        dtype = self.tracer.dtype
         if gradient is None:
-            return torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-        return gradient.detach().to_dense().flatten().to(dtype)
+            return torch.zeros(parameter.numel(), dtype=self.tracer.dtype, device=parameter.device)
+        return (gradient.to_dense() if gradient.is_sparse else gradient).flatten().to(self.tracer.dtype)
 
     @cached_property
-    def _kept(self) -> list[list[Tensor]]:
-        """By example: plain gradients of all weights, where they fit the budget together."""
-        return [self._plain(self.output, self._of(example), self.groups[0]) for example in range(EXAMPLES)]
+    def _kept(self) -> list[Tensor]:
+        """Plain gradients of all weights, where they fit the budget together."""
+        return self._plain(self.groups[0])
 
-    def _inside(self, example: int, names: list[str]) -> list[Tensor]:
-        """Plain gradients of one example's output inside its batch."""
-        if len(self.groups) == 1:
-            return self._kept[example]
-        return self._plain(self.output, self._of(example), names)
-
-    def _coupled(self) -> bool:
-        """Whether the first example's output depends on which other stands beside it, or on whether one does.
-
-        The same kernels give the same numbers for it, whatever the other is; for a batch of another size they may not.
-        """
+    def _seen(self) -> Seen:
+        """One comparison; the first example is looked at alone too. The device is waited for once."""
+        inside, columns = self.output.detach(), self.columns
+        tape = self.tracer.trace(self.inputs) if self.tape is None else self.tape
+        self.tape = None  # the next one is of a better plan
+        alone = self._alone()
+        found = [tape.pull(torch.cat([columns] * (tape.examples // EXAMPLES), 1))]
+        found += [] if alone is None else [alone.pull(columns[:, :1])]
+        others = [inside[1]]
+        if self.beside.shape == inside.shape:  # else lengths follow the batch
+            others += [self.beside[0], *(each.output[0].detach() for each in (alone,) if each is not None)]
         with torch.no_grad():
-            beside = self._call(self.others)
-        if beside.shape != self.output.shape:
-            return False  # lengths that follow the batch
-        if not self._near(beside[0], self.allowed.output):
-            return True
-        return self.alone is not None and not self._near(self.alone, ROUGH.own)
+            sizes = [torch.linalg.vector_norm(inside, math.inf), *(torch.dist(inside[0], o, math.inf) for o in others)]
+            norms = torch.cat([self._norms(found, group) for group in self.groups], -1)
+            shown = torch.cat([torch.stack(sizes).double(), norms.flatten()]).cpu()
+        (largest, gap, *gaps), norms = shown[: len(sizes)].tolist(), shown[len(sizes) :].reshape(norms.shape)
+        # The same kernels give the same numbers, whatever the other is; for a batch of another size they may not.
+        bounds = (self.allowed.output, ROUGH.own)[: len(gaps)]
+        coupled = any(not gap <= bound * largest for gap, bound in zip(gaps, bounds, strict=True))
+        wrong, faint = self._judged(norms[0], norms[1:].amax(0))
+        return Seen(math.isfinite(largest), gap <= ALIKE * largest, coupled, alone is not None, wrong, faint)
 
-    def _wrong(self) -> list[str]:
-        """Weights whose rows of the Jacobian, by the plan, are not the plain ones; one example is looked at alone."""
-        wrong = self._wrong_in(self.tracer.trace(self.inputs), range(EXAMPLES))
-        if self.alone is not None:
-            wrong |= self._wrong_in(self.tracer.trace(take(self.inputs, slice(0, 1))), range(1))
-        return [name for name in self.tracer.names if name in wrong]
+    def _norms(self, found: list[dict[Part, Matrix | Explicit]], group: slice) -> Tensor:
+        """(3, examples, weights): of differences, of derivatives by the plan, in the batch and alone, of plain ones."""
+        plain = self._kept if len(self.groups) == 1 else self._plain(group)
+        number = len(plain) // EXAMPLES
+        plain = plain + plain[: number * (len(found) - 1)]
+        ours = self._rows(found[0], group, EXAMPLES)
+        ours += [row for alone in found[1:] for row in self._rows(alone, group, 1)]
+        return stacked_norms([*torch._foreach_sub(ours, plain), *ours, *plain]).reshape(3, -1, number)
 
-    def _wrong_in(self, tape: Tape, examples: range) -> set[str]:
-        found = tape.pull(self.columns[:, examples.start : examples.stop])
-        wrong: set[str] = set()
-        for names in self.groups:
-            own = {name: [each for each in found.items() if each[0].name == name] for name in names}
-            rows = [self._rows(name, own[name], len(examples)) for name in names]
-            plain = [gradient for example in examples for gradient in self._inside(example, names)]
-            ours = [each[place] for place in range(len(examples)) for each in rows]
-            wrong.update(self._apart(ours, plain, names * len(examples)))
-        return wrong
-
-    def _rows(self, name: str, found: list[tuple[Part, Matrix | Explicit]], number: int) -> Tensor:
-        """(b, P): the combination of columns for one weight, from its ranges."""
-        size = self.tracer.parameters[name].numel()
-        each = [(part, combined(jacobian.rows(slice(0, number)).detach())) for part, jacobian in found]
-        if len(each) == 1 and each[0][1].shape[-1] == size:
-            return each[0][1]
-        made = torch.zeros(number, size, dtype=self.tracer.dtype, device=self.output.device)
-        for part, rows in each:
-            made[:, part.start : part.stop] += rows
-        return made
-
-    def _apart(self, ours: list[Tensor], plain: list[Tensor], names: list[str]) -> list[str]:
-        """Names of weights whose two derivatives differ by more than rounding.
+    def _judged(self, differences: Tensor, sizes: Tensor) -> tuple[list[str], list[str]]:
+        """Weights whose differences (examples, weights) are beyond rounding, and those whose derivatives are not.
 
         Where derivatives cancel, rounding errors have the size of what cancels: of the largest derivative, or of what
         outputs have beyond an offset that all examples share, over the weight.
         """
-        differences = stacked_norms(torch._foreach_sub(ours, plain))
-        sizes = stacked_norms(plain).maximum(stacked_norms(ours))
         finite = torch.isfinite(sizes)  # what is not is said elsewhere, with the weights
-        weights = torch.stack([self.norms[name] for name in names])
-        output = self.output.detach()
-        through = (self.cotangent * (output - output.mean(0))).norm().double() / weights
-        unit = torch.where(weights > 0, through, 0.0).maximum(torch.where(finite, sizes, 0.0).max())
+        unit = torch.where(finite, sizes, 0.0).amax(1, keepdim=True)
         allowed = self.allowed.own * sizes + self.allowed.largest * unit
-        off = (finite & ~(differences <= allowed)).tolist()  # one answer for all: the device is waited for
-        return [name for name, wrong in zip(names, off, strict=True) if wrong]
+        if bool((differences > allowed).any()):
+            allowed = allowed.maximum(self.allowed.own * sizes + self.allowed.largest * self._cancelling())
+        off, small = (differences > allowed).any(0).tolist(), (finite & (sizes <= allowed)).all(0).tolist()
+        names, used = [*self.tracer.parameters], self.tracer.plan.used
+        faint = [name for name, each in zip(names, small, strict=True) if each and name in used]
+        return [name for name, each in zip(names, off, strict=True) if each], faint
+
+    def _cancelling(self) -> Tensor:
+        """(weights,): the size of derivatives that cancel, by what outputs have beyond an offset that they share."""
+        norms, output = stacked_norms([each.detach() for each in self.tracer.selected]), self.output.detach()
+        through = (self.cotangents.sum(0) * (output - output.mean(0))).norm().double()
+        return torch.where(norms > 0, through / norms, 0.0).cpu()
+
+    def _rows(self, found: dict[Part, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
+        """Flat derivatives of one example's output after the other: the combination of columns, from all ranges."""
+        sizes = {name: own.numel() for name, own in [*self.tracer.parameters.items()][group]}
+        parts = [part for part in found if part.name in sizes]
+        columns = [found[part].rows(slice(0, examples)).unbind() for part in parts]
+        pieces = torch._foreach_add(*zip(*columns, strict=True), alpha=SHARE) if parts else ()
+        made: dict[str, Tensor] = {}
+        for part, piece in zip(parts, pieces, strict=True):
+            if part.stop - part.start != sizes[part.name]:
+                piece = torch.nn.functional.pad(piece, (part.start, sizes[part.name] - part.stop))
+            made[part.name] = made[part.name] + piece if part.name in made else piece
+        zeros = self.columns.new_zeros((), dtype=self.tracer.dtype)
+        rows = [made[name] if name in made else zeros.expand(examples, size) for name, size in sizes.items()]
+        return [row for example in zip(*(each.unbind() for each in rows), strict=True) for row in example]
 
     def _repeatable(self, bound: float) -> bool:
         """Whether the network's output is the same again."""
@@ -283,8 +328,9 @@ class Comparison:
     def _pulled(self, tape: Tape) -> bool:
         """Whether several cotangents pulled back at once give what each gives by itself."""
         edges = [*(use.edge for use in tape.direct), *(lift.edge for lift in tape.lifts)]
-        made = tape.pulled(tape.output, self.columns, edges)
-        for column, cotangent in enumerate(self.columns):
+        columns = self.columns[:, :EXAMPLES]
+        made = tape.pulled(tape.output, columns, edges)
+        for column, cotangent in enumerate(columns):
             single = tape.pulled(tape.output, cotangent[None], edges)
             for ours, plain in zip(made, single, strict=True):
                 if ours is None or plain is None:
@@ -293,28 +339,12 @@ class Comparison:
                     return False
         return True
 
-    def _references(self) -> set[str]:
-        """Weights that the network also reaches otherwise than by its modules' attributes."""
-        found: set[str] = set()
-        for names in self.groups:
-            leaves = {name: self.tracer.parameters[name].detach().clone().requires_grad_() for name in names}
-            with copied_buffers(self.tracer.model):
-                output = call(under(self.tracer.model, leaves, saved=False), self.inputs)
-            gradients: tuple[Tensor | None, ...] = (None,) * len(names)
-            if output.requires_grad:
-                gradients = torch.autograd.grad(output, list(leaves.values()), self.cotangent, allow_unused=True)
-            reached = [self._flat(each, own) for each, own in zip(gradients, leaves.values(), strict=True)]
-            every = [self._inside(example, names) for example in range(EXAMPLES)]
-            plain = [sum(pieces[1:], pieces[0]) for pieces in zip(*every, strict=True)]
-            found.update(self._apart(reached, plain, names))
-        return found
+
+def listed(names: list[str]) -> str:
+    """The first few of them."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
-def combined(columns: Tensor) -> Tensor:
-    """(2, ...) -> (...): one combination of both columns."""
-    return torch.add(columns[0], columns[1], alpha=SHARE)
-
-
-def stacked_norms(tensors: Sequence[Tensor]) -> Tensor:
+def stacked_norms(tensors: list[Tensor]) -> Tensor:
     """(n,) in float64."""
-    return torch.stack([each.double() for each in torch._foreach_norm(list(tensors))])
+    return torch.stack(torch._foreach_norm(tensors)).double()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from ..batches import Inputs, call, map_tensors, restore_buffers, take, under
+from ..batches import Inputs, call, map_tensors, restore_buffers, take
 from ..memory import Budget
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def generic_rows(
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                rows = _vectorised(model, inputs, names, cotangents, budget, plan.saved)
+                rows = _vectorised(model, inputs, names, cotangents, budget, plan)
             if all(each.shape[:2] == cotangents.shape[:2] for each in rows.values()):
                 return rows  # torch's rule for some operations gets the axes wrong
         except torch.OutOfMemoryError:
@@ -49,14 +49,14 @@ def generic_rows(
 
 
 def _vectorised(
-    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget, saved: bool
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget, plan: Plan
 ) -> dict[str, Tensor]:
     weights = {name: model.get_parameter(name).detach() for name in names}
 
     def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
         pull: Any
         single = map_tensors(lambda tensor: tensor[None], example)
-        _, pull = vjp(lambda given: call(under(model, given, saved), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
+        _, pull = vjp(lambda given: call(plan.under(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
         rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
         return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .. import fused
 from ..jacobians import Acts, Layout, Term
-from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Use, positions_last
+from .base import Contribution, Handler, PlainInputs, Recorder, Ref, Sizes, Use, in_order, positions_last
 from .columns import pulled
 
 
@@ -60,9 +61,14 @@ def matrices(ref: Ref, groups: int = 0, rows: int = 1) -> tuple[Layout, bool] | 
 
     None where the view is not a contiguous range of the parameter, in some order of its axes.
     """
-    shape, count = ref.tensor.shape, ref.tensor.dim()
-    inside = sorted(range(count), key=lambda axis: (-ref.steps[axis], -shape[axis]))
-    if not ref.permuted(tuple(inside)).is_rows:
+    return _matrices(tuple(ref.tensor.shape), ref.steps, groups, rows)
+
+
+@cache
+def _matrices(shape: Sizes, steps: Sizes, groups: int, rows: int) -> tuple[Layout, bool] | None:
+    count = len(shape)
+    inside = sorted(range(count), key=lambda axis: (-steps[axis], -shape[axis]))
+    if not in_order(tuple(shape[axis] for axis in inside), tuple(steps[axis] for axis in inside)):
         return None
     flipped = next((axis >= groups + rows for axis in inside if axis >= groups), False)
     sides = [range(groups), range(groups, groups + rows), range(groups + rows, count)]

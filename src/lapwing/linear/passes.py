@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..batches import Batches, Inputs, call, count, merged, restore_buffers, take, tensors, under
+from ..batches import Batches, Inputs, call, count, merged, restore_buffers, take, tensors
 from ..curvature import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
 from ..diagnosis import InExample, Watch, wrong_target
 from ..likelihoods import Form, Likelihood, widened
@@ -95,7 +95,7 @@ class Passes:
         for name, leaf in leaves.items() if direct else ():
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
-            output = call(under(model, leaves, self.network.plan.saved), part.inputs)
+            output = call(self.network.plan.under(model, leaves, part.inputs), part.inputs)
         given = part.form.restore(cotangent(widened(part.form.flatten(output.detach())))).to(output.dtype)
         if direct:
             torch.autograd.backward(output, given, inputs=list(leaves.values()))
