@@ -44,7 +44,7 @@ from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
 from .whole import writable, writing
 
-FORMAT = 3  # raised whenever an older lapwing could misread a file
+FORMAT = 4  # raised whenever an older lapwing could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = (

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import _add_batch_dim, _remove_batch_dim
-from torch._functorch.predispatch import lazy_load_decompositions
-from torch._functorch.vmap import vmap_increment_nesting
 
 from .batches import Inputs
 from .jacobians import Explicit, Layout, Matrix, Term
@@ -145,13 +142,16 @@ class Tape:
         """All cotangents as one batch through every operation.
 
         Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
-        `torch.vmap` does this, and around it more, which takes longer than the backward pass of a small network.
         """
-        lazy_load_decompositions()
-        number = len(cotangents)
-        with vmap_increment_nesting(number, "error") as level:
-            made = self._grad(source, _add_batch_dim(cotangents, 0, level), edges)
-            return [None if each is None else _remove_batch_dim(each, level, number, 0) for each in made]
+        reached: list[bool] = []
+
+        def back(cotangent: Tensor) -> tuple[Tensor, ...]:
+            made = self._grad(source, cotangent, edges)
+            reached[:] = [each is not None for each in made]
+            return tuple(each for each in made if each is not None)
+
+        found = iter(torch.vmap(back)(cotangents))
+        return [next(found) if hit else None for hit in reached]
 
     def reached(self) -> set[str]:
         """Keys of the uses that the output depends on."""
