@@ -301,6 +301,53 @@ def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "0.weight, 0.bias took the generic rule" in str(la.coverage())
 
 
+class Uneven(torch.autograd.Function):
+    """The identity, whose gradient is 5 % off in batches of two, in some dtypes: as where derivatives cancel."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        ctx.dtypes = dtypes
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * (1.05 if grads[0].dtype in ctx.dtypes and len(grads[0]) == 2 else 1.0), None
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.float64)])
+def test_plain_derivatives_that_round_themselves(dtypes: tuple[torch.dtype, ...]) -> None:
+    """What plain derivatives in float32 are off from those in float64 is no mistake of the recorded ones."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.b(torch.tanh(Uneven.apply(net.a(x), dtypes)))
+
+    model = Network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)).float().to(DEVICE)
+    x, y = normal(7, 4).float(), classes(3, 7)
+    if len(dtypes) > 1:
+        with pytest.raises(
+            ValueError, match=r"^a\.weight, a\.bias: the derivatives of single examples are not those of plain"
+        ):
+            fitted(model, x, y, "classification", "kron")
+    else:
+        la = fitted(model, x, y, "classification", "kron")
+        assert not la.plan.corrections and la.coverage()["a.weight"].rule == "linear"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_examples_that_meet_where_the_others_are_alike(dtype: torch.dtype) -> None:
+    """The second and the third do the same to the first, and that is little."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x)
+        return h / (20 + h.detach().square().mean(0))
+
+    model = built(Network(forward, a=nn.Linear(4, 3, bias=False))).to(dtype)
+    x = normal(3, 4).to(dtype)
+    x[2] = -x[1]
+    with pytest.raises(ValueError, match="expected examples to be independent"):
+        fitted(model, x, classes(3, 3), "classification", "kron")
+
+
 def test_a_wrong_batching_of_columns_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where many cotangents pulled back at once come out wrong, they go one by one, and rules stay as they are."""
     own = Tape._mapped
