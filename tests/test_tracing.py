@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 import reference_dense as dense
 from conftest import DEVICE
+from lapwing import pushing
+from lapwing.layers.base import BatchAxis
 from lapwing.memory import Budget
 from lapwing.outermost import identity_cotangents
 from lapwing.tape import Tape
-from lapwing.tracer import Tracer, reorders
+from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
+from lapwing.verification import LENGTHS
 
 close = torch.testing.assert_close
 
@@ -164,3 +169,255 @@ def test_a_later_batch_that_is_reordered(back: Callable[[Tensor, Tensor], Tensor
         found = jacobian_of(tracer.trace(some)).cpu()
         close(found, dense.jacobian(model.cpu(), some.cpu(), list(tracer.names)))
         model.to(DEVICE)
+
+
+def batch(examples: int, shapes: Any = (), **more: Any) -> Any:
+    """A recorded batch, as far as its plan is asked about."""
+    return SimpleNamespace(examples=examples, signature=shapes, output=zeros(), **more)
+
+
+def test_where_the_doubled_examples_stand_again() -> None:
+    """The rows of the second half that equal each of the first."""
+    for examples in (4, 6):
+        again = _equals(examples, torch.device(DEVICE)).tolist()
+        rows: Any = doubled(torch.arange(examples // 2)[:, None])
+        assert [rows[place] for place in again] == [rows[place] for place in range(examples // 2)]
+        assert min(again) >= examples // 2
+
+
+def test_rows_of_examples() -> None:
+    """Real numbers for each example, wherever it is; nothing at all counts as zero."""
+    last, folded = BatchAxis(1, "none"), BatchAxis(0, "minor")
+    x = normal(3, 4)
+    assert torch.equal(_rows(last, 4, x), x.T)
+    assert torch.equal(_rows(folded, 3, normal(6, 2)), normal(6, 2).reshape(2, 3, 2).transpose(0, 1).flatten(1))
+    pair = torch.complex(x, 2 * x)
+    assert torch.equal(_rows(last, 4, pair), torch.stack([x.T, 2 * x.T], -1).flatten(1))
+    assert _rows(last, 4, numbers(1, 2, 3, 4)[None]).dtype == torch.float64
+    assert torch.equal(_rows(last, 4, x[:0]), torch.zeros(4, 1, dtype=torch.float64, device=DEVICE))
+    assert _rows(last, 4, x.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-4), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+def test_rows_that_repeat(dtype: torch.dtype, bound: float) -> None:
+    """Equal within a share of the largest number anywhere in the tensor; and whether the first two differ at all."""
+    place, again = BatchAxis(0, "none"), _equals(6, torch.device(DEVICE))
+    x = torch.tensor([[1.0, 0.0], [2.0, 64.0], [3.0, 0.0]], device=DEVICE, dtype=torch.float64)
+    equal = torch.cat([x, x[[0, 2, 1]]])
+    near, apart = equal.clone(), equal.clone()
+    near[5, 0] += 0.8 * bound * 64
+    apart[4, 0] += 1.5 * bound * 64
+    alike, ones = torch.ones_like(equal), torch.ones_like(equal)
+    ones[:, 0] = torch.tensor([1.0, 2.0, 3.0, 1.0, 3.0, 2.0])
+    swapped = torch.cat([x, x])
+    questions = [(place, each.to(dtype)) for each in (equal, near, apart, alike, ones, swapped, 0 * x.repeat(2, 1))]
+    wanted = [[True, True], [True, True], [False, True], [True, False], [True, True], [False, True], [True, False]]
+    assert _repeats(questions, 6, again).tolist() == wanted
+
+
+def test_examples_that_a_gradient_reaches() -> None:
+    """The largest of each; nothing is said where there is none."""
+    gradient = torch.tensor([[1.0, -4.0], [0.0, 0.0], [2.0, 3.0]], device=DEVICE)
+    found = _reached(BatchAxis(0, "none"), gradient.flatten(), (3, 2), 3, zeros())
+    assert found.tolist() == [4.0, 0.0, 3.0] and found.dtype == torch.float64
+    none = _reached(BatchAxis(0, "none"), None, (3, 2), 3, zeros())
+    assert none.tolist() == [0.0] * 3 and none.dtype == torch.float64
+
+
+PLACES = [BatchAxis(axis, "none") for axis in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("fitting", "found", "generic"),
+    [
+        ([], None, False),
+        ([(True, [0, 1, 0])], 0, False),
+        ([(True, [0, 0, 0])], 0, False),
+        ([(True, [1, 1, 0]), (True, [0, 1, 0])], 1, False),
+        ([(True, [0, 1, 1]), (True, [0, 1, 0])], 1, False),
+        ([(True, [0, 1, 0]), (True, [1, 1, 1])], 0, False),
+        ([(True, [0, 1, 0]), (False, [0, 1, 0])], 0, True),
+        ([(False, [1, 1, 1])], None, False),
+        ([(True, [1, 0, 0])], None, False),
+        ([(True, [0, 0, 1])], None, False),
+        ([(True, [1, 1, 0])], "depends on the other examples", False),
+        ([(False, [1, 1, 1]), (True, [0, 1, 1])], "depends on the other examples", False),
+    ],
+)
+def test_the_place_of_examples(fitting: list[tuple[bool, list[int]]], found: Any, generic: bool) -> None:
+    """One that only the example in the middle reaches; of several the first, and the generic rule.
+
+    Rows that differ, and that several examples reach, are no example's own.
+    """
+    tracer = tracer_of(nn.Linear(2, 2))
+    given = [
+        (place, differ, [bool(hit) for hit in hits]) for place, (differ, hits) in zip(PLACES, fitting, strict=False)
+    ]
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=f"^'weight': .*{found}"):
+            tracer._settle(("weight", "bias"), "key", given, 1)
+        return
+    assert tracer._settle(("weight", "bias"), "key", given, 1) == (None if found is None else PLACES[found])
+    assert tracer.plan.generic == ({"weight", "bias"} if generic else set())
+
+
+def test_the_middle_of_many_examples() -> None:
+    """Those after the middle one are looked at to the last, and so are those before it."""
+    tracer, place = tracer_of(nn.Linear(2, 2)), PLACES[0]
+    for reached in range(6):
+        hits = [example == reached for example in range(6)]
+        assert tracer._settle(("weight",), "key", [(place, False, hits)], 3) == (place if reached == 3 else None)
+
+
+def test_places_that_hold_for_inputs_of_other_shapes() -> None:
+    """They are tried first, and kept where equal examples have equal rows and others differ."""
+    tracer = tracer_of(nn.Linear(2, 2))
+    plan, again = tracer.plan, _equals(6, torch.device(DEVICE))
+    x = normal(3, 2)
+    right, wrong = torch.cat([x, x[[0, 2, 1]]]), torch.cat([x, x])
+    seen: Any = {
+        "right": (right, right),
+        "partly": (right, wrong),
+        "alike": (torch.ones_like(right),),
+        "rows": (right,),
+        "elsewhere": (right,),
+        "unfit": (right[:5],),
+        "partly unfit": (right, right[:5]),
+        "owned": (right,),
+        "new": (right,),
+        "nothing": (),
+        "none": (right,),
+    }
+    for key in seen:
+        if key != "new":
+            plan.latest[key] = PLACES[0]
+    plan.latest |= {"owned": BatchAxis(0, "owned"), "none": None, "elsewhere": PLACES[1]}
+    unknown = [(("weight",), key, (5 if key == "rows" else 6, 2), (0, 1), None) for key in [*seen, "unseen"]]
+    plan.latest["unseen"] = PLACES[0]
+    left = tracer._as_elsewhere(batch(6, "shapes"), unknown, seen, 6, again)
+    assert {key for key, _ in plan.axes} == {"right", "owned"}
+    assert {each[1] for each in left} == {*seen, "unseen"} - {"right", "owned"}
+    assert plan.axes["right", "shapes"] == PLACES[0] and plan.axes["owned", "shapes"].fold == "owned"
+
+
+def test_what_is_known_of_a_use() -> None:
+    """Where the examples are, for inputs of these shapes; or that it has none."""
+    tracer = tracer_of(nn.Linear(2, 2))
+    tape = batch(4, "shapes")
+    tracer.plan.axes = {("placed", "shapes"): PLACES[1], ("none", "shapes"): None, ("placed", "others"): PLACES[0]}
+    assert tracer.known(tape, "placed", (3, 4)) and not tracer.known(tape, "placed", (4, 3))
+    assert tracer.known(tape, "none", (4, 3)) and not tracer.known(tape, "new", (4, 3))
+
+
+def test_rows_that_change_in_number() -> None:
+    """Their use is routed from then on; where it has no axes its weights take the generic rule."""
+    tracer = tracer_of(nn.Linear(2, 2))
+    plan = tracer.plan
+    folds = {"fixed": "major", "grown": "major", "flat": "major", "own": "none", "owned": "owned", "whole": "whole"}
+    plan.axes = {(key, "shapes"): BatchAxis(1, fold) for key, fold in folds.items()}
+    plan.axes["none", "shapes"] = None
+
+    def use(key: str, rows: int) -> Any:
+        axes = () if key == "flat" else (1,)
+        return SimpleNamespace(key=key, shape=(7, rows), axes=axes, names=("weight",) if key == "flat" else ("bias",))
+
+    keys = [*folds, "none", "new"]
+    tracer._distrust(batch(2, "shapes", uses=[use(key, 4) for key in keys]))
+    assert plan.rows == {(key, "shapes"): 2.0 for key in ("fixed", "grown", "flat", "own")}
+    tracer._distrust(batch(3, "shapes", uses=[use(key, 6 if key in ("fixed", "own") else 9) for key in keys]))
+    assert plan.generic == {"weight"}
+    assert {key for (key, _), place in plan.axes.items() if place and place.fold == "owned"} == {"grown", "owned"}
+    assert plan.axes["grown", "shapes"] == BatchAxis(1, "owned")
+
+
+def test_the_first_whole_batches_are_looked_at() -> None:
+    """Of four shapes, each once; not those as small as what was learnt from."""
+    tracer = tracer_of(nn.Linear(2, 2))
+    assert [tracer._unlooked(batch(examples, "a")) for examples in (1, 3, 4, 4, 9)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    asked = [tracer._unlooked(batch(4, shapes)) for shapes in range(LENGTHS + 3)]
+    assert asked == [True] * (LENGTHS - 1) + [False] * 4
+    assert tracer.plan.looked == {"a", *range(LENGTHS - 1)}
+
+
+class Restless(nn.Module):
+    """A network that applies another of its weights in a way of its own in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+        self.more = nn.ParameterList([nn.Parameter(torch.randn(2)) for _ in range(30)])
+        self.passes, self.until = 0, 30
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        self.passes += 1
+        return self.layer(x) + self.more[min(self.passes, self.until) - 1].cumsum(0).sin()
+
+
+def test_networks_that_are_never_twice_the_same() -> None:
+    """After eight passes it is given up."""
+    model = Restless().double().to(DEVICE)
+    with pytest.raises(RuntimeError, match="applies its weights differently in every forward pass; expected it to be"):
+        tracer_of(model).trace(normal(1, 3))
+    assert model.passes == 8
+    model.passes, model.until = 0, 7
+    assert len(tracer_of(model).trace(normal(1, 3)).generic) == 7
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (1, 2), (6, 1)])
+def test_outputs_without_examples_in_front(shape: tuple[int, ...]) -> None:
+    """What came and what was expected are said."""
+    model = nn.Linear(3, 2).double().to(DEVICE)
+    model.forward = lambda x: nn.functional.linear(x, model.weight).sum() * torch.ones(shape, device=DEVICE)  # type: ignore[method-assign]
+    words = rf"returned shape \({', '.join(map(str, shape))},?\) for 3 examples; expected a leading axis of 3"
+    with pytest.raises(ValueError, match=words):
+        tracer_of(model).trace(normal(3, 3))
+
+
+class Full(nn.Module):
+    """A network that runs out of memory, forward or backward."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__()
+        self.layer, self.at_once = nn.Linear(3, 2), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        if self.at_once:
+            raise torch.OutOfMemoryError("no room")
+        made = self.layer(x)
+        made.register_hook(self._full)
+        return made * 2
+
+    @staticmethod
+    def _full(gradient: Tensor) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+
+def test_memory_that_runs_out_is_said_as_such() -> None:
+    """By whatever pass it was: no slower way and no other explanation."""
+    x, model = normal(3, 3), Full(True).double().to(DEVICE)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        tracer_of(model).cost(x)
+    names = {name: each.detach() for name, each in model.named_parameters()}
+
+    def run(weights: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, weights, x)
+
+    several = {name: torch.stack([each, each]) for name, each in names.items()}
+    for way in pushing.WAYS:
+        with pytest.raises(torch.OutOfMemoryError, match="no room"):
+            way(run, names, several)
+    model = Full(False).double().to(DEVICE)
+    output = model(x)
+    tape = tracer_of(model)._tape(SimpleNamespace(uses=[], lifts=[]), output, x, 3)  # type: ignore[arg-type]
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        tape.pulled(output, normal(2, 3, 2), [get_gradient_edge(model.layer.weight)])
+    assert tape.plan.batched
