@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .batches import Inputs, tensors
@@ -43,22 +44,7 @@ class Plan:
 
     def copy(self) -> Plan:
         """As it is now."""
-        return replace(
-            self,
-            axes=self.axes.copy(),
-            latest=self.latest.copy(),
-            rows=self.rows.copy(),
-            looked=self.looked.copy(),
-            forms={name: forms.copy() for name, forms in self.forms.items()},
-            generic=self.generic.copy(),
-            copied=self.copied.copy(),
-            used={name: rules.copy() for name, rules in self.used.items()},
-            costs=self.costs.copy(),
-            closed=self.closed.copy(),
-            verified=self.verified.copy(),
-            references=self.references.copy(),
-            push=self.push.copy(),
-        )
+        return deepcopy(self)
 
     def restore(self, kept: Plan) -> None:
         """Forget what was learnt since."""
