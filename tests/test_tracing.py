@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,13 @@ from torch.autograd.graph import get_gradient_edge
 import reference_dense as dense
 from conftest import DEVICE
 from lapwing import pushing
-from lapwing.layers.base import BatchAxis
+from lapwing.jacobians import Explicit, Layout, Matrix
+from lapwing.layers.base import BatchAxis, Part
 from lapwing.memory import Budget
 from lapwing.outermost import identity_cotangents
+from lapwing.plan import Plan, signature
+from lapwing.pushing import Push, flatten, unflatten
+from lapwing.space import make_space
 from lapwing.tape import Tape
 from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
 from lapwing.verification import LENGTHS
@@ -421,3 +426,237 @@ def test_memory_that_runs_out_is_said_as_such() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         tape.pulled(output, normal(2, 3, 2), [get_gradient_edge(model.layer.weight)])
     assert tape.plan.batched
+
+
+def learnt() -> Plan:
+    """A plan with something in each of its collections."""
+    shapes: Any = (("", "torch.float64", (3,)),)
+    return Plan(
+        axes={("use", shapes): PLACES[0]},
+        latest={"use": PLACES[0]},
+        rows={("use", shapes): 1.0},
+        forms={"weight": {(0, 6): "Matrix"}},
+        generic={"bias"},
+        copied={"use"},
+        used={"weight": {"linear"}},
+        costs={shapes: (8, (2,))},
+        looked={shapes},
+        verified={shapes: "two examples"},
+        corrections=("a weight",),
+        references={"bias"},
+        closed={shapes: True},
+        push={True: 1},
+    )
+
+
+def test_a_plan_is_put_back_as_it_was() -> None:
+    """Whatever was added since to any of its collections, or to what these hold."""
+    plan = learnt()
+    kept = plan.copy()
+    assert kept == plan
+    for each in fields(plan):
+        value = getattr(plan, each.name)
+        assert not isinstance(value, dict | set) or value, f"nothing in {each.name}"
+        for inner in [value, *(value.values() if isinstance(value, dict) else ())]:
+            if isinstance(inner, dict | set):
+                inner.clear()
+    plan.second, plan.batched, plan.vectorised, plan.corrections = True, False, False, ()
+    assert kept == learnt()
+    plan.restore(kept)
+    assert plan == learnt()
+
+
+def test_what_a_plan_says() -> None:
+    """Of inputs that were looked at, and of those that were not."""
+    plan, x = learnt(), normal(4, 3)
+    assert plan.words() == "two examples; a weight" and Plan().words() == ""
+    assert plan.saved and Plan().saved and not Plan(verified={(): "all"}).saved
+    assert not Plan(verified={(): "all"}, references=set()).saved and Plan(verified={(): "a"}, references={"b"}).saved
+    assert plan.knows(x) and plan.knows(x[:1]) and not plan.knows(x.float()) and not plan.knows(x[:, :2])
+    assert plan.cost(x) == 8 and plan.shape(x) == (2,) and plan.is_closed(x)
+    assert plan.located("use", signature(x)) and not plan.located("use", ()) and not plan.located("other", signature(x))
+    plan.locate("other", (), None)
+    assert plan.axes["other", ()] is None and plan.latest["other"] is None
+    assert (Plan().second, Plan().batched, Plan().vectorised) == (False, True, True)
+
+
+def test_shapes_of_inputs() -> None:
+    """Of one example: names or positions, dtypes and sizes, also of tensors inside."""
+    x, tokens = normal(4, 3, 2), torch.zeros(4, 5, dtype=torch.long)
+    assert signature(x) == (("", "torch.float64", (3, 2)),)
+    both = (("0", "torch.float64", (3, 2)), ("1", "torch.int64", (5,)))
+    assert signature((x, tokens)) == both and signature([x, tokens]) == both
+    assert signature({"a": tokens, "b": x}) == (("a", "torch.int64", (5,)), ("b", "torch.float64", (3, 2)))
+
+
+def rows_at(*spans: tuple[int, int], name: str = "weight") -> dict[Part, Any]:
+    """Jacobians as rows."""
+    return {Part(name, start, stop): Explicit(normal(2, 3, stop - start), Budget(1)) for start, stop in spans}
+
+
+def test_jacobians_of_another_form() -> None:
+    """Weights whose ranges overlap earlier ones without being the same, or are held otherwise, become generic."""
+    plan = Plan()
+    assert plan.reformed(rows_at((0, 4), (4, 8))) == [] and plan.reformed(rows_at((4, 8), (8, 12))) == []
+    assert plan.forms == {
+        "weight": {(0, 4): "Explicit (1, 4, 1)", (4, 8): "Explicit (1, 4, 1)", (8, 12): "Explicit (1, 4, 1)"}
+    }
+    for spans in (((0, 8),), ((3, 5),), ((5, 7),), ((0, 3),), ((11, 13),), ((0, 4), (2, 6))):
+        other = plan.copy()
+        assert other.reformed(rows_at(*spans) | rows_at((0, 2), name="bias")) == ["weight"]
+        assert other.generic == {"weight"} and set(other.forms) == {"bias"}
+    matrix = Matrix((), Layout.plain(1, 4, 1), Budget(1))
+    assert plan.reformed({Part("weight", 12, 16): matrix}) == []
+    assert plan.reformed({Part("weight", 0, 4): matrix}) == ["weight"]
+
+
+class Scaled(nn.Module):
+    """Two tensors, the second of little effect, and one that nothing depends on."""
+
+    def __init__(self, effect: float = 0.01) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3, 2))
+        self.unread, self.effect = nn.Parameter(torch.randn(2)), effect
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        return (x @ self.first).tanh() + self.effect * (x @ self.second)
+
+
+def push_of(model: nn.Module, mask: Tensor | None = None, memory: int = 1 << 24) -> Push:
+    """For all of its weights."""
+    space = make_space(model, [name for name, _ in model.named_parameters()], mask)
+    return Push(model, space, Plan(), Budget(memory))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("way", range(pushing.ROWS + 1))
+def test_every_way_to_push(way: int, masked: bool) -> None:
+    """Outputs and products with the dense Jacobian, for several vectors and one."""
+    model, x = Scaled().double().to(DEVICE), normal(5, 3)
+    mask = torch.arange(14) % 3 != 1 if masked else None
+    push = push_of(model, mask, memory=1)
+    jacobian = dense.jacobian(model.cpu(), x.cpu(), list(push.space.names))
+    model.to(DEVICE)
+    jacobian = (jacobian if mask is None else jacobian[..., mask]).to(DEVICE)
+    for count in (3, 1):
+        vectors = normal(count, push.space.size, seed=4)
+        output, pushed = push._rows(x, vectors) if way == pushing.ROWS else push._by(way, x, vectors, None)
+        assert output.shape == (5, 2) and not output.requires_grad and not pushed.requires_grad
+        close(output, model(x).detach())
+        close(pushed, torch.einsum("bkp,sp->sbk", jacobian, vectors))
+        found = push._agrees(way, x) if way < pushing.ROWS else True
+        assert found
+    close(flatten(unflatten(vectors[0], push.space), push.space), vectors[0])
+
+
+def test_vectors_of_named_weights() -> None:
+    """The others are held fixed."""
+    model, x = Scaled().double().to(DEVICE), normal(5, 3)
+    push, vectors = push_of(model), torch.zeros(2, 14, dtype=torch.float64, device=DEVICE)
+    vectors[:, 6:12] = normal(2, 6)
+    asked = []
+    for names in (["second"], None):
+        close(push(x, vectors, names)[1], 0.01 * torch.einsum("bi,sio->sbo", x, vectors[:, 6:12].reshape(2, 3, 2)))
+        asked.append(push.plan.push)
+    assert asked[0] == {True: 0}
+
+
+def wrong(change: Callable[[str, Tensor], Tensor]) -> Any:
+    """A way that changes the vectors first."""
+
+    def way(run: Any, weights: Any, tangents: Any) -> Any:
+        return exact_way(run, weights, {name: change(name, each) for name, each in tangents.items()})
+
+    exact_way = pushing.WAYS[1]
+    return way
+
+
+@pytest.mark.parametrize(
+    ("dtype", "effect", "change", "agrees"),
+    [
+        (torch.float64, 0.01, lambda name, each: each, True),
+        (torch.float64, 0.01, lambda name, each: each * (1 + 1e-9), True),
+        (torch.float64, 0.01, lambda name, each: each * (1 + 1e-5), False),
+        (torch.float64, 0.01, lambda name, each: each if name != "second" else 0 * each, False),
+        (torch.float64, 1e-2, lambda name, each: each if name != "second" else each * (1 + 1e-4), False),
+        (torch.float64, 1e-14, lambda name, each: each if name != "second" else 0 * each, True),
+        (torch.float64, 0.01, lambda name, each: each if name != "unread" else 0 * each, True),
+        (torch.float32, 0.01, lambda name, each: each * (1 + 1e-4), True),
+        (torch.float32, 0.01, lambda name, each: each * 1.2, False),
+    ],
+)
+def test_ways_that_agree_with_the_backward_pass(
+    dtype: torch.dtype, effect: float, change: Any, agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within rounding, each tensor's share brought to the size of the largest unless it may be rounding itself."""
+    model = Scaled(effect).to(DEVICE, dtype)
+    monkeypatch.setattr(pushing, "WAYS", (wrong(change),) * 3)
+    push, x = push_of(model), normal(9, 3).to(dtype)
+    assert push._agrees(0, x) is agrees
+    assert push._agrees(2, x) is agrees
+
+
+def test_ways_that_are_right_for_one_vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All vectors count where they go at once."""
+    monkeypatch.setattr(pushing, "WAYS", (wrong(lambda name, each: torch.cat([each[:1], 2 * each[1:]])),) * 3)
+    push = push_of(Scaled().double().to(DEVICE))
+    assert not push._agrees(0, normal(9, 3)) and push._agrees(1, normal(9, 3))
+
+
+def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on four examples with three vectors, at once or one by one; the first that agrees is kept for its kind."""
+    asked: list[tuple[str, int, int]] = []
+
+    def way(name: str, made: Any) -> Any:
+        def run_way(run: Any, weights: Any, tangents: Any) -> Any:
+            asked.append((name, len(run(weights)), len(tangents["first"])))
+            return made(run, weights, tangents)
+
+        return run_way
+
+    forward = pushing.WAYS[1]
+    fails = iter([False] * 3 + [True] * 9)
+
+    def sometimes(run: Any, weights: Any, tangents: Any) -> Any:
+        return None if next(fails) else forward(run, weights, tangents)
+
+    ways = way("none", lambda *given: None), way("sometimes", sometimes), way("right", forward)
+    monkeypatch.setattr(pushing, "WAYS", ways)
+    model, x = Scaled().double().to(DEVICE), normal(9, 3)
+    push = push_of(model)
+    expected = torch.einsum(
+        "bkp,sp->sbk", dense.jacobian(model.cpu(), x.cpu(), list(push.space.names)), normal(2, 14).cpu()
+    )
+    model.to(DEVICE)
+    close(push(x, normal(2, 14))[1].cpu(), expected)
+    tried = (
+        [("none", 4, 3)] + [("sometimes", 4, 1)] * 3 + [("sometimes", 9, 2)] + [("right", 4, 1)] * 3 + [("right", 9, 2)]
+    )
+    assert asked == tried and push.plan.push == {True: 2}
+    asked.clear()
+    close(push(x, normal(2, 14))[1].cpu(), expected)
+    assert asked == [("right", 9, 2)]
+    asked.clear()
+    close(push(x, normal(2, 14)[:1])[1].cpu(), expected[:1])
+    assert asked == [("sometimes", 4, 1)] + [("right", 4, 1)] * 3 + [("right", 9, 1)]  # the first is for several
+    assert push.plan.push == {True: 2, False: 2}
+    monkeypatch.setattr(pushing, "WAYS", (lambda *given: None,) * 3)
+    other = push_of(model)
+    close(other(x, normal(2, 14))[1].cpu(), expected)
+    assert other.plan.push == {True: pushing.ROWS}
+
+
+def test_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are zero, or not finite, say nothing against a way; without any weights outputs stay."""
+    monkeypatch.setattr(pushing, "WAYS", (lambda *given: None,) * 3)
+    model = Scaled().double().to(DEVICE)
+    assert push_of(model)._agrees(1, 0 * normal(4, 3))
+    assert push_of(model)._agrees(1, normal(4, 3) / 0)
+    assert not push_of(model)._agrees(1, normal(4, 3))
+
+
+def test_rounding_of_products() -> None:
+    """By the dtype of the numbers: half of the digits of float64, and ten bits of float32."""
+    assert [pushing.rounding(dtype) for dtype in (torch.float64, torch.float32, torch.float16)] == [1e-7, 1e-2, 0.1]
