@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conftest import DEVICE
 from lapwing import fused, jacobians
-from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Stacked, Term, join, part_ways
+from lapwing.jacobians import LARGEST_GRID, Acts, Explicit, Layout, Matrix, Stacked, Term, join, part_ways
 from lapwing.memory import Budget
 from lapwing.outermost import (
     Outermost,
@@ -165,7 +165,18 @@ def test_questions_in_the_order_of_the_tensor(kind: str, budget: Budget) -> None
     torch.testing.assert_close(jacobian.apply(vectors), torch.einsum("bkp,sp->skb", expected, vectors))
 
 
-@pytest.mark.parametrize("layout", [GROUPED, ACROSS, PLAIN, BIAS, Layout.plain(1, 1, 5)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        GROUPED,
+        ACROSS,
+        PLAIN,
+        BIAS,
+        Layout.plain(1, 1, 5),
+        Layout((4,), (0,), (4, 1, 1)),
+        Layout((2, 3), (0, 1), (2, 3, 1)),
+    ],
+)
 def test_layouts(layout: Layout) -> None:
     """There and back again, with and without leading axes; and the other way round."""
     index = places(layout)
@@ -205,6 +216,26 @@ def test_inputs_that_know_a_shorter_way_into_a_basis() -> None:
     ones = torch.cat([given[some], torch.ones(2, 2, 3, 1, dtype=torch.float64, device=DEVICE)], -1)
     torch.testing.assert_close(acts.with_ones()(some), ones)
     torch.testing.assert_close(acts.with_ones()(some, wider), ones @ wider)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("width", [1, 3])
+def test_rows_and_columns_in_a_basis(width: int, groups: int) -> None:
+    """Each group in its own."""
+    basis = normal(groups, width, width, seed=1)
+    rows, matrices = normal(EXAMPLES, groups, 4, width), normal(EXAMPLES, groups, COLUMNS, 4, width)
+    torch.testing.assert_close(jacobians.turned(rows, basis), torch.einsum("bgti,gij->bgtj", rows, basis))
+    found = jacobians.turned_columns(matrices, basis)
+    torch.testing.assert_close(found, torch.einsum("bgkoi,gij->bgkoj", matrices, basis))
+
+
+def test_a_bias_with_its_positions_summed() -> None:
+    """Is one at a single position, whose input is one."""
+    plain = matrix_of("bias at positions", PLENTY)._plain()
+    acts = plain.terms[0].acts
+    assert (acts.width, acts.positions, acts.constant) == (1, 1, True)
+    assert torch.equal(acts(slice(1, 3)), torch.ones(2, 1, 1, 1, dtype=torch.float64, device=DEVICE))
+    assert plain._plain() is plain and plain.upright() is plain
 
 
 def test_inputs_that_are_tokens() -> None:
@@ -340,7 +371,10 @@ def test_where_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "worthwhile", lambda *given: sizes.append(given))
     grouped = matrix_of("positions in groups", PLENTY)
     grouped.square_sum()
-    assert sizes == [(COLUMNS * 24, COLUMNS * 2 * 3 * 3 + 2 * 3 * 4)] and not asked
+    alone = replace(grouped.terms[0], grad=grouped.terms[0].grad[:, :1])
+    assert not replace(grouped, terms=(alone,))._fusable()
+    assert sizes == [(COLUMNS * 24, COLUMNS * 2 * 3 * 3 + 2 * 3 * 4)] * 2 and not asked
+    assert LARGEST_GRID == 2**16 - 1  # as CUDA has it
     usual.quad(weight)
     assert not asked
 

@@ -141,8 +141,8 @@ class Term:
         grad = self.grad[:, examples]
         columns, count, groups, positions, rows = grad.shape
         # Either side is turned where it is smaller: before the product by its positions, or in the product.
-        act_first = positions <= columns * rows or self.acts.index is not None
-        grad_first = positions <= self.acts.width
+        act_first = positions <= columns * rows or self.acts.index is not None  # faster
+        grad_first = positions <= self.acts.width  # faster
         act = self.acts(examples, act_basis if act_first else None).to(grad.dtype)
         beside = grad.permute(1, 2, 0, 4, 3)
         if grad_basis is not None and grad_first:
@@ -259,7 +259,7 @@ class Matrix:
             found = fused.attempted(lambda: sum((fused.square_sums(*pair) for pair in pairs), made))
             if found is not None:
                 return found
-        for examples in self._chunks(3):
+        for examples in self._chunks(3):  # copies in memory
             made = made + self.product(examples, left, right).square().sum((0, 2))
         return made
 
@@ -281,7 +281,7 @@ class Matrix:
             return found
         made = []
         root = weight.sqrt().unsqueeze(1)
-        for examples in self._chunks(2):
+        for examples in self._chunks(2):  # copies in memory
             rows = scaled(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
             made.append(rows @ rows.transpose(-1, -2))
         return torch.cat(made)
@@ -322,8 +322,8 @@ class Matrix:
         term = self.terms[0]
         groups, rows, width = self.layout.matrix
         each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
-        if predicting:
-            each += 4 * groups * fused.partial_sums(self.columns, rows)
+        if predicting:  # more memory
+            each += 4 * groups * fused.partial_sums(self.columns, rows)  # bytes
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
         for examples in self.budget.slices(self.examples, each, 0.3):
             grad = fused.rotated(term.grad[:, examples], left, 1, two, half)
@@ -345,7 +345,7 @@ class Matrix:
         if term is None or term.flipped or term.acts.index is not None:
             return None
         if term.acts.constant:  # a bias: its input is one, and a basis of length one does not turn it
-            return term.grad, weight.sum(-1).expand(self.examples, -1, -1)
+            return term.grad, weight[..., 0].expand(self.examples, -1, -1)
         act = term.acts(slice(0, self.examples), right).to(term.grad.dtype)[:, :, 0]
         return term.grad, (act.square().transpose(0, 1) @ weight.mT).transpose(0, 1)
 
@@ -363,8 +363,8 @@ class Matrix:
         made = vectors.new_zeros(vectors.shape[0], self.columns, self.examples)
         for term in self.terms:
             turned = matrices if not term.flipped else matrices.transpose(-1, -2)
-            each = term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch
-            for examples in self.budget.slices(self.examples, each * self.dtype.itemsize):
+            each = (term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch) * self.dtype.itemsize
+            for examples in self.budget.slices(self.examples, each):
                 if term.acts.index is not None:  # picking columns instead of multiplying by one-hot vectors
                     moved = turned[:, 0].transpose(-1, -2)[:, term.acts.index[examples]].unsqueeze(2)
                 else:
