@@ -522,6 +522,12 @@ def test_variances_from_roots_of_rows(kind: str, budget: Budget) -> None:
     torch.testing.assert_close(roots.mT @ roots, blocks)
     expected = torch.einsum("bkp,pq,bkq->bk", rows, covariance, rows)
     torch.testing.assert_close(rooted_variance(pieces, roots), expected)
+    first, size = pieces[:1], size // 2
+    alone = row_roots(torch.linalg.cholesky(precision[:size, :size]), row_places(first), budget)
+    variance = torch.einsum(
+        "bkp,pq,bkq->bk", rows[..., :size], torch.linalg.inv(precision[:size, :size]), rows[..., :size]
+    )
+    torch.testing.assert_close(rooted_variance(first, alone), variance)
 
 
 def test_which_jacobians_are_outermost_alone() -> None:
@@ -557,3 +563,4 @@ def test_one_cotangent_for_each_output() -> None:
         expected = torch.zeros(6, dtype=torch.float64, device=DEVICE)
         expected[number] = 1
         assert torch.equal(made[number].flatten(1), expected.expand(EXAMPLES, 6))
+    assert torch.equal(identity_cotangents(output[:1]), made[:, :1])
