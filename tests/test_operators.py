@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import DEVICE
 from lapwing.jacobians import Explicit, Layout, Matrix, Stacked
 from lapwing.layers.base import Part
-from lapwing.operators import Block, Blocks, Dense, Diagonal, Dual, Rotated, rows_of, squares
+from lapwing.operators import Block, Blocks, Dense, Diagonal, Dual, Rotated, rows_of, share, squares
 from lapwing.outermost import spread
 from test_jacobians import (
     COLUMNS,
@@ -230,6 +230,7 @@ def test_variances_under_a_matrix(kinds: tuple[str, ...]) -> None:
     for _ in range(2):
         close(operator.quad(jacobian, variance_only=True), expected)
     assert len(operator.roots) == (kinds != ("groups",))
+    assert "roots" not in repr(operator) and hash(operator) == hash(operator)
     if len(kinds) == 2:  # the same sizes, and the weights elsewhere
         other = Stacked(jacobian.pieces[::-1], jacobian.sizes[::-1])
         turned = torch.cat([rows[..., pieces[0][0].size :], rows[..., : pieces[0][0].size]], -1)
@@ -398,6 +399,31 @@ def test_a_weight_and_a_bias_with_the_same_gradients(kind: str, basis: str) -> N
     cov = own @ covariance @ own.mT + its @ other @ its.mT
     close(blocks.quad(found), cov)
     close(blocks.quad(found, variance_only=True), cov.diagonal(dim1=1, dim2=2))
+
+
+def test_what_one_product_serves() -> None:
+    """Kronecker blocks of one group at one position, in their own layout; their weights add up."""
+    operator, _ = rotated(PLAIN, "lr")
+    jacobian = matrix_of("one position", PLENTY)
+    shared: dict[tuple[int, int], Any] = {}
+    found = jacobian.inner(operator.inverse, operator.right)
+    assert found is not None
+    for times in (1, 2):
+        assert share(operator, jacobian, shared)
+        ((grad, own, inner),) = shared.values()
+        assert grad is jacobian.terms[0].grad and own is operator
+        close(inner, times * found[1])
+    others: list[tuple[Any, Any]] = [
+        (Diagonal(normal(12).square()), jacobian),
+        (operator, Explicit(normal(COLUMNS, EXAMPLES, 12), PLENTY)),
+        (operator, outermost_of("positions", PLENTY)[0]),
+        (rotated(Layout.plain(1, 4, 3), "lr")[0], jacobian),
+        (rotated(GROUPED, "lr")[0], matrix_of("one position in groups", PLENTY)),
+        (rotated(PLAIN, "lr")[0], matrix_of("many positions in one group", PLENTY)),
+    ]
+    for other, found_ in others:
+        assert not share(other, found_, shared)
+    assert len(shared) == 1
 
 
 def outermost_blocks(kind: str, operators: list[Any]) -> tuple[Blocks, dict[Part, Any]]:

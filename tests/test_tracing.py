@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
@@ -660,3 +661,56 @@ def test_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounding_of_products() -> None:
     """By the dtype of the numbers: half of the digits of float64, and ten bits of float32."""
     assert [pushing.rounding(dtype) for dtype in (torch.float64, torch.float32, torch.float16)] == [1e-7, 1e-2, 0.1]
+
+
+SILENT = [("There is a performance drop because of x", UserWarning)]
+SAID = [("`torch.jit.script` is old", UserWarning), ("another", DeprecationWarning), ("another", UserWarning)]
+
+
+@pytest.mark.parametrize(
+    ("message", "category", "heard"),
+    [
+        *((*each, False) for each in [*SILENT, ("`torch.jit.script` is old", DeprecationWarning)]),
+        *((*each, True) for each in SAID),
+    ],
+)
+def test_warnings_inside_forward_mode(message: str, category: type[Warning], heard: bool) -> None:
+    """Those of torch about itself are not for users; a network's own are."""
+
+    def push() -> tuple[int, int]:
+        warnings.warn(message, category, stacklevel=1)
+        return 1, 2
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert pushing._forward(push) == (1, 2)
+    assert [str(each.message) for each in caught] == [message] * heard
+
+
+@pytest.mark.parametrize(
+    ("message", "heard"),
+    [("There is a performance drop", False), ("Attempting to run cuBLAS, but", False), ("another", True)],
+)
+def test_warnings_inside_backward_passes(message: str, heard: bool) -> None:
+    """Likewise, where several cotangents are pulled back at once; one warns as it does."""
+    model, x = nn.Linear(3, 2).double().to(DEVICE), normal(3, 3)
+    tape = tracer_of(model).trace(x)
+    made = model(x)
+    made.register_hook(lambda gradient: warnings.warn(message, UserWarning, stacklevel=1))
+    edges = [get_gradient_edge(model.weight)]
+    for count in (2, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (found,) = tape.pulled(made * 2, normal(count, 3, 2), edges)
+        assert {str(each.message) for each in caught} == ({message} if heard or count == 1 else set())
+        close(found, 2 * torch.einsum("kbo,bi->koi", normal(count, 3, 2), x))
+
+
+def test_several_vectors_meet_the_same_random_numbers() -> None:
+    """Of a network that draws some."""
+    weights = {"w": normal(3)}
+    made = pushing.WAYS[0](
+        lambda given: given["w"] * torch.rand(3, device=DEVICE), weights, {"w": normal(2, 3, seed=1)}
+    )
+    assert made is not None
+    close(made[1], made[0] / normal(3) * normal(2, 3, seed=1))
