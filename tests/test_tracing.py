@@ -16,24 +16,19 @@ from torch.autograd.graph import get_gradient_edge
 import reference_dense as dense
 from conftest import DEVICE
 from lapwing import pushing
-from lapwing.jacobians import Explicit, Layout, Matrix
-from lapwing.layers.base import BatchAxis, Part
+from lapwing.jacobians import Explicit, Layout, Matrix, Term
+from lapwing.layers.base import BatchAxis, Contribution, Part
 from lapwing.memory import Budget
 from lapwing.outermost import identity_cotangents
 from lapwing.plan import Plan, signature
 from lapwing.pushing import Push, flatten, unflatten
 from lapwing.space import make_space
-from lapwing.tape import Tape
+from lapwing.tape import Tape, merge
 from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
 from lapwing.verification import LENGTHS
+from test_jacobians import COLUMNS, EXAMPLES, normal, places, term_of, written_out
 
 close = torch.testing.assert_close
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Random numbers on the device under test."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE)
 
 
 def numbers(*values: int) -> Tensor:
@@ -714,3 +709,88 @@ def test_several_vectors_meet_the_same_random_numbers() -> None:
     )
     assert made is not None
     close(made[1], made[0] / normal(3) * normal(2, 3, seed=1))
+
+
+def piece(start: int, rows: int, width: int = 4, **kind: Any) -> Contribution:
+    """One use's share in rows of a weight (6, 4), from an element on."""
+    layout = kind.pop("layout", None) or Layout.plain(1, rows, width)
+    seed = kind.pop("seed", start)
+    value: Any = term_of(layout, 2, seed, **kind)
+    if kind.get("explicit"):
+        value = normal(COLUMNS, EXAMPLES, rows * width, seed=seed)
+    return Contribution(Part("weight", start, start + rows * width), value, layout)
+
+
+TURNED_LAYOUT = Layout((4, 6), (1, 0), (1, 6, 4))
+# Shares in a weight of 24 numbers, and the ranges that are kept apart; rows of all of it where there are none.
+SHARES: dict[str, tuple[list[Contribution], list[tuple[int, int]]]] = {
+    "one": ([piece(0, 6)], [(0, 24)]),
+    "twice": ([piece(0, 6), piece(0, 6, seed=9)], [(0, 24)]),
+    "part of it": ([piece(8, 2)], [(8, 16)]),
+    "side by side": ([piece(0, 2), piece(8, 4)], [(0, 8), (8, 24)]),
+    "with a gap": ([piece(16, 2), piece(0, 2)], [(0, 8), (16, 24)]),
+    "whole and first rows": ([piece(0, 6), piece(0, 2, seed=9)], [(0, 8), (8, 24)]),
+    "whole and middle rows": ([piece(8, 2), piece(0, 6, seed=9)], [(0, 8), (8, 16), (16, 24)]),
+    "overlapping": ([piece(0, 4), piece(8, 4)], [(0, 8), (8, 16), (16, 24)]),
+    "not whole rows": ([piece(0, 6), piece(2, 2)], []),
+    "other rows": ([piece(0, 6), piece(0, 4, 2)], []),
+    "whole, and turned in part": ([piece(0, 6), piece(0, 2, flipped=True)], []),
+    "turned layout in part": ([piece(0, 6, layout=TURNED_LAYOUT), piece(0, 2, seed=9)], []),
+    "two layouts": ([piece(0, 6), piece(0, 6, layout=TURNED_LAYOUT, seed=9)], []),
+    "rows made": ([piece(0, 6, explicit=True)], []),
+    "rows made of some": ([piece(4, 3, explicit=True)], []),
+    "rows and a product": ([piece(0, 6), piece(0, 6, explicit=True, seed=9)], []),
+    "rows of some and a product": ([piece(0, 6), piece(8, 2, explicit=True)], []),
+    "both ways": ([piece(0, 6), piece(0, 6, flipped=True, seed=9)], [(0, 24)]),
+}
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_shares_of_one_weight_add_up(kind: str) -> None:
+    """Factored where ranges are the same or can be cut at whole rows; as rows of all the weight otherwise."""
+    shares, expected = SHARES[kind]
+    whole = torch.zeros(COLUMNS, EXAMPLES, 24, dtype=torch.float64, device=DEVICE)
+    for part, value, layout in shares:
+        if isinstance(value, Term):
+            rows = torch.empty(COLUMNS, EXAMPLES, part.stop - part.start, dtype=torch.float64, device=DEVICE)
+            rows[..., places(layout).flatten()] = written_out((value,)).flatten(2).transpose(0, 1)
+        else:
+            rows = value
+        whole[..., part.start : part.stop] += rows
+    made = merge("weight", shares, 24, Budget(1 << 20))
+    assert [part[1:] for part in made] == (expected or [(0, 24)])
+    found = torch.zeros_like(whole)
+    for part, jacobian in made.items():
+        assert isinstance(jacobian, Matrix if expected else Explicit) and part.name == "weight"
+        found[..., part.start : part.stop] += jacobian.rows(slice(0, EXAMPLES))
+        assert not isinstance(jacobian, Matrix) or not jacobian.graph
+    close(found, whole)
+    for jacobian in merge("weight", shares, 24, Budget(1 << 20), graph=True).values():
+        assert not isinstance(jacobian, Matrix) or jacobian.graph
+
+
+class Unheeded(nn.Module):
+    """A table that is added to what examples have, and of which the output takes nothing."""
+
+    def __init__(self, heeded: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.table, self.heeded = nn.Linear(4, 10), nn.Embedding(5, 2), heeded
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 4) -> (B, 10)."""
+        hidden = self.layer(x).view(-1, 5, 2)
+        table = self.table(torch.arange(5, device=x.device))
+        first, second = (hidden + table).tanh(), (hidden.sin() + table.sin()).cos()
+        return (first if self.heeded else hidden.tanh()).flatten(1) + 0 * second.detach().flatten(1)
+
+
+@pytest.mark.parametrize("heeded", [True, False])
+def test_sums_that_the_output_does_not_take(heeded: bool) -> None:
+    """Have no share in the Jacobian; others of the same table have theirs."""
+    model, x = Unheeded(heeded).double().to(DEVICE), normal(6, 4)
+    tape = tracer_of(model).trace(x)
+    assert tape.lifts and not tape.generic
+    close(jacobian_of(tape).cpu(), dense.jacobian(model.cpu(), x.cpu(), list(tape.parameters)))
+    expected = {"layer.weight", "table.weight"} if heeded else {"layer.weight"}
+    assert {name for use in tape.uses if use.key in tape.reached() for name in use.names} == {*expected, "layer.bias"}
