@@ -424,6 +424,7 @@ def test_weights_side_by_side() -> None:
     joined = torch.cat([weight[..., places(GROUPED)], bias.unflatten(-1, (2, 3, 1))], -1).flatten(-3)
     assert torch.equal(join(weight, bias, GROUPED), joined)
     assert all(map(torch.equal, part_ways(joined, GROUPED), (weight, bias)))
+    assert all(map(torch.equal, part_ways(joined[0, 0], GROUPED), (weight[0, 0], bias[0, 0])))
     stacked = Stacked((Explicit(weight, PLENTY), Explicit(bias, PLENTY)), (24, 6), joint=GROUPED)
     assert torch.equal(stacked.rows(slice(0, 2)), joined[:, :2])
 

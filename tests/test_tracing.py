@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 import reference_dense as dense
 from conftest import DEVICE
 from lapwing import pushing
+from lapwing.arithmetic import as_arithmetic
 from lapwing.jacobians import Explicit, Layout, Matrix, Term
 from lapwing.layers.base import BatchAxis, Contribution, Part
 from lapwing.memory import Budget
@@ -794,3 +795,102 @@ def test_sums_that_the_output_does_not_take(heeded: bool) -> None:
     close(jacobian_of(tape).cpu(), dense.jacobian(model.cpu(), x.cpu(), list(tape.parameters)))
     expected = {"layer.weight", "table.weight"} if heeded else {"layer.weight"}
     assert {name for use in tape.uses if use.key in tape.reached() for name in use.names} == {*expected, "layer.bias"}
+
+
+class Counted(nn.Module):
+    """A layer, with weights that no rule knows where they are asked for."""
+
+    def __init__(self, further: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.passes = nn.Linear(3, 2), 0
+        self.more = nn.Parameter(torch.randn(further)) if further else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        self.passes += 1
+        made = self.layer(x)
+        return made if self.more is None else made + self.more.cumsum(0).sin().sum()
+
+
+@pytest.mark.parametrize(("examples", "doubled_to"), [(1, 1), (2, 4), (9, 6)])
+def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers in the layers and the output, and three rows of each weight that has the generic rule."""
+    verified: list[Any] = []
+    monkeypatch.setattr("lapwing.tracer.verify", lambda *given: verified.append(given))
+    model, x = Counted().double().to(DEVICE), normal(examples, 3)
+    tracer = tracer_of(model)
+    assert tracer.cost(x) == tracer.cost(x[:1]) == 8 * (2 + 2)
+    assert model.passes == 1  # over what is learnt from, and none for another question
+    assert tracer.plan.shape(x) == (2,) and tracer.plan.is_closed(x)
+    ((several, given, _),) = verified
+    assert several.columns and several.plan is tracer.plan and given is x and not tracer.columns
+    other = tracer_of(Counted(5).double().to(DEVICE))
+    assert other.cost(x) == 8 * (2 + 2 + 3 * 5) and not other.plan.is_closed(x)
+    assert other.trace(doubled(x)).examples == doubled_to
+
+
+@pytest.mark.parametrize(
+    ("step", "vectorised", "batched"),
+    [
+        (lambda x: x.tanh(), True, True),
+        (lambda x: nn.functional.prelu(x, torch.tensor([0.3], dtype=torch.float64, device=DEVICE)), False, True),
+        (lambda x: torch.cdist(x[:, None], torch.ones(1, 2, dtype=torch.float64, device=DEVICE))[:, 0], False, False),
+    ],
+    ids=["tanh", "prelu", "cdist"],
+)
+def test_steps_that_torch_maps_wrongly(step: Callable[[Tensor], Tensor], vectorised: bool, batched: bool) -> None:
+    """Are not mapped over, in this batch and later ones."""
+    model, x = Counted().double().to(DEVICE), normal(6, 3)
+    whole = nn.Sequential(model, nn.Identity())
+    whole[1].forward = step  # type: ignore[method-assign]
+    tracer = tracer_of(whole)
+    close(jacobian_of(tracer.trace(x)).cpu(), dense.jacobian(whole.cpu(), x.cpu(), list(tracer.names)))
+    whole.to(DEVICE)
+    assert (tracer.plan.vectorised, tracer.plan.batched) == (vectorised, batched)
+    whole[1].forward = lambda x: x  # type: ignore[method-assign]
+    tracer.trace(x)
+    assert (tracer.plan.vectorised, tracer.plan.batched) == (vectorised, batched)
+
+
+class Large(nn.Module):
+    """A network that turns batches of more than six examples round, by steps that are in every network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        if len(x) <= 6:
+            return self.second(self.first(x).tanh())
+        made = self.second(self.first(torch.cat([x[4:], x[:4]])).tanh())
+        return torch.cat([made[len(x) - 4 :], made[: len(x) - 4]])
+
+
+def test_the_first_whole_batch_may_be_reordered() -> None:
+    """It is looked at whatever its steps; so the Jacobian is each example's own, also where nothing was watched."""
+    model, x = Large().double().to(DEVICE), normal(9, 3)
+    tracer = tracer_of(model)
+    tracer.cost(x)
+    tape = tracer.trace(x)
+    assert not tape.generic
+    close(jacobian_of(tape).cpu(), dense.jacobian(model.cpu(), x.cpu(), list(tracer.names)))
+
+
+def test_what_is_selected() -> None:
+    """Parameters by name, in the network's order; products have the widest dtype, and float32 at least."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).to(DEVICE)
+    tracer = Tracer(model, ("1.weight", "0.bias"), Budget(1 << 20))
+    assert list(tracer.parameters) == ["0.bias", "1.weight"] and tracer.selected[0] is model[0].bias
+    assert (tracer.create_graph, tracer.columns, tracer.dtype) == (False, False, torch.float32)
+    model[1].weight.data = model[1].weight.data.double()
+    model[0].bias.data = model[0].bias.data.half()
+    assert Tracer(model, ("1.weight", "0.bias"), Budget(1 << 20)).dtype == torch.float64
+    assert Tracer(model, ("0.bias",), Budget(1 << 20)).dtype == torch.float32
+    plan = Plan()
+    assert Tracer(model, ("0.bias",), Budget(1), plan).plan is plan
+    for name, predicting, exact in (("float32", True, True), ("tf32", False, False), ("auto", True, False)):
+        budget = Budget(1, as_arithmetic(name))
+        assert Tracer(model, ("0.bias",), budget, predicting=predicting).exact is exact
