@@ -894,3 +894,61 @@ def test_what_is_selected() -> None:
     for name, predicting, exact in (("float32", True, True), ("tf32", False, False), ("auto", True, False)):
         budget = Budget(1, as_arithmetic(name))
         assert Tracer(model, ("0.bias",), budget, predicting=predicting).exact is exact
+
+
+class Varied(nn.Module):
+    """A layer called twice and once without gradients, a parameter that is multiplied, and a table without examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.factor, self.table = nn.Linear(3, 3), nn.Parameter(torch.randn(3)), nn.Embedding(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 3)."""
+        hidden = self.layer(self.layer(x).tanh()).tanh() * self.factor
+        with torch.no_grad():
+            self.layer(x)
+        return hidden + self.table(torch.arange(2, device=x.device)).sum(0)
+
+
+KEYS = ["linear/layer.weight/layer.bias/1", "linear/layer.weight/layer.bias/2"]
+KEYS += ["multiplied parameter/factor/1", "embedding/table.weight/1"]
+LIFTED = "lift/embedding/table.weight/1/1"
+
+
+@pytest.mark.parametrize("examples", [1, 5])
+def test_what_a_pass_is_seen_to_use(examples: int) -> None:
+    """Each call by its rule, weights and number; not those without gradients, nor those of weights not selected."""
+    model, x = Varied().double().to(DEVICE), normal(examples, 3)
+    tape = tracer_of(model).trace(x)
+    assert [use.key for use in tape.uses] == KEYS and not tape.generic and not tape.plan.copied
+    assert [use.lifted for use in tape.uses] == [False] * 3 + [examples > 1]
+    assert [lift.key for lift in tape.lifts] == [LIFTED] * (examples > 1)
+    assert [len(use.below) for use in tape.uses] == [0, 1, 0, 0]
+    assert [use.shape for use in tape.uses] == [(examples, 3)] * 3 + [(2, 3)]
+    assert {use.dtype for use in tape.uses} == {torch.float64}
+    close(jacobian_of(tape).cpu(), dense.jacobian(model.cpu(), x.cpu(), list(tape.parameters)))
+    model.to(DEVICE)
+    fewer = Tracer(model, ("factor",), Budget(1 << 20)).trace(x)
+    assert [use.key for use in fewer.uses] == KEYS[2:3]
+    generic = tracer_of(model)
+    generic.plan.generic.add("layer.weight")
+    kept = [use.key for use in generic.trace(x).uses]
+    assert not any("layer.weight" in key for key in kept) and KEYS[2] in kept
+
+
+def test_what_a_pass_shows() -> None:
+    """The inputs of each use; the results of steps whose operands were broadcast to the examples."""
+    model, x = Varied().double().to(DEVICE), normal(5, 3)
+    tracer = tracer_of(model)
+    seen = tracer.watch(x)
+    first = model.layer(x).tanh()
+    scaled = model.layer(first).tanh() * model.factor
+    expected = {KEYS[0]: x, KEYS[1]: first, KEYS[2]: scaled, KEYS[3]: numbers(0, 1)}
+    expected[LIFTED] = model(x)
+    assert set(seen) == set(expected)
+    for key, (found,) in seen.items():
+        close(found.double(), expected[key].detach().double())
+        assert not found.requires_grad
+    assert "lift" not in "".join(tracer.watch(x[:1]))
