@@ -20,13 +20,14 @@ from lapwing.arithmetic import as_arithmetic
 from lapwing.jacobians import Explicit, Layout, Matrix, Term
 from lapwing.layers.base import BatchAxis, Contribution, Part
 from lapwing.memory import Budget
-from lapwing.outermost import identity_cotangents
+from lapwing.outermost import Outermost, identity_cotangents
 from lapwing.plan import Plan, signature
 from lapwing.pushing import Push, flatten, unflatten
 from lapwing.space import make_space
 from lapwing.tape import Tape, merge
 from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
 from lapwing.verification import LENGTHS
+from networks import Network, parameter
 from test_jacobians import COLUMNS, EXAMPLES, normal, places, term_of, written_out
 
 close = torch.testing.assert_close
@@ -122,8 +123,8 @@ def jacobian_of(tape: Tape) -> Tensor:
     """(B, F, D), in the order of the parameters; zero where nothing was found."""
     made = []
     found = tape.pull(identity_cotangents(tape.output))
-    for name, parameter in tape.parameters.items():
-        rows = torch.zeros(tape.output[0].numel(), tape.examples, parameter.numel(), dtype=tape.dtype, device=DEVICE)
+    for name, weight in tape.parameters.items():
+        rows = torch.zeros(tape.output[0].numel(), tape.examples, weight.numel(), dtype=tape.dtype, device=DEVICE)
         for part, jacobian in found.items():
             if part.name == name:
                 rows[..., part.start : part.stop] += jacobian.rows(slice(0, tape.examples))
@@ -952,3 +953,102 @@ def test_what_a_pass_shows() -> None:
         close(found.double(), expected[key].detach().double())
         assert not found.requires_grad
     assert "lift" not in "".join(tracer.watch(x[:1]))
+
+
+def network(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:
+    """A network in double precision, on the device under test."""
+    torch.manual_seed(1)
+    return Network(forward, **parts).double().to(DEVICE)
+
+
+def tied(net: Any, x: Tensor) -> Tensor:
+    return net.a(nn.functional.linear(x, net.a.weight).tanh())
+
+
+# Networks on four numbers; the outermost layer, if any; whether it is all of them; weights with their biases.
+OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str, str]]]] = {
+    "one layer": (lambda: network(lambda net, x: net.a(x), a=nn.Linear(4, 4)), "a", True, [("a.weight", "a.bias")]),
+    "without a bias": (lambda: network(lambda net, x: net.a(x), a=nn.Linear(4, 4, bias=False)), "a", True, []),
+    "two layers": (
+        lambda: network(lambda net, x: net.b(net.a(x).tanh()), a=nn.Linear(4, 4), b=nn.Linear(4, 4)),
+        "b",
+        False,
+        [("a.weight", "a.bias"), ("b.weight", "b.bias")],
+    ),
+    "a step at the end": (
+        lambda: network(lambda net, x: net.a(x).tanh(), a=nn.Linear(4, 4)),
+        None,
+        False,
+        [("a.weight", "a.bias")],
+    ),
+    "seen otherwise": (
+        lambda: network(lambda net, x: net.a(x).reshape(len(x), -1, 2), a=nn.Linear(4, 4)),
+        "a",
+        True,
+        [("a.weight", "a.bias")],
+    ),
+    "turned": (
+        lambda: network(lambda net, x: net.a(x).reshape(len(x), -1, 2).mT, a=nn.Linear(4, 4)),
+        None,
+        False,
+        [("a.weight", "a.bias")],
+    ),
+    "one weight twice": (lambda: network(tied, a=nn.Linear(4, 4)), None, False, []),
+    "one bias for two": (
+        lambda: network(
+            lambda net, x: nn.functional.linear(nn.functional.linear(x, net.v, net.c).tanh(), net.w, net.c),
+            v=parameter(4, 4),
+            w=parameter(4, 4),
+            c=parameter(4),
+        ),
+        None,
+        False,
+        [],
+    ),
+    "two biases for one": (
+        lambda: network(
+            lambda net, x: nn.functional.linear(nn.functional.linear(x, net.v, net.b).tanh(), net.v, net.c),
+            v=parameter(4, 4),
+            b=parameter(4),
+            c=parameter(4),
+        ),
+        None,
+        False,
+        [],
+    ),
+    "weights that no rule knows beside": (
+        lambda: network(lambda net, x: net.a(x + net.p.cumsum(0).sin().sum()), a=nn.Linear(4, 4), p=parameter(3)),
+        "a",
+        False,
+        [("a.weight", "a.bias")],
+    ),
+    "a bias that is also met otherwise": (
+        lambda: network(lambda net, x: net.a(x + net.a.bias.cumsum(0).sin().sum()), a=nn.Linear(4, 4)),
+        "a",
+        False,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4), (1, 4), (1, 3, 4)], ids=str)
+@pytest.mark.parametrize("kind", OUTER)
+def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...]) -> None:
+    """Its Jacobian is known; those of others are pulled back beside it."""
+    make, outer, closed, pairs = OUTER[kind]
+    model, x = make(), normal(*shape)
+    tape = tracer_of(model).trace(x)
+    used = tape.outermost
+    assert (None if used is None else used.refs["weight"].name) == (None if outer is None else f"{outer}.weight")
+    assert tape.closed is closed
+    assert sorted((weight.name, bias.name) for weight, bias in tape.pairs().items()) == pairs
+    expected = dense.jacobian(model.cpu(), x.cpu(), list(tape.parameters)).to(DEVICE)
+    model.to(DEVICE)
+    starts = {name: place.start for name, place in make_space(model, tape.parameters).slices().items()}
+    found = torch.zeros_like(expected)
+    for part, jacobian in tape.pull_outputs().items():
+        assert isinstance(jacobian, Outermost) is (used is not None and part.name in used.names)
+        rows = jacobian.rows(slice(0, len(x))).transpose(0, 1)
+        found[..., starts[part.name] + part.start : starts[part.name] + part.stop] += rows
+    close(found, expected)
+    close(jacobian_of(tape), expected)
