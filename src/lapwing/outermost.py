@@ -33,7 +33,7 @@ class Outermost:
     dtype: torch.dtype
     device: torch.device
     budget: Budget
-    flipped: bool = False  # the weight is (I, O)
+    flipped: bool  # the weight is (I, O)
 
     @staticmethod
     def of(term: Term, layout: Layout, examples: int, like: Tensor, budget: Budget) -> Outermost:
