@@ -511,15 +511,15 @@ def test_jacobians_of_another_form() -> None:
 class Scaled(nn.Module):
     """Two tensors, the second of little effect, and one that nothing depends on."""
 
-    def __init__(self, effect: float = 0.01) -> None:
+    def __init__(self, effect: float = 0.01, size: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3, 2))
-        self.unread, self.effect = nn.Parameter(torch.randn(2)), effect
+        self.unread, self.effect, self.size = nn.Parameter(torch.randn(2)), effect, size
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 3) -> (B, 2)."""
-        return (x @ self.first).tanh() + self.effect * (x @ self.second)
+        return self.size * ((x @ self.first.to(x.dtype)).tanh() + self.effect * (x @ self.second))
 
 
 def push_of(model: nn.Module, mask: Tensor | None = None, memory: int = 1 << 24) -> Push:
@@ -561,14 +561,12 @@ def test_vectors_of_named_weights() -> None:
     assert asked[0] == {True: 0}
 
 
-def wrong(change: Callable[[str, Tensor], Tensor]) -> Any:
+RIGHT = pushing.WAYS[1]
+
+
+def wrong(change: Callable[..., Tensor]) -> Any:
     """A way that changes the vectors first."""
-
-    def way(run: Any, weights: Any, tangents: Any) -> Any:
-        return exact_way(run, weights, {name: change(name, each) for name, each in tangents.items()})
-
-    exact_way = pushing.WAYS[1]
-    return way
+    return lambda run, weights, given: RIGHT(run, weights, {name: change(name, each) for name, each in given.items()})
 
 
 @pytest.mark.parametrize(
@@ -583,6 +581,7 @@ def wrong(change: Callable[[str, Tensor], Tensor]) -> Any:
         (torch.float64, 0.01, lambda name, each: each if name != "unread" else 0 * each, True),
         (torch.float32, 0.01, lambda name, each: each * (1 + 1e-4), True),
         (torch.float32, 0.01, lambda name, each: each * 1.2, False),
+        (torch.float64, 0.01, lambda name, each: each if name != "second" else each * (1 + 2e-6), False),
     ],
 )
 def test_ways_that_agree_with_the_backward_pass(
@@ -594,6 +593,21 @@ def test_ways_that_agree_with_the_backward_pass(
     push, x = push_of(model), normal(9, 3).to(dtype)
     assert push._agrees(0, x) is agrees
     assert push._agrees(2, x) is agrees
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_ways_agree_whatever_the_size_of_outputs(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared is relative to the largest gradient; and to the coarsest dtype among weights and outputs."""
+    x = normal(9, 3)
+    model = Scaled(1e-14, size).double().to(DEVICE)
+    monkeypatch.setattr(pushing, "WAYS", (wrong(lambda name, each: each if name != "second" else 0 * each),) * 3)
+    assert push_of(model)._agrees(1, x)
+    model = Scaled(0.01, size).double().to(DEVICE)
+    for error, agrees in ((1e-9, True), (1e-4, False)):
+        monkeypatch.setattr(pushing, "WAYS", (wrong(lambda name, each, by=1 + error: by * each),) * 3)
+        assert push_of(model)._agrees(1, x) is agrees
+    model.first.data = model.first.data.float()
+    assert push_of(model)._agrees(1, x)
 
 
 def test_ways_that_are_right_for_one_vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,13 +628,12 @@ def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run_way
 
-    forward = pushing.WAYS[1]
     fails = iter([False] * 3 + [True] * 9)
 
     def sometimes(run: Any, weights: Any, tangents: Any) -> Any:
-        return None if next(fails) else forward(run, weights, tangents)
+        return None if next(fails) else RIGHT(run, weights, tangents)
 
-    ways = way("none", lambda *given: None), way("sometimes", sometimes), way("right", forward)
+    ways = way("none", lambda *given: None), way("sometimes", sometimes), way("right", RIGHT)
     monkeypatch.setattr(pushing, "WAYS", ways)
     model, x = Scaled().double().to(DEVICE), normal(9, 3)
     push = push_of(model)
