@@ -1065,3 +1065,40 @@ def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...
         found[..., starts[part.name] + part.start : starts[part.name] + part.stop] += rows
     close(found, expected)
     close(jacobian_of(tape), expected)
+
+
+class Itemised(torch.autograd.Function):
+    """The identity, whose gradient looks at a number: it cannot be mapped over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """As it is."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Likewise."""
+        return gradients[0] * (2 if gradients[0].flatten()[0].item() > 1e9 else 1)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("batched", [True, False, "not at all"])
+def test_cotangents_pulled_back(batched: Any, count: int, graph: bool) -> None:
+    """At once or one by one, with a graph or without; None for what does not matter."""
+    model, x = nn.Linear(3, 2).double().to(DEVICE), normal(4, 3).requires_grad_()
+    tracer = tracer_of(model, graph=graph)
+    tape = tracer.trace(x)
+    tape.plan.batched = bool(batched)
+    other = nn.Linear(1, 1).to(DEVICE)
+    hidden = model(x)
+    made = (Itemised.apply(hidden) if batched == "not at all" else hidden.clone()) * 2
+    cotangents = normal(count, 4, 2, seed=5)
+    edges = [get_gradient_edge(each) for each in (model.weight, other.weight, hidden)]
+    weight, unused, inside = tape.pulled(made, cotangents, edges)
+    assert unused is None and weight is not None and inside is not None
+    close(weight, 2 * torch.einsum("kbo,bi->koi", cotangents, x))
+    close(inside, 2 * cotangents)
+    assert weight.requires_grad is graph
+    assert tape.plan.batched is (batched is True or (batched == "not at all" and count == 1))
+    assert tape.pulled(made, cotangents, []) == []
