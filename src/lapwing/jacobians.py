@@ -141,8 +141,8 @@ class Term:
         grad = self.grad[:, examples]
         columns, count, groups, positions, rows = grad.shape
         # Either side is turned where it is smaller: before the product by its positions, or in the product.
-        act_first = positions <= columns * rows or self.acts.index is not None
-        grad_first = positions <= self.acts.width
+        act_first = positions <= columns * rows or self.acts.index is not None  # faster
+        grad_first = positions <= self.acts.width  # faster
         act = self.acts(examples, act_basis if act_first else None).to(grad.dtype)
         beside = grad.permute(1, 2, 0, 4, 3)
         if grad_basis is not None and grad_first:
@@ -161,7 +161,7 @@ class Term:
             made = turned_columns(made, act_basis)
         if grad_basis is not None and not grad_first:
             made = grad_basis.mT.unsqueeze(1) @ made
-        return made.transpose(-1, -2) if self.flipped else made
+        return made.mT if self.flipped else made
 
 
 @dataclass(frozen=True)
@@ -252,14 +252,14 @@ class Matrix:
             grad = term.grad if grad_basis is None else turned(term.grad, grad_basis)
             act = term.acts(everything, act_basis).to(grad.dtype)
             squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
-            return squares.transpose(-1, -2) if term.flipped else squares
+            return squares.mT if term.flipped else squares
         made = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
         if self._fusable():
             pairs = self._pairs(left, right, predicting=False)
             found = fused.attempted(lambda: sum((fused.square_sums(*pair) for pair in pairs), made))
             if found is not None:
                 return found
-        for examples in self._chunks(3):
+        for examples in self._chunks(3):  # copies in memory
             made = made + self.product(examples, left, right).square().sum((0, 2))
         return made
 
@@ -274,16 +274,16 @@ class Matrix:
             assert term.acts.index is not None
             each = weight[0][term.acts.index] * first[..., None]
             rows = total.flatten(2).transpose(0, 1)
-            return (rows * each.flatten(1)[:, None]) @ rows.transpose(-1, -2)
+            return (rows * each.flatten(1)[:, None]) @ rows.mT
         if (term := self._single()) is not None:
             return weighted_gram(*self._outer(term, weight, left, right))
         if (found := self._fused(weight, left, right, diagonal=False)) is not None:
             return found
         made = []
         root = weight.sqrt().unsqueeze(1)
-        for examples in self._chunks(2):
+        for examples in self._chunks(2):  # copies in memory
             rows = scaled(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
-            made.append(rows @ rows.transpose(-1, -2))
+            made.append(rows @ rows.mT)
         return torch.cat(made)
 
     def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
@@ -322,8 +322,8 @@ class Matrix:
         term = self.terms[0]
         groups, rows, width = self.layout.matrix
         each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
-        if predicting:
-            each += 4 * groups * fused.partial_sums(self.columns, rows)
+        if predicting:  # more memory
+            each += 4 * groups * fused.partial_sums(self.columns, rows)  # bytes
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
         for examples in self.budget.slices(self.examples, each, 0.3):
             grad = fused.rotated(term.grad[:, examples], left, 1, two, half)
@@ -345,7 +345,7 @@ class Matrix:
         if term is None or term.flipped or term.acts.index is not None:
             return None
         if term.acts.constant:  # a bias: its input is one, and a basis of length one does not turn it
-            return term.grad, weight.sum(-1).expand(self.examples, -1, -1)
+            return term.grad, weight[..., 0].expand(self.examples, -1, -1)
         act = term.acts(slice(0, self.examples), right).to(term.grad.dtype)[:, :, 0]
         return term.grad, (act.square().transpose(0, 1) @ weight.mT).transpose(0, 1)
 
@@ -362,11 +362,11 @@ class Matrix:
         matrices = self.layout.to_matrix(vectors)
         made = vectors.new_zeros(vectors.shape[0], self.columns, self.examples)
         for term in self.terms:
-            turned = matrices if not term.flipped else matrices.transpose(-1, -2)
-            each = term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch
-            for examples in self.budget.slices(self.examples, each * self.dtype.itemsize):
+            turned = matrices if not term.flipped else matrices.mT
+            each = (term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch) * self.dtype.itemsize
+            for examples in self.budget.slices(self.examples, each):
                 if term.acts.index is not None:  # picking columns instead of multiplying by one-hot vectors
-                    moved = turned[:, 0].transpose(-1, -2)[:, term.acts.index[examples]].unsqueeze(2)
+                    moved = turned[:, 0].mT[:, term.acts.index[examples]].unsqueeze(2)
                 else:
                     moved = torch.einsum("sgoi,bgti->sbgto", turned, term.acts(examples).to(vectors.dtype))
                 made[:, :, examples] += torch.einsum("kbgto,sbgto->skb", term.grad[:, examples], moved)
@@ -391,7 +391,7 @@ class Matrix:
 def weighted_gram(grad: Tensor, inner: Tensor) -> Tensor:
     """(K, B, G, O) gradients and (B, G, O) weights -> (B, K, K)."""
     rows = grad.flatten(2).transpose(0, 1)
-    return (rows * inner.flatten(1)[:, None]) @ rows.transpose(-1, -2)
+    return (rows * inner.flatten(1)[:, None]) @ rows.mT
 
 
 def scaled(product: Tensor, root: Tensor) -> Tensor:
@@ -447,7 +447,7 @@ class Explicit:
     def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, K, K)."""
         rows = self.value.transpose(0, 1)
-        return (rows * weight.reshape(-1)) @ rows.transpose(-1, -2)
+        return (rows * weight.reshape(-1)) @ rows.mT
 
     def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, K)."""

@@ -304,16 +304,15 @@ class Block:
 
 def rows_of(found: Mapping[Part, Piece], part: Part) -> Explicit | None:
     """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
-    total: Tensor | None = None
-    budget = None
+    made: Explicit | None = None
     for own, jacobian in found.items():
         start, stop = max(own.start, part.start), min(own.stop, part.stop)
         if own.name != part.name or start >= stop:
             continue
         rows = jacobian.rows(slice(0, jacobian.examples))[..., start - own.start : stop - own.start]
         rows = torch.nn.functional.pad(rows, (start - part.start, part.stop - stop))
-        total, budget = (rows if total is None else total + rows), jacobian.budget
-    return None if total is None or budget is None else Explicit(total, budget)
+        made = Explicit(rows if made is None else made.value + rows, jacobian.budget)
+    return made
 
 
 def share(

@@ -33,7 +33,7 @@ class Outermost:
     dtype: torch.dtype
     device: torch.device
     budget: Budget
-    flipped: bool = False  # the weight is (I, O)
+    flipped: bool  # the weight is (I, O)
 
     @staticmethod
     def of(term: Term, layout: Layout, examples: int, like: Tensor, budget: Budget) -> Outermost:
@@ -103,7 +103,7 @@ class Outermost:
         matrices = self.layout.to_matrix(vectors)
         matrices = matrices.mT if self.flipped else matrices
         made = []
-        for some in self.chunks(2 * self.columns * len(vectors)):
+        for some in self.chunks(2 * self.columns * len(vectors)):  # numbers in memory
             moved = torch.einsum("sgoi,bgti->sbgto", matrices, self.inputs(some).to(vectors.dtype))
             made.append(self.arranged(moved).transpose(1, 2))
         return torch.cat(made, 2)
@@ -200,7 +200,7 @@ def rooted_variance(pieces: tuple[Outermost, ...], roots: Tensor) -> Tensor:
     rows, height = roots.shape[:2]
     table = roots.flatten(0, 1).T.to(first.dtype)
     made = []
-    for some in first.chunks(3 * first.order.shape[1] * rows * height):
+    for some in first.chunks(3 * first.order.shape[1] * rows * height):  # numbers in memory
         act = torch.cat([piece.inputs(some) for piece in pieces], -1)
         made.append((act @ table).unflatten(-1, (rows, height)).square().sum(-1))
     return first.arranged(torch.cat(made))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,22 +46,7 @@ class Plan:
 
     def copy(self) -> Plan:
         """As it is now."""
-        return replace(
-            self,
-            axes=self.axes.copy(),
-            latest=self.latest.copy(),
-            rows=self.rows.copy(),
-            looked=self.looked.copy(),
-            forms={name: forms.copy() for name, forms in self.forms.items()},
-            generic=self.generic.copy(),
-            copied=self.copied.copy(),
-            used={name: rules.copy() for name, rules in self.used.items()},
-            costs=self.costs.copy(),
-            closed=self.closed.copy(),
-            verified=self.verified.copy(),
-            direct={shapes: names.copy() for shapes, names in self.direct.items()},
-            push=self.push.copy(),
-        )
+        return deepcopy(self)
 
     def restore(self, kept: Plan) -> None:
         """Forget what was learnt since."""

@@ -186,7 +186,7 @@ class Push:
         if unit == 0 or not math.isfinite(unit):
             return True  # nothing to compare; what is not finite is said elsewhere
         coarsest = max((output, *pulled.values()), key=lambda each: torch.finfo(each.dtype).eps).dtype
-        faint = min(max(FAINT, 100 * torch.finfo(coarsest).eps), 1.0)
+        faint = max(FAINT, 100 * torch.finfo(coarsest).eps)
         scales = unit / sizes.clamp(min=faint * unit)
         bound = rounding(coarsest) * unit * math.sqrt(len(pulled))
         generator = torch.Generator("cpu").manual_seed(1)

@@ -287,7 +287,7 @@ def cut(contributions: list[Contribution]) -> list[Contribution]:
     """Overlapping ranges of rows, cut where any of them begins or ends: a packed weight used whole and in slices."""
     parts = {contribution.part for contribution in contributions}
     bounds = sorted({bound for part in parts for bound in (part.start, part.stop)})
-    if len(parts) == 1 or len(bounds) == 2:
+    if len(parts) == 1:
         return contributions
     made = []
     for part, value, layout in contributions:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
+from ctypes import c_int64
 from functools import cache
 from typing import Any
 
@@ -64,6 +65,11 @@ def _may_reorder(kind: str) -> bool:
     )
 
 
+def saved_axis(node: Any, axis: int) -> int:
+    """An axis that a node has kept, counted from the front: torch keeps -1 as the largest number of 64 bits."""
+    return c_int64(axis).value % max(1, len(node._input_metadata[0].shape))
+
+
 def reorders(node: Any, examples: int) -> bool:
     """Whether a step of the forward pass may change the order of examples.
 
@@ -74,9 +80,9 @@ def reorders(node: Any, examples: int) -> bool:
         return False
     if kind.startswith(("Flip", "Roll")):
         dims = getattr(node, "_saved_dims", ())
-        return not dims or 0 in [dim if dim < 1 << 32 else dim - (1 << 64) for dim in dims]
+        return not dims or 0 in [saved_axis(node, dim) for dim in dims]
     if kind.startswith(("IndexSelect", "Gather", "Sort", "Topk", "Scatter", "IndexAdd", "IndexCopy")):
-        return bool(getattr(node, "_saved_dim", 0) == 0)
+        return saved_axis(node, getattr(node, "_saved_dim", 0)) == 0
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     for axis, index in enumerate(getattr(node, "_saved_indices", ())):
         if index is None or (sizes is not None and sizes[axis] % examples):
