@@ -210,16 +210,15 @@ def applied(
     return output
 
 
+NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+NAMES_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
+
 def convolution(dims: int, transposed: bool) -> Handler:
     """A handler for `F.convNd` or `F.conv_transposeNd`."""
-    rule = CONV_TRANSPOSED if transposed else CONV
-    names = (
-        ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-        if transposed
-        else ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    )
 
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = NAMES_TRANSPOSED if transposed else NAMES
         values = dict(zip(names, args, strict=False)) | kwargs
         weight, bias, given = values["weight"], values.get("bias"), values["input"]
         refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
@@ -238,7 +237,7 @@ def convolution(dims: int, transposed: bool) -> Handler:
             output_padding=counts(values.get("output_padding", 0), dims),
         )
         output = func(**values) if transposed else applied(recorder, func, values, window, found)
-        return recorder.record(rule, output, found, (given,), (0,), window)
+        return recorder.record(CONV_TRANSPOSED if transposed else CONV, output, found, (given,), (0,), window)
 
     return handler
 
