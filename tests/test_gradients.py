@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,12 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from conftest import DEVICE
+from lapwing import fused
 from lapwing.layers import HANDLERS, attention, conv
-from lapwing.layers.attention import Attention
+from lapwing.layers.attention import Attention, for_columns, gradients
 from lapwing.layers.conv import Window, patches, rotated_patches
-from lapwing.layers.norm import frozen_batch_norm
-from lapwing.layers.pooling import PlacedPool, Pool
+from lapwing.layers.norm import frozen_batch_norm, layer_norm, over_positions
+from lapwing.layers.pooling import PlacedPool, Pool, max_pool
 from lapwing.layers.unbind import Unbind
 from lapwing.memory import Budget
 from lapwing.tracer import Tracer
@@ -78,6 +81,118 @@ def test_attention_with_any_leading_axes(lead: tuple[int, ...]) -> None:
     same_gradients(ours, F.scaled_dot_product_attention(query, key, value), [query, key, value])
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given examples and heads apart, and whether to be exact; where they fail, the slower way is left."""
+    torch.manual_seed(0)
+    query, key, value = normal(*lead, 5, 4), normal(*lead, 6, 4), normal(*lead, 6, 7)
+    shares = (0.5 * query @ key.mT).softmax(-1)
+    grad = torch.randn(8, *lead, 5, 7, dtype=torch.float64, device=DEVICE)
+    expected = torch.autograd.grad(shares @ value, [query, key, value], grad, is_grads_batched=True)
+    asked: list[tuple[int, ...]] = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, own: Tensor, scale: float, grad: Tensor, exact: bool) -> Any:
+        asked.append(tuple(q.shape[:2]))
+        assert exact is not rounded and {len(part.shape) for part in (q, k, v, own)} == {4}
+        flat = [part.flatten(0, 1) for part in (q, k, v, own)]
+        made = gradients(*flat, scale, grad.flatten(1, 2).movedim(0, 1))
+        return tuple(part.movedim(1, 0).unflatten(1, q.shape[:2]) for part in made)
+
+    monkeypatch.setattr(fused, "attends", lambda *_: True)
+    monkeypatch.setattr(fused, "attention", kernel)
+    monkeypatch.setattr(attention, "products_rounded", lambda: rounded)
+    for attempted in (fused.attempted, lambda _: None):
+        monkeypatch.setattr(fused, "attempted", attempted)
+        found = for_columns(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
+        for one, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
+    assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
+
+
+def by_rows(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None) -> Tensor:
+    """What the kernel of layer norms gives: gradients (K, R, P), by autograd."""
+    with torch.enable_grad():
+        rows = rows.detach().requires_grad_()
+        spread = (rows - rows.mean(1, keepdim=True)).square().mean(1, keepdim=True)
+        eps = (slope.pow(-2) - spread).detach()
+        made = (rows - rows.mean(1, keepdim=True)) / (spread + eps).sqrt() * (1 if weight is None else weight)
+        assert mean.shape == slope.shape == (len(rows), 1)
+        return torch.autograd.grad(made, rows, grad, is_grads_batched=True)[0]
+
+
+RECORDER = SimpleNamespace(columns=True, second=False, open=False)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (3, 5)])
+def test_layer_norm_by_rows(
+    shape: tuple[int, ...], affine: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over one axis and two, with kernels and where they fail; rows so even that `eps` counts."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fused, "usable", lambda *_: True)
+    monkeypatch.setattr(fused, "layer_norm", by_rows)
+    if not kernels:
+        monkeypatch.setattr(fused, "attempted", lambda _: None)
+    given = (0.004 * normal(4, 2, *shape) + 0.01).detach().requires_grad_()
+    values: dict[str, Any] = {"input": given, "normalized_shape": shape}
+    values |= {"weight": normal(*shape), "bias": normal(*shape)} if affine else {}
+    for options in ({}, {"eps": 1e-3}):
+        ours = layer_norm(RECORDER, values | options)
+        assert "RowNorm" in ours.grad_fn.name()
+        same_gradients(ours, F.layer_norm(**values, **options), [given])
+
+
+def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One column, second derivatives, inputs without gradients, mixed dtypes, wide rows, and without kernels."""
+    monkeypatch.setattr(fused, "WIDEST_ROW", 5)
+    monkeypatch.setattr(fused, "usable", lambda given: not given.requires_grad and bool(given.dim()))
+    given = normal(3, 5)
+    plain: dict[str, Any] = {"input": given, "normalized_shape": (5,)}
+
+    def ours(recorder: Any = RECORDER, **values: Any) -> bool:
+        made = layer_norm(recorder, plain | values)
+        return made.grad_fn is not None and "RowNorm" in made.grad_fn.name()
+
+    assert ours() and ours(weight=normal(5)) and ours(bias=normal(5))
+    assert not ours(SimpleNamespace(columns=False, second=False))
+    assert not ours(SimpleNamespace(columns=True, second=True))
+    assert not ours(input=given.detach())
+    assert not ours(input=normal(3, 6), normalized_shape=(6,))
+    low = given.detach().bfloat16().requires_grad_()
+    assert not ours(input=low, weight=normal(5).float(), bias=normal(5).float())
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert not ours()
+    monkeypatch.setattr(fused, "usable", lambda _: False)
+    assert not ours()
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_sums_over_positions(sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels where they run and nothing is differentiated again, and the same without."""
+    torch.manual_seed(0)
+    grad, beside = torch.randn(2, 3, 4, 5, device=DEVICE), torch.randn(3, 4, 5, device=DEVICE)
+    asked: list[bool] = []
+
+    def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
+        asked.append(other is not None)
+        product = None if other is None else torch.einsum("kbtp,btp->kbp", grad, other)
+        return product, torch.einsum("kbtp->kbp", grad) if sums else None
+
+    monkeypatch.setattr(fused, "usable", lambda _: True)
+    monkeypatch.setattr(fused, "moments", moments)
+    for attempted in (fused.attempted, lambda _: None):
+        monkeypatch.setattr(fused, "attempted", attempted)
+        for other in (beside, None, beside.clone().requires_grad_()):
+            for found, right in zip(over_positions(grad, other, sums), moments(grad, other, sums), strict=True):
+                assert (found is None) == (right is None)
+                if found is not None:
+                    torch.testing.assert_close(found, right)
+    assert len(asked) == 2 + 6
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
@@ -122,6 +237,41 @@ def test_max_pooling_over_any_windows(name: str, shape: tuple[int, ...]) -> None
     given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
     apart, options = WINDOWS[name]
     same_gradients(PlacedPool.apply(given, apart, options), F.max_pool2d(given, **options), [given])
+
+
+class OnGpu(Tensor):
+    """Numbers that say they are on a GPU."""
+
+    is_cuda = True
+
+
+SIDE_BY_SIDE: list[tuple[bool, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
+    (True, (3, 5, 6, 8), (2,), {}),
+    (True, (2, 1, 6, 8), ((3, 2),), {}),
+    (True, (2, 1, 6, 8), ((3, 2), (3, 2), 0), {}),
+    (True, (1, 7, 4, 10), (), {"kernel_size": (2, 5), "stride": [], "padding": (0, 0), "dilation": (1, 1)}),
+    (False, (4, 6, 8), (2,), {}),
+    (False, (2, 2, 6, 8), ((2, 3),), {}),
+    (False, (2, 2, 8, 6), ((3, 2),), {}),
+    (False, (2, 2, 6, 8), (2, (2, 1)), {}),
+    (False, (2, 2, 6, 8), (2, 2, (1, 0)), {}),
+    (False, (2, 2, 6, 8), (2, 2, (0, 1)), {}),
+    (False, (2, 2, 6, 8), (2, 2, 0, (2, 1)), {}),
+    (False, (2, 2, 6, 8), (2, 2, 0, (1, 2)), {}),
+]
+
+
+@pytest.mark.parametrize(("ours", "shape", "args", "options"), SIDE_BY_SIDE)
+def test_which_windows_are_pooled_on_a_gpu(
+    ours: bool, shape: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Those side by side that fill an image; torch pools the others."""
+    torch.manual_seed(0)
+    given = torch.randn(shape, dtype=torch.float64, device=DEVICE).as_subclass(OnGpu).requires_grad_()
+    with torch._C.DisableTorchFunctionSubclass():
+        found = max_pool(RECORDER, F.max_pool2d, (given, *args), options)
+        assert (found.grad_fn.name() == "PoolBackward") == ours
+        assert torch.equal(found, F.max_pool2d(given, *args, **options))
 
 
 class Pooled(nn.Module):
