@@ -18,6 +18,7 @@ from conftest import DEVICE
 from lapwing import fused
 from lapwing.layers import HANDLERS, attention, conv
 from lapwing.layers.attention import Attention, for_columns, gradients
+from lapwing.layers.base import Ref
 from lapwing.layers.conv import Window, patches, rotated_patches
 from lapwing.layers.norm import frozen_batch_norm, layer_norm, over_positions
 from lapwing.layers.pooling import PlacedPool, Pool, max_pool
@@ -174,23 +175,26 @@ def test_sums_over_positions(sums: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     """By kernels where they run and nothing is differentiated again, and the same without."""
     torch.manual_seed(0)
     grad, beside = torch.randn(2, 3, 4, 5, device=DEVICE), torch.randn(3, 4, 5, device=DEVICE)
-    asked: list[bool] = []
+    asked: list[Any] = []
 
     def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
-        asked.append(other is not None)
+        asked.append(other)
         product = None if other is None else torch.einsum("kbtp,btp->kbp", grad, other)
         return product, torch.einsum("kbtp->kbp", grad) if sums else None
 
     monkeypatch.setattr(fused, "usable", lambda _: True)
     monkeypatch.setattr(fused, "moments", moments)
-    for attempted in (fused.attempted, lambda _: None):
+    later, kept = beside.clone().requires_grad_(), fused.attempted
+    for attempted in (kept, lambda _: None):
         monkeypatch.setattr(fused, "attempted", attempted)
-        for other in (beside, None, beside.clone().requires_grad_()):
-            for found, right in zip(over_positions(grad, other, sums), moments(grad, other, sums), strict=True):
-                assert (found is None) == (right is None)
-                if found is not None:
-                    torch.testing.assert_close(found, right)
-    assert len(asked) == 2 + 6
+        for other in (beside, None, later):
+            asked.clear()
+            found = over_positions(grad, other, sums)
+            assert asked == ([other] if attempted is kept and other is not later else [])
+            for one, right in zip(found, moments(grad, other, sums), strict=True):
+                assert (one is None) == (right is None)
+                if one is not None:
+                    torch.testing.assert_close(one, right)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6)])
@@ -416,6 +420,97 @@ def test_patches_in_a_basis(window: Window, turned: bool) -> None:
     found = rotated_patches(given, window, basis)
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+KINDS: dict[int, Any] = {1: (F.conv1d, F.conv_transpose1d), 2: (F.conv2d, F.conv_transpose2d), 3: (F.conv3d, None)}
+CONVOLUTIONS = {
+    "sequence": Window((3,), (2,), (1,), (2,), 2),
+    "image": Window((3, 2), (2, 1), (1, 0), (1, 2), 1),
+    "groups": Window((2, 3), (1, 2), (0, 2), (2, 1), 2),
+    "same": Window((2, 4), (1, 1), "same", (1, 2), 2),
+    "valid": Window((2, 2), (1, 2), "valid", (1, 1), 1),
+    "volume": Window((2, 1, 3), (1, 2, 1), (1, 0, 2), (1, 1, 1), 2),
+    "transposed sequence": Window((3,), (2,), (1,), (2,), 2, (1,)),
+    "transposed image": Window((3, 2), (2, 3), (1, 0), (1, 2), 1, (1, 2)),
+    "transposed groups": Window((2, 3), (1, 2), (0, 1), (1, 1), 2, (0, 1)),
+}
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_contributions_of_convolutions(name: str, folds: int) -> None:
+    """Factors of inputs and gradients, in their layout, are torch's gradients of weight and bias for each example."""
+    torch.manual_seed(0)
+    window, transposed = CONVOLUTIONS[name], name.startswith("transposed")
+    dims, groups = len(window.kernel), window.groups
+    ins, outs = 4, 6
+    weight = normal(*((ins, outs // groups) if transposed else (outs, ins // groups)), *window.kernel)
+    bias = normal(outs)
+    given = normal(2, folds, ins, *(7, 6, 5)[:dims]).detach()
+    options: dict[str, Any] = {"stride": window.stride, "padding": window.padding, "dilation": window.dilation}
+    options |= {"groups": groups} | ({"output_padding": window.output_padding} if transposed else {})
+    outputs = [KINDS[dims][transposed](each, weight, bias, **options) for each in given]
+    grads = torch.randn(3, 2, *outputs[0].shape, dtype=torch.float64, device=DEVICE)
+    refs = {"weight": Ref.of("weight", weight, weight), "bias": Ref.of("bias", bias, bias)}
+    rule = conv.CONV_TRANSPOSED if transposed else conv.CONV
+    use: Any = SimpleNamespace(options=window, refs=refs)
+    for each in rule.contributions(use, (given,), grads):
+        term = each.value
+        acts = term.acts(slice(None))
+        assert acts.shape == (2, acts.shape[1], term.acts.positions, term.acts.width)
+        found = each.layout.to_flat(torch.einsum("kbgto,bgti->kbgoi", term.grad, acts))
+        own = weight if each.part.name == "weight" else bias
+        assert each.part == (each.part.name, 0, own.numel())
+        for column, example in np.ndindex(3, 2):
+            (right,) = torch.autograd.grad(outputs[example], own, grads[column, example], retain_graph=True)
+            torch.testing.assert_close(found[column, example], right.flatten(), rtol=1e-9, atol=1e-11)
+
+
+def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) -> fused.Operand:
+    """In place of a kernel: an operand that stays in its precision, scaled by what is asked for."""
+    scale = torch.full((x.shape[axis],), 2.0**top, dtype=x.dtype)
+    high = x * scale.reshape(-1, *[1] * (x.dim() - 1 - axis))
+    return fused.Operand(high, high, scale, two)
+
+
+@pytest.mark.parametrize("two", [True, False])
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled as an operand says: from patches where parts pay, by a convolution of short numbers, or in float32."""
+    torch.manual_seed(0)
+    window = Window((3, 2), (1, 1), (1, 0), (1, 1), 1)
+    weight = torch.randn(2, 4, 3, 2)
+    given = torch.randn(5, 4, 6, 5)
+    basis = torch.randn(1, 24, 24)
+    asked, kept = [], conv.turned_patches
+
+    def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> fused.Operand:
+        asked.append("patches")
+        return scaled_up(x @ basis, axis, two, half)
+
+    def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
+        asked.append("short")
+        return basis / 4, torch.tensor([0.25])
+
+    monkeypatch.setattr(fused, "split", scaled_up)
+    monkeypatch.setattr(fused, "rotated", rotated)
+    monkeypatch.setattr(fused, "shortened", shortened)
+    monkeypatch.setattr(fused, "rotation_top", {24: 5}.__getitem__)
+    monkeypatch.setattr(fused, "worth_parts", lambda *_: large)
+    use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", weight, weight)})
+    shown = given.as_subclass(OnGpu) if gpu else given
+    with torch._C.DisableTorchFunctionSubclass():
+        (made,) = conv.CONV.contributions(use, (shown,), torch.randn(1, 5, 2, 6, 4))
+        # Slices keep saying that they are on a GPU.
+        monkeypatch.setattr(conv, "turned_patches", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest))
+        operand = made.value.acts.turned(slice(1, 4), basis, two, torch.float16)
+    assert asked == (["patches"] if two and large else ["short"] if gpu and not two else [])
+    assert operand.two == two and operand.scale.shape == (3,)
+    expected = patches(given[1:4].double(), window) @ basis.double()
+    for part in (operand.high, operand.low):
+        found = part.double() / operand.scale.double()[:, None, None, None]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has kernels for it")
