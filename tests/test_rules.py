@@ -1,0 +1,303 @@
+"""Layer rules one call at a time: what a call brings to the Jacobian of its weights, against torch's own gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conftest import DEVICE
+from lapwing.layers import HANDLERS
+from lapwing.layers.base import Contribution, Part, Ref
+from lapwing.layers.elementwise import stretched
+
+EXAMPLES, COLUMNS = 3, 2
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class Noting:
+    """A recording mode that only keeps what handlers note."""
+
+    exact = columns = second = open = False
+    room = 1e9
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.uses, self.mapped, self.shown = parameters, [], True, []
+
+    def resolve(self, tensor: Any) -> Ref | None:
+        for number, each in enumerate(self.parameters):
+            if isinstance(tensor, Tensor) and (tensor is each or tensor._base is each):
+                return Ref.of(str(number), tensor, each)
+        return None
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    def record(self, rule: Any, output: Tensor, refs: Any, inputs: Any, axes: Any, options: Any = None) -> Tensor:
+        cache, shape = {"axis": 0}, tuple(output.shape)
+        use = SimpleNamespace(rule=rule, refs=refs, inputs=inputs, axes=axes, options=options, cache=cache, shape=shape)
+        self.uses.append(use)
+        use.output = output
+        return output
+
+    def broadcast(self, rule: Any, ref: Ref, shape: tuple[int, ...]) -> Tensor:
+        axes = stretched(tuple(ref.tensor.shape), tuple(shape))
+        return self.record(rule, ref.tensor.expand(shape), {"weight": ref}, (), axes)
+
+    def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        return None
+
+    def refuse_mapping(self) -> None:
+        self.mapped = False
+
+    def show_result(self, output: Tensor) -> None:
+        self.shown.append(output)
+
+
+def normal(*shape: int) -> Tensor:
+    """Numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
+
+
+def weight(*shape: int) -> nn.Parameter:
+    """The same to be selected."""
+    return nn.Parameter(normal(*shape))
+
+
+def rows_of(made: Contribution) -> Tensor:
+    """(K, B, P): rows of the Jacobian of a range of a parameter."""
+    size = made.part.stop - made.part.start
+    assert math.prod(made.layout.matrix) == math.prod(made.layout.split) == size
+    if isinstance(made.value, Tensor):
+        assert made.value.shape == (COLUMNS, EXAMPLES, size)
+        return made.value
+    term = made.value
+    acts = term.acts(slice(None)).to(term.grad.dtype)
+    assert acts.shape == (EXAMPLES, term.grad.shape[2], term.acts.positions, term.acts.width)
+    product = torch.einsum("kbgto,bgti->kbgoi", term.grad, acts)
+    return made.layout.to_flat(product.mT if term.flipped else product)
+
+
+def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,)) -> Noting:
+    """A handler's output is the function's, and its notes make the function's gradients, example by example."""
+    func, args, kwargs = call
+    parameters = list(dict.fromkeys(base_of(each) for each in (*args, *kwargs.values()) if base_of(each) is not None))
+    recorder = Noting(parameters)
+    output, plain = HANDLERS[func](recorder, func, args, kwargs), func(*args, **kwargs)
+    assert torch.equal(output, plain) and [use.rule.name for use in recorder.uses] == rules
+    columns = normal(COLUMNS, *plain.shape)
+    found = {place: torch.zeros(COLUMNS, EXAMPLES, each.numel()).to(plain) for place, each in enumerate(parameters)}
+    for use in recorder.uses:
+        assert use.axes == free
+        grads = torch.stack(
+            [torch.autograd.grad(output, use.output, column, retain_graph=True)[0] for column in columns]
+        )
+        for made in use.rule.contributions(use, use.rule.prepare(use, use.inputs), grads):
+            assert isinstance(made.part, Part)
+            found[int(made.part.name)][..., made.part.start : made.part.stop] += rows_of(made)
+    for place, each in enumerate(parameters):
+        for example in range(EXAMPLES):
+            alone = torch.zeros_like(columns)
+            alone[:, example] = columns[:, example]
+            expected = [torch.autograd.grad(plain, each, column, retain_graph=True)[0].flatten() for column in alone]
+            torch.testing.assert_close(found[place][:, example], torch.stack(expected), rtol=1e-9, atol=1e-11)
+    return recorder
+
+
+def base_of(value: Any) -> nn.Parameter | None:
+    """The parameter that a value is, or is a view of."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        value = value._base
+    return value if isinstance(value, nn.Parameter) else None
+
+
+CONVOLUTIONS: dict[str, Callable[[], Call]] = {
+    "one axis": lambda: (F.conv1d, (normal(3, 4, 9), weight(6, 4, 3)), {}),
+    "one axis, all": lambda: (F.conv1d, (normal(3, 4, 9), weight(6, 2, 3), weight(6), 2, 1, 2, 2), {}),
+    "two axes": lambda: (F.conv2d, (normal(3, 4, 7, 6), weight(6, 4, 3, 2), weight(6)), {}),
+    "two axes, all": lambda: (
+        F.conv2d,
+        (normal(3, 4, 7, 6), weight(6, 2, 3, 2), None, (2, 1), (1, 2), (1, 2), 2),
+        {},
+    ),
+    "two axes, words": lambda: (
+        F.conv2d,
+        (),
+        {
+            "input": normal(3, 4, 7, 6),
+            "weight": weight(6, 4, 3, 2),
+            "bias": weight(6),
+            "padding": "same",
+            "dilation": 2,
+        },
+    ),
+    "no padding": lambda: (F.conv2d, (normal(3, 4, 7, 6), weight(6, 4, 3, 2)), {"padding": "valid", "stride": [2]}),
+    "three axes": lambda: (F.conv3d, (normal(3, 2, 4, 5, 3), weight(4, 2, 2, 3, 1), weight(4)), {}),
+    "three axes, all": lambda: (
+        F.conv3d,
+        (normal(3, 2, 4, 5, 3), weight(4, 1, 2, 3, 1), weight(4), (1, 2, 1), (1, 0, 2), (2, 1, 1), 2),
+        {},
+    ),
+}
+TRANSPOSED: dict[str, Callable[[], Call]] = {
+    "one axis": lambda: (F.conv_transpose1d, (normal(3, 4, 5), weight(4, 6, 3)), {}),
+    "one axis, all": lambda: (F.conv_transpose1d, (normal(3, 4, 5), weight(4, 3, 3), weight(6), 2, 1, 1, 2, 2), {}),
+    "two axes": lambda: (F.conv_transpose2d, (normal(3, 4, 5, 4), weight(4, 6, 3, 2), weight(6)), {}),
+    "two axes, all": lambda: (
+        F.conv_transpose2d,
+        (normal(3, 4, 5, 4), weight(4, 3, 3, 2), weight(6), (2, 3), (1, 0), (1, 2), 2, (1, 2)),
+        {},
+    ),
+    "three axes": lambda: (F.conv_transpose3d, (normal(3, 2, 3, 2, 3), weight(2, 4, 2, 3, 1), weight(4)), {}),
+    "three axes, all": lambda: (
+        F.conv_transpose3d,
+        (normal(3, 2, 3, 2, 3), weight(2, 2, 2, 3, 1), None, (2, 1, 1), (1, 0, 0), (1, 0, 0), 2, 1),
+        {},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str) -> None:
+    """With every option by its place or by its name, and without."""
+    torch.manual_seed(0)
+    check(CONVOLUTIONS[name](), ["convolution"])
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions(name: str) -> None:
+    """The same for those that make images larger."""
+    torch.manual_seed(0)
+    check(TRANSPOSED[name](), ["transposed convolution"])
+
+
+LINEAR: dict[str, Callable[[], Call]] = {
+    "plain": lambda: (F.linear, (normal(3, 4), weight(5, 4), weight(5)), {}),
+    "words": lambda: (F.linear, (normal(3, 2, 4),), {"weight": weight(5, 4), "bias": weight(5)}),
+    "transposed": lambda: (F.linear, (normal(3, 2, 4), weight(4, 5).T), {}),
+    "rows": lambda: (F.linear, (normal(3, 4), weight(7, 4)[2:5], weight(7)[2:5]), {}),
+    "bias alone": lambda: (F.linear, (normal(3, 4), normal(5, 4), weight(5)), {}),
+    "matmul": lambda: (torch.matmul, (normal(3, 2, 4), weight(4, 5)), {}),
+    "operator": lambda: (Tensor.__matmul__, (normal(3, 4), weight(5, 4).T), {}),
+    "mm": lambda: (torch.mm, (normal(3, 4), weight(4, 5)), {}),
+    "vector": lambda: (torch.matmul, (normal(3, 2, 4), weight(4)), {}),
+    "groups": lambda: (torch.matmul, (normal(3, 2, 6, 4), weight(2, 4, 5)), {}),
+    "addmm": lambda: (torch.addmm, (weight(5), normal(3, 4), weight(4, 5)), {}),
+    "addmm, words": lambda: (torch.addmm, (weight(1, 5),), {"mat1": normal(3, 4), "mat2": weight(5, 4).T}),
+    "einsum": lambda: (torch.einsum, ("bti,oi->bot", normal(3, 2, 4), weight(5, 4)), {}),
+    "einsum, weight first": lambda: (torch.einsum, ("oi,bti->bto", weight(5, 4), normal(3, 2, 4)), {}),
+    "einsum, no arrow": lambda: (torch.einsum, ("bti,io", normal(3, 2, 4), weight(4, 5)), {}),
+    "einsum, dots": lambda: (torch.einsum, ("...i,oi->...o", normal(3, 2, 4), weight(5, 4)), {}),
+    "einsum, groups": lambda: (torch.einsum, ("bgi,goi->bog", normal(3, 2, 4), weight(2, 5, 4)), {}),
+    "einsum, several": lambda: (torch.einsum, ("bijt,pjoi->btop", normal(3, 4, 2, 5), weight(3, 2, 6, 4)), {}),
+}
+FREE = {
+    **dict.fromkeys(("words", "transposed", "matmul", "vector", "einsum, weight first", "einsum, dots"), (0, 1)),
+    "groups": (0, 2),
+    "einsum": (0, 2),
+    "einsum, no arrow": (0, 2),
+    "einsum, several": (0, 1),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_maps(name: str) -> None:
+    """In all their words; which axes may hold the examples is noted."""
+    torch.manual_seed(0)
+    call = LINEAR[name]()
+    if name == "einsum, no arrow":  # b, o, t in the order of the alphabet
+        assert call[0](*call[1]).shape == (3, 5, 2)
+    check(call, ["linear"], FREE.get(name, (0,)))
+
+
+def test_bilinear_maps() -> None:
+    """With a bias and without."""
+    torch.manual_seed(0)
+    check((F.bilinear, (normal(3, 4), normal(3, 2), weight(5, 4, 2)), {}), ["bilinear"])
+    words = {"input2": normal(3, 6, 2), "weight": weight(5, 4, 2), "bias": weight(5)}
+    check((F.bilinear, (normal(3, 6, 4),), words), ["bilinear"], (0, 1))
+    check((F.bilinear, (normal(3, 4), normal(3, 2), normal(5, 4, 2), weight(5)), {}), ["bilinear"])
+
+
+@pytest.mark.parametrize("padding", [None, 0, 2, -1])
+def test_embeddings(padding: int | None) -> None:
+    """Tokens with an axis and without; a padding token has no gradient."""
+    torch.manual_seed(0)
+    for tokens in (torch.tensor([[0, 1], [2, 5], [5, 0]], device=DEVICE), torch.tensor([5, 0, 2], device=DEVICE)):
+        check((F.embedding, (tokens, weight(6, 4), padding), {}), ["embedding"], tuple(range(tokens.dim())))
+    part = weight(8, 4)[:6]
+    recorder = Noting([part._base])
+    HANDLERS[F.embedding](recorder, F.embedding, (tokens, part, padding), {})
+    assert not recorder.uses  # a part of a table
+
+
+def statistics(size: int) -> dict[str, Tensor]:
+    """Of a batch norm."""
+    return {"running_mean": normal(size), "running_var": normal(size).square() + 0.5}
+
+
+Norm = Callable[[Any, Any], Call]  # of scale and shift, each of four numbers
+NORMS: dict[str, tuple[Norm, tuple[int, ...]]] = {
+    "layer norm": (lambda w, b: (F.layer_norm, (normal(3, 2, 4), (4,), w, b), {}), (0, 1)),
+    "RMS norm": (lambda w, _: (F.rms_norm, (normal(3, 2, 4), (4,), w), {"eps": 0.1}), (0, 1)),
+    "group norm": (lambda w, b: (F.group_norm, (normal(3, 4, 5), 2, w, b), {}), (0,)),
+    "instance norm": (lambda w, b: (F.instance_norm, (normal(3, 4, 5, 2),), {"weight": w, "bias": b}), (0,)),
+    "batch norm": (lambda w, b: (F.batch_norm, (normal(3, 4, 5),), {**statistics(4), "weight": w, "bias": b}), (0,)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms(name: str) -> None:
+    """Scale and shift, each with the other and alone."""
+    torch.manual_seed(0)
+    make, free = NORMS[name]
+    check(make(weight(4), weight(4)), [name], free)
+    check(make(weight(4), normal(4)), [name], free)
+    if name != "RMS norm":
+        check(make(normal(4), weight(4)), [name], free)
+    if name in ("layer norm", "RMS norm"):
+        call = (make(None, None)[0], (normal(3, 2, 4), (2, 4), weight(2, 4)), {})
+        check(call, [name])
+
+
+ELEMENTWISE: dict[str, tuple[Callable[[], Call], str]] = {
+    "added": (lambda: (torch.add, (normal(3, 2, 4), weight(4)), {}), "added parameter"),
+    "added first": (lambda: (Tensor.__add__, (weight(2, 1), normal(3, 2, 4)), {}), "added parameter"),
+    "taken away": (lambda: (torch.sub, (normal(3, 2, 4), weight(1, 2, 4)), {"alpha": 2}), "added parameter"),
+    "multiplied": (lambda: (Tensor.__mul__, (normal(3, 2, 4), weight(2, 4)), {}), "multiplied parameter"),
+    "divided": (lambda: (torch.div, (normal(3, 2, 4), weight(4)), {}), "multiplied parameter"),
+    "a view": (lambda: (torch.mul, (normal(3, 2, 4), weight(4, 2).T), {}), "multiplied parameter"),
+    "a part": (lambda: (torch.mul, (normal(3, 2, 4), weight(7)[1:5]), {}), "multiplied parameter"),
+    "a number": (lambda: (torch.mul, (normal(3, 2, 4), weight(1)), {}), "multiplied parameter"),
+    "expanded": (lambda: (Tensor.expand, (weight(1, 2, 4), 3, -1, -1), {}), "expanded parameter"),
+    "repeated": (lambda: (Tensor.repeat, (weight(1, 2, 4), 3, 1, 1), {}), "expanded parameter"),
+    "like another": (lambda: (Tensor.expand_as, (weight(4), normal(3, 2, 4)), {}), "expanded parameter"),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name: str) -> None:
+    """Where a parameter is broadcast over the examples; the result is shown to whoever watches."""
+    torch.manual_seed(0)
+    make, rule = ELEMENTWISE[name]
+    call = make()
+    small = next(tuple(each.shape) for each in call[1] if base_of(each) is not None)
+    ones = tuple(axis for axis, size in enumerate((1,) * (3 - len(small)) + small) if size == 1)
+    assert len(check(call, [rule], ones).shown) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_slopes_below_zero(channels: int) -> None:
+    """One, or one for each channel; the generic rule is told not to map over them."""
+    torch.manual_seed(0)
+    for given in (normal(3, 4, 5), normal(3, 4)):
+        stretched_axes = tuple(axis for axis in range(given.dim()) if channels == 1 or axis != 1)
+        recorder = check((F.prelu, (given, weight(channels)), {}), ["multiplied parameter"], stretched_axes)
+        assert not recorder.mapped and len(recorder.shown) == 1
