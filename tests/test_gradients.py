@@ -243,6 +243,26 @@ def test_max_pooling_over_any_windows(name: str, shape: tuple[int, ...]) -> None
     same_gradients(PlacedPool.apply(given, apart, options), F.max_pool2d(given, **options), [given])
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU scatters nothing")
+@pytest.mark.parametrize("name", list(WINDOWS))
+def test_which_windows_meet(name: str) -> None:
+    """Found from the options, in whatever form; torch's own gradient is left where it is asked for."""
+    torch.manual_seed(0)
+    given = torch.randint(0, 3, (3, 2, 7, 8)).double().requires_grad_()
+    apart, options = WINDOWS[name]
+    ours = max_pool(RECORDER, F.max_pool2d, (given,), options)
+    assert ours.grad_fn.name() == "PlacedPoolBackward" and ours.grad_fn.apart == apart
+    same_gradients(ours, F.max_pool2d(given, **options), [given])
+    plain = [
+        max_pool(SimpleNamespace(columns=True, second=True), F.max_pool2d, (given,), options),
+        max_pool(SimpleNamespace(columns=False, second=False), F.max_pool2d, (given,), options),
+        max_pool(RECORDER, F.max_pool2d, (given[:0],), options),
+        max_pool(RECORDER, F.max_pool2d, (given,), options | {"return_indices": True})[0],
+        max_pool(RECORDER, F.max_pool2d, (given.detach(),), options),
+    ]
+    assert not any("Placed" in str(each.grad_fn) for each in plain)
+
+
 class OnGpu(Tensor):
     """Numbers that say they are on a GPU."""
 

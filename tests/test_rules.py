@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import DEVICE
+from lapwing.jacobians import Layout
 from lapwing.layers import HANDLERS
 from lapwing.layers.base import Contribution, Part, Ref
 from lapwing.layers.elementwise import stretched
@@ -215,6 +216,22 @@ def test_linear_maps(name: str) -> None:
     if name == "einsum, no arrow":  # b, o, t in the order of the alphabet
         assert call[0](*call[1]).shape == (3, 5, 2)
     check(call, ["linear"], FREE.get(name, (0,)))
+
+
+def test_columns_in_the_order_of_the_weight() -> None:
+    """Whatever their order in a product, so that several uses of a weight agree."""
+    torch.manual_seed(0)
+    own = weight(5, 2, 4)
+    calls: list[Call] = [
+        (torch.einsum, ("bij,oij->bo", normal(3, 2, 4), own), {}),
+        (torch.einsum, ("oij,bji->bo", own, normal(3, 4, 2)), {}),
+        (torch.einsum, ("bji,jio->bo", normal(3, 4, 2), own.permute(2, 1, 0)), {}),
+        (F.linear, (normal(3, 8), own.flatten(1)), {}),
+    ]
+    for call in calls:
+        (use,) = check(call, ["linear"]).uses
+        (made,) = use.rule.contributions(use, use.inputs, normal(COLUMNS, EXAMPLES, 5))
+        assert made.layout == Layout.plain(1, 5, 8) and not made.value.flipped
 
 
 def test_bilinear_maps() -> None:

@@ -149,6 +149,9 @@ def test_views_without_a_place() -> None:
     assert Ref.of("p", part.as_strided((3,), (1,), 3), part) is not None
     assert Ref.of("p", part.as_strided((3,), (1,), 4), part) is None  # beyond its end
     assert Ref.of("p", part.as_strided((3,), (1,), 0), part) is None  # before its beginning
+    apart = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    assert Ref.of("p", apart.as_strided((2,), (2,), 0), apart) is not None
+    assert Ref.of("p", apart.as_strided((2,), (1,), 0), apart) is None  # between its elements
     last = nn.Parameter(torch.randn(2, 3, 4).transpose(1, 2))  # in memory the second axis is the innermost
     assert Ref.of("p", last.transpose(1, 2).flatten(1), last) is None  # 0, 3, 6, 9, 1, ...: not evenly apart
 
