@@ -16,7 +16,7 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, fitted, normal, weights_of
-from lapwing.likelihoods import Form
+from lapwing.likelihoods import Form, score
 from lapwing.random import DEFAULT_SEED, Hashed
 from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
 from tables import curvature_of, moved, own_bases, relative
@@ -472,6 +472,18 @@ def test_cross_entropies_are_torchs(soft: bool, weighted: bool, smoothing: float
     torch.testing.assert_close(likelihood.energy(f, likelihood.targets(y, form)), expected)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_a_single_class_is_sure(smoothing: float) -> None:
+    """Beside labels that are ignored too: nothing is to be learnt, and nothing fails."""
+    likelihood = lw.Categorical(axis=-1, label_smoothing=smoothing)
+    f, y = torch.randn(2, 3, 1, dtype=torch.float64), torch.tensor([[0, -100, 0], [-100, 0, 0]])
+    assert likelihood.form(f, y).outputs == 1
+    draws = Hashed(DEFAULT_SEED, torch.arange(2), 3)
+    for made in (likelihood.energy(f, y), likelihood.root(f, y), likelihood.drawn_score(f, y, draws)):
+        assert float(made.abs().max()) < 1e-12
+    assert likelihood.root(f, y).shape == (2, 3, 1, 1)
+
+
 def test_one_noise_stays_a_number() -> None:
     """And a posterior that is stored has one; several stay a tensor."""
     for noise in (0.3, torch.tensor(0.3), torch.tensor([0.3])):
@@ -494,6 +506,33 @@ def test_ratios_of_noises() -> None:
         assert not likelihood.same_ratios(lw.Gaussian(other)) and not lw.Gaussian(other).same_ratios(likelihood)
     other = noise * torch.tensor([1 + 3e-7, 1.0, 1.0], dtype=torch.float64)
     assert likelihood.same_ratios(lw.Gaussian(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@EVERY
+def test_roots_are_in_the_precision_of_the_outputs(name: str, dtype: torch.dtype) -> None:
+    """With one noise or several, and whatever the targets are in."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).to(dtype)
+    if isinstance(likelihood, lw.Custom):
+        return
+    assert likelihood.root(f, likelihood.targets(case.y, form)).dtype == dtype
+
+
+@EVERY
+def test_scores_are_gradients_of_the_energy(name: str) -> None:
+    """Without a graph unless one is asked for, whatever the outputs have."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).clone()
+    y = likelihood.targets(case.y, form)
+    exact = torch.stack([case.gradient(f, y) for f, y in zip(case.f, case.y, strict=True)])
+    for given in (f, f.clone().requires_grad_()):
+        made = score(likelihood, given, y)
+        assert not made.requires_grad
+        assert relative(form.restore(made).reshape(exact.shape) * likelihood.scale, exact) < 1e-10
+    assert score(likelihood, given, y, create_graph=True).requires_grad
 
 
 HALVES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [

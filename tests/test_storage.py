@@ -156,6 +156,26 @@ def test_views_without_a_place() -> None:
     assert Ref.of("p", last.transpose(1, 2).flatten(1), last) is None  # 0, 3, 6, 9, 1, ...: not evenly apart
 
 
+@pytest.mark.parametrize(
+    ("shape", "view", "turned"),
+    [
+        ((5, 4), as_it_is, False),
+        ((4, 5), lambda p: p.T, True),
+        ((5, 1), as_it_is, False),
+        ((5, 1), lambda p: p.T, True),
+        ((5,), as_it_is, False),
+        ((2, 5, 4), lambda p: p.mT, True),
+        ((2, 5, 4), lambda p: p.transpose(0, 1), False),
+        ((6, 4), lambda p: p[2:5].T, True),
+    ],
+)
+def test_which_views_are_transposed(shape: tuple[int, ...], view: Callable[[Tensor], Tensor], turned: bool) -> None:
+    """By the order of the last two axes in the parameter; of an axis of one the other is taken for the first."""
+    p = nn.Parameter(torch.randn(shape))
+    ref = Ref.of("p", view(p), p)
+    assert ref is not None and ref.transposed == turned
+
+
 def test_empty_views() -> None:
     """They are at the beginning, in order; so are parameters without elements."""
     for p in (nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3, 4).T), nn.Parameter(torch.randn(0, 3))):
