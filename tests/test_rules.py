@@ -16,6 +16,7 @@ from conftest import DEVICE
 from lapwing.jacobians import Layout
 from lapwing.layers import HANDLERS
 from lapwing.layers.base import Contribution, Part, Ref
+from lapwing.layers.contractions import Letters, written
 from lapwing.layers.elementwise import stretched
 
 EXAMPLES, COLUMNS = 3, 2
@@ -41,8 +42,8 @@ class Noting:
         return tensor.view_as(tensor)
 
     def record(self, rule: Any, output: Tensor, refs: Any, inputs: Any, axes: Any, options: Any = None) -> Tensor:
-        cache, shape = {"axis": 0}, tuple(output.shape)
-        use = SimpleNamespace(rule=rule, refs=refs, inputs=inputs, axes=axes, options=options, cache=cache, shape=shape)
+        use = SimpleNamespace(rule=rule, refs=refs, inputs=inputs, axes=axes, options=options, cache={})
+        use.shape = tuple(output.shape)
         self.uses.append(use)
         use.output = output
         return output
@@ -85,7 +86,7 @@ def rows_of(made: Contribution) -> Tensor:
     return made.layout.to_flat(product.mT if term.flipped else product)
 
 
-def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,)) -> Noting:
+def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,), axis: int = 0) -> Noting:
     """A handler's output is the function's, and its notes make the function's gradients, example by example."""
     func, args, kwargs = call
     parameters = list(dict.fromkeys(base_of(each) for each in (*args, *kwargs.values()) if base_of(each) is not None))
@@ -96,16 +97,18 @@ def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,)) -> Noting:
     found = {place: torch.zeros(COLUMNS, EXAMPLES, each.numel()).to(plain) for place, each in enumerate(parameters)}
     for use in recorder.uses:
         assert use.axes == free
+        use.cache["axis"] = axis
         grads = torch.stack(
             [torch.autograd.grad(output, use.output, column, retain_graph=True)[0] for column in columns]
         )
-        for made in use.rule.contributions(use, use.rule.prepare(use, use.inputs), grads):
+        inputs = tuple(each.movedim(axis, 0) for each in use.rule.prepare(use, use.inputs))
+        for made in use.rule.contributions(use, inputs, grads.movedim(1 + axis, 1)):
             assert isinstance(made.part, Part)
             found[int(made.part.name)][..., made.part.start : made.part.stop] += rows_of(made)
     for place, each in enumerate(parameters):
         for example in range(EXAMPLES):
             alone = torch.zeros_like(columns)
-            alone[:, example] = columns[:, example]
+            alone.select(1 + axis, example).copy_(columns.select(1 + axis, example))
             expected = [torch.autograd.grad(plain, each, column, retain_graph=True)[0].flatten() for column in alone]
             torch.testing.assert_close(found[place][:, example], torch.stack(expected), rtol=1e-9, atol=1e-11)
     return recorder
@@ -190,6 +193,10 @@ LINEAR: dict[str, Callable[[], Call]] = {
     "mm": lambda: (torch.mm, (normal(3, 4), weight(4, 5)), {}),
     "vector": lambda: (torch.matmul, (normal(3, 2, 4), weight(4)), {}),
     "groups": lambda: (torch.matmul, (normal(3, 2, 6, 4), weight(2, 4, 5)), {}),
+    "stretched weight": lambda: (torch.matmul, (normal(3, 2, 6, 4), weight(1, 4, 5)), {}),
+    "stretched input": lambda: (torch.matmul, (normal(3, 1, 6, 4), weight(2, 4, 5)), {}),
+    "on the left": lambda: (torch.matmul, (weight(5, 4), normal(3, 4, 6)), {}),
+    "groups on the left": lambda: (torch.matmul, (weight(2, 5, 4), normal(3, 2, 4, 6)), {}),
     "addmm": lambda: (torch.addmm, (weight(5), normal(3, 4), weight(4, 5)), {}),
     "addmm, words": lambda: (torch.addmm, (weight(1, 5),), {"mat1": normal(3, 4), "mat2": weight(5, 4).T}),
     "einsum": lambda: (torch.einsum, ("bti,oi->bot", normal(3, 2, 4), weight(5, 4)), {}),
@@ -202,6 +209,10 @@ LINEAR: dict[str, Callable[[], Call]] = {
 FREE = {
     **dict.fromkeys(("words", "transposed", "matmul", "vector", "einsum, weight first", "einsum, dots"), (0, 1)),
     "groups": (0, 2),
+    "stretched weight": (0, 1, 2),
+    "stretched input": (0, 2),
+    "on the left": (0, 2),
+    "groups on the left": (0, 3),
     "einsum": (0, 2),
     "einsum, no arrow": (0, 2),
     "einsum, several": (0, 1),
@@ -216,6 +227,78 @@ def test_linear_maps(name: str) -> None:
     if name == "einsum, no arrow":  # b, o, t in the order of the alphabet
         assert call[0](*call[1]).shape == (3, 5, 2)
     check(call, ["linear"], FREE.get(name, (0,)))
+
+
+GROUPED: dict[str, Callable[[], Call]] = {
+    "bmm": lambda: (torch.bmm, (normal(2, 3, 4), weight(2, 4, 5)), {}),
+    "baddbmm": lambda: (torch.baddbmm, (weight(2, 1, 5), normal(2, 3, 4), weight(2, 4, 5)), {}),
+    "baddbmm, words": lambda: (
+        torch.baddbmm,
+        (weight(2, 1, 5),),
+        {"batch1": normal(2, 3, 4), "batch2": weight(2, 5, 4).mT},
+    ),
+    "baddbmm, fixed bias": lambda: (torch.baddbmm, (normal(3, 5), normal(2, 3, 4), weight(2, 4, 5)), {}),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_linear_maps_of_groups(name: str) -> None:
+    """With the groups in front of the examples."""
+    torch.manual_seed(0)
+    check(GROUPED[name](), ["linear"], (1,), axis=1)
+
+
+PASSED_ON: dict[str, Callable[[], Call]] = {
+    "a vector": lambda: (torch.matmul, (normal(4), weight(4, 5)), {}),
+    "another place for the result": lambda: (torch.mm, (normal(3, 4), weight(4, 5)), {"out": normal(0)}),
+    "no weights": lambda: (torch.matmul, (normal(3, 4), normal(4, 5)), {}),
+    "scaled": lambda: (torch.addmm, (weight(5), normal(3, 4), weight(4, 5)), {"beta": 2.0}),
+    "scaled groups": lambda: (torch.baddbmm, (normal(2, 3, 5), normal(2, 3, 4), weight(2, 4, 5)), {"alpha": 2.0}),
+    "added to what is fixed": lambda: (Tensor.addmm, (normal(3, 5), normal(3, 4), normal(4, 5)), {}),
+    "every other row": lambda: (F.linear, (normal(3, 4), weight(8, 4)[::2]), {}),
+    "a vector for a weight": lambda: (F.linear, (normal(3, 4), weight(4)), {}),
+    "three operands": lambda: (torch.einsum, ("bi,ij,jo->bo", normal(3, 4), weight(4, 2), weight(2, 5)), {}),
+    "one operand": lambda: (torch.einsum, ("ij->ji", weight(4, 2)), {}),
+    "a letter twice": lambda: (torch.einsum, ("bi,ii->bi", normal(3, 4), weight(4, 4)), {}),
+    "no letters": lambda: (torch.einsum, (normal(3, 4), [0, 1], weight(4, 5), [1, 2], [0, 2]), {}),
+    "elementwise": lambda: (torch.einsum, ("bi,i->bi", normal(3, 4), weight(4)), {}),
+    "two dimensions of an image": lambda: (F.conv1d, (normal(4, 9), weight(6, 4, 3)), {}),
+    "a frozen bias": lambda: (F.bilinear, (normal(3, 4), normal(3, 2), normal(5, 4, 2), normal(5)), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_calls_that_are_passed_on(name: str) -> None:
+    """Whatever is no linear map of the examples with one weight: nothing is noted, and the result is torch's."""
+    torch.manual_seed(0)
+    func, args, kwargs = PASSED_ON[name]()
+    recorder = Noting([each for each in map(base_of, args) if each is not None])
+    with torch.set_grad_enabled("out" not in kwargs):
+        found = HANDLERS[func](recorder, func, args, kwargs)
+        assert torch.equal(found, func(*args, **{key: each for key, each in kwargs.items() if key != "out"}))
+    assert not recorder.uses
+
+
+@pytest.mark.parametrize(
+    ("equation", "first", "second", "letters"),
+    [
+        ("bti, io -> bto", 3, 2, ("bti", "io", "bto")),
+        ("bti,io", 3, 2, ("bti", "io", "bot")),
+        ("...i,io->...o", 4, 2, ("abci", "io", "abco")),
+        ("...i,...io->...o", 4, 3, ("abci", "cio", "abco")),
+        ("...i,io", 3, 2, ("abi", "io", "abo")),
+        ("ac...,ci->a...i", 3, 2, ("acb", "ci", "abi")),
+        ("bi,io,op->bp", 2, 2, None),
+        ("bi->b", 2, 2, None),
+        ("abc...,cd->ad", 2, 2, None),
+        ("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ...,c->c", 54, 1, None),
+    ],
+)
+def test_letters_of_equations(equation: str, first: int, second: int, letters: tuple[str, ...] | None) -> None:
+    """With free ones in place of dots, and the product's in the order of the alphabet where no arrow is."""
+    found = written(equation, torch.empty([1] * first), torch.empty([1] * second))
+    assert found == (None if letters is None else Letters(*letters))
 
 
 def test_columns_in_the_order_of_the_weight() -> None:
