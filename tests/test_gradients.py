@@ -111,6 +111,51 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
     assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
 
 
+def attended(recorder: Any, *args: Any, **options: Any) -> bool:
+    """Whether a call of attention has our gradient; its numbers are torch's either way."""
+    func = F.scaled_dot_product_attention
+    made = HANDLERS[func](recorder, func, args, options)
+    if not options.get("dropout_p"):
+        torch.testing.assert_close(made, func(*args, **options), rtol=1e-9, atol=1e-9)
+    return made.grad_fn is not None and made.grad_fn.name() == "AttentionBackward"
+
+
+def test_which_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many columns in full precision, up to a size; with options by their place or by their name."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(attention, "LARGEST_CPU", 30)
+    monkeypatch.setattr(attention, "LARGEST_CUDA", 30)
+    query, key, value = normal(2, 3, 5, 4), normal(2, 3, 6, 4), normal(2, 3, 6, 7)
+    mask = torch.randn(5, 6, dtype=torch.float64, device=DEVICE)
+    every = (query, key, value)
+    assert attended(RECORDER, *every) and attended(RECORDER, *every, mask, 0.0, False)
+    assert attended(RECORDER, *every, None, 0.0, True) and attended(RECORDER, *every, attn_mask=mask, scale=0.3)
+    assert attended(RECORDER, *(each.detach().float().requires_grad_() for each in every))
+    assert not attended(SimpleNamespace(columns=True, second=True), *every)
+    assert not attended(SimpleNamespace(columns=False, second=False), *every)
+    assert not attended(RECORDER, query.detach(), key, value)
+    assert not attended(RECORDER, *every, mask.clone().requires_grad_())
+    assert not attended(RECORDER, *every, dropout_p=0.1)
+    assert not attended(RECORDER, *every, enable_gqa=True)
+    assert not attended(RECORDER, query, key[:1], value[:1]) and not attended(RECORDER, query, key, value[:, :1])
+    assert not attended(RECORDER, *(each.detach().bfloat16().requires_grad_() for each in every))
+    assert not attended(RECORDER, query[:, :, :0], key, value)
+    assert not attended(RECORDER, normal(2, 3, 31, 4), key[:, :, :1], value[:, :, :1])
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert not attended(RECORDER, *every)
+
+
+def test_masks_are_those_of_the_call() -> None:
+    """What is written to a mask later does not matter, and the mask that was given is left alone."""
+    torch.manual_seed(0)
+    query, key, value = normal(2, 5, 4), normal(2, 6, 4), normal(2, 6, 7)
+    mask = torch.randn(5, 6, dtype=torch.float64, device=DEVICE)
+    theirs = F.scaled_dot_product_attention(query, key, value, mask.clone())
+    ours = HANDLERS[F.scaled_dot_product_attention](RECORDER, None, (query, key, value, mask), {})
+    mask.zero_()
+    same_gradients(ours, theirs, [query, key, value])
+
+
 def by_rows(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None) -> Tensor:
     """What the kernel of layer norms gives: gradients (K, R, P), by autograd."""
     with torch.enable_grad():
@@ -570,6 +615,31 @@ def test_unbind(axis: int) -> None:
     grads = torch.randn(4, *ours.shape, dtype=ours.dtype, device=ours.device)
     (made,) = torch.vmap(lambda grad: torch.autograd.grad(ours, [turned], grad, retain_graph=True))(grads)
     assert made[0].stride() == turned.stride()  # so that nobody copies it back
+
+
+def test_which_tensors_are_taken_apart_by_us() -> None:
+    """Computed ones whose parts are not in the order of memory."""
+    torch.manual_seed(0)
+    given = normal(4, 2, 3)
+    turned = (2 * given).permute(2, 0, 1)
+
+    def ours(tensor: Any, *args: Any, recorder: Any = RECORDER, **options: Any) -> bool:
+        made = HANDLERS[torch.unbind](recorder, torch.unbind, (tensor, *args), options)
+        expected = torch.unbind(tensor, *args, **options)
+        assert len(made) == len(expected) and all(map(torch.equal, made, expected))
+        return bool(made) and made[0].grad_fn is not None and made[0].grad_fn.name() == "UnbindBackward"
+
+    assert ours(turned) and ours(turned, 0) and ours(turned, dim=2) and ours(turned, -1) and ours(turned, -3)
+    assert not ours(turned, 1) and not ours(turned, -2) and not ours(2 * given)
+    assert ours(2 * given, 1)
+    assert not ours(turned, recorder=SimpleNamespace(columns=False, second=False))
+    assert not ours(turned, recorder=SimpleNamespace(columns=True, second=True))
+    assert not ours(given.detach().permute(2, 0, 1)) and not ours(given.permute(2, 0, 1))
+    assert not ours(turned[:, :0]) and not ours((2 * given)[..., :1].expand(4, 2, 3).permute(2, 0, 1))
+    assert not ours(torch.complex(turned, turned))
+    for axis in (3, -4):
+        with pytest.raises(IndexError):
+            HANDLERS[torch.unbind](RECORDER, torch.unbind, (turned, axis), {})
 
 
 class Packed(nn.Module):
