@@ -18,6 +18,8 @@ from lapwing.layers import HANDLERS
 from lapwing.layers.base import Contribution, Part, Ref
 from lapwing.layers.contractions import Letters, written
 from lapwing.layers.elementwise import stretched
+from lapwing.layers.embedding import CertainPadding, KeptTables
+from lapwing.layers.norm import frozen_batch_norm
 
 EXAMPLES, COLUMNS = 3, 2
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -338,6 +340,48 @@ def test_embeddings(padding: int | None) -> None:
     assert not recorder.uses  # a part of a table
 
 
+@pytest.mark.parametrize("norm", [None, 1.0, 2.0])
+def test_tables_with_a_limit(norm: float | None) -> None:
+    """Long rows are shortened as torch does it, in a copy; gradients are those of a plain lookup."""
+    torch.manual_seed(0)
+    tokens, table = torch.tensor([[0, 1], [2, 5], [5, 0]], device=DEVICE), weight(6, 4)
+    with torch.no_grad():
+        table.mul_(torch.tensor([0.1, 1, 2, 3, 0.2, 5], device=DEVICE)[:, None])
+    kept = table.detach().clone()
+    options: dict[str, Any] = {"max_norm": 1.5} | ({} if norm is None else {"norm_type": norm})
+    expected = F.embedding(tokens, kept.clone(), **options)
+    bags = F.embedding_bag(tokens, kept.clone(), mode="sum", **options)
+    recorder = Noting([table])
+    with KeptTables():
+        looked = F.embedding(tokens, table, scale_grad_by_freq=True, **options)
+        summed = F.embedding_bag(tokens, weight=table, mode="sum", scale_grad_by_freq=True, **options)
+        assert torch.equal(F.relu(table), table.relu())
+    for found in (HANDLERS[F.embedding](recorder, F.embedding, (tokens, table), options), looked):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)  # torch divides by the norm plus 1e-7
+        (gradient,) = torch.autograd.grad(found.sum(), table)
+        torch.testing.assert_close(
+            gradient, torch.bincount(tokens.flatten(), minlength=6).double()[:, None].expand(6, 4)
+        )
+    torch.testing.assert_close(summed, bags, rtol=1e-6, atol=1e-9)
+    (gradient,) = torch.autograd.grad(summed.sum(), table)
+    torch.testing.assert_close(gradient, torch.bincount(tokens.flatten(), minlength=6).double()[:, None].expand(6, 4))
+    assert torch.equal(table, kept) and recorder.uses[0].rule.name == "embedding"
+
+
+@pytest.mark.parametrize("padding", [None, 5, -1, 0])
+def test_forward_derivatives_of_padding_tokens(padding: int | None) -> None:
+    """Are zero, as torch's backward ones are."""
+    torch.manual_seed(0)
+    tokens, table, moved = torch.tensor([[0, 1], [2, 5], [5, 0]], device=DEVICE), normal(6, 4), normal(6, 4)
+    with CertainPadding():
+        values, found = torch.func.jvp(lambda each: F.embedding(tokens, each, padding), (table,), (moved,))
+    assert torch.equal(values, table[tokens])
+    expected = moved[tokens]
+    if padding is not None:
+        expected[tokens == padding % 6] = 0
+    torch.testing.assert_close(found, expected)
+
+
 def statistics(size: int) -> dict[str, Tensor]:
     """Of a batch norm."""
     return {"running_mean": normal(size), "running_var": normal(size).square() + 0.5}
@@ -365,6 +409,38 @@ def test_norms(name: str) -> None:
     if name in ("layer norm", "RMS norm"):
         call = (make(None, None)[0], (normal(3, 2, 4), (2, 4), weight(2, 4)), {})
         check(call, [name])
+
+
+def test_batch_norms_with_running_statistics() -> None:
+    """So small a variance that `eps` counts, by its default too; and what is not frozen is torch's."""
+    torch.manual_seed(0)
+    given, scale = normal(3, 4, 5).requires_grad_(), weight(4)
+    plain: dict[str, Any] = {"running_mean": normal(4), "running_var": torch.full((4,), 1e-5).to(given)}
+    for options in ({}, {"eps": 1e-3}, {"weight": scale}):
+        ours = frozen_batch_norm({"input": given, **plain, **options})
+        assert ours.grad_fn.name() == "FrozenBatchNormBackward"
+        theirs = F.batch_norm(given, **plain, **options)
+        column = normal(3, 4, 5)
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, given, column)[0], torch.autograd.grad(theirs, given, column)[0]
+        )
+    none = {"running_mean": None, "running_var": None, "training": True}
+    for change in ({"input": given.detach(), "weight": scale}, none):
+        assert "Frozen" not in frozen_batch_norm({"input": given, **plain, **change}).grad_fn.name()
+    for name, each in plain.items():
+        with pytest.raises(RuntimeError, match="not differentiable"):
+            frozen_batch_norm({"input": given, **plain, name: each.clone().requires_grad_()})
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_of_the_batch_are_refused(affine: bool) -> None:
+    """With the name of the layer's weight, where it has one."""
+    own = weight(4)
+    options = {"training": True} | ({"weight": own} if affine else {})
+    whose = "'0'" if affine else "'a batch norm without scale and shift'"
+    with pytest.raises(ValueError, match=f"^{whose} normalises with the statistics of the batch"):
+        HANDLERS[F.batch_norm](Noting([own]), F.batch_norm, (normal(3, 4, 5), None, None), options)
 
 
 ELEMENTWISE: dict[str, tuple[Callable[[], Call], str]] = {

@@ -453,3 +453,40 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
     monkeypatch.setattr(generic, "_vectorised", fails(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         generic.generic_rows(model, x, names, cotangents, room, SimpleNamespace(vectorised=True, saved=False))
+
+
+class Partly(nn.Module):
+    """Of two weights one is used where the first input is positive, and none where it is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x[0, 0]) == 0:
+            return x[:, :2].clone()
+        return (x @ (self.one if float(x[0, 0]) > 0 else self.two)).square()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_generic_rule_one_example_at_a_time(dtype: torch.dtype) -> None:
+    """What an example does not use has zeros; rows are in float32 at least, and differentiable where asked for."""
+    torch.manual_seed(0)
+    model = Partly().to(DEVICE, dtype)
+    x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 0.5, 2.0], [0.0, 1.0, 1.0]], device=DEVICE, dtype=dtype)
+    cotangents = torch.randn(2, 3, 2, device=DEVICE, dtype=dtype)
+    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    rows = generic.generic_rows(model, x, ("one", "two"), cotangents, budget(None, x.device), plan)
+    assert not plan.vectorised
+    for place, (name, used) in enumerate((("one", 0), ("two", 1))):
+        made = rows[name]
+        assert made.shape == (2, 3, 6) and made.dtype == torch.promote_types(dtype, torch.float32)
+        assert not made.requires_grad and not bool(made[:, [1 - place, 2]].any())
+        output = x[used] @ model.get_parameter(name).detach()
+        expected = torch.einsum("i,ko->kio", x[used], 2 * output * cotangents[:, used]).flatten(1)
+        torch.testing.assert_close(
+            made[:, used], expected.to(made.dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-9, atol=0
+        )
+    again = generic.generic_rows(model, x, ("one",), cotangents, budget(None, x.device), plan, create_graph=True)
+    (twice,) = torch.autograd.grad(again["one"].sum(), model.one)
+    assert bool(twice.any())
