@@ -13,11 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import DEVICE
-from lapwing.jacobians import Layout
+from lapwing.jacobians import Acts, Layout, Term
 from lapwing.layers import HANDLERS
-from lapwing.layers.base import Contribution, Part, Ref
+from lapwing.layers.base import (
+    BatchAxis,
+    Contribution,
+    Owned,
+    Part,
+    Ref,
+    batch_axes,
+    channels,
+    is_reshaped,
+    output_edge,
+    positions_last,
+    settled,
+)
 from lapwing.layers.contractions import Letters, written
-from lapwing.layers.elementwise import stretched
+from lapwing.layers.elementwise import align, reduce_to, stretched
 from lapwing.layers.embedding import CertainPadding, KeptTables
 from lapwing.layers.norm import frozen_batch_norm
 
@@ -477,3 +489,122 @@ def test_slopes_below_zero(channels: int) -> None:
         stretched_axes = tuple(axis for axis in range(given.dim()) if channels == 1 or axis != 1)
         recorder = check((F.prelu, (given, weight(channels)), {}), ["multiplied parameter"], stretched_axes)
         assert not recorder.mapped and len(recorder.shown) == 1
+
+
+def test_parameters_that_are_changed_in_place() -> None:
+    """Are not noted; one that something computed is changed by is. Whatever has more to it is passed on."""
+    torch.manual_seed(0)
+    own = weight(4)
+    for func in (Tensor.add_, Tensor.__imul__, Tensor.div_):
+        recorder = Noting([own])
+        found = HANDLERS[func](recorder, func, (normal(3, 4), own), {})
+        assert len(recorder.uses) == 1 and found.requires_grad
+        recorder = Noting([own])
+        with torch.no_grad():
+            HANDLERS[func](recorder, func, (own, normal(4)), {})
+        assert not recorder.uses
+    recorder = Noting([own])
+    made = torch.empty(3, 4, dtype=torch.float64, device=DEVICE)
+    with torch.no_grad():
+        HANDLERS[torch.add](recorder, torch.add, (normal(3, 4), own), {"out": made})
+    HANDLERS[torch.add](recorder, torch.add, (2.0, own), {})
+    HANDLERS[torch.mul](recorder, torch.mul, (own,), {"other": normal(3, 4)})
+    HANDLERS[Tensor.repeat](recorder, Tensor.repeat, (own, 3), {})  # numbers beside each other: no axis is stretched
+    HANDLERS[Tensor.expand](recorder, Tensor.expand, (normal(1, 4), 3, 4), {})
+    assert not recorder.uses
+    repeated = HANDLERS[Tensor.repeat](recorder, Tensor.repeat, (own, 3, 1), {})
+    assert repeated.is_contiguous() and repeated.stride() == (4, 1)  # memory of its own
+    assert HANDLERS[Tensor.expand](recorder, Tensor.expand, (own, 3, 4), {}).stride() == (0, 1)
+
+
+def test_gradients_are_summed_where_a_shape_was_stretched() -> None:
+    """Over axes of one alone, which stay."""
+    grad = normal(2, 3, 4, 5, 1)
+    assert torch.equal(reduce_to(grad, (4, 5, 1), 2), grad)
+    torch.testing.assert_close(reduce_to(grad, (1, 5, 1), 2), grad.sum(2, keepdim=True))
+    torch.testing.assert_close(reduce_to(grad, (1, 1, 1), 2), grad.sum((2, 3), keepdim=True))
+    assert align((4,), 3) == (1, 1, 4) and align((2, 4), 2) == (2, 4)
+    assert stretched((4,), (3, 2, 4)) == (0, 1) and stretched((2, 1), (3, 2, 4)) == (0, 2)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_examples_are_moved_to_the_front(skip: int) -> None:
+    """From an axis of their own, from one they share with positions, and where there is none."""
+    plain = (
+        normal(7, 2, 5, 3) if skip else normal(2, 5, 3)
+    )  # behind what is skipped: two axes of which one has examples
+    merged = plain.flatten(skip, 1 + skip)
+    assert torch.equal(BatchAxis(1, "none").split(plain, 5, skip), plain.transpose(skip, 1 + skip))
+    assert torch.equal(BatchAxis(0, "major").split(merged, 2, skip), plain)
+    assert torch.equal(BatchAxis(0, "minor").split(merged, 5, skip), plain.transpose(skip, 1 + skip))
+    assert torch.equal(BatchAxis(0, "whole").split(plain, 1, skip), plain.unsqueeze(skip))
+    last = plain.movedim(-1, skip).flatten(1 + skip)  # (3, 2 * 5)
+    assert torch.equal(BatchAxis(1, "major").split(last, 2, skip), plain.movedim((skip, -1), (skip, 1 + skip)))
+    assert torch.equal(BatchAxis(1, "minor").split(last, 5, skip), plain.movedim((1 + skip, -1), (skip, 1 + skip)))
+
+
+def test_places_where_examples_could_be() -> None:
+    """Axes of their own before shared ones, of those that are free."""
+    found = batch_axes((3, 6, 3, 5), (0, 1, 3), 3)
+    assert [(each.axis, each.fold) for each in found] == [(0, "none"), (1, "major"), (1, "minor")]
+    assert batch_axes((3, 6, 3), (1, 2), 3)[0] == BatchAxis(2, "none")
+
+
+def test_rows_of_examples() -> None:
+    """Each has as many places as the one with most; empty ones are zeros that do not count."""
+    owners = torch.tensor([2, 0, 2, 2, 0], device=DEVICE)
+    owned = Owned.of(1, owners, 4)
+    rows = normal(2, 5, 3)
+    parted = owned.split(rows, 4)
+    assert parted.shape == (4, 2, 3, 3)
+    expected = torch.zeros(4, 2, 3, 3).to(rows)
+    for example, mine in enumerate(([1, 4], [], [0, 2, 3], [])):
+        for place, row in enumerate(mine):
+            expected[example, :, place] = rows[:, row]
+    assert torch.equal(parted, expected)
+    assert torch.equal(owned.split(rows[None], 4, 1), expected[None])
+    assert owned.counted.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
+    acts = Acts(lambda examples: normal(4, 1, 6, 2)[examples], 2, 6)
+    term = owned.counts(Term(acts, normal(1, 4, 1, 6, 2)))
+    assert term.counted.tolist()[0] == [True] * 4 + [False] * 2
+    masked = torch.ones(4, 6, dtype=torch.bool, device=DEVICE)
+    masked[0, 1] = False
+    assert (
+        owned.counts(Term(acts, term.grad, counted=masked)).counted.tolist()[0]
+        == [True, False] + [True] * 2 + [False] * 2
+    )
+    assert Owned.of(0, owners[:0], 2).rows.shape == (2, 1)
+
+
+def test_positions_and_channels() -> None:
+    """Folds and places are positions; groups come first."""
+    x = normal(2, 3, 4, 5)
+    assert torch.equal(positions_last(x, 1, 20), x.flatten(2)) and torch.equal(positions_last(x, 0, 5), x.flatten(0, 2))
+    folded = normal(2, 7, 6, 4, 5)  # an example's seven images of six channels
+    made = channels(folded, 1, 2, 3)
+    assert made.shape == (2, 3, 7 * 20, 2)
+    for group, fold, channel in ((0, 0, 0), (2, 6, 1), (1, 3, 0)):
+        place = folded[:, fold, 2 * group + channel, 3, 2]
+        assert torch.equal(made[:, group, 20 * fold + 5 * 3 + 2, channel], place)
+    assert torch.equal(channels(folded[:, 0], 1, 2, 1)[:, 0], folded[:, 0].flatten(2).mT)
+
+
+def test_edges_that_survive_changes_in_place() -> None:
+    """Of what a view is made of, where it has the same numbers in the same order; else a copy is made."""
+    leaf = weight(4, 6)
+    computed = leaf * 2
+    views: list[
+        tuple[Tensor, bool, bool]
+    ] = [  # whether it is the whole of something computed, and whether it is copied
+        (computed, False, False),
+        (computed.view(6, 4), True, False),
+        (computed[None], True, False),
+        (computed[1:], False, True),
+        (computed.T, False, True),
+        (leaf.view(24), False, False),
+        (computed.T.T, True, False),
+    ]
+    for view, whole, copied in views:
+        assert is_reshaped(view) == whole and (settled(view) is not view) == copied
+        assert torch.equal(settled(view), view)
+        assert output_edge(view).node is (view._base if whole else view).grad_fn
