@@ -273,6 +273,8 @@ WINDOWS: dict[str, tuple[bool, dict[str, Any]]] = {
     "with gaps": (True, {"kernel_size": (2, 1), "stride": (3, 2)}),
     "meeting": (False, {"kernel_size": 3, "stride": 2, "padding": 1}),
     "every place": (False, {"kernel_size": 2, "stride": 1}),
+    "meeting along one axis": (False, {"kernel_size": (3, 2), "stride": (1, 2)}),
+    "meeting along the other": (False, {"kernel_size": 2, "stride": (3, 1)}),
     "dilated": (False, {"kernel_size": 2, "stride": 2, "dilation": 2}),
     "over the edge": (True, {"kernel_size": 3, "ceil_mode": True}),
 }
