@@ -64,7 +64,7 @@ def matrices(ref: Ref, groups: int = 0, rows: int = 1) -> tuple[Layout, bool] | 
     inside = sorted(range(count), key=lambda axis: (-ref.steps[axis], -shape[axis]))
     if not ref.permuted(tuple(inside)).is_rows:
         return None
-    flipped = next((axis >= groups + rows for axis in inside if axis >= groups), False)
+    flipped = next(axis >= groups + rows for axis in inside if axis >= groups)
     sides = [range(groups), range(groups, groups + rows), range(groups + rows, count)]
     if flipped:
         sides[1:] = sides[:0:-1]
