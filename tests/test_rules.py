@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import DEVICE
+from lapwing import fused
 from lapwing.jacobians import Acts, Layout, Term
 from lapwing.layers import HANDLERS
 from lapwing.layers.base import (
@@ -443,6 +444,31 @@ def test_batch_norms_with_running_statistics() -> None:
     for name, each in plain.items():
         with pytest.raises(RuntimeError, match="not differentiable"):
             frozen_batch_norm({"input": given, **plain, name: each.clone().requires_grad_()})
+
+
+@pytest.mark.parametrize("name", ["batch norm", "layer norm"])
+def test_scales_that_are_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a path of their own, beside a shift that is a parameter; ours is taken where both are, once."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fused, "usable", lambda _: True)
+    given, below, scale, shift = normal(3, 4, 4).requires_grad_(), weight(4), weight(4), weight(4)
+    func, args, kwargs = NORMS[name][0](below.exp(), shift)
+    args = (given, *args[1:])
+    recorder = Noting([shift])
+    recorder.columns = True
+    output, column = HANDLERS[func](recorder, func, args, kwargs), normal(3, 4, 4)
+    found = torch.autograd.grad(output, [given, below], column, retain_graph=True)
+    for one, right in zip(found, torch.autograd.grad(func(*args, **kwargs), [given, below], column), strict=True):
+        torch.testing.assert_close(one, right)
+    assert [set(use.refs) for use in recorder.uses] == [{"bias"}]
+    _, _, kwargs = NORMS[name][0](scale, shift)
+    args = (given, (4,), scale, shift) if name == "layer norm" else (given,)
+    for second in (False, True):
+        recorder = Noting([scale, shift])
+        recorder.columns, recorder.second = True, second
+        output = HANDLERS[func](recorder, func, args, kwargs)
+        assert (output.grad_fn.name() in ("FrozenBatchNormBackward", "RowNormBackward")) == (not second)
+        assert [set(use.refs) for use in recorder.uses] == [{"weight", "bias"}]
 
 
 @pytest.mark.parametrize("affine", [True, False])
