@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import lapwing as lw
 from conftest import DEVICE
 from fitting import built, classes, normal
+from lapwing.likelihoods import Form
 from tables import moved, relative
 
 CLASSES = 3
@@ -96,3 +98,111 @@ def test_images_with_as_many_pixels_as_classes() -> None:
     x, y = moved(normal(4, 2, CLASSES, CLASSES)), moved(classes(CLASSES, 4, CLASSES, CLASSES))
     la = lw.fit(model, (x, y), "classification")
     assert la.log_evidence() == lw.fit(model, (x, y), lw.Categorical(axis=1)).log_evidence()
+
+
+FORMS: list[tuple[tuple[int, ...], tuple[int, ...], int | None, int]] = [
+    # outputs, labels, the axis that is asked for, and the one of an example's outputs that is taken
+    ((5, 3), (5,), None, 0),
+    ((5, 4, 3), (5, 4), None, 1),
+    ((5, 3, 4), (5, 4), None, 0),
+    ((5, 3, 3), (5, 3), 1, 0),
+    ((5, 3, 3), (5, 3), -2, 0),
+    ((5, 3, 3), (5, 3), -1, 1),
+    ((5, 2, 1), (5, 1), None, 0),
+    ((5, 3, 1), (5, 3), 2, 1),
+    ((5, 1, 2), (5, 1), None, 1),
+    ((5, 3, 4, 6), (5, 4, 6), None, 0),
+    ((5, 4, 3, 6), (5, 4, 6), None, 1),
+    ((5, 4, 6, 3), (5, 4, 6), None, 2),
+    ((5, 3, 3, 6), (5, 3, 6), None, 0),
+    ((5, 4, 3, 3), (5, 4, 3), None, 1),
+    ((5, 3, 3, 6), (5, 3, 6), 2, 1),
+]
+
+
+@pytest.mark.parametrize(("shape", "labels", "axis", "taken"), FORMS)
+def test_forms_of_class_numbers(shape: tuple[int, ...], labels: tuple[int, ...], axis: int | None, taken: int) -> None:
+    """Without a warning: no two axes fit, or the one is meant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        form = lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long))
+        assert form == Form(taken, shape[1:])
+        again = lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long), like=form)
+    assert again == form and form.outputs == shape[taken + 1] and form.positions * form.outputs * 5 == math.prod(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "taken"),
+    [
+        ((5, 3), None, 0),
+        ((5, 4, 3), None, 1),
+        ((5, 4, 3), 1, 0),
+        ((5, 4, 3), -2, 0),
+        ((5, 3, 4, 6), None, 0),
+        ((5, 3, 4, 6), -1, 2),
+        ((5, 3, 4, 6), 2, 1),
+    ],
+)
+def test_forms_of_class_probabilities(shape: tuple[int, ...], axis: int | None, taken: int) -> None:
+    """The last axis of rows and tokens, the first of images, or the one that is asked for."""
+    assert lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(shape)) == Form(taken, shape[1:])
+
+
+def test_the_axis_of_an_earlier_batch() -> None:
+    """Is kept where it fits, and missed by its number where it does not."""
+    square, labels = torch.zeros(5, 3, 3), torch.zeros(5, 3, dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for axis in (0, 1):
+            assert lw.Categorical().form(square, labels, like=Form(axis, (3, 3))).axis == axis
+        assert lw.Categorical(axis=1).form(square, labels, like=Form(1, (3, 3))).axis == 0
+    for like in (None, Form(None, ())):
+        with pytest.warns(UserWarning, match=r"\(5, 3, 3\) and labels \(5, 3\) fit.*on axis 2, which is taken") as said:
+            assert lw.Categorical()._hard_form((5, 3, 3), labels, like).axis == 1
+        assert [each.filename for each in said] == [__file__]
+    other = r"\(5, 3, 4\) and labels \(5, 4\) have their classes on axis 1, those of an earlier batch on axis 2 as"
+    with pytest.raises(ValueError, match=other):
+        lw.Categorical().form(torch.zeros(5, 3, 4), torch.zeros(5, 4, dtype=torch.long), like=Form(1, (3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "axis", "words"),
+    [
+        ((5, 3), (6,), None, r"outputs \(5, 3\) and labels \(6,\) do not fit"),
+        ((5, 4, 3), (5, 4), 1, "do not fit"),
+        ((5, 3, 3), (5, 3), 3, "do not fit"),
+        ((5, 1), (5,), None, "one output"),
+        ((5, 3, 1), (5, 3), None, "one output"),
+        ((5, 1, 1), (5, 1), None, "one output"),
+        ((5,), (5,), None, "expected logits"),
+    ],
+)
+def test_labels_that_do_not_fit(shape: tuple[int, ...], labels: tuple[int, ...], axis: int | None, words: str) -> None:
+    """By their own sentence, in a first batch and in a later one."""
+    for like in (None, Form(0, (3,))):
+        with pytest.raises(ValueError, match=words):
+            lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long), like)
+
+
+@pytest.mark.parametrize("lead", [(2,), (2, 4)])
+@pytest.mark.parametrize(
+    ("form", "positions", "outputs"),
+    [
+        (Form(None, ()), 1, 1),
+        (Form(0, (3,)), 1, 3),
+        (Form(0, (3, 5)), 5, 3),
+        (Form(1, (3, 5)), 3, 5),
+        (Form(1, (3, 5, 2)), 6, 5),
+        (Form(1, (3, 5), whole=True), 1, 15),
+        (Form(None, (), whole=True), 1, 1),
+    ],
+)
+def test_outputs_are_flattened_and_restored(form: Form, positions: int, outputs: int, lead: tuple[int, ...]) -> None:
+    """Positions in their order, then classes, behind any leading axes."""
+    assert (form.positions, form.outputs) == (positions, outputs)
+    f = torch.arange(math.prod((*lead, *form.shape))).reshape(*lead, *form.shape)
+    flat = form.flatten(f)
+    assert flat.shape == (*lead, positions, outputs) and torch.equal(form.restore(flat), f)
+    one = f.reshape(-1, *form.shape)[-1]
+    rows = [one] if form.axis is None or form.whole else list(one.movedim(form.axis, -1).reshape(-1, outputs))
+    assert torch.equal(flat.reshape(-1, positions, outputs)[-1], torch.stack([row.reshape(-1) for row in rows]))

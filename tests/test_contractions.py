@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from fitting import built, fitted, names_of, normal
 from lapwing import fused
 from lapwing.jacobians import Acts, Layout, Matrix, Term
 from lapwing.layers import linear
+from lapwing.layers.contractions import Letters, fits
 from lapwing.memory import Budget
 from lapwing.structures import eigen, kron
 from networks import Network, parameter
@@ -99,6 +101,52 @@ def test_equations(number: int) -> None:
     la = fitted(model, x, y, "regression", "kron")
     assert relative(curvature_of(la), reference.kron(*settings)) < EXACT
     assert {row.rule for row in la.coverage()} == {"linear"}
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "weight", "right"),
+    [
+        ("bti io bto", (5, 3, 4), (4, 2), True),
+        ("gti gio gto", (5, 3, 4), (5, 4, 2), True),
+        ("bti io bto", (5, 3, 4), (3, 2), False),  # another size
+        ("bti io bto", (5, 4), (4, 2), False),  # too few axes
+        ("bti io bto", (5, 3, 4), (4, 2, 2), False),  # too many
+        ("bti io btoz", (5, 3, 4), (4, 2), False),  # a letter of neither
+        ("bti io bo", (5, 3, 4), (4, 2), False),  # summed over in the input alone
+        ("bti io bti", (5, 3, 4), (4, 2), False),  # and in the weight alone
+        ("bii io bo", (5, 4, 4), (4, 2), False),
+        ("bi ioo bo", (5, 4), (4, 2, 2), False),
+        ("bi io boo", (5, 4), (4, 2), False),
+    ],
+)
+def test_letters_that_are_right(words: str, given: tuple[int, ...], weight: tuple[int, ...], right: bool) -> None:
+    """Each once in an operand, of one size, and summed over in both or in none."""
+    assert fits(Letters(*words.split()), torch.empty(given), torch.empty(weight)) == right
+
+
+def test_when_gradients_go_through_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second derivatives, no other weights, no mixed dtypes; and exactly where that is asked for."""
+    given, weight, bias = (normal(*shape).requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,)))
+    asked: list[float] = []
+    monkeypatch.setattr(
+        fused, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
+    )
+
+    def both(second: bool = False, exact: bool = True, found: str = "weight bias", **other: Any) -> tuple[bool, bool]:
+        values = {"given": given, "weight": weight, "bias": bias} | other
+        recorder: Any = SimpleNamespace(second=second, exact=exact)
+        asked = (recorder, *values.values(), dict.fromkeys(found.split()))
+        return linear.input_alone(*asked), linear.recorded_alone(*asked)
+
+    assert both() == both(bias=None) == both(found="weight", bias=bias.detach()) == (True, True)
+    assert asked == 3 * [2 * 3 * 20]
+    assert both(exact=False) == both(bias=normal(3, 5)) == both(bias=normal(3, 5).requires_grad_()) == (True, False)
+    assert both(second=True) == both(given=given.detach()) == both(given=given.float()) == (False, False)
+    assert both(found="weight") == both(found="bias") == both(found="", bias=bias.detach()) == (False, False)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert both() == (False, False)
+    monkeypatch.setattr(fused, "in_parts", lambda *_: False)
+    assert both() == (True, False)
 
 
 # What is passed on

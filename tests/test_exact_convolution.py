@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +100,35 @@ def test_columns_are_examples() -> None:
     )
     (found,) = torch.autograd.grad(output, asked, grad)
     torch.testing.assert_close(found, at_once[0], rtol=1e-5, atol=1e-5)
+
+
+def test_how_gradients_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts where they are wide and are to be exact; in pieces where memory is short; as torch does them else."""
+    asked: list[float] = []
+    monkeypatch.setattr(exact_convolution, "on_gpu", lambda _: True)
+    monkeypatch.setattr(exact_convolution, "convolutions_rounded", lambda: False)
+    monkeypatch.setattr(
+        fused, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
+    )
+    own = Geometry((64, 6, 5), (1, 2), (1, 0), (2, 1))
+    given = torch.empty(2, 64, 6, 5)
+
+    def found(weight: tuple[int, ...] = (64, 64, 3, 2), exact: bool = True, room: float = 8 << 30) -> Geometry | None:
+        recorder: Any = SimpleNamespace(exact=exact, room=room)
+        return exact_convolution.chosen(recorder, given, torch.empty(weight, requires_grad=True), own)
+
+    roomy, least = exact_convolution.ROOMY, exact_convolution.PIECE
+    assert found() == own._replace(parts=True, piece=8 << 25) and asked == [2 * 6 * 5 * 64 * 64 * 3 * 2]
+    assert found(room=1 << 40) == own._replace(parts=True, piece=least)
+    assert found(room=1) == own._replace(parts=True, piece=1)
+    short = roomy - 64
+    for narrow in ({"exact": False}, {"weight": (63, 64, 3, 2)}, {"weight": (64, 63, 3, 2)}):
+        assert found(**narrow) is None and found(**narrow, room=roomy) is None
+        assert found(**narrow, room=short) == own._replace(parts=False, piece=short // 32)
+    monkeypatch.setattr(exact_convolution, "convolutions_rounded", lambda: True)
+    assert found() is None and found(room=short) == own._replace(parts=False, piece=short // 32)
+    monkeypatch.setattr(exact_convolution, "on_gpu", lambda _: False)
+    assert found(room=short) is None
 
 
 def network() -> nn.Module:

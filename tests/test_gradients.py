@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from conftest import DEVICE
+from lapwing import fused
 from lapwing.layers import HANDLERS, attention, conv
-from lapwing.layers.attention import Attention
+from lapwing.layers.attention import Attention, for_columns, gradients
+from lapwing.layers.base import Ref
 from lapwing.layers.conv import Window, patches, rotated_patches
-from lapwing.layers.norm import frozen_batch_norm
-from lapwing.layers.pooling import PlacedPool, Pool
+from lapwing.layers.norm import frozen_batch_norm, layer_norm, over_positions
+from lapwing.layers.pooling import PlacedPool, Pool, max_pool
 from lapwing.layers.unbind import Unbind
 from lapwing.memory import Budget
 from lapwing.tracer import Tracer
@@ -78,6 +82,166 @@ def test_attention_with_any_leading_axes(lead: tuple[int, ...]) -> None:
     same_gradients(ours, F.scaled_dot_product_attention(query, key, value), [query, key, value])
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given examples and heads apart, and whether to be exact; where they fail, the slower way is left."""
+    torch.manual_seed(0)
+    query, key, value = normal(*lead, 5, 4), normal(*lead, 6, 4), normal(*lead, 6, 7)
+    shares = (0.5 * query @ key.mT).softmax(-1)
+    grad = torch.randn(8, *lead, 5, 7, dtype=torch.float64, device=DEVICE)
+    expected = torch.autograd.grad(shares @ value, [query, key, value], grad, is_grads_batched=True)
+    asked: list[tuple[int, ...]] = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, own: Tensor, scale: float, grad: Tensor, exact: bool) -> Any:
+        asked.append(tuple(q.shape[:2]))
+        assert exact is not rounded and {len(part.shape) for part in (q, k, v, own)} == {4}
+        flat = [part.flatten(0, 1) for part in (q, k, v, own)]
+        made = gradients(*flat, scale, grad.flatten(1, 2).movedim(0, 1))
+        return tuple(part.movedim(1, 0).unflatten(1, q.shape[:2]) for part in made)
+
+    monkeypatch.setattr(fused, "attends", lambda *_: True)
+    monkeypatch.setattr(fused, "attention", kernel)
+    monkeypatch.setattr(attention, "products_rounded", lambda: rounded)
+    for attempted in (fused.attempted, lambda _: None):
+        monkeypatch.setattr(fused, "attempted", attempted)
+        found = for_columns(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
+        for one, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
+    assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
+
+
+def attended(recorder: Any, *args: Any, **options: Any) -> bool:
+    """Whether a call of attention has our gradient; its numbers are torch's either way."""
+    func = F.scaled_dot_product_attention
+    made = HANDLERS[func](recorder, func, args, options)
+    if not options.get("dropout_p"):
+        torch.testing.assert_close(made, func(*args, **options), rtol=1e-9, atol=1e-9)
+    return made.grad_fn is not None and made.grad_fn.name() == "AttentionBackward"
+
+
+def test_which_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many columns in full precision, up to a size; with options by their place or by their name."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(attention, "LARGEST_CPU", 30)
+    monkeypatch.setattr(attention, "LARGEST_CUDA", 30)
+    query, key, value = normal(2, 3, 5, 4), normal(2, 3, 6, 4), normal(2, 3, 6, 7)
+    mask = torch.randn(5, 6, dtype=torch.float64, device=DEVICE)
+    every = (query, key, value)
+    assert attended(RECORDER, *every) and attended(RECORDER, *every, mask, 0.0, False)
+    assert attended(RECORDER, *every, None, 0.0, True) and attended(RECORDER, *every, attn_mask=mask, scale=0.3)
+    assert attended(RECORDER, *(each.detach().float().requires_grad_() for each in every))
+    assert not attended(SimpleNamespace(columns=True, second=True), *every)
+    assert not attended(SimpleNamespace(columns=False, second=False), *every)
+    assert not attended(RECORDER, query.detach(), key, value)
+    assert not attended(RECORDER, *every, mask.clone().requires_grad_())
+    assert not attended(RECORDER, *every, dropout_p=0.1)
+    assert not attended(RECORDER, *every, enable_gqa=True)
+    assert not attended(RECORDER, query, key[:1], value[:1]) and not attended(RECORDER, query, key, value[:, :1])
+    assert not attended(RECORDER, *(each.detach().bfloat16().requires_grad_() for each in every))
+    assert not attended(RECORDER, query[:, :, :0], key, value)
+    assert not attended(RECORDER, normal(2, 3, 31, 4), key[:, :, :1], value[:, :, :1])
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert not attended(RECORDER, *every)
+
+
+def test_masks_are_those_of_the_call() -> None:
+    """What is written to a mask later does not matter, and the mask that was given is left alone."""
+    torch.manual_seed(0)
+    query, key, value = normal(2, 5, 4), normal(2, 6, 4), normal(2, 6, 7)
+    mask = torch.randn(5, 6, dtype=torch.float64, device=DEVICE)
+    theirs = F.scaled_dot_product_attention(query, key, value, mask.clone())
+    ours = HANDLERS[F.scaled_dot_product_attention](RECORDER, None, (query, key, value, mask), {})
+    mask.zero_()
+    same_gradients(ours, theirs, [query, key, value])
+
+
+def by_rows(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None) -> Tensor:
+    """What the kernel of layer norms gives: gradients (K, R, P), by autograd."""
+    with torch.enable_grad():
+        rows = rows.detach().requires_grad_()
+        spread = (rows - rows.mean(1, keepdim=True)).square().mean(1, keepdim=True)
+        eps = (slope.pow(-2) - spread).detach()
+        made = (rows - rows.mean(1, keepdim=True)) / (spread + eps).sqrt() * (1 if weight is None else weight)
+        assert mean.shape == slope.shape == (len(rows), 1)
+        return torch.autograd.grad(made, rows, grad, is_grads_batched=True)[0]
+
+
+RECORDER = SimpleNamespace(columns=True, second=False, open=False)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (3, 5)])
+def test_layer_norm_by_rows(
+    shape: tuple[int, ...], affine: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over one axis and two, with kernels and where they fail; rows so even that `eps` counts."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fused, "usable", lambda *_: True)
+    monkeypatch.setattr(fused, "layer_norm", by_rows)
+    if not kernels:
+        monkeypatch.setattr(fused, "attempted", lambda _: None)
+    given = (0.004 * normal(4, 2, *shape) + 0.01).detach().requires_grad_()
+    values: dict[str, Any] = {"input": given, "normalized_shape": shape}
+    values |= {"weight": normal(*shape), "bias": normal(*shape)} if affine else {}
+    for options in ({}, {"eps": 1e-3}):
+        ours = layer_norm(RECORDER, values | options)
+        assert "RowNorm" in ours.grad_fn.name()
+        same_gradients(ours, F.layer_norm(**values, **options), [given])
+
+
+def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One column, second derivatives, inputs without gradients, mixed dtypes, wide rows, and without kernels."""
+    monkeypatch.setattr(fused, "WIDEST_ROW", 5)
+    monkeypatch.setattr(fused, "usable", lambda given: not given.requires_grad and bool(given.dim()))
+    given = normal(3, 5)
+    plain: dict[str, Any] = {"input": given, "normalized_shape": (5,)}
+
+    def ours(recorder: Any = RECORDER, **values: Any) -> bool:
+        made = layer_norm(recorder, plain | values)
+        return made.grad_fn is not None and "RowNorm" in made.grad_fn.name()
+
+    assert ours() and ours(weight=normal(5)) and ours(bias=normal(5))
+    assert not ours(SimpleNamespace(columns=False, second=False))
+    assert not ours(SimpleNamespace(columns=True, second=True))
+    assert not ours(input=given.detach())
+    assert not ours(input=normal(3, 6), normalized_shape=(6,))
+    low = given.detach().bfloat16().requires_grad_()
+    assert not ours(input=low, weight=normal(5).float(), bias=normal(5).float())
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert not ours()
+    monkeypatch.setattr(fused, "usable", lambda _: False)
+    assert not ours()
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_sums_over_positions(sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels where they run and nothing is differentiated again, and the same without."""
+    torch.manual_seed(0)
+    grad, beside = torch.randn(2, 3, 4, 5, device=DEVICE), torch.randn(3, 4, 5, device=DEVICE)
+    asked: list[Any] = []
+
+    def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
+        asked.append(other)
+        product = None if other is None else torch.einsum("kbtp,btp->kbp", grad, other)
+        return product, torch.einsum("kbtp->kbp", grad) if sums else None
+
+    monkeypatch.setattr(fused, "usable", lambda _: True)
+    monkeypatch.setattr(fused, "moments", moments)
+    later, kept = beside.clone().requires_grad_(), fused.attempted
+    for attempted in (kept, lambda _: None):
+        monkeypatch.setattr(fused, "attempted", attempted)
+        for other in (beside, None, later):
+            asked.clear()
+            found = over_positions(grad, other, sums)
+            assert asked == ([other] if attempted is kept and other is not later else [])
+            for one, right in zip(found, moments(grad, other, sums), strict=True):
+                assert (one is None) == (right is None)
+                if one is not None:
+                    torch.testing.assert_close(one, right)
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
@@ -109,6 +273,8 @@ WINDOWS: dict[str, tuple[bool, dict[str, Any]]] = {
     "with gaps": (True, {"kernel_size": (2, 1), "stride": (3, 2)}),
     "meeting": (False, {"kernel_size": 3, "stride": 2, "padding": 1}),
     "every place": (False, {"kernel_size": 2, "stride": 1}),
+    "meeting along one axis": (False, {"kernel_size": (3, 2), "stride": (1, 2)}),
+    "meeting along the other": (False, {"kernel_size": 2, "stride": (3, 1)}),
     "dilated": (False, {"kernel_size": 2, "stride": 2, "dilation": 2}),
     "over the edge": (True, {"kernel_size": 3, "ceil_mode": True}),
 }
@@ -122,6 +288,61 @@ def test_max_pooling_over_any_windows(name: str, shape: tuple[int, ...]) -> None
     given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
     apart, options = WINDOWS[name]
     same_gradients(PlacedPool.apply(given, apart, options), F.max_pool2d(given, **options), [given])
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU scatters nothing")
+@pytest.mark.parametrize("name", list(WINDOWS))
+def test_which_windows_meet(name: str) -> None:
+    """Found from the options, in whatever form; torch's own gradient is left where it is asked for."""
+    torch.manual_seed(0)
+    given = torch.randint(0, 3, (3, 2, 7, 8)).double().requires_grad_()
+    apart, options = WINDOWS[name]
+    ours = max_pool(RECORDER, F.max_pool2d, (given,), options)
+    assert ours.grad_fn.name() == "PlacedPoolBackward" and ours.grad_fn.apart == apart
+    same_gradients(ours, F.max_pool2d(given, **options), [given])
+    plain = [
+        max_pool(SimpleNamespace(columns=True, second=True), F.max_pool2d, (given,), options),
+        max_pool(SimpleNamespace(columns=False, second=False), F.max_pool2d, (given,), options),
+        max_pool(RECORDER, F.max_pool2d, (given[:0],), options),
+        max_pool(RECORDER, F.max_pool2d, (given,), options | {"return_indices": True})[0],
+        max_pool(RECORDER, F.max_pool2d, (given.detach(),), options),
+    ]
+    assert not any("Placed" in str(each.grad_fn) for each in plain)
+
+
+class OnGpu(Tensor):
+    """Numbers that say they are on a GPU."""
+
+    is_cuda = True
+
+
+SIDE_BY_SIDE: list[tuple[bool, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
+    (True, (3, 5, 6, 8), (2,), {}),
+    (True, (2, 1, 6, 8), ((3, 2),), {}),
+    (True, (2, 1, 6, 8), ((3, 2), (3, 2), 0), {}),
+    (True, (1, 7, 4, 10), (), {"kernel_size": (2, 5), "stride": [], "padding": (0, 0), "dilation": (1, 1)}),
+    (False, (4, 6, 8), (2,), {}),
+    (False, (2, 2, 6, 8), ((2, 3),), {}),
+    (False, (2, 2, 8, 6), ((3, 2),), {}),
+    (False, (2, 2, 6, 8), (2, (2, 1)), {}),
+    (False, (2, 2, 6, 8), (2, 2, (1, 0)), {}),
+    (False, (2, 2, 6, 8), (2, 2, (0, 1)), {}),
+    (False, (2, 2, 6, 8), (2, 2, 0, (2, 1)), {}),
+    (False, (2, 2, 6, 8), (2, 2, 0, (1, 2)), {}),
+]
+
+
+@pytest.mark.parametrize(("ours", "shape", "args", "options"), SIDE_BY_SIDE)
+def test_which_windows_are_pooled_on_a_gpu(
+    ours: bool, shape: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Those side by side that fill an image; torch pools the others."""
+    torch.manual_seed(0)
+    given = torch.randn(shape, dtype=torch.float64, device=DEVICE).as_subclass(OnGpu).requires_grad_()
+    with torch._C.DisableTorchFunctionSubclass():
+        found = max_pool(RECORDER, F.max_pool2d, (given, *args), options)
+        assert (found.grad_fn.name() == "PoolBackward") == ours
+        assert torch.equal(found, F.max_pool2d(given, *args, **options))
 
 
 class Pooled(nn.Module):
@@ -268,6 +489,97 @@ def test_patches_in_a_basis(window: Window, turned: bool) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+KINDS: dict[int, Any] = {1: (F.conv1d, F.conv_transpose1d), 2: (F.conv2d, F.conv_transpose2d), 3: (F.conv3d, None)}
+CONVOLUTIONS = {
+    "sequence": Window((3,), (2,), (1,), (2,), 2),
+    "image": Window((3, 2), (2, 1), (1, 0), (1, 2), 1),
+    "groups": Window((2, 3), (1, 2), (0, 2), (2, 1), 2),
+    "same": Window((2, 4), (1, 1), "same", (1, 2), 2),
+    "valid": Window((2, 2), (1, 2), "valid", (1, 1), 1),
+    "volume": Window((2, 1, 3), (1, 2, 1), (1, 0, 2), (1, 1, 1), 2),
+    "transposed sequence": Window((3,), (2,), (1,), (2,), 2, (1,)),
+    "transposed image": Window((3, 2), (2, 3), (1, 0), (1, 2), 1, (1, 2)),
+    "transposed groups": Window((2, 3), (1, 2), (0, 1), (1, 1), 2, (0, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_of_pieces(name: str) -> None:
+    """Three of each example: factors in their layout make torch's gradients of weight and bias."""
+    torch.manual_seed(0)
+    window, transposed = CONVOLUTIONS[name], name.startswith("transposed")
+    dims, groups, folds = len(window.kernel), window.groups, 3
+    ins, outs = 4, 6
+    weight = normal(*((ins, outs // groups) if transposed else (outs, ins // groups)), *window.kernel)
+    bias = normal(outs)
+    given = normal(2, folds, ins, *(7, 6, 5)[:dims]).detach()
+    options: dict[str, Any] = {"stride": window.stride, "padding": window.padding, "dilation": window.dilation}
+    options |= {"groups": groups} | ({"output_padding": window.output_padding} if transposed else {})
+    outputs = [KINDS[dims][transposed](each, weight, bias, **options) for each in given]
+    grads = torch.randn(3, 2, *outputs[0].shape, dtype=torch.float64, device=DEVICE)
+    refs = {"weight": Ref.of("weight", weight, weight), "bias": Ref.of("bias", bias, bias)}
+    rule = conv.CONV_TRANSPOSED if transposed else conv.CONV
+    use: Any = SimpleNamespace(options=window, refs=refs)
+    for each in rule.contributions(use, (given,), grads):
+        term = each.value
+        acts = term.acts(slice(None))
+        assert acts.shape == (2, acts.shape[1], term.acts.positions, term.acts.width)
+        found = each.layout.to_flat(torch.einsum("kbgto,bgti->kbgoi", term.grad, acts))
+        own = weight if each.part.name == "weight" else bias
+        assert each.part == (each.part.name, 0, own.numel())
+        for column, example in np.ndindex(3, 2):
+            (right,) = torch.autograd.grad(outputs[example], own, grads[column, example], retain_graph=True)
+            torch.testing.assert_close(found[column, example], right.flatten(), rtol=1e-9, atol=1e-11)
+
+
+def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) -> fused.Operand:
+    """In place of a kernel: an operand that stays in its precision, scaled by what is asked for."""
+    scale = torch.full((x.shape[axis],), 2.0**top, dtype=x.dtype)
+    high = x * scale.reshape(-1, *[1] * (x.dim() - 1 - axis))
+    return fused.Operand(high, high, scale, two)
+
+
+@pytest.mark.parametrize("two", [True, False])
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled as an operand says: from patches where parts pay, by a convolution of short numbers, or in float32."""
+    torch.manual_seed(0)
+    window = Window((3, 2), (1, 1), (1, 0), (1, 1), 1)
+    weight = torch.randn(2, 4, 3, 2)
+    given = torch.randn(5, 4, 6, 5)
+    basis = torch.randn(1, 24, 24)
+    asked, kept = [], conv.turned_patches
+
+    def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> fused.Operand:
+        asked.append("patches")
+        return scaled_up(x @ basis, axis, two, half)
+
+    def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
+        asked.append("short")
+        return basis / 4, torch.tensor([0.25])
+
+    monkeypatch.setattr(fused, "split", scaled_up)
+    monkeypatch.setattr(fused, "rotated", rotated)
+    monkeypatch.setattr(fused, "shortened", shortened)
+    monkeypatch.setattr(fused, "rotation_top", {24: 5}.__getitem__)
+    monkeypatch.setattr(fused, "worth_parts", lambda *_: large)
+    use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", weight, weight)})
+    shown = given.as_subclass(OnGpu) if gpu else given
+    with torch._C.DisableTorchFunctionSubclass():
+        (made,) = conv.CONV.contributions(use, (shown,), torch.randn(1, 5, 2, 6, 4))
+        # Slices keep saying that they are on a GPU.
+        monkeypatch.setattr(conv, "turned_patches", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest))
+        operand = made.value.acts.turned(slice(1, 4), basis, two, torch.float16)
+    assert asked == (["patches"] if two and large else ["short"] if gpu and not two else [])
+    assert operand.two == two and operand.scale.shape == (3,)
+    expected = patches(given[1:4].double(), window) @ basis.double()
+    for part in (operand.high, operand.low):
+        found = part.double() / operand.scale.double()[:, None, None, None]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has kernels for it")
 def test_networks_take_patches_in_a_basis(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, with the covariances of float64; wide layers on small images make their patches."""
@@ -305,6 +617,31 @@ def test_unbind(axis: int) -> None:
     grads = torch.randn(4, *ours.shape, dtype=ours.dtype, device=ours.device)
     (made,) = torch.vmap(lambda grad: torch.autograd.grad(ours, [turned], grad, retain_graph=True))(grads)
     assert made[0].stride() == turned.stride()  # so that nobody copies it back
+
+
+def test_which_tensors_are_taken_apart_by_us() -> None:
+    """Computed ones whose parts are not in the order of memory."""
+    torch.manual_seed(0)
+    given = normal(4, 2, 3)
+    turned = (2 * given).permute(2, 0, 1)
+
+    def ours(tensor: Any, *args: Any, recorder: Any = RECORDER, **options: Any) -> bool:
+        made = HANDLERS[torch.unbind](recorder, torch.unbind, (tensor, *args), options)
+        expected = torch.unbind(tensor, *args, **options)
+        assert len(made) == len(expected) and all(map(torch.equal, made, expected))
+        return bool(made) and made[0].grad_fn is not None and made[0].grad_fn.name() == "UnbindBackward"
+
+    assert ours(turned) and ours(turned, 0) and ours(turned, dim=2) and ours(turned, -1) and ours(turned, -3)
+    assert not ours(turned, 1) and not ours(turned, -2) and not ours(2 * given)
+    assert ours(2 * given, 1)
+    assert not ours(turned, recorder=SimpleNamespace(columns=False, second=False))
+    assert not ours(turned, recorder=SimpleNamespace(columns=True, second=True))
+    assert not ours(given.detach().permute(2, 0, 1)) and not ours(given.permute(2, 0, 1))
+    assert not ours(turned[:, :0]) and not ours((2 * given)[..., :1].expand(4, 2, 3).permute(2, 0, 1))
+    assert not ours(torch.complex(turned, turned))
+    for axis in (3, -4):
+        with pytest.raises(IndexError):
+            HANDLERS[torch.unbind](RECORDER, torch.unbind, (turned, axis), {})
 
 
 class Packed(nn.Module):

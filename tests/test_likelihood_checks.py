@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 import lapwing as lw
 import reference_dense as dense
 from fitting import built, classes, cut, fitted, names_of, normal, weights_of
+from lapwing.likelihoods import Form
+from lapwing.likelihoods.heads import last_step, sums_to_one, warn_of_probabilities
 from networks import Network
 from tables import curvature_of, moved, relative
 
@@ -205,6 +208,106 @@ def test_options_that_make_no_sense(make: Callable[[], Any], message: str) -> No
         make()
 
 
+@pytest.mark.parametrize(
+    ("noise", "fits"),
+    [
+        (0.5, True),
+        (2, True),
+        ([0.5, 3.0], True),
+        (torch.tensor(0.5), True),
+        (torch.tensor([0.5]), True),
+        (torch.tensor([[0.5]]), False),
+        (torch.ones(0), False),
+        ([0.5, 0.0], False),
+        ([0.5, -1.0], False),
+        ([0.5, INF], False),
+        ([NAN, 0.5], False),
+        (-0.5, False),
+    ],
+)
+def test_noises(noise: Any, fits: bool) -> None:
+    """Positive and finite, all of them, in one row at most; kept in double precision."""
+    if fits:
+        assert lw.Gaussian(noise).scale.dtype == torch.float64
+        assert lw.Gaussian(2.0).with_noise(noise).noise == pytest.approx(noise)
+        return
+    words = "noise=.* was given; expected a positive standard deviation, or one per output"
+    for make, who in ((lw.Gaussian, "Gaussian"), (lw.Gaussian().with_noise, "with_noise")):
+        with pytest.raises(ValueError, match=f"^{who}: {words}"):
+            make(noise)
+
+
+def test_noises_that_are_no_numbers() -> None:
+    """Are named by their type, without what torch said of them."""
+    for make, who in ((lw.Gaussian, "Gaussian"), (lw.Gaussian().with_noise, "with_noise")):
+        with pytest.raises(TypeError, match=f"^{who}: noise is a dict; expected a positive") as raised:
+            make({})
+        assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize("smoothing", [True, False, "0.1", None, 1, 1.5, -1e-9, NAN])
+def test_smoothing_that_makes_no_sense(smoothing: Any) -> None:
+    """Anything but a number from 0 to below 1."""
+    with pytest.raises(ValueError, match=r"^Categorical\(label_smoothing=.*\): expected a number from 0 to 1"):
+        lw.Categorical(label_smoothing=smoothing)
+
+
+def test_options_that_do() -> None:
+    """At their limits; and what they make of the loss is said in full."""
+    for smoothing in (0, 0.0, 0.999):
+        assert lw.Categorical(label_smoothing=smoothing).label_smoothing == smoothing
+    rest = "the loss is no likelihood of the labels"
+    weight = torch.tensor([0.0, 1e-3, 5.0])
+    assert lw.Categorical(weight=weight).caveat == f"with class weights {rest}"
+    assert lw.Categorical(label_smoothing=0.1).caveat == f"with label smoothing {rest}"
+    both = lw.Categorical(weight=weight, label_smoothing=0.1)
+    assert both.caveat == f"with class weights and label smoothing {rest}"
+    form = lw.Categorical().form(torch.zeros(5, 3), classes(3, 5))
+    with pytest.raises(ValueError, match=r"has 3 numbers, and the network 2 classes; expected one weight per class"):
+        both.form(torch.zeros(5, 2), classes(2, 5))
+    assert both.form(torch.zeros(5, 3), classes(3, 5)) == form
+
+
+# Targets (N, T) or (N, T, C), of which the last are wrong, and what is said of the first of these
+WRONG: list[tuple[Any, list[Any], list[Any], str]] = [
+    (lw.Categorical(), [[0, 1], [2, -100]], [[0, 1], [3, 4]], "label 3 is outside 0..2 .*3 outputs; -100 is ignored"),
+    (lw.Categorical(), [[0, 2]], [[-1, 1]], "label -1 is outside 0..2"),
+    (lw.Categorical(-7), [[-7, 2]], [[-100, 1]], "label -100 is outside 0..2 .*-7 is ignored"),
+    (
+        lw.Categorical(),
+        [[[0.0, 0.0, 1.0]]],
+        [[[0.5, 0.5, 0.0], [-0.25, 0.75, 0.5]]],
+        r"\[-0.25, 0.75, 0.5\] were given",
+    ),
+    (lw.Categorical(), [[[0.25, 0.25, 0.505]]], [[[0.25, 0.25, 0.515]]], "that sum to one"),
+    (lw.Categorical(), [[[0.25, 0.25, 0.495]]], [[[0.25, 0.25, 0.485]]], "that sum to one"),
+    (lw.Categorical(), [[[1.0, 0.0, 0.0]]], [[[INF, 0.0, 0.0]]], "that sum to one"),
+    (lw.Categorical(), [[[1.0, 0.0, 0.0]]], [[[1.0, 0.0, 0.0], [NAN, 0.5, 0.5]]], r"\[nan, 0.5, 0.5\] were given"),
+    (
+        lw.Bernoulli(),
+        [[[0.0, 1.0, 0.3]]],
+        [[[0.0, 1.5, -2.0]]],
+        "target 1.5 was given; expected 0 or 1, or a probability. ",
+    ),
+    (lw.Bernoulli(), [[[0.0, 1.0, 0.3]]], [[[0.0, 1.0, -2.0]]], "target -2 was given"),
+    (lw.Bernoulli(-7), [[[-7.0, 1.0, 0.3]]], [[[-7.0, 1.0, -2.0]]], r"target -2 .*probability \(-7 is missing\)\. "),
+    (lw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.5, -2.0]]], "target 1.5 was given; expected whole numbers from 0 on"),
+    (lw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.0, -2.0]]], "target -2 was given"),
+    (lw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.0, INF]]], "target inf was given"),
+    (lw.Gaussian(), [[[0.0, -1.0, 7.0]]], [[[0.0, 1.0, INF]]], "^regression: targets hold NaN or Inf"),
+    (lw.HeteroscedasticGaussian(), [[[0.0, -1.0]]], [[[0.0, NAN]]], "^heteroscedastic: targets hold NaN or Inf"),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "right", "wrong", "words"), WRONG)
+def test_targets_without_a_likelihood(likelihood: Any, right: list[Any], wrong: list[Any], words: str) -> None:
+    """Up to the limits all are good; one is enough for a complaint, which names it."""
+    form = Form(1, (2, 3))
+    assert bool(likelihood.valid(torch.tensor(right), form))
+    assert not bool(likelihood.valid(torch.tensor(wrong), form))
+    assert re.search(words, likelihood.complaint(torch.tensor(wrong), form))
+
+
 def test_names_and_classes_of_likelihoods() -> None:
     """A name, a class or a value; a name that is nearly right gets a hint."""
     model, x = row(), normal(5, 3)
@@ -275,6 +378,82 @@ def warned(model: nn.Module, x: Tensor, y: Tensor, likelihood: Any) -> list[str]
         batches = cut(x, y, [4, 4, 4])
         lw.fit(copy.deepcopy(model).to(batches[0][0].device), batches, likelihood, structure="ekfac")
     return [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+
+
+def step_of(make: Callable[[Tensor], Tensor]) -> str:
+    """The last step that computed something, of outputs made from logits."""
+    return last_step(make(normal(4, 3).requires_grad_() * 2).grad_fn)
+
+
+def test_the_last_step_of_a_network() -> None:
+    """Behind whatever only moves numbers, and no further."""
+    assert step_of(lambda f: f.sigmoid()).startswith("Sigmoid")
+    assert step_of(lambda f: f.softmax(-1).T.reshape(12)[:, None].squeeze(-1)).startswith("Softmax")
+    assert step_of(lambda f: f.sigmoid().float().clone().reshape(3, 4)).startswith("Sigmoid")
+    assert step_of(lambda f: f.sigmoid() + 0).startswith("Add")
+    assert "AccumulateGrad" in last_step(normal(4, 3).requires_grad_().T.grad_fn)
+    assert last_step(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "last", "seen"),
+    [
+        (torch.float64, 0.5 + 0.7e-4, True),
+        (torch.float64, 0.5 - 0.7e-4, True),
+        (torch.float64, 0.5 + 1.5e-4, False),
+        (torch.float32, 0.5 - 1.5e-4, False),
+        (torch.float16, 0.5 + 1e-2, True),
+        (torch.float16, 0.5 - 3e-2, False),
+        (torch.bfloat16, 0.5 - 1e-2, True),
+        (torch.bfloat16, 0.5 + 3e-2, False),
+    ],
+)
+def test_sums_near_one(dtype: torch.dtype, last: float, seen: bool) -> None:
+    """To the rounding of a dtype, in every row."""
+    f = torch.tensor([[[0.25, 0.25, 0.5]], [[0.0, 0.0, 1.0]], [[0.5, 0.0, last]]], dtype=dtype)
+    assert sums_to_one(f) == seen
+    assert not sums_to_one(torch.cat([f, torch.tensor([[[-0.5, 0.5, 1.0]]], dtype=dtype)]))
+
+
+def said(likelihood: Any, f: Tensor, node: Any) -> list[tuple[str, str]]:
+    """Warnings of outputs, with the files they point at."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_probabilities(likelihood, f, node)
+    return [(str(each.message), each.filename) for each in caught]
+
+
+def test_what_is_said_of_probabilities() -> None:
+    """Word by word, where the caller is; nothing of logits, though they be between 0 and 1."""
+    logits = normal(4, 1, 3).requires_grad_()
+    sure, unsure = logits.softmax(-1), logits.sigmoid()
+    rest = "These look like probabilities; logits are expected, of which the"
+    assert said(lw.Categorical(), sure, sure.grad_fn) == [
+        (
+            "Categorical: all outputs of the first batch are positive and sum to one over the 3 classes. "
+            f"{rest} softmax is taken here. Leave the last Softmax out, or make it a LogSoftmax.",
+            __file__,
+        )
+    ]
+    expected = (
+        "Bernoulli: the network ends in a Sigmoid or Softmax, with all outputs between 0 and 1. "
+        f"{rest} sigmoid is taken here. Leave that last step out."
+    )
+    limits = torch.tensor([[[0.0, 1.0, 0.5]]])
+    for f in (unsure, sure, limits):
+        assert (
+            said(lw.Bernoulli(), f, unsure.grad_fn) == said(lw.Bernoulli(), f, sure.grad_fn) == [(expected, __file__)]
+        )
+    for f in (limits - 0.1, limits + 0.1):
+        assert not said(lw.Bernoulli(), f, unsure.grad_fn)
+    for likelihood, f, node in (
+        (lw.Categorical(), unsure, unsure.grad_fn),
+        (lw.Bernoulli(), unsure, logits.exp().grad_fn),
+        (lw.Bernoulli(), unsure, None),
+        (lw.Gaussian(), sure, sure.grad_fn),
+        (lw.Poisson(), unsure, unsure.grad_fn),
+    ):
+        assert not said(likelihood, f, node)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

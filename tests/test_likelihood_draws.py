@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.distributions import Categorical, Normal, Poisson
 
@@ -156,6 +157,107 @@ def test_drawn_numbers() -> None:
         assert all(uniform_distance(column) < 2.1 for column in places.T)
         correlation = torch.corrcoef(places.T) - torch.eye(places.shape[1])
         assert float(correlation.abs().max()) < 4.5 / math.sqrt(count)
+
+
+RATES = torch.tensor([[1e-9, 0.02, 0.7], [3.0, 40.0, 900.0], [1e5, 1.0, 12.0]], dtype=torch.float64)
+
+
+def test_drawn_counts_are_quantiles() -> None:
+    """Small rates beside large ones: each has the count that it would have alone."""
+    f = RATES.log().repeat(20, 1, 1)
+    draws = hashed(20, 3)
+    expected = torch.as_tensor(stats.poisson.ppf(draws.uniform(3).numpy(), f.exp().numpy()))
+    assert torch.equal(lw.Poisson().sample(f, f, draws), expected)
+    assert bool((expected == 0).any()) and bool((expected > 1e4).any())
+    for place in ((0, 0), (0, 2), (2, 0)):
+        alone = f[:, place[0] : place[0] + 1, place[1] : place[1] + 1]
+        again = Fixed(draws.uniform(3)[:, place[0] : place[0] + 1, place[1] : place[1] + 1])
+        assert torch.equal(lw.Poisson().sample(alone, alone, again)[:, 0, 0], expected[:, place[0], place[1]])
+
+
+def test_counts_of_rates_beyond_all_numbers() -> None:
+    """Huge rates are their own counts to rounding, and infinite ones no error."""
+    f = torch.tensor([[[70.0, 800.0]]], dtype=torch.float64)
+    huge, infinite = lw.Poisson().sample(f, f, hashed(1))[0, 0].tolist()
+    assert huge == pytest.approx(math.exp(70.0), rel=1e-12) and not math.isfinite(infinite)
+
+
+class Fixed:
+    """Uniform numbers that are given, whatever their width; and normal ones."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+
+    def uniform(self, width: int) -> Tensor:
+        assert width == self.numbers.shape[-1]
+        return self.numbers
+
+    normal = uniform
+
+
+def test_draws_at_given_numbers() -> None:
+    """By the distribution function's inverse, and by means and deviations."""
+    torch.manual_seed(0)
+    f = torch.randn(6, 4, 2, dtype=torch.float64)
+    u = torch.rand(6, 4, 2, dtype=torch.float64)
+    assert torch.equal(lw.Bernoulli().sample(f, f, Fixed(u)), (u < 1 / (1 + (-f).exp())).double())
+    noise = torch.tensor([0.5, 2.0], dtype=torch.float64)  # whose geometric mean is one
+    torch.testing.assert_close(lw.Gaussian(noise).sample(f, f, Fixed(u)), f + u * noise)
+    torch.testing.assert_close(lw.Gaussian(3.0).sample(f, f, Fixed(u)), f + u)
+    own = u[..., :1]
+    found = lw.HeteroscedasticGaussian("mean_log_variance").sample(f, own, Fixed(own))
+    torch.testing.assert_close(found, f[..., :1] + (f[..., 1:] / 2).exp() * own)
+    f = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64).log().expand(6, 1, 3)
+    u = torch.tensor([0.1, 0.49, 0.51, 0.69, 0.71, 1.0], dtype=torch.float64).reshape(6, 1, 1)
+    y = torch.tensor([0, 1, 2, 0, -7, 1])[:, None]
+    likelihood = lw.Categorical(ignore_index=-7)
+    assert likelihood.sample(f, y, Fixed(u)).flatten().tolist() == [0, 0, 1, 1, -7, 2]
+    score = likelihood.drawn_score(f, y, Fixed(u))[:, 0]
+    expected = f[:, 0].exp() - torch.eye(3, dtype=torch.float64)[[0, 0, 1, 1, 2, 2]]
+    expected[4] = 0
+    torch.testing.assert_close(score, expected)
+
+
+def test_a_class_is_drawn_where_probabilities_end_below_one() -> None:
+    """By rounding their sum may be less than the number that is drawn: the last class is meant."""
+    f = torch.zeros(1, 2, 7, dtype=torch.float64)
+    beyond = Fixed(torch.full((1, 2, 1), 1.0 + 1e-9, dtype=torch.float64))
+    assert lw.Categorical().sample(f, torch.zeros(1, 2, dtype=torch.long), beyond).tolist() == [[6, 6]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_custom_samplers_get_numbers_inside(dtype: torch.dtype) -> None:
+    """Neither 0 nor 1, one for each output, in the outputs' dtype."""
+    seen: list[Tensor] = []
+
+    def sample(f: Tensor, uniform: Tensor) -> Tensor:
+        seen.extend((f, uniform))
+        return f + uniform.reshape(f.shape)
+
+    likelihood = lw.Custom(lambda f, y: (f - y).square().sum((1, 2)) / 2, sample, shape=(2, 2))
+    f = torch.randn(3, 1, 4, dtype=dtype).requires_grad_()
+    u = torch.tensor([0.0, 0.25, 1.0 - 1e-17, 1.0], dtype=torch.float64).expand(3, 1, 4)
+    score = likelihood.drawn_score(f, torch.zeros(3, 1, 2, 2), Fixed(u))
+    half = torch.finfo(dtype).eps / 2
+    assert not seen[0].requires_grad and torch.equal(seen[0], f.detach().reshape(3, 2, 2))
+    assert seen[1].dtype == dtype and torch.equal(
+        seen[1], torch.tensor([half, 0.25, 1 - half, 1 - half], dtype=dtype).expand(3, 4)
+    )
+    torch.testing.assert_close(score, -seen[1].reshape(3, 1, 4), rtol=1e-4, atol=1e-6)
+
+
+@DRAWN
+def test_scores_are_differentiated_where_that_is_asked_for(name: str) -> None:
+    """Otherwise they have no graph; the numbers are the same."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).clone().requires_grad_()
+    y = likelihood.targets(case.y, form)
+    draws = hashed(len(f), form.positions)
+    assert not likelihood.drawn_score(f, y, draws).requires_grad
+    made = likelihood.drawn_score(f, y, draws, create_graph=True)
+    torch.testing.assert_close(made, likelihood.drawn_score(f.detach(), y, draws))
+    assert made.requires_grad
 
 
 def test_every_likelihood_is_drawn_from() -> None:

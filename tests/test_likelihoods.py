@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, fitted, normal, weights_of
-from lapwing.likelihoods import Form
+from lapwing.likelihoods import Form, score
 from lapwing.random import DEFAULT_SEED, Hashed
 from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
 from tables import curvature_of, moved, own_bases, relative
@@ -416,3 +417,197 @@ def test_energies_beyond_half_precision() -> None:
     la = fitted(model, x, y, "regression", "diag", curvature="ggn")
     exact = 0.5 * (model.double()(x.double()).detach() - 400).square().sum()
     assert abs(la.totals.energy - float(exact)) < 1e-3 * float(exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@EVERY
+def test_constants_are_in_double_precision(name: str, dtype: torch.dtype) -> None:
+    """Whatever the outputs are in; what depends on the scale is in the scale's own."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood = case.likelihood.bound(form)
+    y = likelihood.targets(case.y.to(dtype) if case.y.is_floating_point() else case.y, form)
+    for made in (likelihood.scale, likelihood.rest(y)):
+        assert made.dtype == torch.float64 and made.shape == ()
+    assert likelihood.log_z(3.0, likelihood.scale.to(dtype)).dtype == dtype
+    labelled = likelihood.labelled(y)
+    counted = {lw.Custom: len(y), lw.Categorical: int(labelled.sum()), lw.Bernoulli: int((y >= 0).sum())}
+    assert float(likelihood.scalars(y)) == counted.get(type(likelihood), y.numel())
+    assert labelled.dtype == torch.bool and labelled.shape == y.shape[:2]
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [lw.Categorical(), lw.Bernoulli(), lw.Gaussian(), lw.HeteroscedasticGaussian("mean_variance"), lw.Poisson()],
+    ids=lambda each: type(each).__name__,
+)
+def test_distributions_of_outputs_that_are_not_finite(likelihood: Any) -> None:
+    """Are NaN, as the outputs are, and no error."""
+    made = likelihood.distribution(torch.full((2, 1, 4), torch.nan))
+    assert bool(torch.isnan(made.log_prob(torch.zeros(made.batch_shape))).all())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+def test_cross_entropies_are_torchs(soft: bool, weighted: bool, smoothing: float) -> None:
+    """With class weights, of which one is zero, smoothing and soft targets; labels of -1 do not count."""
+    torch.manual_seed(0)
+    f = torch.randn(6, 4, 3, dtype=torch.float64)
+    weight = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64) if weighted else None
+    y = torch.randn(6, 4, 3, dtype=torch.float64).softmax(-1) if soft else torch.randint(-1, 3, (6, 4))
+    likelihood = lw.Categorical(ignore_index=-1, weight=weight, label_smoothing=smoothing)
+    if weight is not None:
+        own = weight.clone()
+        weight *= 7  # the caller's tensor, not the likelihood's
+        weight = own
+    expected = torch.stack(
+        [
+            torch.nn.functional.cross_entropy(
+                each, labels, weight, ignore_index=-1, reduction="sum", label_smoothing=smoothing
+            )
+            for each, labels in zip(f, y, strict=True)
+        ]
+    )
+    form = likelihood.form(f, y)
+    torch.testing.assert_close(likelihood.energy(f, likelihood.targets(y, form)), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_a_single_class_is_sure(smoothing: float) -> None:
+    """Beside labels that are ignored too: nothing is to be learnt, and nothing fails."""
+    likelihood = lw.Categorical(axis=-1, label_smoothing=smoothing)
+    f, y = torch.randn(2, 3, 1, dtype=torch.float64), torch.tensor([[0, -100, 0], [-100, 0, 0]])
+    assert likelihood.form(f, y).outputs == 1
+    draws = Hashed(DEFAULT_SEED, torch.arange(2), 3)
+    for made in (likelihood.energy(f, y), likelihood.root(f, y), likelihood.drawn_score(f, y, draws)):
+        assert float(made.abs().max()) < 1e-12
+    assert likelihood.root(f, y).shape == (2, 3, 1, 1)
+    assert [lw.Categorical.rank(outputs) for outputs in (1, 2, 3, 7)] == [1, 1, 2, 6]
+
+
+def test_one_noise_stays_a_number() -> None:
+    """And a posterior that is stored has one; several stay a tensor."""
+    for noise in (0.3, torch.tensor(0.3), torch.tensor([0.3])):
+        made = lw.Gaussian(noise).with_noise(torch.tensor([0.5], dtype=torch.float64))
+        assert type(made.noise) is float and made == lw.Gaussian(0.5)
+    assert float(lw.Gaussian().scale) == 1 and float(lw.Gaussian(0.1).scale) == pytest.approx(100, rel=1e-14)
+    several = lw.Gaussian(torch.tensor([0.5, 2.0])).with_noise(3.0)
+    assert isinstance(several.noise, Tensor)
+    torch.testing.assert_close(several.noise, torch.tensor([1.5, 6.0], dtype=torch.float64))
+
+
+def test_ratios_of_noises() -> None:
+    """A common factor leaves them; a millionth beside each other is more than rounding."""
+    noise = torch.tensor([0.4, 1.5, 0.9], dtype=torch.float64)
+    likelihood = lw.Gaussian(noise)
+    assert likelihood.same_ratios(lw.Gaussian(7 * noise)) and lw.Gaussian(2.0).same_ratios(lw.Gaussian(0.1))
+    for place, factor in ((0, 1.1), (1, 0.9), (2, 1 + 2e-6)):
+        other = noise.clone()
+        other[place] *= factor
+        assert not likelihood.same_ratios(lw.Gaussian(other)) and not lw.Gaussian(other).same_ratios(likelihood)
+    other = noise * torch.tensor([1 + 3e-7, 1.0, 1.0], dtype=torch.float64)
+    assert likelihood.same_ratios(lw.Gaussian(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@EVERY
+def test_roots_are_in_the_precision_of_the_outputs(name: str, dtype: torch.dtype) -> None:
+    """With one noise or several, and whatever the targets are in."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).to(dtype)
+    if isinstance(likelihood, lw.Custom):
+        return
+    assert likelihood.root(f, likelihood.targets(case.y, form)).dtype == dtype
+
+
+@EVERY
+def test_scores_are_gradients_of_the_energy(name: str) -> None:
+    """Without a graph unless one is asked for, whatever the outputs have."""
+    case = BY_NAME[name]
+    form = form_of(case)
+    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).clone()
+    y = likelihood.targets(case.y, form)
+    exact = torch.stack([case.gradient(f, y) for f, y in zip(case.f, case.y, strict=True)])
+    for given in (f, f.clone().requires_grad_()):
+        made = score(likelihood, given, y)
+        assert not made.requires_grad
+        assert relative(form.restore(made).reshape(exact.shape) * likelihood.scale, exact) < 1e-10
+    assert score(likelihood, given, y, create_graph=True).requires_grad
+
+
+HALVES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((5, 4), (5, 2)),
+    ((5, 2), (5, 1)),
+    ((5, 2), (5,)),
+    ((5, 3, 4), (5, 3, 2)),
+    ((5, 3, 2), (5, 3)),
+    ((5, 4, 2, 3), (5, 2, 2, 3)),
+    ((5, 2, 4, 3), (5, 1, 4, 3)),
+    ((5, 2, 4, 3), (5, 4, 3)),
+]
+
+
+@pytest.mark.parametrize(("shape", "given"), HALVES)
+def test_half_as_many_targets_as_outputs(shape: tuple[int, ...], given: tuple[int, ...]) -> None:
+    """Of which a single one need not have an axis."""
+    likelihood, y = lw.HeteroscedasticGaussian(), torch.randn(given)
+    axis = 1 if len(shape) > 3 else len(shape) - 1
+    form = likelihood.form(torch.zeros(shape), y)
+    assert form == Form(axis - 1, shape[1:])
+    whole = y if y.dim() == len(shape) else y.unsqueeze(axis)
+    expected = whole.movedim(axis, -1).reshape(5, form.positions, -1)
+    assert torch.equal(likelihood.targets(y, form), expected)
+
+
+CURVED = torch.tensor([[2.0, 0.5, 0.0], [0.5, 1.0, 0.3], [0.0, 0.3, 3.0]], dtype=torch.float64)
+
+
+def test_hessians_of_custom_energies() -> None:
+    """In closed form; differentiable where the outputs are, and zero where only something else is differentiable."""
+    torch.manual_seed(0)
+    f, y = torch.randn(4, 1, 3, dtype=torch.float64), torch.randn(4, 1, 3, dtype=torch.float64)
+    cubic = lw.Custom(lambda f, y: (f @ CURVED * f).sum(1) / 2 + f.pow(3).sum(1) * 5)
+    expected = CURVED + torch.diag_embed(30 * f)
+    torch.testing.assert_close(cubic.hessian(f, y), expected)
+    assert not cubic.hessian(f, y).requires_grad
+    asked = f.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(cubic.hessian(asked, y).sum(), asked)
+    torch.testing.assert_close(gradient, torch.full_like(f, 30))
+    share = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    for energy in (lambda f, y: (f * y).sum(1), lambda f, y: (f * y).sum(1) * share):
+        found = lw.Custom(energy).hessian(f, y)
+        assert found.shape == (4, 1, 3, 3) and not bool(found.any())
+    with torch.no_grad():
+        assert cubic.energy(asked, y).shape == (4,)
+    assert lw.Custom(lambda f, y: y.sum(1)).energy(f, y).shape == (4,)
+
+
+@pytest.mark.parametrize(("lowest", "said"), [(-1.5e-4, True), (-0.7e-4, False), (0.0, False)])
+def test_negative_curvature_beyond_rounding_is_said(lowest: float, said: bool) -> None:
+    """From a ten-thousandth of the largest on, of whatever size that is; and where it was asked for."""
+    f, y = torch.zeros(2, 1, 2, dtype=torch.float64), torch.zeros(2, 1, 2, dtype=torch.float64)
+    for size in (1e-3, 1.0, 1e3):
+        values = size * torch.tensor([1.0, lowest], dtype=torch.float64)
+        likelihood = lw.Custom(lambda f, y, values=values: (f.square() * values).sum(1) / 2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            root = likelihood.root(f, y)
+        assert [each.filename for each in caught] == [__file__] * said
+        assert all(f"(down to {size * lowest:.3g})" in str(each.message) for each in caught)
+        torch.testing.assert_close(root @ root.mT, torch.diag(values.clamp(min=0)).expand(2, 1, 2, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not bool(lw.Custom(lambda f, y: (f * y).sum(1)).root(f, y).any())
+
+
+def test_custom_distributions_take_outputs_in_their_shape() -> None:
+    """Behind any leading axes; in one axis where no data were seen."""
+    seen: list[Tensor] = []
+    likelihood = lw.Custom(lambda f, y: f.sum((1, 2)), predictive=seen.append)
+    f = torch.randn(7, 5, 1, 6)
+    likelihood.distribution(f)
+    likelihood.bound(Form(1, (2, 3), whole=True)).distribution(f)
+    assert torch.equal(seen[0], f[:, :, 0]) and torch.equal(seen[1], f.reshape(7, 5, 2, 3))
+    assert lw.Custom(lambda f, y: f.sum(1)).distribution(f) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +159,35 @@ def test_long_sums_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, "pieces", lambda left, right: 2 if left.shape[1] % 2 == 0 else 1)
     check(normal(2, 3, 5, 4), Window((3, 3), (1, 1), (1, 1), (1, 1), 1))
     check(normal(4, 3, 9), Window((3,), (2,), (1,), (1,), 1))
+
+
+@pytest.mark.parametrize(
+    ("long", "channels", "width", "parts"),
+    [
+        (1 << 20, 64, 64, 256),  # as many as there is work for, on one tile
+        (1 << 20, 65, 64, 128),
+        (1 << 20, 128, 64, 128),
+        (1 << 20, 129, 64, 64),  # of 85, the next that leaves equal parts
+        (1 << 20, 64, 65, 128),
+        (1 << 20, 64, 128, 128),
+        (1 << 20, 128, 128, 64),
+        (255 * 512, 1, 1, 255),
+        (3 * 512, 8, 8, 3),
+        (3 * 512 - 1, 8, 8, 1),
+        (4 * 511, 8, 8, 2),
+        (1024, 8, 8, 2),
+        (1023, 8, 8, 1),
+        (257 * 1024, 1, 1, 256),
+        (5 * 521, 8, 8, 5),
+        (1 << 20, 64 * 256, 128, 1),
+        (0, 8, 8, 1),
+    ],
+)
+def test_how_many_pieces(long: int, channels: int, width: int, parts: int) -> None:
+    """On a GPU equal ones of 512 rows at least, as many as 256 tiles of 64 x 64 numbers take; one on a CPU."""
+    left, right = (SimpleNamespace(shape=(1, long, each), is_cuda=True) for each in (channels, width))
+    assert offsets.pieces(left, right) == parts
+    assert offsets.pieces(SimpleNamespace(is_cuda=False), right) == 1
 
 
 def test_gradients_flow_through_the_sums() -> None:

@@ -15,7 +15,7 @@ import reference_dense as dense
 from cases import BY_NAME
 from conftest import DEVICE
 from fitting import built, names_of, normal, weights_of
-from lapwing.layers.base import Ref
+from lapwing.layers.base import BatchAxis, Ref
 from networks import Network, parameter
 from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
 
@@ -149,8 +149,61 @@ def test_views_without_a_place() -> None:
     assert Ref.of("p", part.as_strided((3,), (1,), 3), part) is not None
     assert Ref.of("p", part.as_strided((3,), (1,), 4), part) is None  # beyond its end
     assert Ref.of("p", part.as_strided((3,), (1,), 0), part) is None  # before its beginning
+    apart = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    assert Ref.of("p", apart.as_strided((2,), (2,), 0), apart) is not None
+    assert Ref.of("p", apart.as_strided((2,), (1,), 0), apart) is None  # between its elements
     last = nn.Parameter(torch.randn(2, 3, 4).transpose(1, 2))  # in memory the second axis is the innermost
     assert Ref.of("p", last.transpose(1, 2).flatten(1), last) is None  # 0, 3, 6, 9, 1, ...: not evenly apart
+
+
+@pytest.mark.parametrize(
+    ("shape", "view", "turned"),
+    [
+        ((5, 4), as_it_is, False),
+        ((4, 5), lambda p: p.T, True),
+        ((5, 1), as_it_is, False),
+        ((5, 1), lambda p: p.T, True),
+        ((5,), as_it_is, False),
+        ((2, 5, 4), lambda p: p.mT, True),
+        ((2, 5, 4), lambda p: p.transpose(0, 1), False),
+        ((6, 4), lambda p: p[2:5].T, True),
+    ],
+)
+def test_which_views_are_transposed(shape: tuple[int, ...], view: Callable[[Tensor], Tensor], turned: bool) -> None:
+    """By the order of the last two axes in the parameter; of an axis of one the other is taken for the first."""
+    p = nn.Parameter(torch.randn(shape))
+    ref = Ref.of("p", view(p), p)
+    assert ref is not None and ref.transposed == turned
+
+
+def test_empty_views() -> None:
+    """They are at the beginning, in order; so are parameters without elements."""
+    for p in (nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3, 4).T), nn.Parameter(torch.randn(0, 3))):
+        ref = Ref.of("p", p[p.shape[0] :, 1:], p)
+        assert ref is not None and ref.is_rows and (ref.start, ref.steps) == (0, (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("axis", "fold", "shape", "examples", "fits"),
+    [
+        (0, "whole", (5, 3), 1, True),
+        (0, "whole", (5, 3), 2, False),
+        (1, "whole", (0,), 1, True),
+        (2, "none", (4, 4), 4, False),
+        (1, "none", (2, 4), 4, True),
+        (1, "none", (4, 8), 4, False),
+        (0, "major", (8, 3), 4, True),
+        (0, "minor", (4, 3), 4, False),
+        (0, "minor", (6, 3), 4, False),
+        (0, "major", (0, 3), 4, False),
+        (2, "major", (8, 8), 4, False),
+        (1, "owned", (2, 3), 4, True),
+        (2, "owned", (2, 3), 4, False),
+    ],
+)
+def test_where_examples_can_be(axis: int, fold: str, shape: tuple[int, ...], examples: int, fits: bool) -> None:
+    """On an axis as long as there are examples, or a multiple where they are folded; anywhere where one is all."""
+    assert BatchAxis(axis, fold).fits(shape, examples) == fits
 
 
 def over_positions(p: nn.Parameter, apply: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:

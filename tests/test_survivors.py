@@ -15,6 +15,8 @@ import lapwing as lw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
+from lapwing.layers import generic
+from lapwing.layers.embedding import EMBEDDING
 from lapwing.layers.geometry import Alike
 from lapwing.memory import budget
 from lapwing.plan import Plan
@@ -371,3 +373,120 @@ def test_a_prior_that_ekfac_cannot_hold_names_what_can(bias: Any, prior: lw.Prio
     la = lw.fit(model, data, "regression", structure=lw.EKFAC(bias=bias))
     with pytest.raises(ValueError, match=words):
         la.with_prior(prior).log_evidence()
+
+
+@pytest.mark.parametrize("padding", [None, 1, -2])
+def test_padding_may_be_counted_from_the_end(padding: int | None) -> None:
+    """Rows of a table by torch's gradients; tokens are seen as one-hot vectors."""
+    torch.manual_seed(0)
+
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(4, 3)), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.nn.functional.embedding(x, self.table, padding).tanh().mean(1))
+
+    model = Looked().double().to(DEVICE)
+    x, y = torch.tensor([[0, 1, 2], [3, 3, 1], [2, 2, 0]], device=DEVICE), torch.tensor([0, 1, 0], device=DEVICE)
+    la = lw.fit(model, (x, y), "classification", structure="full", prior=1.0)
+    assert la.coverage()["table"].rule == "embedding" and not la.plan.corrections
+    jacobian = []
+    for output in model(x):
+        grads = [torch.autograd.grad(each, list(model.parameters()), retain_graph=True) for each in output]
+        jacobian.append(torch.stack([torch.cat([part.flatten() for part in grad]) for grad in grads]))
+    rows = torch.stack(jacobian)
+    shares = model(x).detach().softmax(-1)
+    hessian = torch.diag_embed(shares) - shares[:, :, None] * shares[:, None, :]
+    assert relative(curvature_of(la), torch.einsum("ncd,nck,nke->de", rows, hessian, rows)) < 1e-8
+    weight: Any = SimpleNamespace(parameter=model.table, part=None)
+    use: Any = SimpleNamespace(refs={"weight": weight}, options=None)
+    (made,) = EMBEDDING.contributions(use, (x,), torch.randn(1, 3, 3, 3, device=DEVICE))
+    seen = made.value.acts(slice(1, 3))
+    assert torch.equal(seen, torch.eye(4, dtype=torch.long, device=DEVICE)[x[1:3]][:, None])
+
+
+class Scripted(nn.Module):
+    """A scripted part without weights below a weight that needs the generic rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.part = nn.Parameter(torch.randn(3, 2)), torch.jit.script(nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x @ self.w.exp())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_the_generic_rule_says_what_it_cannot_look_into() -> None:
+    """By names of weights and of the scripted part, or of the network itself."""
+    model = Scripted().to(DEVICE)
+    x, cotangents = torch.randn(4, 3, device=DEVICE), torch.randn(2, 4, 2, device=DEVICE)
+    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    for network, where in ((model, r"\('part'\)"), (torch.jit.script(nn.Linear(3, 2)), r"\('the network itself'\)")):
+        with pytest.raises(ValueError, match=rf"^w, b can only be reached by the generic rule.*{where}; expected"):
+            generic.generic_rows(network, x, ("w", "b"), cotangents, budget(None, x.device), plan)
+
+
+def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other errors lead to one example at a time; that one would not be cured by it."""
+    model = nn.Linear(3, 2).double().to(DEVICE)
+    x, cotangents = torch.randn(4, 3).double().to(DEVICE), torch.randn(2, 4, 2).double().to(DEVICE)
+    names, room = ("weight", "bias"), budget(None, x.device)
+    expected = {"weight": torch.einsum("kbo,bi->kboi", cotangents, x).flatten(2), "bias": cotangents}
+
+    def fails(error: Exception) -> Any:
+        def raises(*_: Any) -> Any:
+            raise error
+
+        return raises
+
+    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    for own in (generic._vectorised, fails(TypeError("axes"))):
+        monkeypatch.setattr(generic, "_vectorised", own)
+        assert plan.vectorised
+        found = generic.generic_rows(model, x, names, cotangents, room, plan)
+        for name in names:
+            torch.testing.assert_close(found[name], expected[name])
+    assert not plan.vectorised
+    monkeypatch.setattr(generic, "_vectorised", fails(torch.OutOfMemoryError("none left")))
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        generic.generic_rows(model, x, names, cotangents, room, SimpleNamespace(vectorised=True, saved=False))
+
+
+class Partly(nn.Module):
+    """Of two weights one is used where the first input is positive, and none where it is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x[0, 0]) == 0:
+            return x[:, :2].clone()
+        return (x @ (self.one if float(x[0, 0]) > 0 else self.two)).square()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_generic_rule_one_example_at_a_time(dtype: torch.dtype) -> None:
+    """What an example does not use has zeros; rows are in float32 at least, and differentiable where asked for."""
+    torch.manual_seed(0)
+    model = Partly().to(DEVICE, dtype)
+    x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 0.5, 2.0], [0.0, 1.0, 1.0]], device=DEVICE, dtype=dtype)
+    cotangents = torch.randn(2, 3, 2, device=DEVICE, dtype=dtype)
+    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    rows = generic.generic_rows(model, x, ("one", "two"), cotangents, budget(None, x.device), plan)
+    assert not plan.vectorised
+    for place, (name, used) in enumerate((("one", 0), ("two", 1))):
+        made = rows[name]
+        assert made.shape == (2, 3, 6) and made.dtype == torch.promote_types(dtype, torch.float32)
+        assert not made.requires_grad and not bool(made[:, [1 - place, 2]].any())
+        output = x[used] @ model.get_parameter(name).detach()
+        expected = torch.einsum("i,ko->kio", x[used], 2 * output * cotangents[:, used]).flatten(1)
+        torch.testing.assert_close(
+            made[:, used], expected.to(made.dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-9, atol=0
+        )
+    again = generic.generic_rows(model, x, ("one",), cotangents, budget(None, x.device), plan, create_graph=True)
+    (twice,) = torch.autograd.grad(again["one"].sum(), model.one)
+    assert bool(twice.any())

@@ -109,11 +109,8 @@ class Acts:
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
         """(b, G, T, I), rotated by `basis` (G, I, I) where one is given."""
-        if self.index is not None:
-            index = self.index[examples]
-            if basis is not None:
-                return basis[0][index].unsqueeze(1)
-            return torch.nn.functional.one_hot(index, self.width).unsqueeze(1)
+        if self.index is not None and basis is not None:
+            return basis[0][self.index[examples]].unsqueeze(1)
         if basis is not None and self.rotated is not None and not self.ones:
             return self.rotated(examples, basis)
         act = self.make(examples)

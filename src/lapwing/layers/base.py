@@ -211,9 +211,9 @@ class Use:
     shape: tuple[int, ...]
     axes: tuple[int, ...]  # output axes that may hold the examples
     dtype: torch.dtype  # of the output
-    below: tuple[Any, ...] = ()  # autograd nodes of the inputs
-    versions: tuple[int, ...] = ()
-    lifted: bool = False  # whether its output has no examples, and gradients per example where it is broadcast to them
+    below: tuple[Any, ...]  # autograd nodes of the inputs
+    versions: tuple[int, ...]
+    lifted: bool  # whether its output has no examples, and gradients per example where it is broadcast to them
     cache: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -127,6 +127,11 @@ def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half
     return fused.Operand(made, made, part.scale * factor, False)
 
 
+def large(axes: tuple[Axis, ...], width: int, channels: int) -> bool:
+    """Whether images are large beside the number of what one position sees: rotating by a convolution is faster."""
+    return 4 * math.prod(axis.places for axis in axes) >= width > channels
+
+
 class ConvRule(PlainInputs):
     """`y_t = W a_t + b` with a_t the patch under output position t, one matrix per group."""
 
@@ -173,10 +178,8 @@ class ConvRule(PlainInputs):
                 acts = replace(acts, moments=PatchMoments(given, axes, groups))
                 if given.dim() == dims + 2:
                     acts = replace(acts, turned=turned)
-                # Measured: it pays where images are large beside the number of what one position sees.
                 if dims == 2 and groups == 1 and given.dtype == torch.float32 and not given.is_cuda:
-                    large = 4 * math.prod(axis.places for axis in axes) >= width > given.shape[-3]
-                    acts = replace(acts, rotated=rotated) if large else acts
+                    acts = replace(acts, rotated=rotated) if large(axes, width, given.shape[-3]) else acts
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
         if "bias" in use.refs:
             yield bias_contribution(use.refs["bias"], grad)
@@ -210,16 +213,15 @@ def applied(
     return output
 
 
+NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+NAMES_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
+
 def convolution(dims: int, transposed: bool) -> Handler:
     """A handler for `F.convNd` or `F.conv_transposeNd`."""
-    rule = CONV_TRANSPOSED if transposed else CONV
-    names = (
-        ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-        if transposed
-        else ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    )
 
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = NAMES_TRANSPOSED if transposed else NAMES
         values = dict(zip(names, args, strict=False)) | kwargs
         weight, bias, given = values["weight"], values.get("bias"), values["input"]
         refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
@@ -238,7 +240,7 @@ def convolution(dims: int, transposed: bool) -> Handler:
             output_padding=counts(values.get("output_padding", 0), dims),
         )
         output = func(**values) if transposed else applied(recorder, func, values, window, found)
-        return recorder.record(rule, output, found, (given,), (0,), window)
+        return recorder.record(CONV_TRANSPOSED if transposed else CONV, output, found, (given,), (0,), window)
 
     return handler
 

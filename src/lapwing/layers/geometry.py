@@ -92,11 +92,6 @@ class Alike:
     intervals: tuple[Range, ...]
     runs: tuple[Range, ...]
 
-    @property
-    def step(self) -> int:
-        """From one tap to the next."""
-        return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 1
-
     def offsets(self, axis: Axis) -> Range:
         """The least offset from one of these taps to any tap, and how many there are."""
         return -self.taps[-1], axis.kernel - self.taps[0] + self.taps[-1]

@@ -70,7 +70,7 @@ def _matrices(shape: Sizes, steps: Sizes, groups: int, rows: int) -> tuple[Layou
     inside = sorted(range(count), key=lambda axis: (-steps[axis], -shape[axis]))
     if not in_order(tuple(shape[axis] for axis in inside), tuple(steps[axis] for axis in inside)):
         return None
-    flipped = next((axis >= groups + rows for axis in inside if axis >= groups), False)
+    flipped = next(axis >= groups + rows for axis in inside if axis >= groups)
     sides = [range(groups), range(groups, groups + rows), range(groups + rows, count)]
     if flipped:
         sides[1:] = sides[:0:-1]

@@ -178,8 +178,6 @@ def interval_products(left: Tensor, right: Tensor, pair: Alike, shift: int) -> T
                 rows = left[:, one].reshape(groups, length * pixels, channels)
                 columns = right[:, one.start + shift : one.stop + shift]
                 made.append(products(rows, columns.reshape(groups, length * pixels, width * channels)).unsqueeze(0))
-    if not made:
-        return left.new_zeros(0, groups, channels, width, channels)
     return torch.cat(made).view(-1, groups, channels, width, channels)
 
 

@@ -137,8 +137,7 @@ class Categorical:
 
     def _wrong(self, y: Tensor, form: Form) -> Tensor:
         if y.is_floating_point():
-            good = torch.isfinite(y).all(-1) & (y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < 1e-2)
-            return ~good
+            return ~((y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < 1e-2))
         return (y != self.ignore_index) & ((y < 0) | (y >= form.outputs))
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
