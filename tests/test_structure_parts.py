@@ -109,8 +109,9 @@ def test_floors() -> None:
     numbers = torch.tensor([-1.0, 0.0, 3.0, 6.0], dtype=torch.float64)
     assert common.floored(numbers, 0.0).tolist() == [0.0, 0.0, 3.0, 6.0]
     assert common.floored(numbers, 0.1).tolist() == pytest.approx([0.2, 0.2, 3.0, 6.0])
-    pieces = [torch.tensor([x, 3 * x], dtype=torch.float64) for x in (1.0, 1e-23, 1e-25)]
-    assert [piece.tolist() for piece in common.cleared(pieces)] == [[1.0, 3.0], [1e-23, 3e-23], [0.0, 0.0]]
+    assert common.floored(numbers, 1.0).tolist() == pytest.approx([2.0, 2.0, 3.0, 6.0])
+    pieces = [torch.tensor(own, dtype=torch.float64) for own in ([100.0, 300.0], [1e-21, 3e-21], [1e-22] * 100)]
+    assert [piece.tolist() for piece in common.cleared(pieces)] == [[100.0, 300.0], [1e-21, 3e-21], [0.0] * 100]
     mixed = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64)
     assert common.filled(mixed, 0.1).tolist() == pytest.approx([0.2, 2.0, 4.0])
     assert common.filled(mixed, 0.0) is mixed and common.filled(torch.zeros(2), 0.1).tolist() == [1.0, 1.0]
@@ -125,6 +126,8 @@ def test_diagonals() -> None:
     close(made.mv(torch.ones(3, dtype=torch.float64)), torch.tensor([2.1, 6.2, 0.3], dtype=torch.float64))
     assert curvature.diag().tolist() == [1.0, 3.0, 0.0]
     assert curvature.diag(0.5).tolist() == pytest.approx([1.0, 3.0, 0.5 * 4.0 / 3])
+    rounding = DiagCurvature(torch.tensor([1.0, 1.0, 1.0, 1e-30, 1e-30], dtype=torch.float64), replace(own, mask=None))
+    assert rounding.diag()[-1] == 1e-30 and rounding.diag(0.5)[-1] == pytest.approx(0.5 * 3 / 5)
     groups = Groups.of(torch.zeros(3, dtype=torch.long), 1)
     assert curvature.spectrum(groups, torch.tensor([2.0, 2.0, 1.0])).tolist() == [0.5, 1.5, 0.0]
     for part, value, words in (
@@ -150,7 +153,7 @@ def failing(error: Callable[[], Exception] | None, also_wide: bool = False) -> C
         if error is not None:
             raise error()
         values, vectors = eigh(side)
-        return values * torch.nan, vectors
+        return values * torch.tensor([1.0, torch.nan, 1.0]), vectors
 
     return made
 
@@ -596,7 +599,7 @@ WRONG_FACTORS: dict[str, tuple[dict[str, Any], str]] = {
         "The curvature of '2.weight' has negative numbers on its diagonal",
     ),
     "negative gradients": (
-        {"factors": instead(STRAIGHT, lambda own: replace(own, gradients=-own.gradients.diagonal(dim1=1, dim2=2)))},
+        {"factors": instead(STRAIGHT, lambda own: replace(own, gradients=torch.tensor([[1.0, -1.0]])))},
         "The curvature of '2.weight' has negative numbers on its diagonal",
     ),
     "count": (
@@ -614,6 +617,11 @@ WRONG_FACTORS: dict[str, tuple[dict[str, Any], str]] = {
     "negative others": (
         {"others": instead(NORM, lambda own: -own)},
         "The curvature of '1.weight' has negative numbers",
+    ),
+    "another's": ({"others": lambda own: {Part("x", 0, 3): torch.ones(3)}}, "'x' is none of the selected weights"),
+    "a part of others": (
+        {"others": lambda own: {Part("1.weight", 1, 3): torch.ones(4, 4)}},
+        r"The curvature of '1.weight' has shape \(4, 4\); expected \(2,\) or \(2, 2\)",
     ),
     "empty layout": (
         {"layouts": instead(LINEAR, lambda own: Layout((0, 6), (0, 1), (1, 2, 3)))},
@@ -684,6 +692,20 @@ def test_other_sums_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             check_sums(altered(sums, weights=instead(key, lambda own, layout=layout: layout)), own, corrected=False)
+
+
+def test_sums_of_parts_of_weights() -> None:
+    """Blocks that begin inside a weight, with nothing counted yet; no block has three parts."""
+    own = space_of(a=7, b=2, c=2)
+    key = (Part("a", 3, 7),)
+    empty = factors_of(torch.zeros(1, 2), torch.zeros(1, 2, 2), 0.0)
+    check_sums(
+        KronSums({key: Layout.plain(1, 2, 2)}, {}, {(key, False): empty}, {Part("a", 1, 3): torch.ones(2)}), own, False
+    )
+    three = (Part("a", 0, 4), Part("b", 0, 1), Part("c", 0, 1))
+    wide = factors_of(torch.zeros(1, 3), torch.zeros(1, 2), 0.0)
+    with pytest.raises(ValueError, match="The layout of 'a'"):
+        check_sums(KronSums({three: Layout.plain(1, 2, 3)}, {}, {(three, False): wide}), own, False)
 
 
 def test_joined_sums_are_those_of_both() -> None:
