@@ -300,7 +300,7 @@ EVERY_KIND: dict[str, tuple[lw.Prior, list[int], list[str]]] = {
         ["a.b*", "a", "none", "*"],
     ),
     "scale_invariant": (
-        lw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0]), sets=(("a.bias", "c"),)),
+        lw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0]), sets=(("a.bias", "c"), ("b",))),
         [0] * 6 + [1] * 3 + [2] + [1] * 2,
         ["a.weight", "a.bias + c", "b"],
     ),
@@ -368,6 +368,28 @@ def test_precisions_of_the_weights_that_are_left(kept: list[str], kind: str) -> 
     torch.testing.assert_close(made.delta(fewer, torch.zeros(fewer.size)), expected)
 
 
+def test_priors_of_two_weights_and_of_empty_ones() -> None:
+    """The least there is: two groups, some elements of them, tensors without elements, no tensor at all."""
+    two = Space(("a", "b"), (torch.Size([2]), torch.Size([2])), torch.tensor([True, False, True, True]))
+    layers = lw.Prior.layerwise([1.0, 2.0])
+    assert layers.delta(two, torch.zeros(3)).tolist() == [1.0, 2.0, 2.0]
+    assert layers.only(two, two.only(["b"])).precision.tolist() == [2.0]
+    single = Space(("a", "b"), (torch.Size([1]), torch.Size([1])))
+    for kind in ("layerwise", "diagonal", "unitwise", "scale_invariant"):
+        own = lw.Prior(kind, torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
+        left = own.only(single, single.only(["b"]))
+        assert left.precision.tolist() == [2.0] and torch.as_tensor(left.mean).tolist() == [4.0]
+    one = lw.Prior.scalar(1.0, mean=torch.tensor(0.5)).only(single, single.only(["b"]))
+    assert torch.as_tensor(one.mean).tolist() == 0.5
+    empty = Space(("a", "b"), (torch.Size([0, 3]), torch.Size([2])))
+    for prior in (layers, lw.Prior.unitwise([1.0, 2.0])):
+        assert prior.stretches(empty).lengths.min() > 0 and prior.group(empty).numel() == 2
+    nothing = lw.Prior("scale_invariant", torch.ones(1))
+    assert nothing.count(Space((), ())) == 0
+    ratios = replace(lw.Prior.g_prior(2.0), base=torch.ones(2, dtype=torch.float64))
+    assert ratios.delta(single, torch.zeros(2)).dtype == torch.float32
+
+
 def test_precisions_of_weights_that_come_later() -> None:
     """Numbers go along with the names of their sets; a set that nobody has seen is missing."""
     prior = lw.Prior("scale_invariant", torch.tensor([5.0, 6.0]), sets=(("a.weight", "c"),))
@@ -423,6 +445,14 @@ def test_priors_that_do_not_fit_their_weights() -> None:
             lambda: lw.Prior.scalar(1e-60).delta(SPACE, torch.zeros(12)),
             ValueError,
             "outside the range of torch.float32",
+        ),
+        (lambda: lw.Prior.layerwise([1e300, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
+        (lambda: lw.Prior.layerwise([1e-60, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
+        (lambda: lw.Prior.g_prior().parts(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
+        (
+            lambda: lw.Prior.scalar(1.0, mean=torch.zeros(3)).centre(SPACE, torch.zeros(12)),
+            ValueError,
+            "expected 1 or 12",
         ),
         (lambda: as_prior(True), TypeError, "prior is a bool; expected a positive number or a Prior"),
         (lambda: as_prior("x"), TypeError, "prior is a str"),

@@ -367,7 +367,7 @@ def deltas() -> dict[str, Tensor]:
         "one": one,
         "one number": torch.tensor(0.7, dtype=torch.float64).expand(2, 3, 2),
         "groups": torch.tensor([0.5, 2.0], dtype=torch.float64).reshape(2, 1, 1).expand(2, 3, 2).clone(),
-        "rows": rows.expand(2, 3, 2).clone(),
+        "rows": rows.expand(2, 3, 2),
         "columns": columns.expand(2, 3, 2).clone(),
         "product": rows * columns,
         "first row": one + torch.tensor([1.0, 0, 0]).double().reshape(1, 3, 1),
@@ -422,6 +422,11 @@ def test_blocks_under_priors_that_they_do_not_hold() -> None:
         with pytest.raises(ValueError, match=words):
             corrected.precision(deltas()["rows"], scale, key)
     close(corrected.precision(deltas()["one"], scale, (WEIGHT,)).values, block.values + 0.7)
+    close(corrected.eigenvalues(deltas()["one"], (WEIGHT,)), block.values.flatten() / 0.7)
+    small = 1e-9 * deltas()["product"]
+    small[0, 1, 1] *= 1.01
+    with pytest.raises(ValueError, match="no product"):
+        block.precision(small, scale, (WEIGHT,))
 
 
 @pytest.mark.parametrize("kind", KINDS)

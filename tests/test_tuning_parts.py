@@ -20,7 +20,8 @@ from lapwing.groups import Groups, Rows
 from lapwing.tuning import alternate, ascent
 from lapwing.tuning.ascent import Path, Range
 from lapwing.tuning.profile import Place, Point, Profile, rounded
-from lapwing.tuning.search import bounds, complaints, listed, noise_at_its_limit, noise_limits
+from lapwing.tuning.search import axes, bounds, complaints, listed, noise_at_its_limit, noise_limits
+from lapwing.tuning.settings import Passing, checked, checked_limits, listable, positive
 from lapwing.tuning.trace import Step, Trace
 from lapwing.tuning.validation import minimise, scan
 
@@ -132,6 +133,7 @@ def test_names_of_groups_in_warnings() -> None:
     names = ["a", "b", "c", "d", "e"]
     assert listed(names, torch.tensor([False, True, False, True, False])) == "'b', 'd'"
     assert listed(names, torch.tensor([True, True, True, False, False])) == "'a', 'b', 'c'"
+    assert listed(names, torch.arange(5) > 0) == "'b', 'c', 'd' and 1 more groups"
     assert listed(names, torch.ones(5, dtype=torch.bool)) == "'a', 'b', 'c' and 2 more groups"
 
 
@@ -149,7 +151,7 @@ def test_what_is_odd_about_precisions() -> None:
         "The precision of 'high' is at the largest allowed, 100.",
         "The precision of 'low' is at the smallest allowed, 0.01.",
     ]
-    inside = Place(place.precision + torch.tensor([0, 0, 1e-8, -1e-8, 0, 0]).double(), 0.0)
+    inside = Place(place.precision + torch.tensor([0, 0, 1.5e-9, -1.5e-9, 0, 0]).double(), 0.0)
     assert len(complaints(names, inside, gamma, free, without, asked)) == 2
     rounded_ = Place(place.precision + torch.tensor([0, 0, 1e-10, -1e-10, 0, 0]).double(), 0.0)
     assert len(complaints(names, rounded_, gamma, free, without, asked)) == 4
@@ -172,7 +174,7 @@ def test_limits_of_the_noise(energy: float, scalars: float, middle: float) -> No
     assert told(loud * (1 - 5e-7)) == [
         f"The noise is at the largest allowed, {loud:.3g}: the weights explain all targets."
     ]
-    assert told(middle) == told(quiet * (1 + 4e-6)) == told(loud * (1 - 4e-6)) == []
+    assert told(middle) == told(quiet * (1 + 1.5e-6)) == told(loud * (1 - 1.5e-6)) == []
     asked.noise = False
     assert told(quiet) == []
 
@@ -272,6 +274,27 @@ def test_groups_without_curvature() -> None:
     values = torch.tensor([1.0, 3.0, 1e-14, -1e-14, 1e-14, 1e-14, 3e-14, 3e-14], dtype=torch.float64)
     problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
     assert problem.flat.tolist() == [False, True, False, True]
+
+
+def test_many_eigenvalues_in_rows() -> None:
+    """Several of a group beside each other: sums over all of them."""
+    values, groups = normal(64).abs(), Groups(torch.tensor([0, 1, 2]), torch.tensor([40, 23, 1]), 3)
+    problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
+    assert problem.eigenvalues is not None and problem.eigenvalues.values.shape[1] > 1
+    point = problem.at(ascent.place_of(HERE))
+    ratio = HERE[3].exp() * values / HERE[:3].exp()[groups.vector()]
+    shares = ratio / (1 + ratio)
+    torch.testing.assert_close(point.gamma, groups.sums(shares))
+    torch.testing.assert_close(point.spread, groups.sums(shares * (1 - shares)))
+    fewer = problem.at(ascent.place_of(HERE + torch.tensor([0, 0, 0, -40.0]).double()))
+    volume = float(ratio.log1p().sum())
+    assert point.value - fewer.value == pytest.approx(
+        -0.5 * volume - 4.0 * math.exp(0.6) + 4.0 * math.exp(0.6 - 40) + 5.0 * 40.0, rel=1e-9
+    )
+    assert not bool(problem.flat.any())
+    sizes = torch.tensor([1, 1, 1])
+    alone = Rows.of(torch.tensor([1.0, 1.5e-14, 0.9e-14]).double(), Groups(torch.arange(3), sizes, 3))
+    assert spectral(sizes=sizes, eigenvalues=alone).flat.tolist() == [False, False, True]
 
 
 def test_eigenvalues_below_zero_by_rounding() -> None:
@@ -541,3 +564,139 @@ def test_precisions_to_begin_with() -> None:
         eigenvalues=Rows.of(torch.tensor([0.0, 0, 0, 1, 1, 1]).double(), Groups.of(torch.tensor(GROUPS), 3)),
     )
     assert alternate.begun(flat, asked).prior.precision.tolist() == pytest.approx([0.5, 2 / 0.7, 1 / 0.2])
+
+
+def settings(noise_there: bool = True, **given: Any) -> Any:
+    """What `tune` makes of what it was asked for."""
+    likelihood = SimpleNamespace(with_noise=None) if noise_there else SimpleNamespace()
+    usual: dict[str, Any] = {"method": "evidence", "prior": True, "noise": None, "temperature": False, "data": None}
+    usual |= {
+        "grid": None,
+        "steps": None,
+        "tolerance": None,
+        "limits": (0.1, 10),
+        "predict": None,
+        "passing": Passing(),
+    }
+    return checked(SimpleNamespace(likelihood=likelihood), **usual | given)  # type: ignore[arg-type]
+
+
+def test_what_tune_does_unless_it_is_told() -> None:
+    """Noise where there is one, on a grid where it has values; steps for each number that is searched."""
+    linear = Passing("linear")
+    for given, noise, steps, tolerance in (
+        ({}, True, 400, 1e-6),
+        ({"noise": False}, False, 200, 1e-6),
+        ({"noise_there": False}, False, 200, 1e-6),
+        ({"method": "fixed_point"}, True, 2000, 1e-7),
+        ({"method": "validation", "data": ()}, True, 120, 1e-3),
+        ({"method": "validation", "data": (), "temperature": True}, True, 180, 1e-3),
+        ({"method": "grid"}, False, 0, 0.0),
+        ({"method": "grid", "grid": {"prior": [1.0], "noise": [1.0]}}, True, 0, 0.0),
+        ({"method": "grid", "noise": True}, True, 0, 0.0),
+        ({"passing": linear, "data": ()}, True, 100, 1e-2),
+        ({"passing": linear, "data": (), "method": "fixed_point", "steps": 7, "tolerance": 0.5}, True, 7, 0.5),
+        ({"prior": False}, True, 200, 1e-6),
+    ):
+        made = settings(**given)
+        assert (made.noise, made.steps, made.tolerance) == (noise, steps, tolerance), given
+        assert made.limits == (0.1, 10.0) and made.predict == {} and made.prior is given.get("prior", True)
+    assert settings(method="grid", data=(), grid={"temperature": [1.0]}).temperature is True
+    assert not settings(method="grid", grid=[1.0]).temperature
+    assert settings(method="validation", data=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
+    assert lw.tuning.settings.LIMITS == (1e-10, 1e10) and lw.tuning.settings.TEMPERATURES == (1e-4, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"method": 3}, TypeError, "method is a int; expected one of evidence, fixed_point, validation, grid. Val"),
+        ({"method": "gridd"}, ValueError, "method='gridd' is not known; did you mean 'grid'. Known: evidence"),
+        ({"passing": Passing("linear")}, ValueError, "mode='linear' passes over the training data"),
+        ({"passing": Passing(memory=1.0)}, ValueError, "memory= and progress= are for passes"),
+        ({"passing": Passing(progress=True)}, ValueError, "memory= and progress= are for passes"),
+        ({"passing": Passing("linear"), "method": "validation"}, ValueError, "whose score does not depend on a mode"),
+        ({"passing": Passing("far")}, ValueError, "mode='far' is not known; .*Known: trained, linear"),
+        ({"prior": 1}, TypeError, r"tune\(prior=1\): expected True or False, whether to tune it; start= takes another"),
+        ({"temperature": 1}, TypeError, r"tune\(temperature=1\): .*la.with_temperature"),
+        ({"noise": 1.0}, TypeError, r"tune\(noise=1.0\): .*la.with_noise"),
+        ({"steps": True}, ValueError, "steps=True: expected a positive whole number"),
+        ({"steps": 0}, ValueError, "steps=0: expected a positive whole number"),
+        ({"steps": 1.5}, ValueError, "steps=1.5: expected"),
+        ({"tolerance": 0.0}, ValueError, "tolerance=0.0: expected a positive number"),
+        ({"predict": [1]}, TypeError, r"predict=\[1\]: expected a mapping"),
+        ({"predict": {"link": "mc"}}, ValueError, "predict= was given, but method='evidence' makes no predictions"),
+        ({"method": "grid", "data": (), "predict": {"mean": "linear"}}, ValueError, "expected the network's own mean"),
+        ({"method": "grid", "grid": 1.0}, TypeError, "grid=1.0: expected numbers, or a mapping"),
+        ({"method": "grid", "grid": {}}, ValueError, "grid has no values"),
+        ({"method": "grid", "grid": [1.0], "prior": False}, ValueError, "prior=False was given, and the grid"),
+        (
+            {"method": "grid", "grid": {"noise": [1.0]}, "noise": False},
+            ValueError,
+            "noise=False was given, and the grid",
+        ),
+        ({"noise": True, "noise_there": False}, ValueError, "noise=True was given, but SimpleNamespace has no noise"),
+        ({"temperature": True}, ValueError, "The evidence cannot choose a temperature"),
+        ({"temperature": True, "method": "fixed_point"}, ValueError, "The evidence cannot choose a temperature"),
+        ({"temperature": True, "method": "grid"}, ValueError, "The evidence cannot choose a temperature"),
+        ({"temperature": True, "passing": Passing("linear"), "data": ()}, ValueError, "The evidence cannot choose"),
+        ({"data": ()}, ValueError, "data= was given, but method='evidence' needs none"),
+        ({"data": (), "method": "fixed_point"}, ValueError, "data= was given, but method='fixed_point' needs none"),
+        ({"grid": [1.0]}, ValueError, "grid= was given, but method='evidence' has none"),
+        ({"grid": [1.0], "method": "validation", "data": ()}, ValueError, "but method='validation' has none"),
+        ({"prior": False, "noise": False}, ValueError, "There is nothing to tune"),
+        ({"limits": (1.0,)}, ValueError, r"limits=\(1.0,\): expected two positive precisions"),
+    ],
+    ids=str,
+)
+def test_what_tune_refuses(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    """Each by what was given, with what to do."""
+    with pytest.raises(error, match=words):
+        settings(**given)
+
+
+def test_numbers_that_are_positive() -> None:
+    """Finite, and numbers at all."""
+    assert positive(2) == 2.0 and positive(torch.tensor(0.5)) == 0.5 and positive(1e-300) == 1e-300
+    assert all(positive(value) is None for value in (0, -1.0, math.inf, math.nan, True, "1", None, torch.ones(2)))
+    assert (
+        listable([1])
+        and listable(torch.ones(1))
+        and listable({})
+        and not listable(torch.ones(()))
+        and not listable("a")
+    )
+    assert not listable(3) and checked_limits([1, 2.5]) == (1.0, 2.5)
+    for limits in ((1.0, 1.0), (2.0, 1.0), (0.0, 1.0), (1.0, math.inf), (1.0, 2.0, 3.0), 5.0, "12"):
+        with pytest.raises(ValueError, match="expected two positive precisions, the smaller first"):
+            checked_limits(limits)
+
+
+def test_axes_of_a_grid() -> None:
+    """Forty-one precisions from 1e-4 to 1e4, or what was given; what has no values stays where it is."""
+    la: Any = SimpleNamespace(likelihood=SimpleNamespace(scale=torch.tensor(4.0)), temperature=1.5)
+
+    def made(grid: Any, prior: bool = True, noise: bool = False) -> dict[str, list[float]]:
+        return axes(la, SimpleNamespace(grid=grid, prior=prior, noise=noise), 3.0)  # type: ignore[arg-type]
+
+    usual = made(None)
+    assert usual["prior"] == pytest.approx(
+        [10**power for power in torch.linspace(-4, 4, 41).double().tolist()], rel=1e-5
+    )
+    assert (usual["noise"], usual["temperature"]) == ([0.5], [1.5]) and [*usual] == ["prior", "noise", "temperature"]
+    assert made([1, 2.0])["prior"] == [1.0, 2.0] and made(torch.tensor([1.0, 2.0]))["prior"] == [1.0, 2.0]
+    assert made({"noise": [0.3], "temperature": (2.0, 1.0)}, noise=True) == {
+        "prior": [3.0],
+        "noise": [0.3],
+        "temperature": [2.0, 1.0],
+    }
+    for given, words in (
+        ({"grid": None, "prior": False}, "prior=False on a grid needs the values of what is left"),
+        ({"grid": {"precision": [1.0]}}, r"grid has values for \['precision'\]; expected 'prior'"),
+        ({"grid": [1.0], "noise": True}, "noise=True on a grid needs its values"),
+        ({"grid": {"prior": []}}, r"grid: the values for 'prior' are \[\]; expected positive numbers"),
+        ({"grid": {"noise": [1.0, -1.0]}}, "the values for 'noise' are"),
+        ({"grid": {"noise": 1.0}}, "the values for 'noise' are 1.0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            made(**given)
