@@ -276,8 +276,10 @@ def test_groups_without_curvature() -> None:
     assert problem.flat.tolist() == [False, True, False, True]
 
 
-def test_many_eigenvalues_in_rows() -> None:
-    """Several of a group beside each other: sums over all of them."""
+@pytest.mark.parametrize("cached", [4, 1 << 16])
+def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several of a group beside each other: sums over all of them, at once or in parts."""
+    monkeypatch.setattr("lapwing.groups.CACHED", cached)
     values, groups = normal(64).abs(), Groups(torch.tensor([0, 1, 2]), torch.tensor([40, 23, 1]), 3)
     problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
     assert problem.eigenvalues is not None and problem.eigenvalues.values.shape[1] > 1
@@ -292,8 +294,8 @@ def test_many_eigenvalues_in_rows() -> None:
         -0.5 * volume - 4.0 * math.exp(0.6) + 4.0 * math.exp(0.6 - 40) + 5.0 * 40.0, rel=1e-9
     )
     assert not bool(problem.flat.any())
-    sizes = torch.tensor([1, 1, 1])
-    alone = Rows.of(torch.tensor([1.0, 1.5e-14, 0.9e-14]).double(), Groups(torch.arange(3), sizes, 3))
+    sizes = torch.tensor([2, 1, 1])
+    alone = Rows.of(torch.tensor([1.0, 1.0, 1.5e-14, 0.9e-14]).double(), Groups(torch.arange(3), sizes, 3))
     assert spectral(sizes=sizes, eigenvalues=alone).flat.tolist() == [False, False, True]
 
 
@@ -602,7 +604,7 @@ def test_what_tune_does_unless_it_is_told() -> None:
         assert (made.noise, made.steps, made.tolerance) == (noise, steps, tolerance), given
         assert made.limits == (0.1, 10.0) and made.predict == {} and made.prior is given.get("prior", True)
     assert settings(method="grid", data=(), grid={"temperature": [1.0]}).temperature is True
-    assert not settings(method="grid", grid=[1.0]).temperature
+    assert not settings(method="grid", grid=[1.0]).temperature and settings(steps=1).steps == 1
     assert settings(method="validation", data=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
     assert lw.tuning.settings.LIMITS == (1e-10, 1e10) and lw.tuning.settings.TEMPERATURES == (1e-4, 1e4)
 
