@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import seeded, weights_of
+from lapwing.evidence import Evidence, Question, noise_scale, shared_numbers, strength
 from lapwing.jacobians import part_ways
+from lapwing.space import Space
 from tables import Table, curvature_of, moved, relative, table
 
 EXACT = 1e-9
@@ -337,3 +341,79 @@ def test_elementwise_gradients_are_right_or_refused(structure: str) -> None:
         assert "layerwise" in str(error)
         return
     assert relative(torch.autograd.grad(value, delta)[0], expected) < 1e-8
+
+
+def test_noises_and_strengths() -> None:
+    """What multiplies the energy and the curvature, and what is refused."""
+    own = lw.Gaussian(0.5)
+    assert float(noise_scale(own, None)) == 4.0
+    assert float(noise_scale(own, 0.25)) == 16.0 and noise_scale(own, torch.tensor([0.25])).shape == ()
+    with pytest.raises(ValueError, match="noise has 2 numbers; expected one: the standard deviation"):
+        noise_scale(own, torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"noise=0\.5 was given, but Categorical has no noise; leave it out"):
+        noise_scale(lw.Categorical(), 0.5)
+    scale = torch.tensor(16.0, dtype=torch.float64)
+    for degree, temperature, expected in ((1, 1.0, 16.0), (2, 1.0, 256.0), (1, 4.0, 4.0), (0, 2.0, 0.5)):
+        assert float(strength(scale, degree, temperature, torch.zeros(1))) == expected
+    for tiny, words in (
+        (1e-30, r"The noise 1e-30 multiplies the curvature by 1e\+60, outside the range of torch.float32"),
+        (1e30, r"The noise 1e\+30 multiplies the curvature by 1e-60"),
+    ):
+        other = torch.tensor(tiny, dtype=torch.float64).pow(-2)
+        with pytest.raises(ValueError, match=words):
+            strength(other, 1, 1.0, torch.zeros(1))
+        assert float(strength(other, 1, 1.0, torch.zeros(1).double())) == pytest.approx(tiny**-2)
+
+
+def test_which_weights_share_a_precision() -> None:
+    """Asked for by blocks alone, where gradients in several precisions are wanted; one each is refused."""
+    own = Space(("a", "b"), (torch.Size([2]), torch.Size([1])))
+    blocks: Any = SimpleNamespace(elementwise=False)
+    device = torch.device("cpu")
+    several = lw.Prior.layerwise([1.0, 2.0])
+    grown = several.with_precision(several.precision.clone().requires_grad_())
+    assert shared_numbers(blocks, several, own, device) is None
+    assert shared_numbers(SimpleNamespace(elementwise=True), grown, own, device) is None  # type: ignore[arg-type]
+    assert shared_numbers(blocks, lw.Prior.scalar(torch.ones(1, requires_grad=True)), own, device) is None
+    numbers = shared_numbers(blocks, grown, own, device)
+    assert numbers is not None and numbers.tolist() == [0, 0, 1]
+    each = lw.Prior.diagonal(torch.ones(3, requires_grad=True))
+    with pytest.raises(ValueError, match="A gradient in one prior precision per weight was asked for, which Kronecker"):
+        shared_numbers(blocks, each, own, device)
+
+
+def test_the_evidence_in_words() -> None:
+    """Its parts, the groups up to forty, where it was taken, and why it is no marginal likelihood."""
+    own = Space(("a", "bias"), (torch.Size([1500]), torch.Size([4])))
+    prior = lw.Prior.layerwise([1.0, 2.0])
+    made = Evidence(-10.0, 3.0, 5.0, torch.tensor([7.5, 1.25]), "", prior, own)
+    assert (made.complexity, made.total, made.gamma, made.is_marginal_likelihood) == (-4.0, -14.0, 8.75, True)
+    assert repr(made).split("\n") == [
+        "log evidence                -14.0000",
+        "  log likelihood            -10.0000",
+        "  complexity                 -4.0000   -1/2 (distance 3.0000 + log volume 5.0000)",
+        "effective dimensions          8.7500   of 1,504 weights",
+        "  a           7.5000   of 1,500",
+        "  bias        1.2500   of 4",
+    ]
+    told = repr(replace(made, note="why", where="elsewhere")).split("\n")
+    assert told[1] == "  at elsewhere" and told[-1] == "no marginal likelihood: why" and len(told) == 8
+    assert not replace(made, note="why").is_marginal_likelihood
+    one = replace(made, effective_dimensions=torch.tensor([7.5]), prior=lw.Prior.scalar())
+    assert len(repr(one).split("\n")) == 4
+    for count, lines in ((2, 6), (40, 44), (41, 4)):
+        wide = Space(("a",), (torch.Size([count]),))
+        many = replace(made, effective_dimensions=torch.ones(count), prior=lw.Prior.diagonal(), space=wide)
+        assert len(repr(many).split("\n")) == lines
+
+
+def test_why_it_is_no_marginal_likelihood() -> None:
+    """A temperature, a likelihood with a caveat, both, or nothing."""
+    for temperature, caveat, words in (
+        (1.0, "", ""),
+        (1.0, "odd", "odd"),
+        (0.5, "", "at temperature 0.5 the likelihood is raised to 1/0.5 and does not sum to one"),
+        (0.5, "odd", "at temperature 0.5 the likelihood is raised to 1/0.5 and does not sum to one; odd"),
+    ):
+        given: Any = SimpleNamespace(temperature=temperature, likelihood=SimpleNamespace(caveat=caveat))
+        assert Question.note(given) == words

@@ -108,3 +108,34 @@ def test_a_part_is_what_all_have_there() -> None:
     for start in range(10):
         for stop in range(start + 1, 11):
             assert torch.equal(groups.part(values, slice(start, stop)), everything[start:stop])
+
+
+def test_ranges_over_stretches_of_one_group() -> None:
+    """Neighbours and others of one group, two stretches and more: as a loop over all weights says."""
+    stretches = [([0, 0, 1, 0, 2, 1, 2], [2, 3, 1, 2, 1, 2, 1]), ([0, 1], [2, 3]), ([1, 1], [1, 2]), ([0], [4])]
+    for numbers, lengths in stretches:
+        groups = Groups(torch.tensor(numbers), torch.tensor(lengths), 3)
+        every = groups.vector().tolist()
+        assert every == [number for number, length in zip(numbers, lengths, strict=True) for _ in range(length)]
+        ranges = [slice(a, b) for a in range(len(every)) for b in range(a + 1, len(every) + 1)]
+        for first in ranges:
+            assert groups.shared(first) == (len(set(every[first])) == 1)
+            for second in ranges[::3]:
+                assert groups.shared(first, second) == (len({*every[first], *every[second]}) == 1)
+
+
+@pytest.mark.parametrize(("numbers", "count"), [([0, 2, 1, 2, 0], 3), ([1, 0, 1], 2), ([0, 0, 0], 1), ([2, 1, 0], 4)])
+def test_sums_in_any_order_of_groups(numbers: list[int], count: int) -> None:
+    """In float64 whatever the numbers are in, of several kinds of sums at once, times a factor of each group."""
+    groups = Groups(torch.tensor(numbers), torch.arange(2, 2 + len(numbers)), count)
+    values = 1 + normal(int(groups.ends[-1])).abs()
+    right = looped(values, groups.vector().tolist(), count)
+    assert relative(groups.sums(values), right) < 1e-14
+    narrow = values.float()
+    assert relative(groups.sums(narrow), looped(narrow, groups.vector().tolist(), count)) < 1e-14
+    rows = Rows.of(values, groups)
+    kinds = torch.stack([rows.values.sum(1), 2 * rows.values.sum(1)])
+    assert relative(rows.sums(kinds), torch.stack([right, 2 * right])) < 1e-14
+    factors = 1 + normal(count, seed=7).abs()
+    parts = torch.cat([part.sum(1) for part in rows.parts(factors)])
+    assert relative(rows.sums(parts), right * factors) < 1e-14

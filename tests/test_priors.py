@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import lapwing as lw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, weights_of
-from lapwing.priors import FLOOR
+from lapwing.priors import FLOOR, as_prior, together
 from lapwing.space import Space
 from tables import Table, curvature_of, moved, relative, table
 from test_evidence import EVERY, EXACT, NOISE, curvature, definition, differences, fit, positive, sizes
@@ -274,3 +276,245 @@ def test_with_noise() -> None:
     for which, noise, words in refused:
         with pytest.raises(ValueError, match=words):
             which.with_noise(noise)
+
+
+SPACE = Space(("a.weight", "a.bias", "b", "c"), tuple(map(torch.Size, ([3, 2], [3], [], [2]))))
+MASKED = Space(SPACE.names, SPACE.shapes, torch.tensor([1, 0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 0], dtype=torch.bool))
+EVERY_KIND: dict[str, tuple[lw.Prior, list[int], list[str]]] = {
+    "scalar": (lw.Prior.scalar(2.0), [0] * 12, ["all"]),
+    "g_prior": (replace(lw.Prior.g_prior(2.0), base=torch.arange(1.0, 13.0)), [0] * 12, ["all"]),
+    "layerwise": (lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]), [0] * 6 + [1] * 3 + [2, 3, 3], [*SPACE.names]),
+    "unitwise": (
+        lw.Prior.unitwise(torch.arange(1.0, 10.0)),
+        [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8],
+        [f"a.weight[{i}]" for i in range(3)] + [f"a.bias[{i}]" for i in range(3)] + ["b[0]", "c[0]", "c[1]"],
+    ),
+    "diagonal": (
+        lw.Prior.diagonal(torch.arange(1.0, 13.0)),
+        [*range(12)],
+        [f"a.weight[{i}]" for i in range(6)] + [f"a.bias[{i}]" for i in range(3)] + ["b[0]", "c[0]", "c[1]"],
+    ),
+    "groups": (
+        lw.Prior.groups({"a.b*": 5.0, "a": 6.0, "none": 7.0, "*": 8.0}),
+        [1] * 6 + [0] * 3 + [3] * 3,
+        ["a.b*", "a", "none", "*"],
+    ),
+    "scale_invariant": (
+        lw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0]), sets=(("a.bias", "c"), ("b",))),
+        [0] * 6 + [1] * 3 + [2] + [1] * 2,
+        ["a.weight", "a.bias + c", "b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_precisions_weight_by_weight(kind: str) -> None:
+    """Groups, names, precisions and parts of them, with gradients or not, of all weights and of some."""
+    prior, numbers, names = EVERY_KIND[kind]
+    base = torch.ones(12) if prior.base is None else prior.base
+    expected = (prior.precision[torch.tensor(numbers)] * base).float()
+    like = torch.zeros(12)
+    assert prior.group(SPACE).tolist() == numbers and list(prior.names(SPACE)) == names
+    assert prior.count(SPACE) == len(names) == len(prior.names(SPACE))
+    torch.testing.assert_close(prior.delta(SPACE, like), expected)
+    wide = prior.delta(SPACE, like.double())
+    assert wide.dtype == torch.float64
+    grown = replace(prior, precision=prior.precision.clone().requires_grad_())
+    made = grown.delta(SPACE, like)
+    torch.testing.assert_close(made.detach(), expected)
+    (slope,) = torch.autograd.grad((made * torch.arange(12.0)).sum(), grown.precision)
+    right = torch.zeros(len(prior.precision)).index_add_(0, torch.tensor(numbers), torch.arange(12.0) * base)
+    torch.testing.assert_close(slope.float(), right)
+    parts = prior.parts(SPACE, like)
+    for chosen in (slice(0, 12), slice(2, 3), slice(4, 11)):
+        torch.testing.assert_close(parts(chosen), expected[chosen])
+    if prior.kind in ("scalar", "g_prior", "diagonal"):
+        return
+    shared = replace(prior, precision=torch.tensor([3.0]))
+    assert (
+        shared.delta(SPACE, like).tolist() == [3.0] * 12
+        and shared.parts(SPACE, like)(slice(1, 4)).tolist() == [3.0] * 3
+    )
+    assert MASKED.mask is not None
+    assert prior.delta(MASKED, torch.zeros(5)).tolist() == expected[MASKED.mask].tolist()
+    assert prior.group(MASKED).tolist() == torch.tensor(numbers)[MASKED.mask].tolist()
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kept", [["a.weight", "b", "c"], ["a.bias"], ["b", "c"], [*SPACE.names]])
+def test_precisions_of_the_weights_that_are_left(kept: list[str], kind: str) -> None:
+    """Each of those that stay keeps its precision, mean and ratio."""
+    prior, _, _ = EVERY_KIND[kind]
+    prior = replace(prior, mean=torch.arange(12.0))
+    fewer = SPACE.only(kept)
+    left = torch.cat([torch.arange(12)[SPACE.slices()[name]] for name in SPACE.names if name in kept])
+    made = prior.only(SPACE, fewer)
+    torch.testing.assert_close(made.delta(fewer, torch.zeros(len(left))), prior.delta(SPACE, torch.zeros(12))[left])
+    assert made.centre(fewer, torch.zeros(len(left))).tolist() == left.tolist()
+    assert (made is prior) is (len(kept) == 4)
+    one = replace(prior, precision=torch.tensor([2.0]), mean=0.5).only(SPACE, fewer)
+    assert one.precision.tolist() == [2.0] and one.mean == 0.5
+    if kind not in ("diagonal", "g_prior"):
+        return
+    size = MASKED.size
+    numbers = torch.arange(1.0, size + 1)
+    own = lw.Prior.diagonal(numbers) if kind == "diagonal" else replace(prior, base=numbers, mean=0.0)
+    assert MASKED.mask is not None
+    there = torch.zeros(12, dtype=torch.bool)
+    there[left] = True
+    fewer = MASKED.only(kept)
+    made = own.only(MASKED, fewer)
+    expected = own.delta(MASKED, torch.zeros(size))[there[MASKED.mask]]
+    torch.testing.assert_close(made.delta(fewer, torch.zeros(fewer.size)), expected)
+
+
+def test_priors_of_two_weights_and_of_empty_ones() -> None:
+    """The least there is: two groups, some elements of them, tensors without elements, no tensor at all."""
+    two = Space(("a", "b"), (torch.Size([2]), torch.Size([2])), torch.tensor([True, False, True, True]))
+    layers = lw.Prior.layerwise([1.0, 2.0])
+    assert layers.delta(two, torch.zeros(3)).tolist() == [1.0, 2.0, 2.0]
+    assert layers.only(two, two.only(["b"])).precision.tolist() == [2.0]
+    single = Space(("a", "b"), (torch.Size([1]), torch.Size([1])))
+    for kind in ("layerwise", "diagonal", "unitwise", "scale_invariant"):
+        own = lw.Prior(kind, torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
+        left = own.only(single, single.only(["b"]))
+        assert left.precision.tolist() == [2.0] and torch.as_tensor(left.mean).tolist() == [4.0]
+    one = lw.Prior.scalar(1.0, mean=torch.tensor(0.5)).only(single, single.only(["b"]))
+    assert torch.as_tensor(one.mean).tolist() == 0.5
+    empty = Space(("a", "b"), (torch.Size([0, 3]), torch.Size([2])))
+    for prior in (layers, lw.Prior.unitwise([1.0, 2.0])):
+        assert prior.stretches(empty).lengths.min() > 0 and prior.group(empty).numel() == 2
+    nothing = lw.Prior("scale_invariant", torch.ones(1))
+    assert nothing.count(Space((), ())) == 0
+    ratios = replace(lw.Prior.g_prior(2.0), base=torch.ones(2, dtype=torch.float64))
+    assert ratios.delta(single, torch.zeros(2)).dtype == torch.float32
+
+
+def test_precisions_of_weights_that_come_later() -> None:
+    """Numbers go along with the names of their sets; a set that nobody has seen is missing."""
+    prior = lw.Prior("scale_invariant", torch.tensor([5.0, 6.0]), sets=(("a.weight", "c"),))
+    early = SPACE.only(["b", "c"])
+    assert prior.delta(early, torch.zeros(3)).tolist() == [5.0, 6.0, 6.0]
+    carried = prior.carried(early, SPACE.only(["a.weight", "b", "c"]))
+    assert carried.precision.tolist() == [6.0, 5.0]
+    with pytest.raises(ValueError, match=r"has no precision for a\.bias, which the earlier data never used"):
+        prior.carried(early, SPACE)
+    alone = replace(prior, precision=torch.tensor([5.0]))
+    assert alone.carried(early, SPACE) is alone
+    layers = lw.Prior.layerwise([1.0, 2.0])
+    assert layers.carried(early, SPACE) is layers
+
+
+def test_priors_that_do_not_fit_their_weights() -> None:
+    """By what was given and what was expected."""
+    bound = replace(lw.Prior.g_prior(1.0), base=torch.ones(5))
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (lambda: lw.Prior.scalar([1.0, 2.0]), ValueError, "Prior.scalar: 2 precisions were given; expected one. See"),
+        (
+            lambda: lw.Prior.g_prior([1.0, 2.0]),
+            ValueError,
+            "Prior.g_prior: 2 precisions were given; expected one factor",
+        ),
+        (lambda: lw.Prior.layerwise([]), ValueError, r"Prior.layerwise: prior precision \[\] was given"),
+        (lambda: lw.Prior.unitwise([1.0, math.inf]), ValueError, "Prior.unitwise: prior precision .* positive finite"),
+        (lambda: lw.Prior.diagonal("x"), TypeError, "Prior.diagonal: prior precision is a str, 'x'; expected numbers"),
+        (lambda: lw.Prior.scalar(1.0, mean="x"), TypeError, "The prior's mean is a str"),
+        (lambda: lw.Prior.scalar(1.0, mean=math.nan), ValueError, "The prior's mean nan was given; expected finite"),
+        (
+            lambda: lw.Prior("layerwize", torch.ones(1)),
+            ValueError,
+            r"'layerwize'\) is not known; did you mean 'layerwise'",
+        ),
+        (lambda: lw.Prior.groups({}), TypeError, "expected a mapping from patterns"),
+        (lambda: lw.Prior.groups({1: 2.0}), TypeError, "expected a mapping from patterns"),
+        (lambda: lw.Prior.groups([1.0]), TypeError, "expected a mapping from patterns"),
+        (lambda: lw.Prior.groups({"a": 1.0}).count(SPACE), ValueError, r"no pattern of \['a'\] fits 'b'"),
+        (lambda: lw.Prior.layerwise([1.0, 2.0]).count(SPACE), ValueError, "2 precisions were given; expected 1 or 4"),
+        (lambda: lw.Prior.layerwise([1.0, 2.0]).count(SPACE.only(["b"])), ValueError, "given; expected 1 for the sel"),
+        (lambda: lw.Prior.unitwise([1.0, 2.0]).count(SPACE), ValueError, "expected 1 or 9"),
+        (lambda: lw.Prior.diagonal([1.0, 2.0]).count(MASKED), ValueError, "expected 1 or 5"),
+        (lambda: lw.Prior.scalar(1.0, mean=torch.zeros(3)).count(SPACE), ValueError, "3 numbers; expected 1 or 12"),
+        (lambda: bound.count(SPACE), ValueError, "bound to the curvature of 5 weights, and 12 are"),
+        (lambda: lw.Prior.g_prior().delta(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
+        (
+            lambda: lw.Prior.scalar(1e300).delta(SPACE, torch.zeros(12)),
+            ValueError,
+            r"from 1e\+300 to 1e\+300 are outside",
+        ),
+        (
+            lambda: lw.Prior.scalar(1e-60).delta(SPACE, torch.zeros(12)),
+            ValueError,
+            "outside the range of torch.float32",
+        ),
+        (lambda: lw.Prior.layerwise([1e300, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
+        (lambda: lw.Prior.layerwise([1e-60, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
+        (lambda: lw.Prior.g_prior().parts(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
+        (
+            lambda: lw.Prior.scalar(1.0, mean=torch.zeros(3)).centre(SPACE, torch.zeros(12)),
+            ValueError,
+            "expected 1 or 12",
+        ),
+        (lambda: as_prior(True), TypeError, "prior is a bool; expected a positive number or a Prior"),
+        (lambda: as_prior("x"), TypeError, "prior is a str"),
+        (
+            lambda: lw.Prior.groups({"a": 1.0, "d": 2.0}).known(SPACE.names),
+            ValueError,
+            "'d' fits no parameter.*are a.weight, a.bias, b, c\\.",
+        ),
+        (
+            lambda: lw.Prior.groups({"d": 2.0}).known([*SPACE.names, "e"]),
+            ValueError,
+            "are a.weight, a.bias, b, c, \\.\\.\\.",
+        ),
+        (
+            lambda: lw.Prior("layerwise", torch.ones(1), sets=(("a.bias", "x"),)).known(SPACE.names),
+            ValueError,
+            "Prior.scale_invariant has sets with x, which the network does not have",
+        ),
+    ]
+    for ask, error, words in refused:
+        with pytest.raises(error, match=words):
+            ask()
+    lw.Prior.groups({"a": 1.0, "b": 2.0, "c*": 1.0}).known(SPACE.names)
+
+
+def test_numbers_as_priors() -> None:
+    """One for all weights, or one for each group of another prior; both have its mean."""
+    own = lw.Prior.layerwise([1.0, 2.0], mean=0.25)
+    assert as_prior(own) is own
+    assert as_prior(3.0).kind == "scalar" and as_prior(3.0).precision.tolist() == [3.0] and as_prior(3).mean == 0.0
+    several = as_prior(torch.tensor([3.0, 4.0]), own)
+    assert several.kind == "layerwise" and several.precision.tolist() == [3.0, 4.0] and several.mean == 0.25
+    one = as_prior(torch.tensor([3.0]), own)
+    assert one.kind == "scalar" and one.precision.tolist() == [3.0] and one.mean == 0.25
+    for made in (lw.Prior.scalar(), lw.Prior.layerwise(), lw.Prior.diagonal(), lw.Prior.unitwise(), lw.Prior.g_prior()):
+        assert made.precision.tolist() == [1.0] and made.precision.dtype == torch.float64 and made.mean == 0.0
+        assert made.with_precision(0.7).precision.tolist() == [0.7]
+    assert lw.Prior.scalar(torch.tensor(2)).precision.dtype == torch.float64
+    assert lw.Prior.scalar(torch.tensor(2.0)).precision.dtype == torch.float32
+    assert lw.Prior.groups({"a": 2.0}, mean=0.5).mean == 0.5 and lw.Prior.unitwise(1.0, mean=0.5).mean == 0.5
+    assert lw.Prior.layerwise([0.5, 3.0]).least == 0.5 and lw.Prior.layerwise([2.0, 3.0]).least == 1.0
+    for shape in ([2, 2], [4]):
+        made = lw.Prior.layerwise(torch.ones(shape))
+        assert made.precision.shape == (4,) == made.with_precision(torch.ones(shape)).precision.shape
+
+
+def test_centres() -> None:
+    """One number for all weights, or one each, in the dtype of the weights."""
+    for mean in (0.1, torch.tensor(0.1, dtype=torch.float64), torch.full((3, 4), 0.1, dtype=torch.float64)):
+        for dtype in (torch.float64, torch.float32):
+            made = lw.Prior.scalar(1.0, mean=mean).centre(SPACE, torch.zeros(12, dtype=dtype))
+            assert made.dtype == dtype and made.tolist() == torch.full((12,), 0.1, dtype=dtype).tolist()
+
+
+def test_names_in_a_few_words() -> None:
+    """All of three, or the first and how many more."""
+    assert (
+        together(["a"]) == "a" and together(["a", "b", "c"]) == "a + b + c" and together(list("abcd")) == "a and 3 more"
+    )
+    names = lw.Prior.unitwise().names(SPACE)
+    assert names[-1] == "c[1]" and names[2:4] == ["a.weight[2]", "a.bias[0]"] and len(names) == 9
+    with pytest.raises(IndexError):
+        names[9]
+    some = lw.Prior.diagonal().names(MASKED)
+    assert list(some) == ["a.weight[0]", "a.weight[5]", "a.bias[1]", "b[0]", "c[0]"] and len(some) == 5

@@ -174,7 +174,7 @@ def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:
         sizes.setdefault(len(block), []).append(name)
     made: dict[Name, Tensor] = {}
     for size, names in sizes.items():
-        step = max(1, (1 << 23) // size**2)  # of 64 MiB
+        step = max(1, (1 << 23) // size**2)  # 64 MiB at a time
         for some in (names[start : start + step] for start in range(0, len(names), step)):
             values = torch.linalg.eigvalsh(torch.stack([blocks[name].detach().double() for name in some]))
             made.update(zip(some, values, strict=True))

@@ -292,11 +292,11 @@ class Spectrum:
         sides = self._whitened(rows, columns, key)
         (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = sides
         values = scale * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
-        groups, height, width = self.layout.matrix
+        _, height, width = self.layout.matrix
         volume = values.new_zeros((), dtype=torch.float64)
         for side, held, times in ((rows[:, :, 0], above, width), (columns[:, 0, :], beside, height)):
             change = side.double().log() - held.double().expand(side.shape).log()
-            volume = volume + times * change.sum() * (groups / side.shape[0])
+            volume = volume + times * change.sum()
         dtype = rows.dtype
         dual = Dual(narrowed(dual_left, dtype), narrowed(dual_right, dtype), volume)
         return self._rotated(values, left, right, dtype, dual)

@@ -204,7 +204,7 @@ def fixed_point(profile: Profile, allowed: Range, steps: int, tolerance: float) 
         path.points.append(profile.at(place_of(z)))
         moved = float((z - vector(point.place)).abs().max())
         # Of one step alone the rate is not known: it may be the first of many that hardly shrink.
-        rate = 0.9999 if before == math.inf else min(moved / before, 0.9999) if before > 0 else 0.0
+        rate = 0.9999 if before == math.inf else min(moved / before, 0.9999)
         before = moved
         if moved * rate / (1 - rate) <= tolerance and moved <= math.sqrt(tolerance):
             return path.end(True, f"what is left of the updates changes no logarithm by more than {tolerance:g}")
