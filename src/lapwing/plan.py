@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -46,7 +45,7 @@ class Plan:
 
     def copy(self) -> Plan:
         """As it is now."""
-        return deepcopy(self)
+        return Plan(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
 
     def restore(self, kept: Plan) -> None:
         """Forget what was learnt since."""
@@ -116,3 +115,10 @@ def signature(inputs: Inputs) -> Signature:
     return tuple(
         (str(where), str(each.dtype), tuple(each.shape[1:])) for where, value in entries for each in tensors(value)
     )
+
+
+def copied(value: Any) -> Any:
+    """Dictionaries and sets anew, however deep: predictions copy a plan, and `copy.deepcopy` takes milliseconds."""
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    return value.copy() if isinstance(value, set) else value
