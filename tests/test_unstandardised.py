@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing.layers.offsets import PatchMoments
+from lapwing.structures.rounding import amplified
 
 STRUCTURES = ("kron", "ekfac", "block", "full", "diag")
 
@@ -309,6 +310,23 @@ def test_graph() -> None:
         (slope,) = torch.autograd.grad(la.functional(given, create_graph=True).cov.log().sum(), given)
         slopes.append(slope.double())
     assert float((slopes[0] - slopes[1]).norm() / slopes[1].norm()) < 0.05
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_amplified_errors(before: bool) -> None:
+    """The number that decides on products in float64: an eigenvalue, of two matrices at once, the larger one."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 50, 8, generator=g, dtype=torch.float64) * torch.logspace(-3, 3, 8, dtype=torch.float64)
+    rows[0, :, 1] = rows[0, :, 0] * (1 + 0.01 * torch.randn(50, generator=g))
+    matrix, ridge = rows.mT @ rows, torch.tensor([1e-9, 1e-3], dtype=torch.float64)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    some = diagonal * torch.rand(2, 8, generator=g) if before else diagonal
+    inner = torch.linalg.inv(matrix + torch.diag_embed(ridge[:, None].expand(2, 8)))
+    expected = torch.linalg.eigvalsh(some.sqrt()[:, :, None] * inner * some.sqrt()[:, None, :]).amax()
+    made = amplified(matrix, ridge, some if before else None)
+    assert 0.8 * expected < made < 1.01 * expected
+    rows[0, :, 1] = rows[0, :, 0]
+    assert float(amplified(rows.mT @ rows, 0 * ridge, None)) > 1e5
 
 
 def standardised() -> tuple[nn.Sequential, Tensor, Tensor]:

@@ -205,9 +205,19 @@ class Batch:
         """N."""
         return self.tape.examples
 
+    @property
+    def total(self) -> int:
+        """K: all columns."""
+        return self.kind.count(self.view.form, self.view.likelihood)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all columns are in one chunk."""
+        return self.step >= self.total
+
     def columns(self) -> Iterator[dict[Part, Matrix | Explicit]]:
         """Chunks of columns of `S^T J`, per range of each weight."""
-        total = self.kind.count(self.view.form, self.view.likelihood)
+        total = self.total
         for start in range(0, total, self.step):
             columns = self.kind.columns(self.view, start, min(start + self.step, total))
             found = self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype))
@@ -287,7 +297,7 @@ class Source:
     first: int = 0  # the number of the first example: curvature added later draws other labels
     remark: str = ""  # on inputs that were not finite, although likelihoods were
     least: float = 1.0  # the prior precision beside which rounding must not show
-    fine: set[Any] = field(default_factory=set)  # blocks that are summed in float64 from the first batch on
+    exact: set[Any] = field(default_factory=set)  # sums whose products are in float64 from the first batch on
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..curvature import Batch, Source
+from ..curvature import Source
 from ..diagnosis import NotFiniteCurvature
 from ..groups import Groups
 from ..jacobians import Explicit, Matrix, Stacked
@@ -19,33 +19,55 @@ from ..operators import Blocks, Dense, rows_of
 from ..resolution import Peak
 from ..space import Space
 from .common import added, check_shape, cleared, filled, floored
+from .factors import CHUNK, CHUNK_CUDA, CHUNKS_CUDA
 from .rounding import Rounding, in_float64
 
+STRIPES, STRIPE = 4, 128  # in how many stripes a symmetric matrix is made, and how wide they are at least
 Group = tuple[Part, ...]
 
 
-def gram(
-    found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None, dtype: torch.dtype
+def add_gram(
+    total: Tensor | None, found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """(P, P): `sum J^T J` over columns and examples for a group of weights, a chunk of rows at a time."""
+    """(P, P) in float64 and `sum J^T J` over columns and examples for a group of weights, some rows at a time."""
     pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
     if all(piece is None for piece in pieces):
-        return None
+        return total
     stacked = Stacked(pieces, tuple(part.stop - part.start for part in group), mask)
-    total: Tensor | None = None
-    for examples in stacked.budget.slices(stacked.examples, 3 * stacked.columns * sum(stacked.sizes) * 8):
+    each = 3 * stacked.columns * sum(stacked.sizes) * 8
+    for examples in stacked.budget.slices(stacked.examples, each):
         rows = stacked.rows(examples).flatten(0, 1)
-        total = with_outer(total, rows.to(torch.promote_types(rows.dtype, dtype)))
+        if total is None:
+            total = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+        step = max(CHUNK_CUDA, -(-len(rows) // CHUNKS_CUDA)) if rows.is_cuda else CHUNK
+        for some in rows.split(step):
+            total = with_outer(total, some.to(torch.promote_types(rows.dtype, dtype)))
     return total
 
 
-def with_outer(total: Tensor | None, rows: Tensor) -> Tensor:
-    """`total + rows^T rows`, in place where no gradient flows: several matrices (P, P) at a time may be too many."""
-    if total is None:
-        return rows.T @ rows
+def with_outer(total: Tensor, rows: Tensor) -> Tensor:
+    """`total + rows^T rows`, in place where no gradient flows: several matrices (P, P) at a time may be too many.
+
+    In place it is made by lower blocks alone; `mirrored` fills in the others.
+    """
     if total.requires_grad or rows.requires_grad:
-        return total + rows.T @ rows
-    return total.addmm_(rows.T, rows)
+        return mirrored(total) + rows.T @ rows
+    step = max(STRIPE, -(-rows.shape[1] // STRIPES))
+    for start in range(0, rows.shape[1], step):
+        stop = min(start + step, rows.shape[1])
+        total[start:stop, :stop] += rows[:, start:stop].T @ rows[:, :stop]
+    return total
+
+
+def mirrored(total: Tensor) -> Tensor:
+    """With the numbers below the diagonal above it too."""
+    if total.requires_grad:
+        return total
+    step = max(STRIPE, -(-len(total) // STRIPES))
+    for start in range(0, len(total), step):
+        stop = min(start + step, len(total))
+        total[:start, start:stop] = total[start:stop, :start].T
+    return total
 
 
 def with_diagonal(matrix: Tensor, scale: Tensor, diagonal: Tensor) -> Tensor:
@@ -179,51 +201,54 @@ class DenseSums:
 def measure_groups(
     source: Source, groups: list[Group], mask: Tensor | None = None, earlier: DenseSums | None = None
 ) -> DenseSums:
-    """Sums of outer products for each group of weights; in float64 where earlier ones are."""
-    known = {} if earlier is None else earlier.matrices
-    rounding: Rounding[Group] = Rounding(source, {group for group, value in known.items() if in_float64([value])})
+    """Sums of outer products for each group of weights; in float64 where that shows, or earlier ones are."""
+    rounding: Rounding[Group] = Rounding(source)
     sums: dict[Group, Tensor] = {}
     for batch in source:
-        fresh = measure_batch(batch, groups, mask, rounding, sums)
-        if rounding.due(batch.examples, bool(fresh)):
-            largest = {group: size(group, sums, fresh) for group in {**sums, **fresh} if group not in rounding.fine}
-            found = rounding.judge(largest)
-            sums.update({group: sums[group].double() for group in found if group in sums})
-            fresh = {group: value for group, value in fresh.items() if group not in found}
-            measure_batch(batch, [group for group in groups if group in found], mask, rounding, sums)
-        for group, value in fresh.items():
-            put(sums, group, value)
-        rounding.fine |= {group for group, value in sums.items() if in_float64([value])}
+        first = not rounding.judged
+        held = list(batch.columns()) if first and batch.at_once else None
+        chosen = None if mask is None else mask.to(batch.tape.output.device)
+        measure_chunks(held or batch.columns(), groups, chosen, rounding, sums)
+        found = judge(sums, rounding) if rounding.due(batch) else set()
+        if first and found:
+            sums = {group: value for group, value in sums.items() if group not in found}
+            again = [group for group in groups if group in found]
+            measure_chunks(held or batch.columns(), again, chosen, rounding, sums)
     if rounding.over():
-        found = rounding.judge({group: size(group, sums) for group in sums if group not in rounding.fine})
-        sums.update({group: sums[group].double() for group in found})
+        judge(sums, rounding)
+    known = {} if earlier is None else earlier.matrices
+    fine = rounding.shown(sizes(sums)) | {group for group, value in known.items() if in_float64([value])}
+    for group in sums:
+        sums[group] = sums[group] if group in fine - rounding.lost else sums[group].float()
     return DenseSums(sums, mask)
 
 
-def size(group: Group, *sums: dict[Group, Tensor]) -> Tensor:
-    """About the largest eigenvalue of a matrix that is summed in several places, never less."""
-    return torch.stack([torch.linalg.vector_norm(each[group].detach()) for each in sums if group in each]).sum()
+def judge(sums: dict[Group, Tensor], rounding: Rounding[Group]) -> set[Group]:
+    """Matrices that need products in float64 from now on, of those in which float32 would show."""
+    shown = {group: sums[group].unsqueeze(0) for group in rounding.shown(sizes(sums))}
+    ridge = 1 / rounding.strength
+    return rounding.judge({group: (value, value.new_full((1,), ridge)) for group, value in shown.items()})
 
 
-def put(sums: dict[Group, Tensor], group: Group, value: Tensor) -> None:
-    """Add to a matrix, in place."""
-    sums[group] = added(sums[group], value) if group in sums else value
+def sizes(sums: dict[Group, Tensor]) -> dict[Group, Tensor]:
+    """About the largest eigenvalues, never less."""
+    return {group: torch.linalg.vector_norm(mirrored(value.detach())) for group, value in sums.items()}
 
 
-def measure_batch(
-    batch: Batch, groups: list[Group], mask: Tensor | None, rounding: Rounding[Group], sums: dict[Group, Tensor]
-) -> dict[Group, Tensor]:
-    """Add a batch's matrices to the sums; those that may have to be made again in float64 are returned instead."""
-    fresh: dict[Group, Tensor] = {}
-    if not groups:
-        return fresh
-    chosen = None if mask is None else mask.to(batch.tape.output.device)
-    for found in batch.columns():
+def measure_chunks(
+    chunks: Iterable[Mapping[Part, Matrix | Explicit]],
+    groups: list[Group],
+    mask: Tensor | None,
+    rounding: Rounding[Group],
+    sums: dict[Group, Tensor],
+) -> None:
+    """Add a batch's matrices to the sums."""
+    for found in chunks:
         for group in groups:
-            made = gram(found, group, chosen, torch.float64 if group in rounding.fine else torch.float32)
+            dtype = torch.float64 if group in rounding.exact else torch.float32
+            made = add_gram(sums.get(group), found, group, mask, dtype)
             if made is not None:
-                put(sums if rounding.settled(group) else fresh, group, made)
-    return fresh
+                sums[group] = made
 
 
 @dataclass(frozen=True)

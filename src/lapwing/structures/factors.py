@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,18 +19,29 @@ from .rounding import in_float64
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
 WORTH_SPLITTING = 3e10  # operations from which a symmetric product is done by halves: below, calls cost more
+CHUNK = 2_048  # rows of a product in float32 on a CPU, summed in float64: more of them round more, fewer take longer
+NARROW = 128  # sides whose products of all chunks are no larger than the rows
+CHUNK_CUDA, CHUNKS_CUDA = 8_192, 16  # on a GPU, and at most so many of them
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
 Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
 Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and the sum's dtype
-Watched = Key | Part  # what is summed on its own: the factors of a block, or the curvature of another weight
+Own = tuple[Key, bool]  # a block, and whether it is used with its columns for rows
+Side = tuple[Own | Part, Literal["inputs", "gradients", "other"]]  # a matrix that is summed
+Asked = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
+
+
+def plainly(side: Side) -> torch.dtype:
+    """All of them in float32."""
+    return torch.float32
 
 
 @dataclass
 class Factors:
     """Sums for one orientation of one weight: inputs (.., width, width), gradients, and positions counted.
 
-    A side that is diagonal (one-hot inputs, or too long) is kept as a vector.
+    They are in float64 while data come, and rounded to float32 in the end where that does not show. A side that is
+    diagonal (one-hot inputs, or too long) is kept as a vector.
     """
 
     inputs: Tensor
@@ -57,52 +70,63 @@ class KronSums:
         """The factors of one weight, by orientation."""
         return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
 
-    def watched(self) -> set[Watched]:
-        """What is summed here."""
-        return {key for key, _ in self.factors} | set(self.others)
-
-    def fine(self) -> set[Watched]:
-        """What is summed in float64."""
-        made: set[Watched] = {key for (key, _), own in self.factors.items() if in_float64([own.inputs])}
-        made |= {key for key, own in self.bases.items() if in_float64(basis for basis in own if basis is not None)}
+    def fine(self) -> set[Own | Part]:
+        """What is in float64."""
+        made: set[Own | Part] = set()
+        made.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
+        for key, bases in self.bases.items():
+            if in_float64(basis for basis in bases if basis is not None):
+                made |= {(key, False), (key, True)}
         return made | {part for part, value in self.others.items() if in_float64([value])}
 
-    def widen(self, chosen: set[Watched]) -> None:
-        """Sum these in float64 from now on."""
-        for (key, _), own in self.factors.items():
-            if key in chosen:
-                own.inputs, own.gradients = own.inputs.double(), own.gradients.double()
-        self.others.update({part: value.double() for part, value in self.others.items() if part in chosen})
+    def narrow(self, fine: set[Own | Part]) -> None:
+        """Round all but these to float32."""
+        for own, value in self.factors.items():
+            if own not in fine:
+                value.inputs, value.gradients = value.inputs.float(), value.gradients.float()
+        self.others.update({part: value.float() for part, value in self.others.items() if part not in fine})
 
-    def narrow(self, chosen: set[Watched]) -> None:
-        """Sums that hold no more than float32, since float64 came too late."""
-        for (key, _), own in self.factors.items():
-            if key in chosen:
-                own.inputs, own.gradients = own.inputs.float(), own.gradients.float()
-
-    def drop(self, chosen: set[Watched]) -> None:
-        """Forget the sums of these."""
-        self.factors = {own: value for own, value in self.factors.items() if own[0] not in chosen}
-        self.others = {part: value for part, value in self.others.items() if part not in chosen}
-
-    def take(self, fresh: KronSums) -> None:
-        """Add a batch's factors and curvature of others, in place."""
-        self.layouts |= {key: layout for key, layout in fresh.layouts.items() if key not in self.layouts}
-        self.weights |= fresh.weights
-        for own, value in fresh.factors.items():
-            self.factors[own] = self.factors[own].plus(value) if own in self.factors else value
-        for part, other in fresh.others.items():
-            self.others[part] = added(self.others[part], other) if part in self.others else other
+    def drop(self, chosen: set[Side]) -> None:
+        """Begin these again."""
+        for own, side in chosen:
+            if isinstance(own, Part):
+                del self.others[own]
+                continue
+            factors = self.factors[own]
+            if side == "inputs":
+                factors.inputs, factors.count = torch.zeros_like(factors.inputs), 0.0
+            else:
+                factors.gradients = torch.zeros_like(factors.gradients)
 
 
 def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square; in a dtype at least."""
-    width = rows.shape[-1]
+    """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square; products in a dtype at least.
+
+    Many rows are summed in float64, some at a time.
+    """
+    dtype = torch.promote_types(rows.dtype, dtype)
+    number, width = rows.shape[1:]
     if width > LARGEST_SIDE:
-        return rows.to(torch.promote_types(rows.dtype, dtype)).square().sum(1)
-    if dtype == torch.float64 and rows.dtype != dtype:
-        return in_slices(rows, budget)
-    rows = rows.to(sum_dtype(rows.dtype))
+        return rows.to(dtype).square().sum(1)
+    step = max(CHUNK_CUDA, -(-number // CHUNKS_CUDA)) if rows.is_cuda else CHUNK
+    if dtype != rows.dtype:
+        step = min(step, budget.count(2 * dtype.itemsize * rows.shape[0] * width, step, 0.5))
+    if number <= step:
+        return product(rows.to(dtype), budget)
+    if width <= NARROW and dtype == rows.dtype:  # all chunks in one call
+        whole = number // CHUNK * CHUNK
+        chunks = rows[:, :whole].unflatten(1, (-1, CHUNK))
+        made = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
+        return made if whole == number else added(made, product(rows[:, whole:], budget))
+    total = rows.new_zeros(rows.shape[0], width, width, dtype=torch.float64)
+    for some in rows.split(step, 1):
+        total = added(total, product(some.to(dtype), budget))
+    return total
+
+
+def product(rows: Tensor, budget: Budget) -> Tensor:
+    """(G, n, width) -> (G, width, width): `rows^T rows`, in one piece."""
+    width = rows.shape[-1]
     exact = budget.arithmetic.parts(predicting=False) == 2
     if exact and rows.shape[0] == 1 and width >= 128 and fused.in_parts(rows, rows.shape[1] * width**2):
         found = fused.attempted(lambda: fused.outer(rows[0]).unsqueeze(0))
@@ -111,15 +135,6 @@ def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> T
     if width < 512 or rows.shape[1] < width or rows.shape[1] * width**2 < WORTH_SPLITTING:
         return rows.mT @ rows
     return symmetric(rows, 3 if rows.is_cuda else 4)
-
-
-def in_slices(rows: Tensor, budget: Budget) -> Tensor:
-    """`rows^T rows` in float64, (G, n, width) -> (G, width, width), with some rows at a time in that dtype."""
-    total = rows.new_zeros(rows.shape[0], rows.shape[-1], rows.shape[-1], dtype=torch.float64)
-    for chosen in budget.slices(rows.shape[1], 16 * rows.shape[0] * rows.shape[-1]):
-        wide = rows[:, chosen].double()
-        total = added(total, outer(wide, budget, torch.float64))
-    return total
 
 
 def symmetric(rows: Tensor, number: int) -> Tensor:
@@ -136,14 +151,17 @@ def symmetric(rows: Tensor, number: int) -> Tensor:
     return torch.cat(lines, -2)
 
 
-def add_other(sums: KronSums, part: Part, jacobian: Explicit, dtype: torch.dtype = torch.float32) -> None:
+def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly) -> None:
     """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
+    dtype = asked((part, "other"))
+    if dtype is None:
+        return
     rows = jacobian.value.flatten(0, 1)
     if jacobian.size <= LARGEST_DENSE:
         made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
     else:
         made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
-    sums.others[part] = made if part not in sums.others else added(sums.others[part], made)
+    sums.others[part] = made.double() if part not in sums.others else added(sums.others[part], made)
 
 
 def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -> Tensor | None:
@@ -159,21 +177,22 @@ def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -
 
 
 def add_gradients(
-    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: Products, dtype: torch.dtype = torch.float32
+    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: Products, asked: Asked = plainly
 ) -> None:
     """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
     for flipped in {term.flipped for term in matrix.terms}:
         grads = [term.grad for term in matrix.terms if term.flipped == flipped]
+        factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
+        dtype = asked(((key, flipped), "gradients"))
+        if dtype is None:
+            continue
         same = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
-        dtype = torch.promote_types(dtype, grads[0].dtype)
-        own = torch.float64 if (same, torch.float64) in products else dtype  # so that a bias shares its weight's
-        if (same, own) not in products:
+        if (same, dtype) not in products:
             summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
-            made = [outer_of(grad, matrix.budget, own) for grad in summed]
-            products[same, own] = sum(made[1:], made[0])
-        factors = _factors(sums, key, flipped, matrix, grads[0], reduced, dtype)
-        factors.gradients = added(factors.gradients, products[same, own])
+            made = [outer_of(grad, matrix.budget, dtype) for grad in summed]
+            products[same, dtype] = sum(made[1:], made[0])
+        factors.gradients = added(factors.gradients, products[same, dtype])
 
 
 def outer_of(grad: Tensor, budget: Budget, dtype: torch.dtype) -> Tensor:
@@ -182,9 +201,7 @@ def outer_of(grad: Tensor, budget: Budget, dtype: torch.dtype) -> Tensor:
     return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width), budget, dtype)
 
 
-def _factors(
-    sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool, dtype: torch.dtype
-) -> Factors:
+def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
     if (key, flipped) not in sums.factors:
         groups, rows, columns = matrix.layout.matrix
         wide, tall = (rows, columns) if flipped else (columns, rows)
@@ -193,7 +210,7 @@ def _factors(
 
         def zeros(size: int, diagonal: bool) -> Tensor:
             shape = (groups, size) if diagonal else (groups, size, size)
-            return torch.zeros(shape, dtype=dtype, device=like.device)
+            return torch.zeros(shape, dtype=torch.float64, device=like.device)
 
         sums.factors[key, flipped] = Factors(
             zeros(wide, tokens or wide > LARGEST_SIDE), zeros(tall, tall > LARGEST_SIDE)
@@ -201,19 +218,21 @@ def _factors(
     return sums.factors[key, flipped]
 
 
-def add_inputs(sums: KronSums, key: Key, matrix: Matrix, weights: list[Tensor | None], reduced: bool) -> None:
+def add_inputs(
+    sums: KronSums, key: Key, matrix: Matrix, weights: list[Tensor | None], reduced: bool, asked: Asked = plainly
+) -> None:
     """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
     for flipped in {term.flipped for term in matrix.terms}:
         own = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
-        factors = sums.factors[key, flipped]
-        if reduced:
-            _add_reduced(factors, matrix, own)
-        else:
+        factors, dtype = sums.factors[key, flipped], asked(((key, flipped), "inputs"))
+        if dtype is not None and reduced:
+            _add_reduced(factors, matrix, own, dtype)
+        elif dtype is not None:
             for term, weight in own:
-                _add_expanded(factors, matrix, term, weight)
+                _add_expanded(factors, matrix, term, weight, dtype)
 
 
-def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None) -> None:
+def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None, dtype: torch.dtype) -> None:
     examples = matrix.examples
     positions = examples * term.acts.positions if weight is None else weight.sum().item()
     factors.count += positions
@@ -227,7 +246,7 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         return
     moments = term.acts.moments
     if moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
-        _add_moments(factors, term.acts, moments, matrix)
+        _add_moments(factors, term.acts, moments, matrix, dtype)
         return
     groups = matrix.layout.matrix[0]
     each = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
@@ -237,13 +256,12 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
             act = act * weight[chosen, None, :, None]
         factors.inputs = added(
             factors.inputs,
-            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, factors.inputs.dtype),
+            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype),
         )
 
 
-def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix) -> None:
+def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix, dtype: torch.dtype) -> None:
     """`sum a a^T` where it is known without the inputs; with a column of ones, their sums beside it."""
-    dtype = factors.inputs.dtype
     second = moments.second(matrix.budget, dtype)
     rows = second.shape[1 : (second.dim() + 1) // 2]
     groups, width = second.shape[0], math.prod(rows)
@@ -269,11 +287,11 @@ def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix)
         total[:, width, width] += count
 
 
-def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor | None]]) -> None:
+def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor | None]], dtype: torch.dtype) -> None:
     """All uses' positions are averaged together, per example."""
     examples, groups = matrix.examples, matrix.layout.matrix[0]
     device = factors.inputs.device
-    total = torch.zeros(examples, device=device, dtype=factors.inputs.dtype)
+    total = torch.zeros(examples, device=device, dtype=dtype)
     for term, weight in own:
         total = total + (term.acts.positions if weight is None else weight.sum(1))
     factors.count += examples if all(weight is None for _, weight in own) else float((total > 0).sum())
@@ -282,16 +300,17 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
         mean: Tensor | None = None
         for term, weight in own:
             if term.acts.moments is not None and weight is None:
-                summed = term.acts.moments.first(chosen, factors.inputs.dtype)
+                summed = term.acts.moments.first(chosen, dtype)
                 if term.acts.ones:
                     summed = torch.nn.functional.pad(summed, (0, 1), value=float(term.acts.positions))
             else:
-                act = term.acts(chosen).to(factors.inputs.dtype)
+                act = term.acts(chosen)
+                act = act.to(torch.promote_types(act.dtype, dtype))
                 summed = (act if weight is None else act * weight[chosen, None, :, None]).sum(2)
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
-        made = outer(mean.transpose(0, 1), matrix.budget, factors.inputs.dtype)
+        made = outer(mean.transpose(0, 1), matrix.budget, dtype)
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
         factors.inputs = added(factors.inputs, made)

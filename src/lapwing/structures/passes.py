@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,89 +12,99 @@ from ..curvature import Batch, Source
 from ..jacobians import Explicit, Matrix
 from ..layers.base import Part
 from .common import sum_dtype
-from .factors import Factors, Key, KronSums, Products, Watched, add_gradients, add_inputs, add_other, counted_positions
-from .rounding import SMALL, Rounding, in_float64, norm
+from .factors import Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
+from .rounding import SMALL, Rounding, norm
 
-Norms = tuple[Tensor, Tensor]  # (G,) of the input side and of the gradient side
+Chunks = Iterable[dict[Part, Matrix | Explicit]]
 
 
 def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | None = None) -> KronSums:
     """Sums of both factors over all data; in float64 what earlier sums have in it."""
-    known = KronSums() if earlier is None else earlier
-    measurement = Measurement(approx, bias, Rounding(source, known.fine()))
+    measurement = Measurement(approx, bias, Rounding(source))
     for batch in source:
         measurement.add(batch)
-    measurement.finish()
-    return measurement.sums
+    return measurement.finished(set() if earlier is None else earlier.fine())
 
 
 @dataclass
 class Measurement:
-    """Sums over batches, and those of the last batch that may have to be made again in float64."""
+    """Sums over batches."""
 
     approx: str
     bias: str
-    rounding: Rounding[Watched]
+    rounding: Rounding[Side]
     sums: KronSums = field(default_factory=KronSums)
-    fresh: KronSums = field(default_factory=KronSums)
-    coarse: dict[tuple[Key, bool], Norms] = field(default_factory=dict)  # of what was in float32 before
+    small: set[Own] = field(default_factory=set)  # blocks both of whose sides are
 
     def add(self, batch: Batch) -> None:
-        """Measure a batch, and again what needs float64."""
-        self._measure(batch)
-        watched = self.fresh.watched()
-        if self.rounding.due(batch.examples, bool(watched)):
-            found = self.rounding.judge(largest(self.sums, self.fresh, self.coarse))
-            modules = {module_of(key) for key in found}  # a bias has the gradients of its weight
-            found |= {key for key in self.sums.watched() | watched if module_of(key) in modules} - self.rounding.fine
-            found -= self.rounding.lost
-            self.rounding.fine |= found
-            self.coarse |= {own: norms(factors) for own, factors in self.sums.factors.items() if own[0] in found}
-            self.sums.widen(found)
-            if found & watched:
-                self.fresh.drop(found)
-                self._measure(batch, found & watched)
-        self.sums.take(self.fresh)
-        self.fresh = KronSums()
-        self.rounding.fine |= self.sums.fine() - self.rounding.lost
+        """Measure a batch; if it is the first, again what needs products in float64."""
+        first = not self.rounding.judged
+        held = list(batch.columns()) if first and batch.at_once else None
+        self._measure(batch, held or batch.columns())
+        if not self.rounding.due(batch):
+            return
+        found = self._judge(self._shown())
+        if first and found:
+            self.sums.drop(found)
+            self._measure(batch, held or batch.columns(), found)
 
-    def finish(self) -> None:
-        """Look at the sums of all data."""
+    def finished(self, fine: set[Own | Part]) -> KronSums:
+        """The sums of all data, in float64 where it shows or where they are small."""
+        if self.rounding.wide:
+            return self.sums
+        shown = self._shown()
         if self.rounding.over():
-            self.sums.widen(self.rounding.judge(largest(self.sums, self.fresh, self.coarse)))
-        self.sums.narrow(self.rounding.lost)
+            self._judge(shown)
+        fine = fine | shown | self.small
+        self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
+        return self.sums
 
-    def into(self, key: Watched) -> KronSums:
-        """Where the products of this batch go."""
-        return self.sums if self.rounding.settled(key) else self.fresh
+    def _judge(self, shown: set[Own | Part]) -> set[Side]:
+        """Sides that need products in float64 from now on, of blocks in which float32 would show."""
+        matrices = dict(watched(self.sums, shown, self.rounding))
+        found = self.rounding.judge(matrices)
+        modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
+        alike: set[Side] = {
+            side for side in matrices if side[1] == "gradients" and module_of(side[0]) in modules
+        } - self.rounding.exact
+        self.rounding.take(alike, matrices)
+        return found | alike
 
-    def dtype(self, key: Watched) -> torch.dtype:
-        """Of the block's sums, at least."""
-        return torch.float64 if key in self.rounding.fine else torch.float32
+    def _shown(self) -> set[Own | Part]:
+        """Blocks in which float32 would show, with all of their module."""
+        sizes = largest(self.sums)
+        modules = {module_of(own) for own in self.rounding.shown(sizes)}
+        return {own for own in sizes if module_of(own) in modules}
 
-    def _measure(self, batch: Batch, chosen: set[Watched] | None = None) -> None:
-        """All blocks, or the chosen ones."""
+    def _measure(self, batch: Batch, chunks: Chunks, chosen: set[Side] | None = None) -> None:
+        """All sides, or the chosen ones."""
+
+        def asked(side: Side) -> torch.dtype | None:
+            if chosen is not None and side not in chosen:
+                return None
+            return torch.float64 if side in self.rounding.exact else batch.tape.dtype
+
         reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
         pairs = batch.tape.pairs() if self.bias == "joint" else {}
         last: dict[Key, Matrix] = {}
         alive: dict[tuple[Key, int], Tensor] = {}
-        for found in batch.columns():
+        for found in chunks:
             products: Products = {}  # of this chunk: a bias has the gradients of its weight
             for part, jacobian in found.items():
                 if isinstance(jacobian, Explicit):
-                    if chosen is None or part in chosen:
-                        add_other(self.into(part), part, jacobian, self.dtype(part))
+                    if jacobian.size <= SMALL and not self.rounding.judged:
+                        self.rounding.exact.add((part, "other"))
+                    add_other(self.sums, part, jacobian, asked)
                     continue
                 key, matrix = joined(part, jacobian, pairs)
-                if key is None or matrix is None or (chosen is not None and key not in chosen):
+                if key is None or matrix is None:
                     continue
                 last[key] = matrix
-                if small(matrix):
-                    self.rounding.fine.add(key)
-                sums = self.into(key)
+                if not self.rounding.judged:
+                    self._note(key, matrix)
                 if len(key) == 2:
-                    sums.weights[key] = jacobian.upright().layout
-                add_gradients(sums, key, matrix, reduced, products, self.dtype(key))
+                    self.sums.weights[key] = jacobian.upright().layout
+                add_gradients(self.sums, key, matrix, reduced, products, asked)
                 if batch.masked is not None:
                     for place, term in enumerate(matrix.terms):
                         nonzero = (term.grad != 0).any(0).any(-1).any(1)
@@ -104,47 +115,64 @@ class Measurement:
                 counted_positions(term, batch.masked, alive.get((key, place)))
                 for place, term in enumerate(matrix.terms)
             ]
-            add_inputs(self.into(key), key, matrix, weights, reduced)
+            add_inputs(self.sums, key, matrix, weights, reduced, asked)
+
+    def _note(self, key: Key, matrix: Matrix) -> None:
+        """Small sides have products in float64 from the first, which costs nothing."""
+        for flipped in {term.flipped for term in matrix.terms}:
+            terms = [term for term in matrix.terms if term.flipped == flipped]
+            if any(term.acts.positions > 1 for term in terms):
+                continue
+            small = (terms[0].acts.width <= SMALL, terms[0].grad.shape[-1] <= SMALL)
+            own = key, flipped
+            if small[0]:
+                self.rounding.exact.add((own, "inputs"))
+            if small[1]:
+                self.rounding.exact.add((own, "gradients"))
+            if all(small):
+                self.small.add(own)
 
 
-def small(matrix: Matrix) -> bool:
-    """Whether float64 costs nothing."""
-    return max(matrix.layout.matrix) <= SMALL and all(term.acts.positions == 1 for term in matrix.terms)
-
-
-def module_of(key: Watched) -> str:
+def module_of(own: Own | Part) -> str:
     """The module that owns a weight."""
-    name = key.name if isinstance(key, Part) else key[0].name
+    name = own.name if isinstance(own, Part) else own[0][0].name
     return name.rpartition(".")[0]
 
 
-def norms(*sums: Factors) -> Norms:
-    """About the largest eigenvalues of both sides."""
-    inputs, gradients = ([norm(getattr(own, side)) for own in sums] for side in ("inputs", "gradients"))
-    return torch.stack(inputs).sum(0), torch.stack(gradients).sum(0)
-
-
-def largest(sums: KronSums, fresh: KronSums, coarse: dict[tuple[Key, bool], Norms]) -> dict[Watched, Tensor]:
-    """About the largest eigenvalue of what is in float32 of every block, the last batch's included.
-
-    Of a product it is either side's in float32 times the whole other side's: earlier gradients meet later inputs.
-    """
-    made: dict[Watched, Tensor] = {}
-    for own in {**sums.factors, **fresh.factors}:
-        both = [each.factors[own] for each in (sums, fresh) if own in each.factors]
-        wide = in_float64([each.inputs for each in both])
-        if wide and own not in coarse:
-            continue
-        inputs, gradients = norms(*both)
-        some, others = coarse[own] if wide else (inputs, gradients)
-        count = max(sum(each.count for each in both), 1.0)
-        value = (some * gradients + inputs * others).amax() / (2 * count)
-        made[own[0]] = made[own[0]] + value if own[0] in made else value
-    for part in {**sums.others, **fresh.others}:
-        values = [each.others[part] for each in (sums, fresh) if part in each.others]
-        if values[0].dim() == 2 and not in_float64(values):  # a sum of squares loses nothing
-            made[part] = torch.stack([torch.linalg.vector_norm(value.detach()) for value in values]).sum()
+def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
+    """About the largest eigenvalue of every block that is no diagonal."""
+    made: dict[Own | Part, Tensor] = {}
+    for own, factors in sums.factors.items():
+        made[own] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
+    for part, value in sums.others.items():
+        if value.dim() == 2:  # a sum of squares loses nothing
+            made[part] = torch.linalg.vector_norm(value.detach())
     return made
+
+
+def watched(
+    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side]
+) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
+    """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
+
+    It is the least beside the largest eigenvalue of the other side, which brings rounding with it.
+    """
+    for own in chosen:
+        if isinstance(own, Part):
+            value = sums.others[own]
+            if rounding.watches((own, "other")):
+                yield (own, "other"), (value.unsqueeze(0), value.new_full((1,), 1 / rounding.strength))
+            continue
+        factors = sums.factors[own]
+        count = max(factors.count, 1.0) / rounding.strength
+        inputs: Side = own, "inputs"
+        gradients: Side = own, "gradients"
+        for name, side, other in (
+            (inputs, factors.inputs, factors.gradients),
+            (gradients, factors.gradients, factors.inputs),
+        ):
+            if side.dim() == 3 and side.shape[-1] > 1 and rounding.watches(name):
+                yield name, (side, count / norm(other).clamp(min=1e-30))
 
 
 def joined(part: Part, jacobian: Matrix, pairs: dict[Part, Part]) -> tuple[Key | None, Matrix | None]:

@@ -1,7 +1,10 @@
-"""Which sums of the curvature take float64: those whose rounding in float32 would show beside the prior.
+"""Which sums of the curvature are kept in float64, and which of their products are made in it.
 
 Sums of products in float32, and their eigenvalues, are off by about 1e-7 of the largest eigenvalue. Directions below
-that are rounding alone, and they have the largest variances of all as soon as the prior is smaller still.
+that are rounding alone, and they have the largest variances of all as soon as the prior is smaller still. So all sums
+are in float64 while they grow. Products of float32 numbers, some thousand rows at a time, are off by much less: by a
+share of the entries on the diagonal, each row and column by its own. That is enough unless columns are nearly
+dependent, and then products are in float64 too.
 """
 
 from __future__ import annotations
@@ -13,73 +16,129 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..curvature import PlanChanged, Source
+from ..curvature import Batch, PlanChanged, Source
 
-EPS = 1e-7  # of the largest eigenvalue
+EPS = 1e-7  # of the largest eigenvalue: rounding of sums and eigenvectors in float32
 SHOWS = 0.03  # of the prior precision: rounding above it is avoided, so that a tuned prior may be much smaller
-SMALL = 32  # sides of a block with one position up to which float64 takes no longer
-LATE = 0.3  # of it: rounding of what was summed in float32 before, beside all that came since
-SAFE = 0.003  # of it: sums below need not be looked at again before the data have doubled
+SMALL = 32  # sides with one position up to which products in float64 take no longer
+PRODUCTS = 4e-8  # of the roots of the diagonal, times the root of the width: rounding of products in float32
+TENSOR_CORES = 2e-4  # the same where they round to 11 bits
+NEAR = 0.1  # of a variance, at worst; mostly a tenth of that: more is avoided by products in float64
+LATE = 0.3  # the same, in what was summed before
+LOOKS = 4  # each time there are so many times the data
 Key = TypeVar("Key", bound=Hashable)
+Own = TypeVar("Own", bound=Hashable)
 
 
 @dataclass
 class Rounding(Generic[Key]):
-    """Which blocks are summed in float64, decided as the data come: float32 will do as long as sums are small.
+    """Which matrices have products in float64, decided as the data come.
 
     Results depend on it no more than on rounding, so that it may look at the prior and the noise of the fit.
     """
 
     source: Source
-    fine: set[Key] = field(default_factory=set)  # summed in float64 from now on
-    safe: set[Key] = field(default_factory=set)  # in float32, with room to spare
-    lost: set[Key] = field(default_factory=set)  # float64 came too late: their numbers have jumped meanwhile
+    exact: set[Key] = field(default_factory=set)  # products are in float64 from now on
+    rounded: dict[Key, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
+    lost: set[Key] = field(default_factory=set)  # that came too late: their numbers have jumped meanwhile
     seen: int = 0
     judged: int = 0  # examples seen when last asked
+    first: bool = True  # whether that was the first time
+    wide: bool = False  # whether the network is in float64, as all products and sums then are
 
     def __post_init__(self) -> None:
-        self.fine = self.fine | self.source.fine
+        self.exact = self.exact | self.source.exact
 
-    def settled(self, key: Key) -> bool:
-        """Whether a batch's products go into the sums at once; others are first looked at, and perhaps made again."""
-        return key in self.fine or key in self.safe
-
-    def due(self, examples: int, waiting: bool) -> bool:
+    def due(self, batch: Batch) -> bool:
         """Count a batch: whether to look at the sums now. Each time a GPU is waited for."""
-        self.seen += examples
-        return waiting or self.seen >= 2 * self.judged
+        self.seen += batch.examples
+        self.wide = batch.tape.dtype == torch.float64
+        return not self.wide and self.seen >= LOOKS * self.judged
 
     def over(self) -> bool:
         """Whether data came since the sums were last looked at."""
-        return self.seen > self.judged
+        return not self.wide and self.seen > self.judged
 
-    def judge(self, largest: Mapping[Key, Tensor]) -> set[Key]:
-        """Blocks that need float64 from this batch on, from the largest eigenvalues of what is in float32 by now.
+    def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
+        """Matrices that need products in float64 from now on, of those (G, n, n) with what is added to their diagonals.
 
-        Where that comes too late the data are passed over again, or, if they cannot be, the sums stay in float32.
+        Those of the first batch are made again. Where it comes too late the data are passed over again, or, if they
+        cannot be, the sums are as good as those in float32.
         """
-        self.judged = self.seen
-        if not largest:
+        self.first, self.judged = not self.judged, self.seen
+        own = {key: value for key, value in matrices.items() if self.watches(key)}
+        if not own:
             return set()
-        values = torch.stack([value.detach().double() for value in largest.values()]).tolist()
-        shares = {key: value * self.unit for key, value in zip(largest, values, strict=True) if key not in self.lost}
-        found = {key for key, share in shares.items() if share > SHOWS and key not in self.fine}
-        late = (found & self.safe) | {key for key, share in shares.items() if share > LATE and key in self.fine}
+        sizes = torch.stack([self._error(key, *value) for key, value in own.items()]).tolist()
+        worst = dict(zip(own, sizes, strict=True))
+        found = {key for key, error in worst.items() if error > NEAR and key not in self.exact}
+        late = set() if self.first else {key for key, error in worst.items() if error > LATE}
         if late and not self.source.data.one_shot:
-            self.source.fine |= late | self.fine | found
-            raise PlanChanged("A weight turned out to need sums in float64")
+            self.source.exact |= self.exact | found | late
+            raise PlanChanged("A weight turned out to need products in float64")
         self.lost |= late
-        self.fine -= late
-        found -= late
-        self.safe = {key for key, share in shares.items() if share < SAFE and key not in self.fine} | self.lost
-        self.fine |= found
+        self.take(found, matrices)
         return found
 
+    def take(self, found: set[Key], matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> None:
+        """Products of these are in float64 from now on, and those of the first batch too."""
+        self.exact |= found
+        if not self.first:
+            self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in found}
+
+    def watches(self, key: Key) -> bool:
+        """Whether some of its products were in float32, and it is not given up."""
+        return (key not in self.exact or key in self.rounded) and key not in self.lost
+
+    def _error(self, key: Key, matrix: Tensor, ridge: Tensor) -> Tensor:
+        """How far variances may be off."""
+        coarse = self.source.budget.arithmetic.parts(predicting=False) == 1
+        each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
+        error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
+        return error
+
     @property
-    def unit(self) -> float:
-        """What an eigenvalue of one brings in rounding, as a share of the prior precision."""
+    def strength(self) -> float:
+        """The likelihood's scale over the prior precision."""
         degree: int = getattr(self.source.kind, "degree", 1)
-        return EPS * float(self.source.likelihood.scale) ** degree / self.source.least
+        return float(self.source.likelihood.scale) ** degree / self.source.least
+
+    def shown(self, largest: Mapping[Own, Tensor]) -> set[Own]:
+        """Blocks whose rounding in float32 would show beside the prior, by their largest eigenvalues."""
+        if self.wide or not largest:
+            return set(largest)
+        values = torch.stack([value.detach().double() for value in largest.values()]).tolist()
+        shares = {key: EPS * self.strength * value for key, value in zip(largest, values, strict=True)}
+        return {key for key, share in shares.items() if SHOWS < share < float("inf")}
+
+
+def amplified(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
+    """The largest eigenvalue of `D^1/2 (A + ridge)^-1 D^1/2` for A (G, n, n), ridge (G,) and D (G, n), or little less.
+
+    Errors `D^1/2 E D^1/2` in A change variances by as many times the norm of E, as a share of them. D is A's own
+    diagonal where none is given; then float32 is enough, and what it cannot decompose is infinite.
+    """
+    size = diagonal(matrix) + ridge[:, None]
+    root = size.rsqrt()
+    scaled = matrix * root[:, :, None] * root[:, None, :]
+    scaled.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    weight = None if rounded is None else (rounded / size).sqrt()[:, :, None]
+    factor, failed = torch.linalg.cholesky_ex(scaled.float() if weight is None else scaled)
+    width = factor.shape[-1]
+    vectors = torch.cos(torch.arange(2 * width, device=factor.device, dtype=factor.dtype).square_())  # any numbers
+    vectors = vectors.reshape(width, 2).expand(len(factor), -1, -1)
+    largest = torch.linalg.vector_norm(vectors, dim=1)
+    for _ in range(3):
+        before = largest
+        vectors = torch.cholesky_solve(vectors if weight is None else weight * vectors, factor)
+        vectors = vectors if weight is None else weight * vectors
+        largest = torch.linalg.vector_norm(vectors, dim=1)
+    return torch.where(failed[:, None] > 0, torch.inf, largest / before).amax()
+
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """(G, n) of (G, n, n)."""
+    return matrix.detach().diagonal(dim1=-2, dim2=-1)
 
 
 def norm(side: Tensor) -> Tensor:
