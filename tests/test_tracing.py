@@ -441,7 +441,7 @@ def learnt() -> Plan:
         looked={shapes},
         verified={shapes: "two examples"},
         corrections=("a weight",),
-        references={"bias"},
+        direct={shapes: {"bias"}},
         closed={shapes: True},
         push={True: 1},
     )
