@@ -119,7 +119,7 @@ class Tape:
                     # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
-                    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+                    warnings.filterwarnings("ignore", message="Attempting to run cu")
                     if self.create_graph:
                         return list(self._grad(source, cotangents, edges, is_grads_batched=True))
                     return self._mapped(source, cotangents, edges)
