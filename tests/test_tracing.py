@@ -1140,3 +1140,16 @@ def test_every_pass_starts_from_the_same_network() -> None:
         with pytest.raises(RuntimeError):
             tracer.trace(x[:, :2])
         assert float(model.count) == 0
+
+
+@pytest.mark.parametrize("finite", [0, 1])
+def test_gradients_that_are_not_finite_say_nothing(finite: int) -> None:
+    """About which example they reach: where the examples are is told by the rows alone."""
+    model = network(lambda net, x: net.a(x).abs().sqrt(), a=nn.Linear(3, 2))
+    x = normal(3, 3)  # as few as are not looked at again
+    x[finite:, 0] = 0
+    with torch.no_grad():
+        model.a.weight[:, 1:], model.a.bias[:] = 0, 0
+    tape = tracer_of(model).trace(x)
+    (use,) = tape.uses
+    assert tape.axis(use.key) == BatchAxis(0, "none") and not tape.generic
