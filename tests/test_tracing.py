@@ -17,6 +17,7 @@ import reference_dense as dense
 from conftest import DEVICE
 from lapwing import pushing
 from lapwing.arithmetic import as_arithmetic
+from lapwing.batches import evaluation
 from lapwing.jacobians import Explicit, Layout, Matrix, Term
 from lapwing.layers.base import BatchAxis, Contribution, Part
 from lapwing.memory import Budget
@@ -1105,3 +1106,53 @@ def test_cotangents_pulled_back(batched: Any, count: int, graph: bool) -> None:
     assert weight.requires_grad is graph
     assert tape.plan.batched is (batched is True or (batched == "not at all" and count == 1))
     assert tape.pulled(made, cotangents, []) == []
+
+
+class Numbered(nn.Module):
+    """A network that counts its passes in a buffer, and adds the count to its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        with torch.no_grad():
+            self.count += 1
+        return self.layer(x) + self.count.clone()
+
+
+def test_every_pass_starts_from_the_same_network() -> None:
+    """Whichever pass it is, and also where it fails: what it changed is put back before the next."""
+    model, x = Numbered().double().to(DEVICE), normal(4, 3)
+    tracer, push = tracer_of(model), push_of(model)
+    vectors = normal(2, 8)
+    with evaluation(model, list(model.parameters())):
+        for step in (
+            lambda: tracer.trace(x),
+            lambda: tracer.watch(x),
+            lambda: push._pull(x),
+            lambda: push._by(0, x, vectors, None),
+            lambda: push._by(2, x, vectors, None),
+        ):
+            step()
+            assert float(model.count) == 0
+        with pytest.raises(RuntimeError):
+            tracer.trace(x[:, :2])
+        assert float(model.count) == 0
+
+
+@pytest.mark.parametrize("finite", [0, 1])
+def test_gradients_that_are_not_finite_say_nothing(finite: int) -> None:
+    """About which example they reach: where the examples are is told by the rows alone."""
+    model = network(lambda net, x: net.a(x).abs().sqrt(), a=nn.Linear(3, 2))
+    x = normal(3, 3)  # as few as are not looked at again
+    x[finite:, 0] = 0
+    with torch.no_grad():
+        model.a.weight[:, 1:], model.a.bias[:] = 0, 0
+    tape = tracer_of(model).trace(x)
+    (use,) = tape.uses
+    assert tape.axis(use.key) == BatchAxis(0, "none") and not tape.generic
