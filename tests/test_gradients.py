@@ -111,6 +111,26 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
     assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
 
 
+def test_shares_of_attention() -> None:
+    """A position that may look nowhere has none; numbers are added to scores, and later positions are hidden."""
+    torch.manual_seed(0)
+    query, key = (normal(2, 5, 4).detach() for _ in range(2))
+    scores = 0.3 * torch.einsum("btd,bsd->bts", query, key)
+    torch.testing.assert_close(attention.weights(query, key, {}, 0.3), scores.softmax(-1))
+    numbers = torch.randn(5, 5, dtype=torch.float64, device=DEVICE)
+    found = attention.weights(query, key, {"attn_mask": numbers}, 0.3)
+    torch.testing.assert_close(found, (scores + numbers).softmax(-1))
+    later = torch.arange(5, device=DEVICE)[None] > torch.arange(5, device=DEVICE)[:, None]
+    causal = scores.masked_fill(later, -math.inf).softmax(-1)
+    torch.testing.assert_close(attention.weights(query, key, {"is_causal": True}, 0.3), causal)
+    chosen = ~later
+    chosen[2] = False
+    for mask in (chosen, torch.zeros(5, 5).to(scores).masked_fill(~chosen, -math.inf)):
+        found = attention.weights(query, key, {"attn_mask": mask, "is_causal": False}, 0.3)
+        assert not bool(found[:, 2].any())
+        torch.testing.assert_close(found[:, [0, 1, 3, 4]], causal[:, [0, 1, 3, 4]])
+
+
 def attended(recorder: Any, *args: Any, **options: Any) -> bool:
     """Whether a call of attention has our gradient; its numbers are torch's either way."""
     func = F.scaled_dot_product_attention
