@@ -562,15 +562,15 @@ def test_large_images_are_turned_by_a_convolution(folds: tuple[int, ...]) -> Non
     """In float32 alone, and beside what is asked of patches: pieces are more positions."""
     torch.manual_seed(0)
     window, own = Window((3, 2), (1, 1), (1, 0), (1, 1), 1), torch.randn(2, 4, 3, 2)
-    given, basis = torch.randn(5, *folds, 4, 6, 5), torch.randn(1, 24, 24)
+    given, basis = torch.randn(5, *folds, 4, 6, 6), torch.randn(1, 24, 24)
     use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", own, own)})
 
     def acts(given: Tensor) -> Any:
-        (made,) = conv.CONV.contributions(use, (given,), torch.randn(1, 5, *folds, 2, 6, 4))
+        (made,) = conv.CONV.contributions(use, (given,), torch.randn(1, 5, *folds, 2, 6, 5))
         return made.value.acts
 
     expected = (acts(given)(slice(1, 4)).double()) @ basis.double()
-    assert expected.shape == (3, 1, 24 * math.prod(folds), 24)
+    assert expected.shape == (3, 1, 30 * math.prod(folds), 24)
     torch.testing.assert_close(acts(given).rotated(slice(1, 4), basis).double(), expected, rtol=1e-4, atol=1e-4)
     assert acts(given.double()).rotated is None and acts(given[..., :1, :2]).rotated is None
     assert (acts(given).turned is None) == bool(folds)
