@@ -297,6 +297,13 @@ def test_calls_that_are_passed_on(name: str) -> None:
     assert not recorder.uses
 
 
+def test_operands_that_are_no_tensors() -> None:
+    """Are refused by torch in its own words."""
+    for func, own in ((torch.addmm, weight(4, 5)), (torch.baddbmm, weight(2, 4, 5))):
+        with pytest.raises(TypeError, match="must be Tensor, not float"):
+            HANDLERS[func](Noting([own]), func, (2.0, normal(*own.shape).mT, own), {})
+
+
 @pytest.mark.parametrize(
     ("equation", "first", "second", "letters"),
     [
