@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lapwing as lw
 from conftest import DEVICE
 from lapwing import fused
-from lapwing.layers import exact_convolution
+from lapwing.layers import exact_convolution, linear
 from lapwing.layers.columns import pulled
 from lapwing.layers.exact_convolution import Convolution, Geometry, as_they_are, in_parts, of_columns, through
 
@@ -58,6 +58,37 @@ def test_as_exact_as_float32(name: str, piece: int) -> None:
     assert error(in_parts(grad, weight, geometry), right) < 3e-6
     assert error(as_they_are(grad.double(), weight.double(), geometry), right) < 1e-13
     assert through(grad[:0], weight, geometry).shape == (0, *geometry.given)
+
+
+def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 where they are asked for; else, and where kernels fail, one convolution or product is."""
+    given, weight, grad, geometry = case("strided")
+    right, matrix = expected(given, weight, grad, geometry), torch.randn(grad.shape[-1], 4, device=DEVICE)
+    asked: list[str] = []
+
+    def parts(*given: Tensor | Geometry) -> Tensor:
+        asked.append("convolution" if len(given) == 3 else "product")
+        return as_they_are(*given) if len(given) == 3 else given[0] @ given[1]
+
+    monkeypatch.setattr(exact_convolution, "in_parts", parts)
+    monkeypatch.setattr(fused, "product", parts)
+
+    def both(dtype: torch.dtype = torch.float32, **change: bool) -> list[str]:
+        asked.clear()
+        made = through(grad.to(dtype), weight.to(dtype), geometry._replace(**change))
+        assert error(made, right) < 1e-5
+        torch.testing.assert_close(linear.exactly(grad.to(dtype), matrix.to(dtype)), grad.to(dtype) @ matrix.to(dtype))
+        return list(asked)
+
+    assert both() == ["convolution", "product"]
+    assert both(parts=False) == ["product"]
+    assert both(torch.float64) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(fused, "broken", ["no compiler"])
+        assert both() == []
+        patched.setattr(fused, "broken", [])
+        patched.setattr(fused, "attempted", lambda _: None)
+        assert both() == []
 
 
 def test_parts_of_numbers() -> None:

@@ -111,6 +111,26 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
     assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
 
 
+def test_shares_of_attention() -> None:
+    """A position that may look nowhere has none; numbers are added to scores, and later positions are hidden."""
+    torch.manual_seed(0)
+    query, key = (normal(2, 5, 4).detach() for _ in range(2))
+    scores = 0.3 * torch.einsum("btd,bsd->bts", query, key)
+    torch.testing.assert_close(attention.weights(query, key, {}, 0.3), scores.softmax(-1))
+    numbers = torch.randn(5, 5, dtype=torch.float64, device=DEVICE)
+    found = attention.weights(query, key, {"attn_mask": numbers}, 0.3)
+    torch.testing.assert_close(found, (scores + numbers).softmax(-1))
+    later = torch.arange(5, device=DEVICE)[None] > torch.arange(5, device=DEVICE)[:, None]
+    causal = scores.masked_fill(later, -math.inf).softmax(-1)
+    torch.testing.assert_close(attention.weights(query, key, {"is_causal": True}, 0.3), causal)
+    chosen = ~later
+    chosen[2] = False
+    for mask in (chosen, torch.zeros(5, 5).to(scores).masked_fill(~chosen, -math.inf)):
+        found = attention.weights(query, key, {"attn_mask": mask, "is_causal": False}, 0.3)
+        assert not bool(found[:, 2].any())
+        torch.testing.assert_close(found[:, [0, 1, 3, 4]], causal[:, [0, 1, 3, 4]])
+
+
 def attended(recorder: Any, *args: Any, **options: Any) -> bool:
     """Whether a call of attention has our gradient; its numbers are torch's either way."""
     func = F.scaled_dot_product_attention
@@ -473,16 +493,19 @@ def test_convolutions_of_pieces_and_of_one_example(dims: int, fold: bool) -> Non
         Window((3, 3), (2, 1), (0, 2), (1, 2), 1),
         Window((2, 2), (1, 1), "same", (1, 1), 1),
         Window((3, 1), (1, 1), "valid", (2, 1), 1),
+        Window((3,), (2,), (1,), (1,), 1),
+        Window((2, 1, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 1),
+        Window((2, 3), (1, 1), (1, 0), (1, 2), 5),
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
 def test_patches_in_a_basis(window: Window, turned: bool) -> None:
     """By a convolution with the basis as kernels, of images in any order of memory."""
     torch.manual_seed(0)
-    given = torch.randn(4, 5, 7, 9)
-    given = given.contiguous(memory_format=torch.channels_last) if turned else given
-    width = 5 * window.kernel[0] * window.kernel[1]
-    basis = torch.randn(1, width, width)
+    given = torch.randn(4, 5, *(7, 9, 4)[: len(window.kernel)])
+    given = given.contiguous(memory_format=conv.LAST[given.dim()]) if turned else given
+    width = 5 // window.groups * math.prod(window.kernel)
+    basis = torch.randn(window.groups, width, width)
     expected = patches(given.double(), window) @ basis.double()
     found = rotated_patches(given, window, basis)
     assert found.shape == expected.shape
@@ -531,6 +554,26 @@ def test_convolutions_of_pieces(name: str) -> None:
         for column, example in np.ndindex(3, 2):
             (right,) = torch.autograd.grad(outputs[example], own, grads[column, example], retain_graph=True)
             torch.testing.assert_close(found[column, example], right.flatten(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has kernels for it")
+@pytest.mark.parametrize("folds", [(), (3,)])
+def test_large_images_are_turned_by_a_convolution(folds: tuple[int, ...]) -> None:
+    """In float32 alone, and beside what is asked of patches: pieces are more positions."""
+    torch.manual_seed(0)
+    window, own = Window((3, 2), (1, 1), (1, 0), (1, 1), 1), torch.randn(2, 4, 3, 2)
+    given, basis = torch.randn(5, *folds, 4, 6, 6), torch.randn(1, 24, 24)
+    use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", own, own)})
+
+    def acts(given: Tensor) -> Any:
+        (made,) = conv.CONV.contributions(use, (given,), torch.randn(1, 5, *folds, 2, 6, 5))
+        return made.value.acts
+
+    expected = (acts(given)(slice(1, 4)).double()) @ basis.double()
+    assert expected.shape == (3, 1, 30 * math.prod(folds), 24)
+    torch.testing.assert_close(acts(given).rotated(slice(1, 4), basis).double(), expected, rtol=1e-4, atol=1e-4)
+    assert acts(given.double()).rotated is None and acts(given[..., :1, :2]).rotated is None
+    assert (acts(given).turned is None) == bool(folds)
 
 
 def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) -> fused.Operand:

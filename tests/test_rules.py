@@ -35,6 +35,7 @@ from lapwing.layers.embedding import CertainPadding, KeptTables
 from lapwing.layers.norm import frozen_batch_norm
 
 EXAMPLES, COLUMNS = 3, 2
+MATRICES = {"convolution", "transposed convolution", "linear", "bilinear", "embedding"}  # with Kronecker factors
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -111,7 +112,7 @@ def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,), axis: int 
     columns = normal(COLUMNS, *plain.shape)
     found = {place: torch.zeros(COLUMNS, EXAMPLES, each.numel()).to(plain) for place, each in enumerate(parameters)}
     for use in recorder.uses:
-        assert use.axes == free
+        assert use.axes == free and use.rule.matrix == (use.rule.name in MATRICES)
         use.cache["axis"] = axis
         grads = torch.stack(
             [torch.autograd.grad(output, use.output, column, retain_graph=True)[0] for column in columns]
@@ -157,6 +158,7 @@ CONVOLUTIONS: dict[str, Callable[[], Call]] = {
         },
     ),
     "no padding": lambda: (F.conv2d, (normal(3, 4, 7, 6), weight(6, 4, 3, 2)), {"padding": "valid", "stride": [2]}),
+    "no padding at each place": lambda: (F.conv2d, (normal(3, 4, 7, 6), weight(6, 4, 3, 2)), {"padding": "valid"}),
     "three axes": lambda: (F.conv3d, (normal(3, 2, 4, 5, 3), weight(4, 2, 2, 3, 1), weight(4)), {}),
     "three axes, all": lambda: (
         F.conv3d,
@@ -293,6 +295,13 @@ def test_calls_that_are_passed_on(name: str) -> None:
         found = HANDLERS[func](recorder, func, args, kwargs)
         assert torch.equal(found, func(*args, **{key: each for key, each in kwargs.items() if key != "out"}))
     assert not recorder.uses
+
+
+def test_operands_that_are_no_tensors() -> None:
+    """Are refused by torch in its own words."""
+    for func, own in ((torch.addmm, weight(4, 5)), (torch.baddbmm, weight(2, 4, 5))):
+        with pytest.raises(TypeError, match="must be Tensor, not float"):
+            HANDLERS[func](Noting([own]), func, (2.0, normal(*own.shape).mT, own), {})
 
 
 @pytest.mark.parametrize(
