@@ -421,6 +421,7 @@ def test_priors_that_do_not_fit_their_weights() -> None:
         ),
         (lambda: lw.Prior.layerwise([]), ValueError, r"Prior.layerwise: prior precision \[\] was given"),
         (lambda: lw.Prior.unitwise([1.0, math.inf]), ValueError, "Prior.unitwise: prior precision .* positive finite"),
+        (lambda: lw.Prior.layerwise([1.0, -1.0]), ValueError, "Prior.layerwise: prior precision .* positive finite"),
         (lambda: lw.Prior.diagonal("x"), TypeError, "Prior.diagonal: prior precision is a str, 'x'; expected numbers"),
         (lambda: lw.Prior.scalar(1.0, mean="x"), TypeError, "The prior's mean is a str"),
         (lambda: lw.Prior.scalar(1.0, mean=math.nan), ValueError, "The prior's mean nan was given; expected finite"),

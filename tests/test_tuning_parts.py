@@ -757,7 +757,7 @@ def scored(
     monkeypatch.setattr(search, "repeated", lambda data, device: data)
     usual = {"method": by, "prior": True, "noise": True, "temperature": True, "data": (), "grid": None, "steps": 300}
     usual |= {"tolerance": 1e-4, "limits": (1e-3, 1e3), "predict": {}} | given
-    la = Scored(lw.Prior.layerwise([4.0, 1.0]))
+    la = Scored(given.get("start", lw.Prior.layerwise([4.0, 1.0])))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = (search.by_validation if by == "validation" else search.by_grid)(la, SimpleNamespace(**usual))  # type: ignore[arg-type]
@@ -771,7 +771,7 @@ def bowl(*centre: float) -> Callable[[Scored], float]:
 
 def test_a_search_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least score of all three numbers, from the best of some values of each; no setting is scored twice."""
-    found, tried = scored(monkeypatch, bowl(2.0, -1.3, 0.7), "validation")
+    found, tried = scored(monkeypatch, bowl(2.0, -1.3, 0.7), "validation", limits=(1e-5, 1e5))
     assert found.logarithms == pytest.approx([2.0, -1.3, 0.7], abs=1e-3)
     assert found.prior.precision.tolist() == pytest.approx([2 * math.exp(2.0), 0.5 * math.exp(2.0)], rel=1e-2)
     trace = found.trace
@@ -793,8 +793,11 @@ def test_a_search_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         for offset in offsets:
             there = start + torch.tensor(kept, dtype=torch.float64)
             there[axis] += offset
-            there[0] = there[0].clamp(math.log(1e-3), math.log(1e3))
             assert next(places).logarithms == pytest.approx(there.tolist(), abs=1e-9)
+    first = start + torch.tensor([2.3, -0.7, 1.1], dtype=torch.float64)
+    for axis in range(3):  # the simplex there
+        corner = first + 0.7 * (torch.arange(3) == axis).double()
+        assert next(places).logarithms == pytest.approx(corner.tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("free", ["prior", "noise", "temperature"])
@@ -845,6 +848,11 @@ def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.trace.warnings == ("The best noise is at the largest value of its grid, 0.4.",)
     assert found.trace.converged and found.trace.stopped == "every setting was scored"
     assert found.trace.values == pytest.approx([bowl(2.0, -1.0, 0.0)(each) for each in tried])
+    for place, each in enumerate(tried):
+        assert found.trace.precisions[place].tolist() == pytest.approx(each.prior.precision.tolist())
+    assert found.trace.noises == (0.3, 0.4) * 3 and found.trace.temperatures == (1.0,) * 6
+    alone, _ = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid, start=lw.Prior.layerwise(4.0))
+    assert alone.trace.groups == ("all",) and found.trace.groups == ("a", "b")
     low, _ = scored(
         monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"prior": [1.0, 7.0]}, noise=False, temperature=False
     )
