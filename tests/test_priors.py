@@ -374,6 +374,10 @@ def test_priors_of_two_weights_and_of_empty_ones() -> None:
     layers = lw.Prior.layerwise([1.0, 2.0])
     assert layers.delta(two, torch.zeros(3)).tolist() == [1.0, 2.0, 2.0]
     assert layers.only(two, two.only(["b"])).precision.tolist() == [2.0]
+    for prior in (lw.Prior.scalar(3.0), lw.Prior.g_prior(3.0), lw.Prior.groups({"*": 3.0}), lw.Prior.unitwise(3.0)):
+        assert prior.group(two).numel() == int(prior.stretches(two).sizes.sum()) == 3
+    half = Space(("a",), (torch.Size([4]),), torch.tensor([True, False, True, False]))
+    assert lw.Prior.layerwise(3.0).group(half).tolist() == [0, 0]  # the elements that are selected, in one group too
     single = Space(("a", "b"), (torch.Size([1]), torch.Size([1])))
     for kind in ("layerwise", "diagonal", "unitwise", "scale_invariant"):
         own = lw.Prior(kind, torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
@@ -417,6 +421,7 @@ def test_priors_that_do_not_fit_their_weights() -> None:
         ),
         (lambda: lw.Prior.layerwise([]), ValueError, r"Prior.layerwise: prior precision \[\] was given"),
         (lambda: lw.Prior.unitwise([1.0, math.inf]), ValueError, "Prior.unitwise: prior precision .* positive finite"),
+        (lambda: lw.Prior.layerwise([1.0, -1.0]), ValueError, "Prior.layerwise: prior precision .* positive finite"),
         (lambda: lw.Prior.diagonal("x"), TypeError, "Prior.diagonal: prior precision is a str, 'x'; expected numbers"),
         (lambda: lw.Prior.scalar(1.0, mean="x"), TypeError, "The prior's mean is a str"),
         (lambda: lw.Prior.scalar(1.0, mean=math.nan), ValueError, "The prior's mean nan was given; expected finite"),

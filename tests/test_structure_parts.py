@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from fitting import built, classes, measured, normal
+from fitting import built, classes, fitted, measured, normal
 from lapwing.groups import Groups
 from lapwing.jacobians import Layout
 from lapwing.layers.base import Part
+from lapwing.memory import budget
 from lapwing.space import Space
-from lapwing.structures import common, eigen, kron
+from lapwing.structures import common, eigen, factors, kron
 from lapwing.structures.diag import Diag, DiagCurvature
 from lapwing.structures.factors import Factors, KronSums
 from lapwing.structures.sums import check_sums, joined_sums
-from tables import moved
+from tables import curvature_of, moved, relative
 
 WEIGHT, BIAS = Part("a.weight", 0, 12), Part("a.bias", 0, 6)
 LAYOUT = Layout.plain(2, 3, 2)
@@ -750,3 +751,54 @@ def test_sums_of_another_use_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"another way than to the data before \(.*2.weight.*cannot be added"):
             joined_sums(sums, altered(sums, **changes), own)
+
+
+# Products of gradients and inputs
+
+
+@pytest.mark.parametrize(("groups", "width"), [(1, 3), (2, 5), (1, 512), (2, 515)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_rows_with_themselves(
+    dtype: torch.dtype, groups: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one product, by blocks, or some rows at a time in float64: `rows^T rows`, in the dtype that was asked for."""
+    monkeypatch.setattr(factors, "WORTH_SPLITTING", 0.0, raising=False)
+    rows = (4 * normal(groups, width + 2, width)).round()  # sums of whole numbers are exact in any order
+    room = replace(budget(None, torch.device("cpu")), bytes=16 * groups * width * (100 if width > 500 else 2))
+    expected = rows.mT @ rows
+    made = factors.outer(rows.to(dtype), room, dtype)
+    assert made.dtype == dtype and torch.equal(made.double(), expected)
+    wide = factors.outer(rows.float(), room, torch.float64)
+    assert wide.dtype == torch.float64 and torch.equal(wide, expected)
+    half = factors.outer(rows.half(), room)
+    assert half.dtype == torch.float32 and torch.equal(half.double(), expected)
+    monkeypatch.setattr(factors, "LARGEST_SIDE", width - 1)
+    long = factors.outer(rows.to(dtype), room, torch.float64)
+    assert long.dtype == torch.float64 and torch.equal(long, expected.diagonal(dim1=-2, dim2=-1))
+
+
+class Pooled(nn.Module):
+    """A head on each token, or on their mean."""
+
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.first, self.head, self.pooled = nn.Linear(3, 4), nn.Linear(4, 2), pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 3) -> (B, 2) or (B, T, 2)."""
+        hidden = self.first(x).tanh()
+        return self.head(hidden.mean(1) if self.pooled else hidden)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_auto_reduces_where_an_example_has_one_output(pooled: bool) -> None:
+    """And expands where each of its positions has one."""
+    torch.manual_seed(0)
+    model, x = built(Pooled(pooled)), normal(5, 3, 3)
+    y = normal(5, 2, seed=2) if pooled else normal(5, 3, 2, seed=2)
+    made = {
+        approx: curvature_of(fitted(model, x, y, lw.Gaussian(1.0), lw.Kron(approx=approx)))  # type: ignore[arg-type]
+        for approx in ("auto", "reduce", "expand")
+    }
+    assert relative(made["reduce"], made["expand"]) > 1e-2
+    assert relative(made["auto"], made["reduce" if pooled else "expand"]) < 1e-12

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import Tensor
 import lapwing as lw
 from fitting import normal
 from lapwing.groups import Groups, Rows
-from lapwing.tuning import alternate, ascent
+from lapwing.space import Space
+from lapwing.tuning import alternate, ascent, search
 from lapwing.tuning.ascent import Path, Range
 from lapwing.tuning.profile import Place, Point, Profile, rounded
 from lapwing.tuning.search import axes, bounds, complaints, listed, noise_at_its_limit, noise_limits
@@ -702,3 +704,166 @@ def test_axes_of_a_grid() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             made(**given)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """As much of a posterior as searches by scores look at: a prior, a noise and a temperature."""
+
+    prior: lw.Prior
+    noise: float = 0.5
+    temperature: float = 1.0
+    trace: Any = None
+
+    space = Space(("a", "b"), (torch.Size([2]), torch.Size([3])))
+    mode = SimpleNamespace(device=None)
+    totals = SimpleNamespace(energy=8.0, scalars=4.0)
+
+    @property
+    def likelihood(self) -> Any:
+        """With a noise."""
+        return SimpleNamespace(scale=torch.tensor(self.noise**-2), with_noise=None)
+
+    def with_prior(self, prior: lw.Prior) -> Scored:
+        """Another prior."""
+        return replace(self, prior=prior)
+
+    def with_noise(self, noise: float) -> Scored:
+        """Another noise."""
+        return replace(self, noise=noise)
+
+    def with_temperature(self, temperature: float) -> Scored:
+        """Another temperature."""
+        return replace(self, temperature=temperature)
+
+    @property
+    def logarithms(self) -> list[float]:
+        """Of the geometric mean of the precisions, of the noise and of the temperature."""
+        return [float(self.prior.precision.log().mean()), math.log(self.noise), math.log(self.temperature)]
+
+
+def scored(
+    monkeypatch: pytest.MonkeyPatch, score: Callable[[Scored], float], by: str, **given: Any
+) -> tuple[Any, list[Scored]]:
+    """What a search finds by a score, and all that were scored."""
+    tried: list[Scored] = []
+
+    def of(settings: Any) -> list[float]:
+        made = [setting() for setting in settings]
+        tried.extend(made)
+        return [score(each) for each in made]
+
+    monkeypatch.setattr(search, "Scores", lambda la, data, predict: SimpleNamespace(of=of))
+    monkeypatch.setattr(search, "repeated", lambda data, device: data)
+    usual = {"method": by, "prior": True, "noise": True, "temperature": True, "data": (), "grid": None, "steps": 300}
+    usual |= {"tolerance": 1e-4, "limits": (1e-3, 1e3), "predict": {}} | given
+    la = Scored(given.get("start", lw.Prior.layerwise([4.0, 1.0])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = (search.by_validation if by == "validation" else search.by_grid)(la, SimpleNamespace(**usual))  # type: ignore[arg-type]
+    return found, tried
+
+
+def bowl(*centre: float) -> Callable[[Scored], float]:
+    """A score with its least value at some logarithms."""
+    return lambda la: sum((own - there) ** 2 for own, there in zip(la.logarithms, centre, strict=True))
+
+
+def test_a_search_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least score of all three numbers, from the best of some values of each; no setting is scored twice."""
+    found, tried = scored(monkeypatch, bowl(2.0, -1.3, 0.7), "validation", limits=(1e-5, 1e5))
+    assert found.logarithms == pytest.approx([2.0, -1.3, 0.7], abs=1e-3)
+    assert found.prior.precision.tolist() == pytest.approx([2 * math.exp(2.0), 0.5 * math.exp(2.0)], rel=1e-2)
+    trace = found.trace
+    assert trace.converged and trace.stopped == "the simplex is smaller than 0.0001" and trace.warnings == ()
+    assert (trace.method, trace.objective, trace.groups) == ("validation", "validation NLL", ("a", "b"))
+    assert len({tuple(each.logarithms) for each in tried}) == len(tried) == len(trace)
+    for place, each in enumerate(tried):
+        assert trace.precisions[place].tolist() == pytest.approx(each.prior.precision.tolist())
+        assert (trace.noises[place], trace.temperatures[place]) == pytest.approx((each.noise, each.temperature))
+        assert trace.values[place] == pytest.approx(bowl(2.0, -1.3, 0.7)(each))
+    start = torch.tensor([math.log(2.0), math.log(0.5), 0.0], dtype=torch.float64)
+    lines = [
+        (0, [0.0, 0.0, 0.0], [0.0, -6.9, -4.6, -2.3, 2.3, 4.6, 6.9]),
+        (1, [2.3, 0.0, 0.0], [-1.4, -0.7, 0.7, 1.4]),
+        (2, [2.3, -0.7, 0.0], [-2.3, -1.1, 1.1, 2.3]),
+    ]
+    places = iter(tried)
+    for axis, kept, offsets in lines:
+        for offset in offsets:
+            there = start + torch.tensor(kept, dtype=torch.float64)
+            there[axis] += offset
+            assert next(places).logarithms == pytest.approx(there.tolist(), abs=1e-9)
+    first = start + torch.tensor([2.3, -0.7, 1.1], dtype=torch.float64)
+    for axis in range(3):  # the simplex there
+        corner = first + 0.7 * (torch.arange(3) == axis).double()
+        assert next(places).logarithms == pytest.approx(corner.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("free", ["prior", "noise", "temperature"])
+def test_a_search_of_one_number(free: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others stay as they are."""
+    switches = {name: name == free for name in ("prior", "noise", "temperature")}
+    found, _ = scored(monkeypatch, bowl(1.0, -1.0, 0.4), "validation", **switches)
+    expected = [math.log(2.0), math.log(0.5), 0.0]
+    place = [*switches].index(free)
+    expected[place] = [1.0, -1.0, 0.4][place]
+    assert found.logarithms == pytest.approx(expected, abs=1e-3)
+    assert found.prior.precision[0] / found.prior.precision[1] == pytest.approx(4.0)
+    assert found.prior.precision.tolist() == [4.0, 1.0] or switches["prior"]
+
+
+def test_a_search_that_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or that was too short; scores without a number are the worst."""
+    found, _ = scored(monkeypatch, bowl(9.0, -1.0, 12.0), "validation")
+    assert found.trace.warnings == (
+        "The geometric mean of the precisions is at the largest allowed, 1e+03.",
+        "The temperature is at the largest allowed, 1e+04.",
+    )
+    found, _ = scored(monkeypatch, bowl(-9.0, -30.0, 0.0), "validation")
+    assert found.trace.warnings == (
+        "The geometric mean of the precisions is at the smallest allowed, 0.001.",
+        "The noise is at the smallest allowed, 2e-06.",
+    )
+    found, _ = scored(monkeypatch, bowl(2.0, -1.0, 0.7), "validation", steps=2)
+    assert found.trace.warnings == ("Tuning did not converge: 2 steps were not enough.",) and not found.trace.converged
+    assert (
+        found.trace.stopped == "2 steps were not enough"
+        and min(found.trace.values) == found.trace.values[found.trace.best]
+    )
+    odd, _ = scored(
+        monkeypatch, lambda la: math.nan if la.temperature > 1.5 else bowl(2.0, -1.0, 0.7)(la), "validation"
+    )
+    assert odd.temperature <= 1.5 and math.inf in odd.trace.values
+
+
+def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every combination once; the best, and what is odd about it."""
+    grid = {"prior": [1.0, 7.0, 50.0], "noise": [0.3, 0.4], "temperature": [1.0]}
+    found, tried = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid)
+    assert [(round(math.exp(each.logarithms[0]), 9), each.noise) for each in tried] == [
+        (precision, noise) for precision in (1.0, 7.0, 50.0) for noise in (0.3, 0.4)
+    ]
+    assert math.exp(found.logarithms[0]) == pytest.approx(7.0) and found.noise == 0.4
+    assert found.trace.warnings == ("The best noise is at the largest value of its grid, 0.4.",)
+    assert found.trace.converged and found.trace.stopped == "every setting was scored"
+    assert found.trace.values == pytest.approx([bowl(2.0, -1.0, 0.0)(each) for each in tried])
+    for place, each in enumerate(tried):
+        assert found.trace.precisions[place].tolist() == pytest.approx(each.prior.precision.tolist())
+    assert found.trace.noises == (0.3, 0.4) * 3 and found.trace.temperatures == (1.0,) * 6
+    alone, _ = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid, start=lw.Prior.layerwise(4.0))
+    assert alone.trace.groups == ("all",) and found.trace.groups == ("a", "b")
+    low, _ = scored(
+        monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"prior": [1.0, 7.0]}, noise=False, temperature=False
+    )
+    assert low.trace.warnings == ("The best prior is at the smallest value of its grid, 1.",) and low.noise == 0.5
+    kept, _ = scored(
+        monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"noise": [0.1, 0.4, 0.9]}, prior=False, temperature=False
+    )
+    assert kept.prior.precision.tolist() == [4.0, 1.0] and kept.noise == 0.4 and kept.trace.warnings == ()
+    some, _ = scored(
+        monkeypatch, lambda la: math.inf if la.noise > 0.35 else bowl(2.0, -1.0, 0.0)(la), "grid", grid=grid
+    )
+    assert some.noise == 0.3 and "3 settings of the grid have no finite score and were left out." in some.trace.warnings
+    with pytest.raises(ValueError, match="No setting of the grid has a finite score"):
+        scored(monkeypatch, lambda la: math.nan, "grid", grid=grid)

@@ -141,7 +141,7 @@ class Prior:
         made = torch.tensor([numbers, lengths], device="cpu")
         made = made[:, made[1] > 0]
         groups = Groups(made[0], made[1], count)
-        if space.mask is None or count == 1:
+        if space.mask is None or self.kind in ("scalar", "g_prior"):
             return groups
         return Groups.of(groups.vector()[space.mask.cpu()], count)
 
