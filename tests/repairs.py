@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from lapwing import tracer
-from lapwing.layers import base, elementwise
+from lapwing.layers import base, contractions, elementwise, linear
 from lapwing.layers.base import Lift
 from lapwing.recording import HANDLERS, Recording, following
 from lapwing.tape import Tape
@@ -43,8 +43,12 @@ def ways_around_a_use(patch: Patch) -> None:
 
 def weights_in_other_strides(patch: Patch) -> None:
     """A weight that is not contiguous has no rows, and so no Kronecker form."""
-    own = base.Ref.is_rows.fget
+    own, matrices = base.Ref.is_rows.fget, linear.matrices
     patch.setattr(base.Ref, "is_rows", property(lambda ref: ref.parameter.is_contiguous() and own(ref)))
+    for module in (linear, contractions):
+        patch.setattr(
+            module, "matrices", lambda ref, *args: matrices(ref, *args) if ref.parameter.is_contiguous() else None
+        )
 
 
 def mapped_distances(patch: Patch) -> None:

@@ -56,7 +56,8 @@ def term_of(layout: Layout, positions: int, seed: int, **kind: bool) -> Term:
         grad = grad.mT.contiguous().mT
     if kind.get("tokens"):
         index = torch.tensor([[2, 0, 2, 1], [1, 1, 1, 0], [0, 3, 1, 2]], device=DEVICE)[:, :positions] % width
-        return Term(Acts(lambda some: index, width, positions, index=index), grad, flipped)
+        made = torch.nn.functional.one_hot(index, width).unsqueeze(1)
+        return Term(Acts(lambda some: made[some], width, positions, index=index), grad, flipped)
     if kind.get("constant"):
         ones = grad.new_ones(EXAMPLES, groups, positions, 1)
         return Term(Acts(lambda some: ones[some], 1, positions, constant=True), grad)

@@ -423,7 +423,7 @@ def test_the_generic_rule_says_what_it_cannot_look_into() -> None:
     """By names of weights and of the scripted part, or of the network itself."""
     model = Scripted().to(DEVICE)
     x, cotangents = torch.randn(4, 3, device=DEVICE), torch.randn(2, 4, 2, device=DEVICE)
-    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    plan: Any = Plan()
     for network, where in ((model, r"\('part'\)"), (torch.jit.script(nn.Linear(3, 2)), r"\('the network itself'\)")):
         with pytest.raises(ValueError, match=rf"^w, b can only be reached by the generic rule.*{where}; expected"):
             generic.generic_rows(network, x, ("w", "b"), cotangents, budget(None, x.device), plan)
@@ -442,7 +442,7 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
 
         return raises
 
-    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    plan: Any = Plan()
     for own in (generic._vectorised, fails(TypeError("axes"))):
         monkeypatch.setattr(generic, "_vectorised", own)
         assert plan.vectorised
@@ -452,7 +452,7 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
     assert not plan.vectorised
     monkeypatch.setattr(generic, "_vectorised", fails(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
-        generic.generic_rows(model, x, names, cotangents, room, SimpleNamespace(vectorised=True, saved=False))
+        generic.generic_rows(model, x, names, cotangents, room, Plan())
 
 
 class Partly(nn.Module):
@@ -476,7 +476,7 @@ def test_the_generic_rule_one_example_at_a_time(dtype: torch.dtype) -> None:
     model = Partly().to(DEVICE, dtype)
     x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 0.5, 2.0], [0.0, 1.0, 1.0]], device=DEVICE, dtype=dtype)
     cotangents = torch.randn(2, 3, 2, device=DEVICE, dtype=dtype)
-    plan: Any = SimpleNamespace(vectorised=True, saved=False)
+    plan: Any = Plan()
     rows = generic.generic_rows(model, x, ("one", "two"), cotangents, budget(None, x.device), plan)
     assert not plan.vectorised
     for place, (name, used) in enumerate((("one", 0), ("two", 1))):
