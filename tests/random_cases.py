@@ -695,4 +695,58 @@ class Net(nn.Module):
         return self.m2(self.m1(x))
 """,
     ),
+    "outputs that cancel": Network(
+        seed=4242753,
+        inputs={"x": (1, 3, 3)},
+        tokens={},
+        likelihood="regression",
+        examples=5,
+        outputs=(3,),
+        source="""
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return torch.sin(z)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * torch.cos(ctx.saved_tensors[0])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.p1 = nn.Parameter(torch.zeros((1, 1, 1,)))
+        self.m2 = nn.BatchNorm2d(1)
+        self.p3 = nn.Parameter(torch.zeros((1, 3, 3,)))
+        self.m4 = nn.Conv1d(1, 3, 3, padding=1)
+        self.register_buffer("c5", torch.zeros(3, 3))
+        self.m6 = nn.RMSNorm(3)
+        self.m7 = nn.Linear(3, 2)
+        self.m8 = nn.Linear(2, 2)
+        self.p9 = nn.Parameter(torch.zeros((2, 3,)))
+
+    def forward(self, x):
+        h = x
+        h = h * self.p1.exp()
+        h = self.m2(h)
+        h[:, :1].add_(self.p3)
+        h = torch.relu(h)
+        h = F.adaptive_avg_pool2d(h, (2, 2))
+        h = h.flatten(2).transpose(1, 2)
+        h = self.m4(h.transpose(1, 2)).transpose(1, 2)
+        h = torch.cdist(h, self.c5)
+        h = self.m6(h)
+        h = Once.apply(self.m7(h))
+        with torch.no_grad():
+            gate = torch.sigmoid(self.m8(h))
+        h = h * gate
+        h = h @ self.p9
+        h = h.logsumexp(1)
+        h = h - h.mean(0)
+        return h
+""",
+    ),
 }

@@ -35,6 +35,7 @@ LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is
 COLUMNS, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
 ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
 NAMED = 3  # weights, where there may be many
+LEAST = 1e-6  # the size of outputs, beside the cotangents, below which what cancels in them may have been larger
 NOISE = 4.0  # times the rounding of plain derivatives, which may be off themselves where they cancel
 COPIES = 14  # of a weight, held at the same time
 
@@ -288,7 +289,8 @@ class Comparison:
     def _cancelling(self) -> Tensor:
         """(weights,): the size of derivatives that cancel, by what outputs have beyond an offset that they share."""
         norms, output = stacked_norms([each.detach() for each in self.tracer.selected]), self.output.detach()
-        through = (self.cotangents.sum(0) * (output - output.mean(0))).norm().double()
+        cotangent = self.cotangents.sum(0)
+        through = (cotangent * (output - output.mean(0))).norm().maximum(LEAST * cotangent.norm()).double()
         return torch.where(norms > 0, through / norms, 0.0).cpu()
 
     def _noise(self, names: list[str]) -> Tensor:
