@@ -136,11 +136,12 @@ class Subject:
             gap(batch_jacobian(self.plain, self.x, self.names), self.jacobian),
         )
 
-    def coupled_outputs(self, inputs: Any) -> float:
-        """How far outputs of examples alone are from those in a batch of them."""
+    def coupled_outputs(self, inputs: Any, model: nn.Module | None = None) -> float:
+        """How far outputs of examples alone are from those in a batch of them; of the network, or with other weights."""
+        model = self.plain if model is None else model
         with torch.enable_grad(), dense.plain():
-            together = dense.apply(dense.prepared(self.plain), inputs).detach()
-        return gap(together, dense.outputs(self.plain, inputs))
+            together = dense.apply(dense.prepared(model), inputs).detach()
+        return gap(together, dense.outputs(model, inputs))
 
     @property
     def likelihood(self) -> str | lw.Categorical:
@@ -415,6 +416,8 @@ def draws(s: Subject) -> Iterator[str | None]:
                 parameter = drawn.get_parameter(name)
                 value, vector = vector[: parameter.numel()], vector[parameter.numel() :]
                 parameter.copy_(value.view(parameter.shape))
+        if s.coupled_outputs(s.x, drawn) > ALONE:
+            return  # examples that meet at these weights alone
         outputs.append(dense.outputs(drawn, s.x))
     found = la.predict(x, method="sampled", samples=2, generator=generator()).output_mean
     # Draws are far from the mode, where networks are steep.
