@@ -137,7 +137,7 @@ class Subject:
         )
 
     def coupled_outputs(self, inputs: Any, model: nn.Module | None = None) -> float:
-        """How far outputs of examples alone are from those in a batch of them; of the network, or with other weights."""
+        """How far outputs of examples alone are from those in a batch of them; also with other weights."""
         model = self.plain if model is None else model
         with torch.enable_grad(), dense.plain():
             together = dense.apply(dense.prepared(model), inputs).detach()
