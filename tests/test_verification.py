@@ -544,6 +544,47 @@ def test_what_a_network_kept_before_the_fit_is_said() -> None:
     assert la.coverage()["table"].rule == "unused"
 
 
+def test_what_is_kept_of_weights_that_are_not_asked_for_is_no_obstacle() -> None:
+    """The last layer is asked for, and what an earlier pass kept was computed from others."""
+    x, y = moved(normal(7, 4)), moved(classes(3, 7))
+    model = built(Caching()).to(DEVICE).eval()
+    expected = lw.fit(copy.deepcopy(model), (x, y), "classification", weights=["b.weight", "b.bias"], structure="full")
+    model(x)
+    la = lw.fit(model, (x, y), "classification", weights=["b.weight", "b.bias"], structure="full")
+    assert relative(curvature_of(la), curvature_of(expected)) < 1e-12
+    with pytest.raises(ValueError, match=r"output takes 'gain', which an earlier pass computed"):
+        lw.fit(model, (x, y), "classification", weights=["table"])
+
+
+class Sharing(nn.Module):
+    """Keeps a table in a dictionary that other modules have too, and what it last saw."""
+
+    def __init__(self, kept: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.kept, self.last = kept, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "table" not in self.kept:
+            self.kept["table"] = torch.arange(1.0, 5.0).to(x)
+        self.last = x
+        return x * self.kept["table"]
+
+
+def test_what_modules_share_is_there_after_a_fit() -> None:
+    """A dictionary of several modules holds after each fit what it held before."""
+    kept: dict[str, Tensor] = {}
+    x, y = moved(normal(7, 4)), moved(classes(3, 7))
+    model = built(nn.Sequential(Sharing(kept), nn.Linear(4, 4), Sharing(kept), nn.Linear(4, 3))).to(DEVICE)
+    kept = model[0].kept
+    assert model[2].kept is kept
+    lw.fit(model, (x, y), "classification")
+    assert kept == {}
+    model(x)
+    table, last = kept["table"], model[2].last
+    lw.fit(model, (x, y), "classification")
+    assert kept["table"] is table and model[2].last is last
+
+
 def test_what_a_network_shows_is_no_cache() -> None:
     """A tensor that every pass writes anew, and none reads, is neither refused nor changed."""
 

@@ -654,7 +654,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
-            for attributes in hidden:
+            for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
                 attributes.restore()
             if outer is None:
                 del _HELD[id(model)]

@@ -144,10 +144,12 @@ class Comparison:
             return call(self.tracer.model, inputs)
 
     def _refuse_kept(self) -> None:
-        """Tensors that the network keeps, and takes for its output, do not follow other weights."""
+        """Tensors that the network made of the selected weights and keeps, and takes for its output, do not follow."""
         kept = {tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None}
+        selected = {id(parameter) for parameter in self.tracer.selected}
         for node in following([self.output.grad_fn], lambda node: False) if kept else ():
-            if node in kept:
+            below = following([node] if node in kept else [], lambda node: False)
+            if any(id(getattr(each, "variable", None)) in selected for each in below):
                 raise ValueError(
                     f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
                     f"kept: at other weights it would be wrong. {CLEAR}"
