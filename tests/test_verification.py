@@ -603,6 +603,33 @@ def test_what_is_kept_of_weights_that_are_not_asked_for_is_no_obstacle() -> None
         lw.fit(model, (x, y), "classification", weights=["table"])
 
 
+class Growing(nn.Module):
+    """A table that grows with the longest input so far, which a number beside it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.longest = nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.longest:
+            self.longest, self.table = x.shape[1], torch.arange(1.0, x.shape[1] + 1).to(x)
+        return self.a((x * self.table[: x.shape[1], None]).mean(1))
+
+
+def test_numbers_that_say_what_is_kept() -> None:
+    """The network is called between the fit and a prediction, and fitted again: the number goes with the table."""
+    x, y = moved(normal(7, 5, 4)), moved(classes(3, 7))
+    model = built(Growing()).to(DEVICE)
+    la = lw.fit(model, (x, y), "classification")
+    before = la.predict(x).probs
+    assert model.longest == 0
+    model(x)
+    table = model.table
+    assert relative(la.predict(x).probs, before) < 1e-12
+    assert relative(lw.fit(model, (x, y), "classification").predict(x).probs, before) < 1e-12
+    assert model.longest == 5 and model.table is table
+
+
 class Sharing(nn.Module):
     """Keeps a table in a dictionary that other modules have too, and what it last saw."""
 
