@@ -464,32 +464,34 @@ class Attributes:
     def restore(self) -> dict[str, Any]:
         """Put the same objects back; those that were not there are taken away.
 
-        What held tensors that it did not hold before is returned, as it was before.
+        Where something held tensors that it did not hold before, all that had changed is returned, as it was before:
+        flags and lengths beside a tensor say that it was made.
         """
         own, values = self.own, self.values
         made: dict[str, Any] = {}
+        held = False
         for name, value in values.items():
             if own.get(name, INSIDE) is not value:
-                if holding(own.get(name)) and not holding(value):
-                    made[name] = value
+                held |= bool(holding(own.get(name)) and not holding(value))
+                made[name] = value
                 own[name] = value
         if values and len(own) > len(values) + len(INSIDE):
             for name in own.keys() - values.keys() - INSIDE:
-                if holding(own.pop(name)):
-                    made[name] = INSIDE
+                held |= bool(holding(own.pop(name)))
+                made[name] = INSIDE
         for name, each, kept in self.contents:
             if len(each) != len(kept) or not all(map(operator.is_, entries(each), entries(kept))):
-                if holding(each) and not holding(kept):
-                    made[name] = kept
+                held |= bool(holding(each) and not holding(kept))
+                made[name] = kept
                 refill(each, kept)
-        return made
+        return {name: value for name, value in made.items() if not holding(value)} if held else {}
 
 
 INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
 
 
 CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
-# By module: attributes in which a pass kept tensors, as they were before. The network makes them when it needs them.
+# By module that kept tensors: attributes that a pass changed, as they were before. The network makes them again.
 _MADE: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -521,12 +523,11 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def hide_made(module: nn.Module) -> Attributes:
     """Take away what an earlier pass kept, and made of other weights perhaps; what to restore is returned."""
     kept = Attributes.of(module)
-    for name, before in _MADE[module].items():
+    made = _MADE[module]
+    for name, before in made.items() if any(holding(kept.own.get(name)) for name in made) else ():
         now = kept.own.get(name)
-        if not holding(now):
-            continue
         if before is INSIDE:
-            del kept.own[name]
+            kept.own.pop(name, None)
         elif type(now) is type(before) and type(now) in (list, dict):
             refill(now, before)
         else:
@@ -654,7 +655,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
-            for attributes in hidden:
+            for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
                 attributes.restore()
             if outer is None:
                 del _HELD[id(model)]

@@ -145,10 +145,12 @@ class Comparison:
             return call(self.tracer.model, inputs)
 
     def _refuse_kept(self) -> None:
-        """Tensors that the network keeps, and takes for its output, do not follow other weights."""
+        """Tensors that the network made of the selected weights and keeps, and takes for its output, do not follow."""
         kept = {tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None}
+        selected = {id(parameter) for parameter in self.tracer.selected}
         for node in following([self.output.grad_fn], lambda node: False) if kept else ():
-            if node in kept:
+            below = following([node] if node in kept else [], lambda node: False)
+            if any(id(getattr(each, "variable", None)) in selected for each in below):
                 raise ValueError(
                     f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
                     f"kept: at other weights it would be wrong. {CLEAR}"
@@ -280,7 +282,7 @@ class Comparison:
         suspected = (differences > allowed).any(0).nonzero().flatten().tolist()
         if suspected and self.allowed is not EXACT:
             noise = self._noise([[*self.tracer.parameters][place] for place in suspected])
-            allowed[:, suspected] = allowed[:, suspected].maximum(NOISE * noise[: len(allowed)])
+            allowed[:, suspected] = allowed[:, suspected].maximum(NOISE * noise)
         off, small = (differences > allowed).any(0).tolist(), (finite & (sizes <= allowed)).all(0).tolist()
         names, used = [*self.tracer.parameters], self.tracer.plan.used
         faint = [name for name, each in zip(names, small, strict=True) if each and name in used]
@@ -294,22 +296,23 @@ class Comparison:
         return torch.where(norms > 0, through / norms, 0.0).cpu()
 
     def _noise(self, names: list[str]) -> Tensor:
-        """(3, weights): how far plain derivatives, in the batch and alone, are from those of the network in float64.
+        """(weights,): how far plain derivatives, of either example, are from those of the network in float64.
 
-        Zeros where it does not run in float64.
+        What is left of terms that cancel may be nothing for one of them. Zeros where it does not run in float64.
         """
+        kept = {id(tensor): tensor.detach() for _, tensor in kept_tensors(self.tracer.model)}  # with a graph: no copies
         try:
-            twin = copy.deepcopy(self.tracer.model).double()
+            twin = copy.deepcopy(self.tracer.model, kept).double()
             output = call(twin, map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs))
-        except FAILURES:
-            return torch.zeros(EXAMPLES + 1, len(names), dtype=torch.float64)
+        except (*FAILURES, AssertionError):
+            return torch.zeros(len(names), dtype=torch.float64)
         every = dict(twin.named_parameters(remove_duplicate=False))
         both = [(self.output, self.tracer.parameters), (output, every)]
         rows = []
         for cotangent in self.cotangents:
             plain, exact = (self._gradients(own, [of[name] for name in names], cotangent.to(own)) for own, of in both)
             rows.append(stacked_norms([*torch._foreach_sub(plain, exact)]))
-        return torch.stack([*rows, rows[0]]).cpu()
+        return torch.stack(rows).amax(0).cpu()
 
     def _rows(self, found: dict[Part, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
         """Flat derivatives of one example's output after the other: the combination of columns, from all ranges."""
