@@ -62,7 +62,8 @@ def prepared(model: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def plain() -> Iterator[None]:
     """Run checkpointed blocks directly and fused functions by their formulas, so that gradients may be taken twice."""
-    original, fused, group_norm = torch.utils.checkpoint.checkpoint, torch._weight_norm, F.group_norm
+    original, fused = torch.utils.checkpoint.checkpoint, torch._weight_norm
+    group_norm, instance_norm = F.group_norm, F.instance_norm
     settings = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 
     def direct(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -72,18 +73,23 @@ def plain() -> Iterator[None]:
         # the second derivatives of torch's fused function take the norm for a constant
         return v * (g / torch.norm_except_dim(v, 2, dim))
 
-    def dense_group_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        # torch crashes on a CPU where an input in channels_last needs no gradient
-        return group_norm(x.contiguous(), *args, **kwargs)
+    def in_plain_layout(norm: Callable) -> Callable:
+        # torch crashes on a CPU where a group norm's input in channels_last needs no gradient, and misreads gradients
+        # of a single example behind an instance norm
+        def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            made = norm(x.contiguous(), *args, **kwargs)
+            return made.reshape(-1).view(made.shape)
+
+        return function
 
     torch.utils.checkpoint.checkpoint, torch._weight_norm = direct, weight_norm
-    F.group_norm = dense_group_norm
+    F.group_norm, F.instance_norm = in_plain_layout(group_norm), in_plain_layout(instance_norm)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.utils.checkpoint.checkpoint, torch._weight_norm = original, fused
-        F.group_norm = group_norm
+        F.group_norm, F.instance_norm = group_norm, instance_norm
 
 
 def selected(model: nn.Module, names: list[str]) -> list[Tensor]:

@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
@@ -628,10 +629,10 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
-        if any(isinstance(module, nn.GroupNorm) for module, _ in modes) and not devices:
-            from .layers.norm import DenseGroupNorm
+        if any(isinstance(module, nn.GroupNorm | _InstanceNorm) for module, _ in modes) and not devices:
+            from .layers.norm import DenseNorms
 
-            stack.enter_context(DenseGroupNorm())
+            stack.enter_context(DenseNorms())
         if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -93,20 +93,23 @@ def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     return applied
 
 
-class DenseGroupNorm(TorchFunctionMode):
-    """Networks with group norms run under this on a CPU, where torch's own backward pass of one may crash.
+class DenseNorms(TorchFunctionMode):
+    """Networks with group or instance norms run under this on a CPU, where torch's own backward pass may fail.
 
-    It does for inputs in channels_last whose gradient is not asked for.
+    That of a group norm crashes for inputs in channels_last whose gradient is not asked for, and that of an instance
+    norm misreads such gradients of a single example.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand inputs of group norms over in plain layout, and everything else through."""
+        """Hand inputs of norms over in plain layout, and gradients back in it; everything else through."""
         kwargs = kwargs or {}
-        if func is F.group_norm:
-            args, kwargs = map_tensors(Tensor.contiguous, (args, kwargs))
-        return func(*args, **kwargs)
+        if func not in (F.group_norm, F.instance_norm):
+            return func(*args, **kwargs)
+        args, kwargs = map_tensors(Tensor.contiguous, (args, kwargs))
+        output: Tensor = func(*args, **kwargs)
+        return output.reshape(-1).view(output.shape)  # gradients of a view are in its order
 
 
 def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
