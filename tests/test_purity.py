@@ -397,3 +397,52 @@ def test_hooks_on_the_gradients_of_parameters(name: str, branches: bool) -> None
     assert calls == [1]
     handle.remove()
     assert all(map(torch.equal, asked(), expected))
+
+
+class Given(nn.Module):
+    """A layer on inputs times numbers that it makes once, or that somebody sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gain = nn.Linear(4, 2), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain is None:
+            self.gain = torch.ones(4, dtype=x.dtype, device=x.device)
+        return self.layer(x * self.gain)
+
+
+def test_numbers_that_a_user_sets_after_a_fit_are_not_hidden() -> None:
+    """Where the network itself would make others."""
+    model = built(Given())
+    x, y = normal(6, 4), normal(6, 2)
+    lw.fit(model, (x, y), "regression")
+    model.gain = torch.arange(4, dtype=x.dtype, device=x.device)
+    la = lw.fit(model, (x, y), "regression")
+    torch.testing.assert_close(la.predict(x).mean, model(x).detach())
+    assert torch.equal(model.gain, torch.arange(4, dtype=x.dtype, device=x.device))
+
+
+class Standardised(nn.Module):
+    """A layer on inputs less the mean of those that it saw first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(4, 2), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return self.layer(x - self.mean)
+
+
+def test_a_refused_network_may_be_set_up_and_fitted() -> None:
+    """Examples meet in a mean that is not there yet; a pass of the user's makes it."""
+    model = built(Standardised())
+    x, y = normal(6, 4), normal(6, 2)
+    with pytest.raises(ValueError, match="expected examples to be independent"):
+        lw.fit(model, (x, y), "regression")
+    assert model.mean is None
+    model(x)
+    la = lw.fit(model, (x, y), "regression")
+    torch.testing.assert_close(la.predict(x[:3]).mean, model(x).detach()[:3])

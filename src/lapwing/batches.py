@@ -462,30 +462,27 @@ class Attributes:
         listed = [(name, each, each.copy()) for name, each in values.items() if type(each) in (list, dict)]
         return Attributes(own, values, listed)
 
-    def restore(self) -> dict[str, Any]:
+    def restore(self) -> dict[str, tuple[Any, list[Tensor]]]:
         """Put the same objects back; those that were not there are taken away.
 
         Where something held tensors that it did not hold before, all that had changed is returned, as it was before:
-        flags and lengths beside a tensor say that it was made.
+        flags and lengths beside a tensor say that it was made. The tensors are returned with it.
         """
         own, values = self.own, self.values
-        made: dict[str, Any] = {}
-        held = False
+        made: dict[str, tuple[Any, list[Tensor]]] = {}
         for name, value in values.items():
             if own.get(name, INSIDE) is not value:
-                held |= bool(holding(own.get(name)) and not holding(value))
-                made[name] = value
+                made[name] = value, holding(own.get(name))
                 own[name] = value
         if values and len(own) > len(values) + len(INSIDE):
             for name in own.keys() - values.keys() - INSIDE:
-                held |= bool(holding(own.pop(name)))
-                made[name] = INSIDE
+                made[name] = INSIDE, holding(own.pop(name))
         for name, each, kept in self.contents:
             if len(each) != len(kept) or not all(map(operator.is_, entries(each), entries(kept))):
-                held |= bool(holding(each) and not holding(kept))
-                made[name] = kept
+                made[name] = kept, holding(each)
                 refill(each, kept)
-        return {name: value for name, value in made.items() if not holding(value)} if held else {}
+        fresh = {name: each for name, each in made.items() if not holding(each[0])}
+        return fresh if any(tensors for _, tensors in fresh.values()) else {}
 
 
 INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
@@ -494,6 +491,9 @@ INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch
 CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
 # By module that kept tensors: attributes that a pass changed, as they were before. The network makes them again.
 _MADE: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+# And the tensors that the first such pass kept, at the weights of the network; large ones are let go.
+REMEMBERED = 1 << 20
+_FIRST: weakref.WeakKeyDictionary[nn.Module, dict[str, list[Tensor]]] = weakref.WeakKeyDictionary()
 
 
 def entries(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
@@ -521,11 +521,31 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield from ((f"{prefix}.{name}".lstrip("."), each) for each in holding(value))
 
 
+def forget_made(modules: list[nn.Module], known: dict[nn.Module, dict[str, Any]]) -> None:
+    """What passes kept is as it was known before."""
+    for module in modules:
+        _MADE.pop(module, None)
+        if module in known:
+            _MADE[module] = known[module]
+        else:
+            _FIRST.pop(module, None)
+
+
+def set_by_user(module: nn.Module) -> bool:
+    """Whether all tensors in place of those that a pass kept are others of the same shapes: no pass made them."""
+    pairs = []
+    for name, first in _FIRST.get(module, {}).items():
+        now = holding(vars(module).get(name))
+        pairs += [(a, b) for a, b in zip(first, now, strict=False) if a.shape == b.shape and a.dtype == b.dtype]
+    return bool(pairs) and not any(torch.equal(first, now.detach().to(first.device)) for first, now in pairs)
+
+
 def hide_made(module: nn.Module) -> Attributes:
     """Take away what an earlier pass kept, and made of other weights perhaps; what to restore is returned."""
     kept = Attributes.of(module)
     made = _MADE[module]
-    for name, before in made.items() if any(holding(kept.own.get(name)) for name in made) else ():
+    held = any(holding(kept.own.get(name)) for name in made)
+    for name, before in made.items() if held and not set_by_user(module) else ():
         now = kept.own.get(name)
         if before is INSIDE:
             kept.own.pop(name, None)
@@ -565,7 +585,11 @@ class Buffers:
             each.restore()
         made = self.others.restore()
         if made:
-            _MADE.setdefault(self.module, {}).update(made)
+            _MADE.setdefault(self.module, {}).update({name: before for name, (before, _) in made.items()})
+            small = {
+                name: [each.detach() for each in kept if each.numel() <= REMEMBERED] for name, (_, kept) in made.items()
+            }
+            _FIRST.setdefault(self.module, small)
 
 
 def restore_buffers(model: nn.Module) -> None:
@@ -613,6 +637,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     outer = _HELD.get(id(model))
+    known = {module: _MADE[module].copy() for module, _ in modes if module in _MADE}
+    failed = True
     hidden = [hide_made(module) for module, _ in modes if module in _MADE]
     held = [Buffers.of(module) for module, _ in modes]
     hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
@@ -647,6 +673,7 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
                     if flag != (id(parameter) in chosen):
                         parameter.requires_grad_(not flag)
             yield
+            failed = False
         finally:
             for module, mode in modes:
                 module.__dict__["training"] = mode
@@ -658,6 +685,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             restore_buffers(model)
             for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
                 attributes.restore()
+            if failed:  # what a refused network kept may be right after another pass of the user's
+                forget_made([module for module, _ in modes], known)
             if outer is None:
                 del _HELD[id(model)]
             else:
