@@ -658,6 +658,29 @@ def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.plan.push == {True: pushing.ROWS}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "share", "scale"),
+    [
+        (torch.float64, 2**-8, 2**8),
+        (torch.float64, 2**-12, 1e3),
+        (torch.float16, 2**-4, 1 / (100 * 2**-10)),
+        (torch.bfloat16, 2**-1, 1 / (100 * 2**-7)),
+    ],
+)
+def test_shares_of_small_gradients(
+    dtype: torch.dtype, share: float, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are brought to the largest, whose norm float16 cannot hold here, up to a thousand times or rounding."""
+    largest = torch.full((3, 2), 40960.0, dtype=dtype, device=DEVICE)
+    gradients = {"first": largest, "second": share * largest, "unread": 0 * largest[0]}
+    monkeypatch.setattr(Push, "_pull", lambda self, inputs: (normal(4, 2).to(dtype), gradients))
+    monkeypatch.setattr(Push, "_by", lambda *given: None)
+    asked: list[list[float]] = []
+    monkeypatch.setattr(Push, "_drawn", lambda self, number, scales, generator: asked.append(scales) or normal(3, 14))
+    assert not push_of(Scaled().to(DEVICE))._agrees(0, normal(4, 3))
+    assert asked[0] == pytest.approx([1.0, scale, 1000.0 if dtype == torch.float64 else scale], rel=1e-12)
+
+
 def test_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are zero, or not finite, say nothing against a way; without any weights outputs stay."""
     monkeypatch.setattr(pushing, "WAYS", (lambda *given: None,) * 3)
@@ -849,6 +872,38 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (lambda net, x: net.a(x) / 0 * 0, r"output is NaN, although the input is finite"),
+        (lambda net, x: net.a(x)[:, :0], r"^The network has no outputs: its shape is \(N, 0\)"),
+    ],
+)
+def test_outputs_that_nothing_can_be_learnt_from(forward: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is compared."""
+    compared: list[Any] = []
+    monkeypatch.setattr("lapwing.tracer.verify", lambda *given: compared.append(given))
+    with pytest.raises(ValueError, match=words):
+        tracer_of(network(forward, a=nn.Linear(4, 4))).cost(normal(5, 4))
+    assert not compared
+
+
+def sloped(net: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(net.a(given).tanh().sum(), given, create_graph=True)[0]
+
+
+@pytest.mark.parametrize(("forward", "second"), [(sloped, True), (lambda net, x: net.a(x).tanh(), False)])
+def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> None:
+    """The plan says so after one pass."""
+    model, x = network(forward, a=nn.Linear(4, 4)), normal(5, 4)
+    tracer = tracer_of(model)
+    found = jacobian_of(tracer.trace(x))
+    assert tracer.plan.second is second
+    close(found, dense.jacobian(model.cpu(), x.cpu(), list(tracer.parameters)).to(DEVICE))
+
+
+@pytest.mark.parametrize(
     ("step", "vectorised", "batched"),
     [
         (lambda x: x.tanh(), True, True),
@@ -1000,6 +1055,12 @@ OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str
     ),
     "seen otherwise": (
         lambda: network(lambda net, x: net.a(x).reshape(len(x), -1, 2), a=nn.Linear(4, 4)),
+        "a",
+        True,
+        [("a.weight", "a.bias")],
+    ),
+    "positions as rows": (
+        lambda: network(lambda net, x: net.a(x.reshape(-1, 4)).reshape(len(x), -1), a=nn.Linear(4, 4)),
         "a",
         True,
         [("a.weight", "a.bias")],
