@@ -301,7 +301,7 @@ class Comparison:
             output = call(twin, map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs))
         except FAILURES:
             return torch.zeros(EXAMPLES + 1, len(names), dtype=torch.float64)
-        every = dict(twin.named_parameters(remove_duplicate=False))
+        every = dict(twin.named_parameters())
         both = [(self.output, self.tracer.parameters), (output, every)]
         rows = []
         for cotangent in self.cotangents:
