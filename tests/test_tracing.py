@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from lapwing.memory import Budget
 from lapwing.outermost import Outermost, identity_cotangents
 from lapwing.plan import Plan, signature
 from lapwing.pushing import Push, flatten, unflatten
+from lapwing.recording import Again, Recording
 from lapwing.space import make_space
 from lapwing.tape import Tape, merge
 from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
@@ -912,11 +914,15 @@ def sloped(net: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("forward", "second"), [(sloped, True), (lambda net, x: net.a(x).tanh(), False)])
 def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> None:
-    """The plan says so after one pass."""
+    """The plan says so after one pass, which was begun again."""
     model, x = network(forward, a=nn.Linear(4, 4)), normal(5, 4)
     tracer = tracer_of(model)
     found = jacobian_of(tracer.trace(x))
     assert tracer.plan.second is second
+    recording = Recording({}, Plan(second=second), 5, signature(x))
+    with nullcontext() if second else pytest.raises(Again):
+        recording._differentiated()
+    assert recording.plan.second
     close(found, dense.jacobian(model.cpu(), x.cpu(), list(tracer.parameters)).to(DEVICE))
 
 
@@ -1082,6 +1088,12 @@ OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str
         True,
         [("a.weight", "a.bias")],
     ),
+    "a convolution": (
+        lambda: network(lambda net, x: net.a(x.reshape(len(x), 1, -1)), a=nn.Conv1d(1, 2, 2)),
+        "a",
+        True,
+        [("a.weight", "a.bias")],
+    ),
     "turned": (
         lambda: network(lambda net, x: net.a(x).reshape(len(x), -1, 2).mT, a=nn.Linear(4, 4)),
         None,
@@ -1126,7 +1138,7 @@ OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str
 }
 
 
-@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4), (1, 4), (1, 3, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4), (1, 4), (1, 3, 4), (2, 4), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("kind", OUTER)
 def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...]) -> None:
     """Its Jacobian is known; those of others are pulled back beside it."""
