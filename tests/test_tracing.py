@@ -1088,6 +1088,18 @@ OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str
         True,
         [("a.weight", "a.bias")],
     ),
+    "a vector": (
+        lambda: network(lambda net, x: x.reshape(len(x), -1, 2) @ net.a.weight[0], a=nn.Linear(2, 1, bias=False)),
+        "a",
+        True,
+        [],
+    ),
+    "from the left": (
+        lambda: network(lambda net, x: net.a.weight @ x.reshape(len(x), 4, -1), a=nn.Linear(4, 3, bias=False)),
+        "a",
+        True,
+        [],
+    ),
     "a convolution": (
         lambda: network(lambda net, x: net.a(x.reshape(len(x), 1, -1)), a=nn.Conv1d(1, 2, 2)),
         "a",
@@ -1159,6 +1171,15 @@ def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...
         found[..., starts[part.name] + part.start : starts[part.name] + part.stop] += rows
     close(found, expected)
     close(jacobian_of(tape), expected)
+
+
+def test_rows_of_a_layer_in_half_precision() -> None:
+    """They are those of the inputs, in float32, where sums of many of them are."""
+    model, x = nn.Linear(4, 3).to(DEVICE, torch.bfloat16), normal(5, 4).bfloat16()
+    rows = {part.name: each.rows(slice(0, 5)) for part, each in tracer_of(model).trace(x).pull_outputs().items()}
+    eye = torch.eye(3, device=DEVICE)
+    close(rows["weight"], torch.einsum("ko,bi->kboi", eye, x.float()).flatten(2))
+    close(rows["bias"], eye[:, None].expand(3, 5, 3))
 
 
 class Itemised(torch.autograd.Function):
