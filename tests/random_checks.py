@@ -457,6 +457,7 @@ def failures(
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
+                warnings.filterwarnings("ignore", message="Categorical: all outputs of the first batch are positive")
                 warnings.filterwarnings("ignore", message="Attempting to run cu")  # on a thread of autograd
                 found += [f"{name}: {sentence}" for sentence in function(s) if sentence]
         except Exception as error:

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import lapwing as lw
 from conftest import DEVICE
 from fitting import Broken, built, classes, cut, normal
+from lapwing import batches
+from lapwing.batches import INSIDE, Attributes, Replacement, hide_made
 from networks import Network
 from tables import moved, table
 
@@ -446,3 +448,58 @@ def test_a_refused_network_may_be_set_up_and_fitted() -> None:
     model(x)
     la = lw.fit(model, (x, y), "regression")
     torch.testing.assert_close(la.predict(x[:3]).mean, model(x).detach()[:3])
+
+
+def test_attributes_that_a_pass_changes_are_put_back() -> None:
+    """The same objects with the same contents; those that came to hold tensors are told, as they were before."""
+    module, tensor = nn.Module(), torch.ones(2)
+    before: dict[str, Any] = {"flag": 1, "gone": 2, "cache": None, "shown": tensor}
+    before |= {"items": [1], "same": [1, 2], "table": {"a": tensor}, "names": {"a": 1}, "plain": [3]}
+    vars(module).update(before)
+    kept = Attributes.of(module)
+    assert kept.restore() == {}
+    module.flag, module.cache, module.shown, module.fresh, module.number = 2, tensor, tensor.clone(), [tensor], 3
+    del module.gone
+    before["items"].append(tensor)
+    before["same"][1] = tensor
+    before["table"]["b"] = tensor
+    before["names"]["a"] = tensor
+    before["plain"].append(4)
+    found = {name: (value, len(tensors)) for name, (value, tensors) in kept.restore().items()}
+    made = {"cache": (None, 1), "fresh": (INSIDE, 1), "items": ([1], 1), "same": ([1, 2], 1), "names": ({"a": 1}, 1)}
+    assert found == made | {"flag": (1, 0), "gone": (2, 0), "number": (INSIDE, 0), "plain": ([3], 0)}
+    assert vars(module).keys() == vars(nn.Module()).keys() | before.keys()
+    assert all(vars(module)[name] is value for name, value in before.items())
+    assert [before[name] for name in ("items", "same", "names", "plain")] == [[1], [1, 2], {"a": 1}, [3]]
+    assert before["table"].keys() == {"a"} and before["table"]["a"] is tensor
+    assert kept.restore() == {}
+
+
+def test_what_an_earlier_pass_kept_is_taken_away() -> None:
+    """As it was before that pass, where tensors are held; and given back afterwards."""
+    module, tensor = nn.Module(), torch.ones(2)
+    now: dict[str, Any] = {"cache": tensor, "fresh": {"a": tensor}, "items": [1, tensor], "turned": tensor, "number": 3}
+    vars(module).update(now)
+    before = {"cache": None, "fresh": INSIDE, "items": [1], "turned": [2], "number": 4, "never": None}  # flags too
+    batches._MADE[module] = dict(before)
+    kept = hide_made(module)
+    assert not hasattr(module, "fresh")
+    assert [getattr(module, name) for name in ("cache", "items", "turned", "number")] == [None, [1], [2], 4]
+    assert module.items is now["items"]
+    kept.restore()
+    assert all(vars(module)[name] is value for name, value in now.items())
+    assert now["items"][0] == 1 and now["items"][1] is tensor and len(now["items"]) == 2
+
+
+def test_other_tensors_in_place_of_weights() -> None:
+    """However they are given to a torch function; those that were given are known."""
+    weights = [nn.Parameter(torch.full((2,), float(number))) for number in range(4)]
+    others = {id(each): 10 + each.detach() for each in weights[:3]}
+    with Replacement(others) as mode:
+        assert torch.add(weights[0], weights[3]).tolist() == [13.0, 13.0]
+        assert mode.found == {id(weights[0])}
+        assert torch.cat([weights[3], weights[0]]).tolist() == [3.0, 3.0, 10.0, 10.0]
+        assert torch.stack((weights[1], weights[3])).tolist() == [[11.0, 11.0], [3.0, 3.0]]
+        assert torch.add(weights[3], other=weights[1]).tolist() == [14.0, 14.0]
+    assert mode.found == {id(weights[0]), id(weights[1])}
+    assert Replacement(others)._replaced({"a": [weights[2]], "b": 1})["a"][0].tolist() == [12.0, 12.0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from lapwing.memory import Budget
 from lapwing.outermost import Outermost, identity_cotangents
 from lapwing.plan import Plan, signature
 from lapwing.pushing import Push, flatten, unflatten
+from lapwing.recording import Again, Recording
 from lapwing.space import make_space
 from lapwing.tape import Tape, merge
 from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
@@ -658,6 +661,45 @@ def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.plan.push == {True: pushing.ROWS}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "share", "scale"),
+    [
+        (torch.float64, 2**-8, 2**8),
+        (torch.float64, 2**-12, 1e3),
+        (torch.float16, 2**-4, 1 / (100 * 2**-10)),
+        (torch.bfloat16, 2**-1, 1 / (100 * 2**-7)),
+    ],
+)
+def test_shares_of_small_gradients(
+    dtype: torch.dtype, share: float, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are brought to the largest, whose norm float16 cannot hold here, up to a thousand times or rounding."""
+    largest = torch.full((3, 2), 40960.0, dtype=dtype, device=DEVICE)
+    gradients = {"first": largest, "second": share * largest, "unread": 0 * largest[0]}
+    monkeypatch.setattr(Push, "_pull", lambda self, inputs: (normal(4, 2).to(dtype), gradients))
+    monkeypatch.setattr(Push, "_by", lambda *given: None)
+    asked: list[list[float]] = []
+    monkeypatch.setattr(Push, "_drawn", lambda self, number, scales, generator: asked.append(scales) or normal(3, 14))
+    assert not push_of(Scaled().to(DEVICE))._agrees(0, normal(4, 3))
+    assert asked[0] == pytest.approx([1.0, scale, 1000.0 if dtype == torch.float64 else scale], rel=1e-12)
+
+
+@pytest.mark.parametrize(("error", "agrees"), [(1.0, True), (-1.0, True), (1.001, False), (-1.001, False)])
+def test_how_far_ways_may_be_apart(error: float, agrees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tensors round three times: the largest gradient's norm, here 2, by 1e-7 and the root of three."""
+    push, output = push_of(Scaled().double().to(DEVICE)), normal(4, 2)
+    gradients = {"first": torch.zeros(3, 2), "second": torch.zeros(3, 2), "unread": torch.tensor([2.0, 0.0])}
+    gradients = {name: each.double().to(DEVICE) for name, each in gradients.items()}
+    pushed = torch.zeros_like(output)
+    pushed[2, 1] = error * (1e-7 * 2.0 * math.sqrt(3))
+    monkeypatch.setattr(Push, "_cotangent", lambda self, output: torch.ones_like(output))
+    monkeypatch.setattr(Push, "_pull", lambda self, inputs: (output, gradients))
+    monkeypatch.setattr(Push, "_drawn", lambda self, number, *given: torch.zeros(number, 14))
+    monkeypatch.setattr(Push, "_by", lambda self, way, inputs, v, names: (output, pushed.expand(len(v), 4, 2)))
+    for way in range(pushing.ROWS):
+        assert push._agrees(way, normal(4, 3)) is agrees
+
+
 def test_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are zero, or not finite, say nothing against a way; without any weights outputs stay."""
     monkeypatch.setattr(pushing, "WAYS", (lambda *given: None,) * 3)
@@ -849,6 +891,42 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (lambda net, x: net.a(x) / 0 * 0, r"output is NaN, although the input is finite"),
+        (lambda net, x: net.a(x)[:, :0], r"^The network has no outputs: its shape is \(N, 0\)"),
+    ],
+)
+def test_outputs_that_nothing_can_be_learnt_from(forward: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is compared."""
+    compared: list[Any] = []
+    monkeypatch.setattr("lapwing.tracer.verify", lambda *given: compared.append(given))
+    with pytest.raises(ValueError, match=words):
+        tracer_of(network(forward, a=nn.Linear(4, 4))).cost(normal(5, 4))
+    assert not compared
+
+
+def sloped(net: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(net.a(given).tanh().sum(), given, create_graph=True)[0]
+
+
+@pytest.mark.parametrize(("forward", "second"), [(sloped, True), (lambda net, x: net.a(x).tanh(), False)])
+def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> None:
+    """The plan says so after one pass, which was begun again."""
+    model, x = network(forward, a=nn.Linear(4, 4)), normal(5, 4)
+    tracer = tracer_of(model)
+    found = jacobian_of(tracer.trace(x))
+    assert tracer.plan.second is second
+    recording = Recording({}, Plan(second=second), 5, signature(x))
+    with nullcontext() if second else pytest.raises(Again):
+        recording._differentiated()
+    assert recording.plan.second
+    close(found, dense.jacobian(model.cpu(), x.cpu(), list(tracer.parameters)).to(DEVICE))
+
+
+@pytest.mark.parametrize(
     ("step", "vectorised", "batched"),
     [
         (lambda x: x.tanh(), True, True),
@@ -1004,6 +1082,30 @@ OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str
         True,
         [("a.weight", "a.bias")],
     ),
+    "positions as rows": (
+        lambda: network(lambda net, x: net.a(x.reshape(-1, 4)).reshape(len(x), -1), a=nn.Linear(4, 4)),
+        "a",
+        True,
+        [("a.weight", "a.bias")],
+    ),
+    "a vector": (
+        lambda: network(lambda net, x: x.reshape(len(x), -1, 2) @ net.a.weight[0], a=nn.Linear(2, 1, bias=False)),
+        "a",
+        True,
+        [],
+    ),
+    "from the left": (
+        lambda: network(lambda net, x: net.a.weight @ x.reshape(len(x), 4, -1), a=nn.Linear(4, 3, bias=False)),
+        "a",
+        True,
+        [],
+    ),
+    "a convolution": (
+        lambda: network(lambda net, x: net.a(x.reshape(len(x), 1, -1)), a=nn.Conv1d(1, 2, 2)),
+        "a",
+        True,
+        [("a.weight", "a.bias")],
+    ),
     "turned": (
         lambda: network(lambda net, x: net.a(x).reshape(len(x), -1, 2).mT, a=nn.Linear(4, 4)),
         None,
@@ -1048,7 +1150,7 @@ OUTER: dict[str, tuple[Callable[[], nn.Module], str | None, bool, list[tuple[str
 }
 
 
-@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4), (1, 4), (1, 3, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4), (1, 4), (1, 3, 4), (2, 4), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("kind", OUTER)
 def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...]) -> None:
     """Its Jacobian is known; those of others are pulled back beside it."""
@@ -1069,6 +1171,15 @@ def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...
         found[..., starts[part.name] + part.start : starts[part.name] + part.stop] += rows
     close(found, expected)
     close(jacobian_of(tape), expected)
+
+
+def test_rows_of_a_layer_in_half_precision() -> None:
+    """They are those of the inputs, in float32, where sums of many of them are."""
+    model, x = nn.Linear(4, 3).to(DEVICE, torch.bfloat16), normal(5, 4).bfloat16()
+    rows = {part.name: each.rows(slice(0, 5)) for part, each in tracer_of(model).trace(x).pull_outputs().items()}
+    eye = torch.eye(3, device=DEVICE)
+    close(rows["weight"], torch.einsum("ko,bi->kboi", eye, x.float()).flatten(2))
+    close(rows["bias"], eye[:, None].expand(3, 5, 3))
 
 
 class Itemised(torch.autograd.Function):

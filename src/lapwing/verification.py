@@ -306,7 +306,7 @@ class Comparison:
             output = call(twin, map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs))
         except (*FAILURES, AssertionError):
             return torch.zeros(len(names), dtype=torch.float64)
-        every = dict(twin.named_parameters(remove_duplicate=False))
+        every = dict(twin.named_parameters())
         both = [(self.output, self.tracer.parameters), (output, every)]
         rows = []
         for cotangent in self.cotangents:
