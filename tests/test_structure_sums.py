@@ -20,8 +20,8 @@ from lapwing.memory import Budget
 from lapwing.structures import factors, rounding
 from lapwing.structures.factors import Factors, KronSums, add_gradients, add_inputs, add_other
 from lapwing.structures.rounding import Rounding
+from stand_ins import ROOM, batch_of, source_of
 
-ROOM = Budget(1 << 24)
 KEY = (Part("a.weight", 0, 84),)
 COLUMNS, EXAMPLES, GROUPS, ROWS, WIDTH = 3, 5, 2, 6, 7
 
@@ -466,20 +466,6 @@ def test_sides_that_are_begun_again() -> None:
 # Which products are made in float64
 
 
-def source_of(**options: Any) -> Any:
-    """What decisions on rounding look at: by default the prior precision 1, and data that can be passed over again."""
-    given = {"exact": set(), "kind": SimpleNamespace(degree=1), "least": 1.0, "budget": ROOM}
-    given["likelihood"], given["data"] = SimpleNamespace(scale=1.0), SimpleNamespace(one_shot=False)
-    return SimpleNamespace(**{**given, **options})
-
-
-def batch_of(examples: int, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A batch whose columns are there already."""
-    tape = SimpleNamespace(dtype=dtype, pairs=dict, output=torch.zeros(1))
-    view = SimpleNamespace(form=SimpleNamespace(positions=1))
-    return SimpleNamespace(**{"examples": examples, "tape": tape, "view": view, "masked": None} | options)
-
-
 def test_when_sums_are_looked_at() -> None:
     """At first, then each time there are four times the data; after the last, if there was more; in float64 never."""
     own: Rounding[str] = Rounding(source_of(exact={"b"}), {"a"})
@@ -489,7 +475,7 @@ def test_when_sums_are_looked_at() -> None:
     assert own.judge({}) == set() and own.judged == 10 and not own.over()
     assert not own.due(batch_of(29)) and own.over()
     assert own.due(batch_of(1)) and own.seen == 40
-    assert not own.due(batch_of(1000, torch.float64)) and own.wide and not own.over()
+    assert not own.due(batch_of(1000, dtype=torch.float64)) and own.wide and not own.over()
 
 
 def test_blocks_in_which_float32_shows() -> None:
