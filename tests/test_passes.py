@@ -104,13 +104,13 @@ def test_which_fits_average_over_positions() -> None:
 
 def test_positions_of_examples_with_ignored_labels() -> None:
     """Those without a gradient in any column, group and output do not enter the inputs."""
-    values, grad = normal(3, 2, 4, 2), torch.zeros(2, 3, 2, 4, 3, dtype=torch.float64)
+    values, grad = normal(3, 2, 4, 2), torch.zeros(3, 3, 2, 4, 3, dtype=torch.float64)
     grad[:, 1] = 1.0
     grad[0, 0, 0, 0, 1] = 2.0  # one column, group and output
-    grad[1, 0, 1, 1, 2] = 3.0  # another chunk
+    grad[2, 0, 1, 1, 2] = 3.0  # another chunk
     grad[:, 0, :, 3] = 1.0
     grad[1, 2, 0, 2] = 1.0
-    chunks = [{WEIGHT: matrix_of(values, grad[:1])}, {WEIGHT: matrix_of(values, grad[1:])}]
+    chunks = [{WEIGHT: matrix_of(values, grad[:2])}, {WEIGHT: matrix_of(values, grad[2:])}]
     counted = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]])
     for masked, expected in (
         ([True, False, False], counted),
@@ -149,6 +149,21 @@ def test_the_first_batch_is_measured_again(at_once: bool, monkeypatch: pytest.Mo
     close(own.gradients, sum(squared(grad.double()) for _, _, grad, _ in made))
     close(sums.others[NORM], sum(torch.einsum("kbp,kbq->pq", rows.double(), rows.double()) for *_, rows in made))
     assert own.count == 10.0 and [batch.columns.calls for batch in batches] == [1 if at_once else 2, 1]
+
+
+def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they show is for those to come; what was summed before stays."""
+    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: 1e-12 * matrix[0, 0, 0])
+    parts = [matrix_of(torch.full((n, 1, 1, 40), 1.0), torch.full((1, n, 1, 1, 34), 1.0)) for n in (1, 9)]
+    batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
+    monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
+    source = source_of(*batches, likelihood=SimpleNamespace(scale=1e9), data=SimpleNamespace(one_shot=True))
+    made = Measurement("expand", "separate", Rounding(source))
+    for batch in batches:
+        made.add(batch)
+    own = made.sums.factors[(WEIGHT,), False]
+    assert (((WEIGHT,), False), "inputs") in made.rounding.exact and set(made.rounding.rounded) == made.rounding.exact
+    assert own.count == 10.0 and bool((own.inputs == 10.0).all()) and bool((own.gradients == 10.0).all())
 
 
 def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +329,7 @@ def test_sides_that_are_watched() -> None:
         assert set(found) == {(own, "inputs"), (own, "gradients"), (flat, "gradients"), (NORM, "other")}
         close(found[own, "inputs"][1], least / 4 / gradients.square().sum((1, 2)).sqrt())
         close(found[own, "gradients"][1], least / 4 / inputs.square().sum((1, 2)).sqrt())
-        close(1 / found[flat, "gradients"][1], torch.full((1,), 4 * 1e-30 / least, dtype=torch.float64))
+        close(1e-30 * found[flat, "gradients"][1], torch.full((1,), least / 4, dtype=torch.float64))
         assert found[own, "inputs"][0] is inputs and found[own, "gradients"][0] is gradients
         matrix, ridge = found[NORM, "other"]
         assert matrix.shape == (1, 2, 2) and ridge.tolist() == [0.25]
