@@ -127,13 +127,12 @@ def amplified(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
     width = factor.shape[-1]
     vectors = torch.cos(torch.arange(2 * width, device=factor.device, dtype=factor.dtype).square_())  # any numbers
     vectors = vectors.reshape(width, 2).expand(len(factor), -1, -1)
-    largest = torch.linalg.vector_norm(vectors, dim=1)
     for _ in range(3):
-        before = largest
+        before = vectors
         vectors = torch.cholesky_solve(vectors if weight is None else weight * vectors, factor)
         vectors = vectors if weight is None else weight * vectors
-        largest = torch.linalg.vector_norm(vectors, dim=1)
-    return torch.where(failed[:, None] > 0, torch.inf, largest / before).amax()
+    largest = torch.linalg.vector_norm(vectors, dim=1) / torch.linalg.vector_norm(before, dim=1)
+    return torch.where(failed[:, None] > 0, torch.inf, largest).amax()
 
 
 def diagonal(matrix: Tensor) -> Tensor:
