@@ -521,6 +521,12 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield from ((f"{prefix}.{name}".lstrip("."), each) for each in holding(value))
 
 
+def remembered(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of small tensors; none of what a transform made, which nobody can read after it."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return [each.detach() for each in tensors if not wrapped(each) and each.numel() <= REMEMBERED]
+
+
 def forget_made(modules: list[nn.Module], known: dict[nn.Module, dict[str, Any]]) -> None:
     """What passes kept is as it was known before."""
     for module in modules:
@@ -586,10 +592,8 @@ class Buffers:
         made = self.others.restore()
         if made:
             _MADE.setdefault(self.module, {}).update({name: before for name, (before, _) in made.items()})
-            small = {
-                name: [each.detach() for each in kept if each.numel() <= REMEMBERED] for name, (_, kept) in made.items()
-            }
-            _FIRST.setdefault(self.module, small)
+            if self.module not in _FIRST:
+                _FIRST[self.module] = {name: remembered(kept) for name, (_, kept) in made.items()}
 
 
 def restore_buffers(model: nn.Module) -> None:
