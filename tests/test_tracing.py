@@ -220,6 +220,9 @@ def test_rows_that_repeat(dtype: torch.dtype, bound: float) -> None:
     questions = [(place, each.to(dtype)) for each in (equal, near, apart, alike, ones, swapped, 0 * x.repeat(2, 1))]
     wanted = [[True, True], [True, True], [False, True], [True, False], [True, True], [False, True], [True, False]]
     assert _repeats(questions, 6, again).tolist() == wanted
+    if dtype == torch.float64:  # which holds the limit itself: 64 times it has the same digits
+        equal[3, 1] = bound * 64
+        assert _repeats([(place, equal)], 6, again).tolist() == [[True, True]]
 
 
 def test_examples_that_a_gradient_reaches() -> None:
