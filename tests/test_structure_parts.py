@@ -772,6 +772,8 @@ def test_products_of_rows_with_themselves(
     assert wide.dtype == torch.float64 and torch.equal(wide, expected)
     half = factors.outer(rows.half(), room)
     assert half.dtype == torch.float64 and torch.equal(half, expected)  # several pieces
+    half = factors.outer(rows.half(), replace(room, bytes=1 << 27))
+    assert half.dtype == torch.float32 and torch.equal(half.double(), expected)
     monkeypatch.setattr(factors, "LARGEST_SIDE", width - 1)
     long = factors.outer(rows.to(dtype), room, torch.float64)
     assert long.dtype == torch.float64 and torch.equal(long, expected.diagonal(dim1=-2, dim2=-1))
