@@ -304,7 +304,7 @@ class Comparison:
         try:
             twin = copy.deepcopy(self.tracer.model, kept).double()
             output = call(twin, map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs))
-        except (*FAILURES, AssertionError):
+        except Exception:  # whatever the network says to float64
             return torch.zeros(len(names), dtype=torch.float64)
         every = dict(twin.named_parameters())
         both = [(self.output, self.tracer.parameters), (output, every)]
