@@ -141,8 +141,8 @@ def test_variances_and_evidence(case: str, structure: str) -> None:
 def test_other_questions(structure: str) -> None:
     """Samples, other priors and noises, and tuning agree with the same network in float64."""
     net, x, y = weather(200, 40)
-    la = lw.fit(net, (x, y), lw.Gaussian(0.3), structure=structure)
-    wide = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.3), structure=structure)
+    la = lw.fit(net, (x, y), lw.Gaussian(0.5), structure=structure)
+    wide = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.5), structure=structure)
     tuned, expected = la.tune(), wide.tune()
     assert off(tuned.prior.precision, expected.prior.precision) < 0.01
     assert abs(float(tuned.likelihood.noise) / float(expected.likelihood.noise) - 1) < 0.01
