@@ -503,3 +503,30 @@ def test_other_tensors_in_place_of_weights() -> None:
         assert torch.add(weights[3], other=weights[1]).tolist() == [14.0, 14.0]
     assert mode.found == {id(weights[0]), id(weights[1])}
     assert Replacement(others)._replaced({"a": [weights[2]], "b": 1})["a"][0].tolist() == [12.0, 12.0]
+
+
+def test_what_a_pass_made_of_newer_weights_is_hidden() -> None:
+    """Training between two fits: what the network makes of the new weights is no number of the user's."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.table, self.kept = nn.Linear(4, 2), nn.Parameter(torch.randn(4)), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.kept is None:
+                self.kept = self.table.exp()
+            return self.layer(x * self.kept)
+
+    model = built(Keeping())
+    x, y = normal(6, 4), normal(6, 2)
+    lw.fit(model, (x, y), "regression", structure="full")
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(1.5)
+        model(x)
+    la = lw.fit(model, (x, y), "regression", structure="full")
+    assert la.coverage()["table"].rule != "unused"
+    model.kept = None
+    expected = lw.fit(model, (x, y), "regression", structure="full")
+    torch.testing.assert_close(la.functional(x).cov, expected.functional(x).cov)

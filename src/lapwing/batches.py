@@ -491,9 +491,9 @@ INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch
 CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
 # By module that kept tensors: attributes that a pass changed, as they were before. The network makes them again.
 _MADE: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
-# And the tensors that the first such pass kept, at the weights of the network; large ones are let go.
+# And how often its weights were written to, with the tensors that the first pass at these kept; large ones are let go.
 REMEMBERED = 1 << 20
-_FIRST: weakref.WeakKeyDictionary[nn.Module, dict[str, list[Tensor]]] = weakref.WeakKeyDictionary()
+_FIRST: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[str, list[Tensor]]]] = weakref.WeakKeyDictionary()
 
 
 def entries(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
@@ -524,7 +524,12 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def remembered(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of small tensors; none of what a transform made, which nobody can read after it."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return [each.detach() for each in tensors if not wrapped(each) and each.numel() <= REMEMBERED]
+    return [each.detach().clone() for each in tensors if not wrapped(each) and each.numel() <= REMEMBERED]
+
+
+def changes(module: nn.Module) -> int:
+    """How often weights were written to."""
+    return sum(parameter._version for parameter in module.parameters())
 
 
 def forget_made(modules: list[nn.Module], known: dict[nn.Module, dict[str, Any]]) -> None:
@@ -538,9 +543,13 @@ def forget_made(modules: list[nn.Module], known: dict[nn.Module, dict[str, Any]]
 
 
 def set_by_user(module: nn.Module) -> bool:
-    """Whether all tensors in place of those that a pass kept are others of the same shapes: no pass made them."""
+    """Whether all tensors in place of those that a pass kept are others of the same shapes: no pass made them.
+
+    Where weights have changed since, a pass may have.
+    """
+    number, every = _FIRST.get(module, (-1, {}))
     pairs = []
-    for name, first in _FIRST.get(module, {}).items():
+    for name, first in every.items() if number == changes(module) else ():
         now = holding(vars(module).get(name))
         pairs += [(a, b) for a, b in zip(first, now, strict=False) if a.shape == b.shape and a.dtype == b.dtype]
     return bool(pairs) and not any(torch.equal(first, now.detach().to(first.device)) for first, now in pairs)
@@ -592,8 +601,9 @@ class Buffers:
         made = self.others.restore()
         if made:
             _MADE.setdefault(self.module, {}).update({name: before for name, (before, _) in made.items()})
-            if self.module not in _FIRST:
-                _FIRST[self.module] = {name: remembered(kept) for name, (_, kept) in made.items()}
+            if self.module not in _FIRST or _FIRST[self.module][0] != changes(self.module):
+                kept_first = {name: remembered(kept) for name, (_, kept) in made.items()}
+                _FIRST[self.module] = changes(self.module), kept_first
 
 
 def restore_buffers(model: nn.Module) -> None:
