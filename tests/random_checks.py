@@ -449,6 +449,8 @@ def failures(
         return _refusal(s)
     if any(option.startswith("examples meet") for option in network.options) and not _refusal(s, least=0.0):
         return []  # they do where units are dead at these weights
+    if not connected(s.plain, s.x, s.names):
+        return _refusal(s, least=0.0, words="does not depend on the selected weights")
     found = []
     for name, function in CHECKS.items():
         if only and name not in only:
@@ -466,7 +468,7 @@ def failures(
     return found
 
 
-def _refusal(s: Subject, least: float | None = None) -> list[str]:
+def _refusal(s: Subject, least: float | None = None, words: str = "example") -> list[str]:
     """Examples that depend on each other have no likelihood of their own: a clear sentence is expected."""
     least = COUPLED[s.dtype] if least is None else least
     if s.coupling < least or s.coupled_outputs(part(s.x, slice(0, 2))) < least:
@@ -474,7 +476,7 @@ def _refusal(s: Subject, least: float | None = None) -> list[str]:
     try:
         s.fit("kron")
     except ValueError as error:
-        return [] if "example" in str(error) else [f"refusal: says nothing of examples: {error}"]
+        return [] if words in str(error) else [f"refusal: says nothing of this: {error}"]
     except Exception as error:
         return [f"refusal: raised {type(error).__name__}: {error}"]
     return ["refusal: examples depend on each other, and nothing was said"]
