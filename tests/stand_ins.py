@@ -24,6 +24,7 @@ class Known(SimpleNamespace):
 def source_of(*batches: Any, **options: Any) -> Any:
     """By default with the prior precision 1, and data that can be passed over again."""
     given = {"exact": set(), "kind": SimpleNamespace(degree=1), "least": 1.0, "budget": ROOM, "batches": batches}
+    given["expected"] = 0
     given["likelihood"], given["data"] = SimpleNamespace(scale=1.0), SimpleNamespace(one_shot=False)
     return Known(**{**given, **options})
 
@@ -51,4 +52,5 @@ def batch_of(
     tape = SimpleNamespace(dtype=dtype, pairs=lambda: pairs or {}, output=torch.zeros(1))
     view = SimpleNamespace(form=SimpleNamespace(positions=positions))
     given = {"examples": examples, "tape": tape, "view": view, "masked": masked, "at_once": len(chunks) == 1}
+    given["total"] = len(chunks)
     return SimpleNamespace(**given, columns=Columns(chunks))

@@ -157,6 +157,7 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
     parts = [matrix_of(torch.full((n, 1, 1, 40), 1.0), torch.full((1, n, 1, 1, 34), 1.0)) for n in (1, 9)]
     batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
     monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
+    monkeypatch.setattr(rounding, "WIDEST", 0)  # equal columns would be taken apart
     source = source_of(*batches, likelihood=SimpleNamespace(scale=1e9), data=SimpleNamespace(one_shot=True))
     made = Measurement("expand", "separate", Rounding(source))
     for batch in batches:

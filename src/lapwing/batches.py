@@ -245,6 +245,10 @@ class Batches:
         except TypeError:
             return 0
 
+    def expected(self, batch: int) -> int:
+        """About how many examples a pass has, by how many its first batch has; 0 where it cannot be told."""
+        return count(self.data[0]) if self.pair else self.examples or batch * len(self)
+
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Batches, moved to the device."""
         seen = 0

@@ -298,6 +298,7 @@ class Source:
     remark: str = ""  # on inputs that were not finite, although likelihoods were
     least: float = 1.0  # the prior precision beside which rounding must not show
     exact: set[Any] = field(default_factory=set)  # sums whose products are in float64 from the first batch on
+    expected: int = 0  # about how many examples a pass has, once the first batch came; 0 where it cannot be told
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""
@@ -362,6 +363,7 @@ class Source:
             cost = tracer.cost(inputs)
         except InExample as error:
             raise watch.located(error) from None
+        self.expected = self.expected or self.data.expected(count(inputs))
         cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
         return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (7 * cost)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,7 @@ from ..jacobians import Acts, Explicit, Layout, Matrix, Moments, Term
 from ..layers.base import Part
 from ..memory import Budget
 from .common import added, sum_dtype
+from .decorrelation import Decorrelation
 from .rounding import in_float64
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
@@ -25,10 +26,14 @@ CHUNK_CUDA, CHUNKS_CUDA = 8_192, 16  # on a GPU, and at most so many of them
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
 Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
-Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and the sum's dtype
+Products = dict[tuple[tuple[int, ...], torch.dtype, int], Tensor]  # of gradients, by which they are and how made
 Own = tuple[Key, bool]  # a block, and whether it is used with its columns for rows
 Side = tuple[Own | Part, Literal["inputs", "gradients", "other"]]  # a matrix that is summed
 Asked = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
+Apart = Mapping[Side, Decorrelation]  # sides whose sums are over other columns while data come
+
+
+NONE: Apart = {}
 
 
 def plainly(side: Side) -> torch.dtype:
@@ -86,6 +91,16 @@ class KronSums:
                 value.inputs, value.gradients = value.inputs.float(), value.gradients.float()
         self.others.update({part: value.float() for part, value in self.others.items() if part not in fine})
 
+    def restore(self, apart: Apart) -> None:
+        """Sums over the columns themselves, of those over columns that were taken apart."""
+        for (own, side), columns in apart.items():
+            if isinstance(own, Part):
+                self.others[own] = columns.restored(self.others[own][None])[0]
+            elif side == "inputs":
+                self.factors[own].inputs = columns.restored(self.factors[own].inputs)
+            else:
+                self.factors[own].gradients = columns.restored(self.factors[own].gradients)
+
     def drop(self, chosen: set[Side]) -> None:
         """Begin these again."""
         for own, side in chosen:
@@ -99,10 +114,12 @@ class KronSums:
                 factors.gradients = torch.zeros_like(factors.gradients)
 
 
-def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
+def outer(
+    rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32, apart: Decorrelation | None = None
+) -> Tensor:
     """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square; products in a dtype at least.
 
-    Many rows are summed in float64, some at a time.
+    Many rows are summed in float64, some at a time. The result is over columns that were taken apart, if they were.
     """
     dtype = torch.promote_types(rows.dtype, dtype)
     number, width = rows.shape[1:]
@@ -112,15 +129,17 @@ def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> T
     if dtype != rows.dtype:
         step = min(step, budget.count(2 * dtype.itemsize * rows.shape[0] * width, step, 0.5))
     if number <= step:
-        return product(rows.to(dtype), budget)
-    if width <= NARROW and dtype == rows.dtype:  # all chunks in one call
+        rows = rows.to(dtype)
+        return product(rows if apart is None else apart.rows(rows), budget)
+    if width <= NARROW and dtype == rows.dtype and apart is None:  # all chunks in one call
         whole = number // CHUNK * CHUNK
         chunks = rows[:, :whole].unflatten(1, (-1, CHUNK))
         made = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
         return made if whole == number else added(made, product(rows[:, whole:], budget))
     total = rows.new_zeros(rows.shape[0], width, width, dtype=torch.float64)
     for some in rows.split(step, 1):
-        total = added(total, product(some.to(dtype), budget))
+        some = some.to(dtype)
+        total = added(total, product(some if apart is None else apart.rows(some), budget))
     return total
 
 
@@ -151,14 +170,14 @@ def symmetric(rows: Tensor, number: int) -> Tensor:
     return torch.cat(lines, -2)
 
 
-def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly) -> None:
+def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly, apart: Apart = NONE) -> None:
     """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
     dtype = asked((part, "other"))
     if dtype is None:
         return
     rows = jacobian.value.flatten(0, 1)
     if jacobian.size <= LARGEST_DENSE:
-        made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
+        made = outer(rows.unsqueeze(0), jacobian.budget, dtype, apart.get((part, "other")))[0]
     else:
         made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
     sums.others[part] = made.double() if part not in sums.others else added(sums.others[part], made)
@@ -177,7 +196,13 @@ def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -
 
 
 def add_gradients(
-    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: Products, asked: Asked = plainly
+    sums: KronSums,
+    key: Key,
+    matrix: Matrix,
+    reduced: bool,
+    products: Products,
+    asked: Asked = plainly,
+    apart: Apart = NONE,
 ) -> None:
     """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
@@ -187,18 +212,18 @@ def add_gradients(
         dtype = asked(((key, flipped), "gradients"))
         if dtype is None:
             continue
-        same = tuple(id(grad) for grad in grads)  # all alive as long as this chunk is
-        if (same, dtype) not in products:
+        own = apart.get(((key, flipped), "gradients"))
+        same = tuple(id(grad) for grad in grads), dtype, id(own)  # all alive as long as this chunk is
+        if same not in products:
             summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
-            made = [outer_of(grad, matrix.budget, dtype) for grad in summed]
-            products[same, dtype] = sum(made[1:], made[0])
-        factors.gradients = added(factors.gradients, products[same, dtype])
+            made = [outer(rows_of(grad), matrix.budget, dtype, own) for grad in summed]
+            products[same] = sum(made[1:], made[0])
+        factors.gradients = added(factors.gradients, products[same])
 
 
-def outer_of(grad: Tensor, budget: Budget, dtype: torch.dtype) -> Tensor:
-    """(K, B, G, T, width) -> (G, width, width), summed over the rest."""
-    columns, examples, groups, positions, width = grad.shape
-    return outer(grad.permute(2, 0, 1, 3, 4).reshape(groups, columns * examples * positions, width), budget, dtype)
+def rows_of(grad: Tensor) -> Tensor:
+    """(K, B, G, T, width) -> (G, K B T, width)."""
+    return grad.permute(2, 0, 1, 3, 4).reshape(grad.shape[2], -1, grad.shape[4])
 
 
 def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
@@ -219,20 +244,34 @@ def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tens
 
 
 def add_inputs(
-    sums: KronSums, key: Key, matrix: Matrix, weights: list[Tensor | None], reduced: bool, asked: Asked = plainly
+    sums: KronSums,
+    key: Key,
+    matrix: Matrix,
+    weights: list[Tensor | None],
+    reduced: bool,
+    asked: Asked = plainly,
+    apart: Apart = NONE,
 ) -> None:
     """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
     for flipped in {term.flipped for term in matrix.terms}:
         own = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
-        factors, dtype = sums.factors[key, flipped], asked(((key, flipped), "inputs"))
+        side: Side = (key, flipped), "inputs"
+        factors, dtype, columns = sums.factors[key, flipped], asked(side), apart.get(side)
         if dtype is not None and reduced:
-            _add_reduced(factors, matrix, own, dtype)
+            _add_reduced(factors, matrix, own, dtype, columns)
         elif dtype is not None:
             for term, weight in own:
-                _add_expanded(factors, matrix, term, weight, dtype)
+                _add_expanded(factors, matrix, term, weight, dtype, columns)
 
 
-def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None, dtype: torch.dtype) -> None:
+def _add_expanded(
+    factors: Factors,
+    matrix: Matrix,
+    term: Term,
+    weight: Tensor | None,
+    dtype: torch.dtype,
+    apart: Decorrelation | None,
+) -> None:
     examples = matrix.examples
     positions = examples * term.acts.positions if weight is None else weight.sum().item()
     factors.count += positions
@@ -245,7 +284,7 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         factors.inputs = factors.inputs + positions
         return
     moments = term.acts.moments
-    if moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
+    if apart is None and moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
         _add_moments(factors, term.acts, moments, matrix, dtype)
         return
     groups = matrix.layout.matrix[0]
@@ -256,7 +295,7 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
             act = act * weight[chosen, None, :, None]
         factors.inputs = added(
             factors.inputs,
-            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype),
+            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype, apart),
         )
 
 
@@ -287,7 +326,13 @@ def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix,
         total[:, width, width] += count
 
 
-def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor | None]], dtype: torch.dtype) -> None:
+def _add_reduced(
+    factors: Factors,
+    matrix: Matrix,
+    own: list[tuple[Term, Tensor | None]],
+    dtype: torch.dtype,
+    apart: Decorrelation | None,
+) -> None:
     """All uses' positions are averaged together, per example."""
     examples, groups = matrix.examples, matrix.layout.matrix[0]
     device = factors.inputs.device
@@ -310,7 +355,7 @@ def _add_reduced(factors: Factors, matrix: Matrix, own: list[tuple[Term, Tensor 
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
-        made = outer(mean.transpose(0, 1), matrix.budget, dtype)
+        made = outer(mean.transpose(0, 1), matrix.budget, dtype, apart)
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
         factors.inputs = added(factors.inputs, made)

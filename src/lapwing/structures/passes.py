@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 from ..curvature import Batch, Source
 from ..jacobians import Explicit, Matrix
 from ..layers.base import Part
+from .ahead import samples, take_apart
 from .common import sum_dtype
 from .factors import Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
 from .rounding import SMALL, Rounding, norm
 
-Chunks = Iterable[dict[Part, Matrix | Explicit]]
+NONE: Mapping[Side, Tensor] = {}
+Chunk = dict[Part, Matrix | Explicit]
+Chunks = Iterable[Chunk]
 
 
 def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | None = None) -> KronSums:
@@ -35,6 +38,7 @@ class Measurement:
     rounding: Rounding[Side]
     sums: KronSums = field(default_factory=KronSums)
     small: set[Own] = field(default_factory=set)  # blocks both of whose sides are
+    sizes: dict[Side, Tensor] = field(default_factory=dict)  # (G,), of one example: traces of sides taken apart
 
     def add(self, batch: Batch) -> None:
         """Measure a batch; if it is the first, again what needs products in float64."""
@@ -52,17 +56,19 @@ class Measurement:
         """The sums of all data, in float64 where it shows or where they are small."""
         if self.rounding.wide:
             return self.sums
-        shown = self._shown()
         if self.rounding.over():
-            self._judge(shown)
-        fine = fine | shown | self.small
+            self._judge(self._shown(), last=True)
+        self.sums.restore(self.rounding.apart)
+        self.rounding.apart.clear()
+        fine = fine | self._shown() | self.small
         self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
         return self.sums
 
-    def _judge(self, shown: set[Own | Part]) -> set[Side]:
+    def _judge(self, shown: set[Own | Part], last: bool = False) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
-        matrices = dict(watched(self.sums, shown, self.rounding))
-        found = self.rounding.judge(matrices)
+        shown = shown | {own for own, _ in self.rounding.apart}
+        matrices = dict(watched(self.sums, shown, self.rounding, self._norms()))
+        found = self.rounding.judge(matrices, last)
         modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
         alike: set[Side] = {
             side for side in matrices if side[1] == "gradients" and module_of(side[0]) in modules
@@ -72,9 +78,13 @@ class Measurement:
 
     def _shown(self) -> set[Own | Part]:
         """Blocks in which float32 would show, with all of their module."""
-        sizes = largest(self.sums)
+        sizes = largest(self.sums, self._norms())
         modules = {module_of(own) for own in self.rounding.shown(sizes)}
         return {own for own in sizes if module_of(own) in modules}
+
+    def _norms(self) -> dict[Side, Tensor]:
+        """(G,): about the largest eigenvalues of sides that are summed over other columns, never less."""
+        return {side: self.rounding.seen * size for side, size in self.sizes.items() if side in self.rounding.apart}
 
     def _measure(self, batch: Batch, chunks: Chunks, chosen: set[Side] | None = None) -> None:
         """All sides, or the chosen ones."""
@@ -87,14 +97,19 @@ class Measurement:
         reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
         pairs = batch.tape.pairs() if self.bias == "joint" else {}
         last: dict[Key, Matrix] = {}
+        apart = self.rounding.apart
+        ahead = not self.rounding.judged and chosen is None
         alive: dict[tuple[Key, int], Tensor] = {}
         for found in chunks:
             products: Products = {}  # of this chunk: a bias has the gradients of its weight
+            if ahead and batch.tape.dtype != torch.float64:
+                self._look_ahead(found, pairs, batch, reduced)
+            ahead = False
             for part, jacobian in found.items():
                 if isinstance(jacobian, Explicit):
                     if jacobian.size <= SMALL and not self.rounding.judged:
                         self.rounding.exact.add((part, "other"))
-                    add_other(self.sums, part, jacobian, asked)
+                    add_other(self.sums, part, jacobian, asked, apart)
                     continue
                 key, matrix = joined(part, jacobian, pairs)
                 if key is None or matrix is None:
@@ -104,7 +119,7 @@ class Measurement:
                     self._note(key, matrix)
                 if len(key) == 2:
                     self.sums.weights[key] = jacobian.upright().layout
-                add_gradients(self.sums, key, matrix, reduced, products, asked)
+                add_gradients(self.sums, key, matrix, reduced, products, asked, apart)
                 if batch.masked is not None:
                     for place, term in enumerate(matrix.terms):
                         nonzero = (term.grad != 0).any(0).any(-1).any(1)
@@ -115,7 +130,18 @@ class Measurement:
                 counted_positions(term, batch.masked, alive.get((key, place)))
                 for place, term in enumerate(matrix.terms)
             ]
-            add_inputs(self.sums, key, matrix, weights, reduced, asked)
+            add_inputs(self.sums, key, matrix, weights, reduced, asked, apart)
+
+    def _look_ahead(self, found: Chunk, pairs: dict[Part, Part], batch: Batch, reduced: bool) -> None:
+        """Take nearly dependent columns apart before the first of them are summed."""
+        matrices: dict[Key, Matrix] = {}
+        for part, jacobian in found.items():
+            key, matrix = (None, None) if isinstance(jacobian, Explicit) else joined(part, jacobian, pairs)
+            if key is not None and matrix is not None:
+                matrices[key] = matrix
+        others = {part: jacobian for part, jacobian in found.items() if isinstance(jacobian, Explicit)}
+        blocks = list(samples(matrices, batch.total, reduced))
+        self.sizes = take_apart(self.rounding, blocks, others, self.rounding.expected(batch.examples))
 
     def _note(self, key: Key, matrix: Matrix) -> None:
         """Small sides have products in float64 from the first, which costs nothing."""
@@ -139,11 +165,22 @@ def module_of(own: Own | Part) -> str:
     return name.rpartition(".")[0]
 
 
-def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
+def norms(sums: KronSums, own: Own, known: Mapping[Side, Tensor]) -> tuple[Tensor, Tensor]:
+    """(G,) each: about the largest eigenvalues of both sides, never less; of sums over other columns they are known."""
+    factors = sums.factors[own]
+    inputs, gradients = known.get((own, "inputs")), known.get((own, "gradients"))
+    return (
+        norm(factors.inputs) if inputs is None else inputs.double(),
+        norm(factors.gradients) if gradients is None else gradients.double(),
+    )
+
+
+def largest(sums: KronSums, known: Mapping[Side, Tensor] = NONE) -> dict[Own | Part, Tensor]:
     """About the largest eigenvalue of every block that is no diagonal."""
     made: dict[Own | Part, Tensor] = {}
     for own, factors in sums.factors.items():
-        made[own] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
+        inputs, gradients = norms(sums, own, known)
+        made[own] = (inputs * gradients).amax() / max(factors.count, 1.0)
     for part, value in sums.others.items():
         if value.dim() == 2:  # a sum of squares loses nothing
             made[part] = torch.linalg.vector_norm(value.detach())
@@ -151,7 +188,7 @@ def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
 
 
 def watched(
-    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side]
+    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side], known: Mapping[Side, Tensor] = NONE
 ) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
     """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
 
@@ -167,12 +204,10 @@ def watched(
         count = max(factors.count, 1.0) / rounding.strength
         inputs: Side = own, "inputs"
         gradients: Side = own, "gradients"
-        for name, side, other in (
-            (inputs, factors.inputs, factors.gradients),
-            (gradients, factors.gradients, factors.inputs),
-        ):
+        sizes = norms(sums, own, known)
+        for name, side, other in ((inputs, factors.inputs, sizes[1]), (gradients, factors.gradients, sizes[0])):
             if side.dim() == 3 and side.shape[-1] > 1 and rounding.watches(name):
-                yield name, (side, count / norm(other).clamp(min=1e-30))
+                yield name, (side, count / other.clamp(min=1e-30))
 
 
 def joined(part: Part, jacobian: Matrix, pairs: dict[Part, Part]) -> tuple[Key | None, Matrix | None]:

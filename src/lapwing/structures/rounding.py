@@ -4,7 +4,8 @@ Sums of products in float32, and their eigenvalues, are off by about 1e-7 of the
 that are rounding alone, and they have the largest variances of all as soon as the prior is smaller still. So all sums
 are in float64 while they grow. Products of float32 numbers, some thousand rows at a time, are off by much less: by a
 share of the entries on the diagonal, each row and column by its own. That is enough unless columns are nearly
-dependent, and then products are in float64 too.
+dependent. Where a sample of rows says that float32 would show, such columns are taken apart first (`decorrelation.py`),
+and where that is not enough products are in float64 too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ..arithmetic import products_rounded
 from ..curvature import Batch, PlanChanged, Source
+from .decorrelation import SAMPLE, WIDEST, Decorrelation, decorrelation
 
 EPS = 1e-7  # of the largest eigenvalue: rounding of sums and eigenvectors in float32
 SHOWS = 0.03  # of the prior precision: rounding above it is avoided, so that a tuned prior may be much smaller
@@ -25,6 +28,7 @@ PRODUCTS = 4e-8  # of the roots of the diagonal, times the root of the width: ro
 TENSOR_CORES = 2e-4  # the same where they round to 11 bits
 NEAR = 0.1  # of a variance, at worst; mostly a tenth of that: more is avoided by products in float64
 LATE = 0.3  # the same, in what was summed before
+APART = 10.0  # times as much where columns were taken apart: errors there were a hundredth of the bound at most
 LOOKS = 4  # each time there are so many times the data
 Key = TypeVar("Key", bound=Hashable)
 Own = TypeVar("Own", bound=Hashable)
@@ -41,6 +45,7 @@ class Rounding(Generic[Key]):
     exact: set[Key] = field(default_factory=set)  # products are in float64 from now on
     rounded: dict[Key, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
     lost: set[Key] = field(default_factory=set)  # that came too late: their numbers have jumped meanwhile
+    apart: dict[Key, Decorrelation] = field(default_factory=dict)  # sums that are over other columns while data come
     seen: int = 0
     judged: int = 0  # examples seen when last asked
     first: bool = True  # whether that was the first time
@@ -50,23 +55,27 @@ class Rounding(Generic[Key]):
         self.exact = self.exact | self.source.exact
 
     def due(self, batch: Batch) -> bool:
-        """Count a batch: whether to look at the sums now. Each time a GPU is waited for."""
+        """Count a batch: whether to look at the sums now. Each time a GPU is waited for, and the end is near enough."""
         self.seen += batch.examples
         self.wide = batch.tape.dtype == torch.float64
-        return not self.wide and self.seen >= LOOKS * self.judged
+        near = self.judged and 2 * self.seen > self.source.expected > 0
+        return not self.wide and self.seen >= LOOKS * self.judged and not near
 
     def over(self) -> bool:
-        """Whether data came since the sums were last looked at."""
-        return not self.wide and self.seen > self.judged
+        """Whether data came since the sums were last looked at, or some were not looked at yet."""
+        return not self.wide and (self.seen > self.judged or bool(self.apart))
 
-    def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
+    def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]], last: bool = False) -> set[Key]:
         """Matrices that need products in float64 from now on, of those (G, n, n) with what is added to their diagonals.
 
         Those of the first batch are made again. Where it comes too late the data are passed over again, or, if they
-        cannot be, the sums are as good as those in float32.
+        cannot be, the sums are as good as those in float32. What was taken apart is looked at when all data are summed
+        (`last`), or each time where nobody knows when that will be.
         """
         self.first, self.judged = not self.judged, self.seen
         own = {key: value for key, value in matrices.items() if self.watches(key)}
+        if self.source.expected and not last:
+            own = {key: value for key, value in own.items() if key not in self.apart}
         if not own:
             return set()
         sizes = torch.stack([self._error(key, *value) for key, value in own.items()]).tolist()
@@ -85,17 +94,48 @@ class Rounding(Generic[Key]):
         self.exact |= found
         if not self.first:
             self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in found}
+            return
+        for key in found:
+            self.apart.pop(key, None)
 
     def watches(self, key: Key) -> bool:
         """Whether some of its products were in float32, and it is not given up."""
         return (key not in self.exact or key in self.rounded) and key not in self.lost
 
     def _error(self, key: Key, matrix: Tensor, ridge: Tensor) -> Tensor:
-        """How far variances may be off."""
-        coarse = self.source.budget.arithmetic.parts(predicting=False) == 1
-        each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
+        """How far variances may be off when all data are summed."""
+        each = (TENSOR_CORES if self._coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
+        ridge = ridge * min(1.0, self.seen / (self.source.expected or self.seen or 1))
+        apart = self.apart.get(key)
+        if apart is not None:
+            ridge, each = ridge[:, None, None] * apart.ridge, each / APART
         error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
         return error
+
+    @property
+    def _coarse(self) -> bool:
+        """Whether products round their factors to 11 bits."""
+        return self.source.budget.arithmetic.parts(predicting=False) == 1
+
+    def take_apart(self, key: Key, rows: Tensor, ridge: Tensor | float) -> None:
+        """Find nearly dependent columns of rows (G, n, P) before any are summed.
+
+        `ridge` (G,): what the prior adds to the diagonal of their sums, over the number of rows that will be summed.
+        """
+        groups, number, width = rows.shape
+        if not SMALL < width <= WIDEST or key in self.exact or rows.dtype != torch.float32 or self._coarse:
+            return
+        if rows.is_cuda and products_rounded():
+            return
+        some = rows[:, :: -(-number // SAMPLE)].detach()
+        ridge = torch.as_tensor(ridge, dtype=rows.dtype, device=rows.device).expand(groups)
+        found = decorrelation(some, ridge * some.shape[1])
+        if found is not None:
+            self.apart[key] = found
+
+    def expected(self, examples: int) -> int:
+        """About how many examples there will be, by those of the first batch where it cannot be told."""
+        return max(self.source.expected or LOOKS * examples, examples)
 
     @property
     def strength(self) -> float:
@@ -115,15 +155,20 @@ class Rounding(Generic[Key]):
 def amplified(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
     """The largest eigenvalue of `D^1/2 (A + ridge)^-1 D^1/2` for A (G, n, n), ridge (G,) and D (G, n), or little less.
 
-    Errors `D^1/2 E D^1/2` in A change variances by as many times the norm of E, as a share of them. D is A's own
-    diagonal where none is given; then float32 is enough, and what it cannot decompose is infinite.
+    A ridge (G, n, n) has numbers beside its diagonal. Errors `D^1/2 E D^1/2` in A change variances by as many times the
+    norm of E, as a share of them. D is A's own diagonal where none is given; then float32 is enough, and what it cannot
+    decompose is infinite.
     """
-    size = diagonal(matrix) + ridge[:, None]
+    if ridge.dim() == 3:
+        matrix = matrix + ridge
+    size = diagonal(matrix) + (ridge[:, None] if ridge.dim() == 1 else 0.0)
     root = size.rsqrt()
     scaled = matrix * root[:, :, None] * root[:, None, :]
     scaled.diagonal(dim1=-2, dim2=-1).fill_(1.0)
     weight = None if rounded is None else (rounded / size).sqrt()[:, :, None]
     factor, failed = torch.linalg.cholesky_ex(scaled.float() if weight is None else scaled)
+    if ridge.dim() == 3 and weight is None and bool((failed > 0).any()):
+        factor, failed = torch.linalg.cholesky_ex(scaled)
     width = factor.shape[-1]
     vectors = torch.cos(torch.arange(2 * width, device=factor.device, dtype=factor.dtype).square_())  # any numbers
     vectors = vectors.reshape(width, 2).expand(len(factor), -1, -1)
