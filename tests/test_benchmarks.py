@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import count, goals, measure, networks, ours, peer, report, run, sections, tables
+from benchmarks import checks, count, goals, measure, networks, ours, peer, report, run, sections, tables
 from benchmarks.cases import Bench, Case, Settings, forward_backward
 from benchmarks.journal import Journal, Run, merge, read
 from benchmarks.sections import agreement, growth, predictives
@@ -510,3 +510,23 @@ def test_inputs_to_predict_at_are_not_among_the_data() -> None:
     case = Case.of("mlp", TINY, Settings(torch.device(DEVICE), quick=True))
     seen = torch.cat([inputs for inputs, _ in case.batches])
     assert float((case.inputs(4)[:, None] - seen).abs().amax(-1).min()) > 0.01
+
+
+# --- what the engine's own checks cost
+
+
+def test_costs_of_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both tables have their rows, and what is replaced for a measurement is put back."""
+    kept = checks.tracer.verify, checks.rounding.SHOWS
+    checks.main(["--quick", "--device", str(DEVICE)])
+    assert (checks.tracer.verify, checks.rounding.SHOWS) == kept
+    shown = capsys.readouterr().out
+    assert shown.count("perceptron 10-32-10") == 2 and "loader, batches of 128" in shown
+    assert "10-64-1, such inputs, block" in shown and "refused" in shown
+
+
+def test_a_watch_adds_up_what_it_sees() -> None:
+    watch = checks.Watch(lambda number: number + 1, torch.device("cpu"))
+    assert watch(1) == 2 and 0 < watch.seconds < 1
+    before = watch.seconds
+    assert watch(2) == 3 and watch.seconds > before

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from fitting import normal
-from lapwing.arithmetic import Arithmetic
+from lapwing.arithmetic import Arithmetic, float64_is_fast
 from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
 from lapwing.layers.base import Part
 from lapwing.memory import Budget
@@ -403,6 +403,17 @@ def test_what_is_not_taken_apart() -> None:
         assert not taken()
         patch.setattr(rounding, "WIDEST", 40)
         assert taken()
+
+
+@pytest.mark.parametrize(
+    ("capability", "fast"), [((7, 0), True), ((9, 0), True), ((10, 0), True), ((8, 6), False), ((12, 0), False)]
+)
+def test_graphics_cards_with_fast_float64(
+    capability: tuple[int, int], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of data centres: products in float64 cost less there than taking columns apart."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert float64_is_fast(torch.device("cuda")) is fast
 
 
 def test_sampled_rows() -> None:

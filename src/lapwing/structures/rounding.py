@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..arithmetic import products_rounded
+from ..arithmetic import float64_is_fast, products_rounded
 from ..curvature import Batch, PlanChanged, Source
 from .decorrelation import SAMPLE, WIDEST, Decorrelation, decorrelation
 
@@ -125,7 +125,7 @@ class Rounding(Generic[Key]):
         groups, number, width = rows.shape
         if not SMALL < width <= WIDEST or key in self.exact or rows.dtype != torch.float32 or self._coarse:
             return
-        if rows.is_cuda and products_rounded():
+        if rows.is_cuda and (products_rounded() or float64_is_fast(rows.device)):
             return
         some = rows[:, :: -(-number // SAMPLE)].detach()
         ridge = torch.as_tensor(ridge, dtype=rows.dtype, device=rows.device).expand(groups)
