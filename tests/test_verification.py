@@ -785,3 +785,50 @@ def test_an_offset_of_the_outputs_hides_nothing(monkeypatch: pytest.MonkeyPatch)
         built(Network(masked, a=nn.Linear(4, 6), b=nn.Linear(6, 3))), normal(7, 4), classes(2, 7), "classification"
     )
     assert la.coverage()["a.weight"].rule == "generic"
+
+
+def normalised_mean(size: float, coupling: float = 0.0) -> nn.Module:
+    """Zero in exact arithmetic, but for a layer of the given size, and for what examples have of their mean."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        mean = F.layer_norm(net.l(x), (8,)).mean(-1, keepdim=True)
+        return mean + size * net.c(x) + coupling * x.mean(0).sum()
+
+    return Network(forward, l=nn.Linear(4, 8), c=nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_of_what_cancels_is_no_dependence(dtype: torch.dtype, size: float) -> None:
+    """Outputs and derivatives that are rounding are neither refused nor taken for wrong ones."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = normalised_mean(size).to(DEVICE, dtype)
+        x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
+        la = lw.fit(model, (x, y), "regression", structure="full")
+        assert not la.plan.corrections
+        said = la.coverage().verified
+        assert "too small there to tell: l.weight, l.bias" in said or "output was rounding" in said
+        # The norm's mean has no derivative: all that is uncertain is the layer beside it, in closed form.
+        given = size * torch.cat([x, torch.ones_like(x[:, :1])], 1).double()
+        expected = given @ torch.linalg.inv(torch.eye(5).to(given) + given.T @ given) @ given.T
+        found = la.functional(x).cov[:, 0, 0].double()
+        torch.testing.assert_close(found, expected.diagonal(), rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "coupling"),
+    [
+        *((torch.float64, size, coupling) for size in (0.0, 1e-6, 1.0) for coupling in (1e-7, 1e-3, 1.0)),
+        *((torch.float32, size, coupling) for size in (0.0, 1e-3) for coupling in (1e-4, 1.0)),
+        (torch.float32, 1.0, 1e-2),
+    ],
+)
+def test_couplings_show_beside_what_cancels(dtype: torch.dtype, size: float, coupling: float) -> None:
+    """However small the outputs are: a share in other examples beyond rounding is refused as before."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = normalised_mean(size, coupling).to(DEVICE, dtype)
+        x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
+        with pytest.raises(ValueError, match="depends on the other examples"):
+            lw.fit(model, (x, y), "regression")
