@@ -20,7 +20,21 @@ from lapwing.layers.base import Part
 from lapwing.memory import Budget
 from lapwing.plan import Plan, signature
 from lapwing.tracer import Tracer
-from lapwing.verification import EXACT, Bounds, Comparison, Seen, bounds, kind, listed, nudged, unlike, verify
+from lapwing.verification import (
+    EQUAL,
+    EXACT,
+    Bounds,
+    Comparison,
+    Seen,
+    bounds,
+    first_other,
+    is_awaited,
+    kind,
+    listed,
+    nudged,
+    unlike,
+    verify,
+)
 from networks import Network
 
 close = torch.testing.assert_close
@@ -199,6 +213,18 @@ def test_the_first_example_that_differs() -> None:
     both: Any = unlike({"x": x, "y": y})
     assert torch.equal(both["x"], x[[0, 2, 2, 0]]) and both["y"].tolist() == [0, 2, 2, 0]
     assert unlike(torch.tensor([0.0, 1.0, 0.0])) is None
+
+
+def test_the_number_of_the_first_example_that_differs() -> None:
+    """And whether it was waited for: only where all examples of these shapes were equal."""
+    equal, others = torch.ones(4, 2), torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 2.0]])
+    assert first_other(equal) == 0 and first_other(equal[:1]) == 0 and first_other(others) == 2
+    plan = Plan()
+    assert not is_awaited(plan, others)
+    plan.verified[signature(equal)] = "agree" + EQUAL
+    assert is_awaited(plan, others) and not is_awaited(plan, equal) and not is_awaited(plan, others.double())
+    plan.verified[signature(equal)] = "agree"
+    assert not is_awaited(plan, others)
 
 
 RIGHT = Seen(True, False, False, True, [], [])
@@ -738,7 +764,7 @@ def test_noise_is_no_rounding() -> None:
 
 def test_outputs_that_are_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are said to be so where something disagrees, and nothing else is done."""
-    words = "nothing, since the network's output was rounding: its weights' last digits change all of it"
+    words = "nothing, since the network's output was zero but for rounding"
     for seen in (RIGHT._replace(coupled=True), RIGHT._replace(wrong=["first"])):
         made = comparison(bent(), at(*X[:4]), HALVES)
         made.last_digits = float(made.output.detach().abs().max())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .batches import Inputs, call, count, map_tensors, restore_buffers
+from .batches import Inputs, call, copied_buffers, count, map_tensors, restore_buffers
 from .diagnosis import FAILURES, explained, refuse_empty, refuse_nan
 from .layers.base import BatchAxis, Use, batch_axes
 from .memory import Budget
@@ -25,7 +25,7 @@ from .plan import DEPENDENT, Plan, signature
 from .recording import Again, Recording, following
 from .routing import Routing, gradients_of
 from .tape import Tape
-from .verification import LENGTHS, verify
+from .verification import LENGTHS, is_awaited, unlike, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
@@ -189,6 +189,7 @@ class Tracer:
                 raise reason from error
             # Said at once: nothing can be learnt from numbers that are not equal to themselves.
             refuse_empty(tape.output)
+            self._refuse_statistics(tape.output, inputs)
             refuse_nan(tape.output, some)
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
@@ -196,7 +197,20 @@ class Tracer:
             verify(several, inputs, tape)
             self.plan.closed[signature(inputs)] = tape.closed
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
+        elif is_awaited(self.plan, inputs):
+            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            verify(several, inputs, several.trace(doubled(inputs)))
         return self.plan.cost(inputs)
+
+    def _refuse_statistics(self, output: Tensor, inputs: Inputs) -> None:
+        """Outputs that are NaN since the first examples are equal: beside another one the same example has numbers."""
+        others = unlike(inputs) if bool(output.isnan().any()) else None
+        if others is None:
+            return
+        with torch.no_grad(), copied_buffers(self.model):
+            beside = call(self.model, others)
+        if bool(output[0].isnan().any()) and not bool(beside[0].isnan().any()):
+            raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
 
     def trace(self, inputs: Inputs, watch: bool = False) -> Tape:
         """Forward a batch; again where the first pass taught something about the network.

@@ -36,7 +36,7 @@ from .batches import (
 from .diagnosis import FAILURES
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
-from .plan import DEPENDENT, Signature, signature
+from .plan import DEPENDENT, Plan, Signature, signature
 from .recording import following
 from .tape import Tape
 
@@ -47,6 +47,7 @@ EXAMPLES = 2
 LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
 COLUMNS, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
 ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
+EQUAL = "; no batch had two examples that differ"  # until one has
 NAMED = 3  # weights, where there may be many
 LEAST = 1e-6  # the size of outputs, beside the cotangents, below which what cancels in them may have been larger
 NOISE = 4.0  # times the rounding of plain derivatives, which may be off themselves where they cancel
@@ -89,7 +90,9 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
     """
     plan, shapes = tracer.plan, signature(inputs)
     alike = [each for each in plan.verified if kind(each) == kind(shapes)]
-    if shapes in alike or len(alike) >= LENGTHS:
+    if is_awaited(plan, inputs):
+        del plan.verified[shapes]
+    elif shapes in alike or len(alike) >= LENGTHS:
         return
     several, single = map_tensors(torch.detach, tape.inputs), tape.examples == 1
     if single:
@@ -103,10 +106,20 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
         plan.verified[shapes] = comparison.outcome()
 
 
+def first_other(inputs: Inputs) -> int:
+    """The number of the first example that is not equal to the first; 0 where there is none."""
+    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
+    return int(torch.stack(differ).any(0).int().argmax())
+
+
+def is_awaited(plan: Plan, inputs: Inputs) -> bool:
+    """Whether these are the first examples of their shapes that are not all equal: only they show dependences."""
+    return plan.verified.get(signature(inputs), "").endswith(EQUAL) and first_other(inputs) > 0
+
+
 def unlike(inputs: Inputs) -> Inputs | None:
     """The first example beside the first that is not equal to it, and they again; None where it is the second."""
-    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
-    place = int(torch.stack(differ).any(0).int().argmax())
+    place = first_other(inputs)
     return None if place < 2 else map_tensors(lambda tensor: tensor[[0, place, place, 0]].detach(), inputs)
 
 
@@ -140,12 +153,13 @@ class Comparison:
         for _ in range(len(self.tracer.names) + 4):
             vectorised = plan.vectorised
             seen = self._seen()
+            if (seen.alike or not seen.finite) and (several := unlike(self.every)) is not None:
+                return replace(self, every=several, several=several, tape=None).outcome()
             if not seen.finite:
                 return "nothing, since the network's output was not finite"  # said elsewhere, with the examples
-            if seen.alike and (several := unlike(self.every)) is not None:
-                return replace(self, every=several, several=several, tape=None).outcome()
             if (seen.coupled or seen.wrong) and self._is_rounding():
-                return "nothing, since the network's output was rounding: its weights' last digits change all of it"
+                equal = EQUAL if not first_other(self.every) else ""
+                return f"nothing, since the network's output was zero but for rounding{equal}"
             if seen.coupled and self._repeatable(self.allowed.output):
                 raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
             if not seen.wrong:
@@ -155,7 +169,8 @@ class Comparison:
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
         words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
-        return words + (f"; too small there to tell: {listed(seen.faint)}" if seen.faint else "")
+        words += f"; too small there to tell: {listed(seen.faint)}" if seen.faint else ""
+        return words + (EQUAL if seen.alike and not first_other(self.every) else "")
 
     def _call(self, inputs: Inputs) -> Tensor:
         with copied_buffers(self.tracer.model):
