@@ -560,15 +560,33 @@ def hide_made(module: nn.Module) -> Attributes:
     kept = Attributes.of(module)
     made = _MADE[module]
     held = any(holding(kept.own.get(name)) for name in made)
-    for name, before in made.items() if held and not set_by_user(module) else ():
-        now = kept.own.get(name)
-        if before is INSIDE:
-            kept.own.pop(name, None)
-        elif type(now) is type(before) and type(now) in (list, dict):
-            refill(now, before)
-        else:
-            kept.own[name] = before
+    try:
+        for name, before in made.items() if held and not set_by_user(module) else ():
+            now = kept.own.get(name)
+            if before is INSIDE:
+                kept.own.pop(name, None)
+            elif type(now) is type(before) and type(now) in (list, dict):
+                refill(now, before)
+            else:
+                kept.own[name] = before
+    except BaseException:
+        kept.restore()
+        raise
     return kept
+
+
+@contextmanager
+def _hidden(modules: list[nn.Module]) -> Iterator[None]:
+    """Without what earlier passes kept; it is there again afterwards, also where hiding it fails half-way."""
+    hidden: list[Attributes] = []
+    try:
+        for module in modules:
+            if module in _MADE:
+                hidden.append(hide_made(module))
+        yield
+    finally:
+        for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
+            attributes.restore()
 
 
 @dataclass(frozen=True)
@@ -636,6 +654,7 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
     """
     with ExitStack() as stack:
         stack.enter_context(LOCK)  # another thread may hold this very network in evaluation mode
+        stack.enter_context(_hidden(list(model.modules())))  # before buffers and attributes are noted as they are
         stack.enter_context(_held(model, selected))
         yield
 
@@ -653,7 +672,6 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     outer = _HELD.get(id(model))
     known = {module: _MADE[module].copy() for module, _ in modes if module in _MADE}
     failed = True
-    hidden = [hide_made(module) for module, _ in modes if module in _MADE]
     held = [Buffers.of(module) for module, _ in modes]
     hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
@@ -697,8 +715,6 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
-            for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
-                attributes.restore()
             if failed:  # what a refused network kept may be right after another pass of the user's
                 forget_made([module for module, _ in modes], known)
             if outer is None:
