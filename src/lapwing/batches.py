@@ -7,7 +7,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +15,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
@@ -75,12 +74,15 @@ def run(network: Callable[..., Any], inputs: Inputs) -> Any:
 
     It gets a copy of the inputs: some networks write into theirs, and these are the user's data.
     """
+    from .layers.norm import DenseNorms  # which needs this file
+
     inputs = map_tensors(torch.clone, inputs)
-    if isinstance(inputs, Mapping):
-        return network(**inputs)
-    if isinstance(inputs, list | tuple):
-        return network(*inputs)
-    return network(inputs)
+    with nullcontext() if any(each.is_cuda for each in tensors(inputs)) else DenseNorms():
+        if isinstance(inputs, Mapping):
+            return network(**inputs)
+        if isinstance(inputs, list | tuple):
+            return network(*inputs)
+        return network(inputs)
 
 
 def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
@@ -687,10 +689,6 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
-        if any(isinstance(module, nn.GroupNorm | _InstanceNorm) for module, _ in modes) and not devices:
-            from .layers.norm import DenseNorms
-
-            stack.enter_context(DenseNorms())
         if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
