@@ -7,7 +7,7 @@ rows. Weights whose use the recording does not see, or whose rows are no example
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from ctypes import c_int64
 from functools import cache
@@ -29,6 +29,9 @@ from .verification import LENGTHS, is_awaited, unlike, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
+# What steps keep that cut a tensor; and how many ways to do so are remembered.
+CUT = tuple(f"_saved_{name}" for name in ("start", "end", "step", "index", "split_size", "split_sizes"))
+CUTS = 1024
 # `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
 MISMAPPED = ("CdistBackward", "PreluKernelBackward")
 
@@ -39,14 +42,14 @@ def owners(nodes: Iterable[Any], names: dict[int, str]) -> set[str]:
     return {names[id(each)] for each in found if each is not None and id(each) in names}
 
 
-def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], set[Any]]:
-    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way.
+def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], dict[Any, None]]:
+    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way, in order.
 
     Ways into a recorded use end at its weights' aliases; the search goes on below what was broadcast to the examples.
     An alias that is reached around its use's output was applied twice: by the use, and in a gradient that the network
     took itself.
     """
-    above = set(following([output.grad_fn], recording.aliases.__contains__))
+    above = dict.fromkeys(following([output.grad_fn], recording.aliases.__contains__))
     below = following([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
     found = owners(above, recording.names) | owners(below, recording.names)
     roots = [output.grad_fn, *(lift.source.node for lift in recording.lifts)]
@@ -93,6 +96,37 @@ def reorders(node: Any, examples: int) -> bool:
         if axis == 0 and index.numel() == examples:  # each example picks among its own positions: h[arange(B), last]
             return False
     return False
+
+
+@cache
+def _may_cut(kind: str) -> bool:
+    return kind.startswith(("Slice", "Select", "Split", "UnsafeSplit", "Unbind", "Cat", "Stack"))
+
+
+def cut_of(nodes: Collection[Any], examples: int) -> tuple[Any, ...]:
+    """How a forward pass cuts tensors along their first axis, where that may hold the examples, and joins the pieces.
+
+    With other numbers here, in the order of the graph, the examples may be in another order than they were; empty where
+    nothing is cut.
+    """
+    found: list[Any] = []
+    for node in nodes:
+        kind = node.name()
+        if not _may_cut(kind):
+            continue
+        shape = tuple(node._input_metadata[0].shape)  # of the result
+        whole = shape  # of what is cut, or of what comes of the pieces
+        if not kind.startswith(("Cat", "Stack")):
+            whole = getattr(node, "_saved_self_sym_sizes", (len(node._input_metadata), *shape))
+        axis = getattr(node, "_saved_dim", getattr(node, "axis", None))  # our own `Unbind` has an axis
+        if not whole or not isinstance(axis, int) or c_int64(axis).value % len(whole):
+            continue
+        if whole[0] % examples == 0:
+            found.append((kind, whole[0], *(getattr(node, name, None) for name in CUT)))
+    if found:  # which pieces are taken, and where, of steps that make several
+        taken = ([number for _, number in node.next_functions] for node in nodes)
+        found += [(place, *numbers) for place, numbers in enumerate(taken) if any(numbers)]
+    return tuple(found)
 
 
 def doubled(inputs: Inputs) -> Inputs:
@@ -272,7 +306,8 @@ class Tracer:
                 return None
             if (len(plan.generic), len(plan.copied)) == known:
                 unlooked = not recording.watch and self._unlooked(tape)
-                Routing(self, tape).look(unlooked or any(reorders(node, examples) for node in nodes))
+                recut = not recording.watch and self._recut(tape, nodes)
+                Routing(self, tape).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
         return None if (len(plan.generic), len(plan.copied)) != known else tape
 
     def _unlooked(self, tape: Tape) -> bool:
@@ -283,7 +318,17 @@ class Tracer:
         looked.add(tape.signature)
         return True
 
-    def _misplaced(self, tape: Tape, watched: bool, nodes: set[Any]) -> bool:
+    def _recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
+        """Whether examples are cut and joined as in no batch before: a network may rotate them by a number in them."""
+        found = cut_of(nodes, tape.examples)
+        known, number = self.plan.cuts, hash((tape.signature, tape.examples, found))
+        if not found or number in known:
+            return False
+        if len(known) < CUTS:
+            known.add(number)
+        return True
+
+    def _misplaced(self, tape: Tape, watched: bool, nodes: Collection[Any]) -> bool:
         """Whether some use was recorded as if its examples were elsewhere: the next pass knows better."""
         lifted = {use.key for lift in tape.lifts if tape.axis(lift.key) is not None for use in lift.uses}
         lost = {use.key for lift in tape.lifts if tape.axis(lift.key) is None for use in lift.uses}
