@@ -749,4 +749,32 @@ class Net(nn.Module):
         return h
 """,
     ),
+    "a branch without gradient whose rows are all equal": Network(
+        seed=5152217,
+        inputs={"x": (4, 4)},
+        tokens={},
+        likelihood="classification",
+        examples=5,
+        outputs=(3,),
+        source="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.p1 = nn.Parameter(torch.zeros((1, 4, 4,)))
+        self.p2 = nn.Parameter(torch.zeros((4,)))
+        self.m3 = nn.Linear(4, 4)
+        self.m4 = nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = x
+        h = h * self.p1
+        pos = self.p2.repeat(h.shape[1], 1)
+        pos = F.relu(pos, inplace=True)
+        h = h * pos
+        h = h * 0.7 + self.m3(h).detach()
+        h = h.flatten(1)
+        h = self.m4(torch.sigmoid(h))
+        return h
+""",
+    ),
 }

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import lapwing as lw
 import reference_dense as dense
 from conftest import DEVICE
-from fitting import cut
+from fitting import built, classes, cut, fitted, names_of, normal
+from networks import Network
 from tables import curvature_of, moved, relative, table
 
 EXACT = 1e-9
@@ -74,3 +79,43 @@ def test_routed_weights_have_one_block_however_batches_are_cut(
             assert relative(made, exact) < EXACT
         if structure == "diag":
             assert relative(made.diagonal(), exact.diagonal()) < EXACT
+
+
+class Blocked(torch.autograd.Function):
+    """The identity, which hands no gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("structure", ["kron", "full"])
+@pytest.mark.parametrize("stop", [Tensor.detach, Blocked.apply])
+def test_weights_without_a_gradient_whose_rows_are_all_equal(
+    stop: Callable[[Tensor], Tensor], structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many positions as examples are looked at, or not: what plain autograd finds no gradient for is left out."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.b(torch.tanh(x + stop(net.a(0 * x))).flatten(1))
+
+    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    model = built(Network(forward, a=nn.Linear(2, 2), b=nn.Linear(8, 3)))
+    x, y = normal(6, 4, 2), classes(3, 6)
+    found = torch.autograd.grad(model(x).sum(), [*model.parameters()], allow_unused=True)
+    used = [name for name, each in zip(names_of(model), found, strict=True) if each is not None]
+    assert used == ["b.weight", "b.bias"]
+    exact = dense.ggn(model, x, y, "classification", used)
+    whole = fitted(model, x, y, "classification", structure)
+    expected = [(row.name, row.rule, row.approximation) for row in whole.coverage()]
+    assert expected[:2] == [("a.weight", "unused", "left out"), ("a.bias", "unused", "left out")]
+    for sizes in ([6], [2, 4], [4, 2], [1, 2, 3], [1] * 6):
+        la = lw.fit(model.to(DEVICE), cut(x, y, sizes), "classification", structure=structure, curvature="ggn")
+        assert [*la.space.names] == used and la.D == 27
+        assert [(row.name, row.rule, row.approximation) for row in la.coverage()] == expected
+        assert relative(curvature_of(la), exact if structure == "full" else curvature_of(whole)) < 1e-9
+        assert relative(la.log_evidence(), whole.log_evidence().cpu()) < 1e-9

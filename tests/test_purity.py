@@ -491,6 +491,46 @@ def test_what_an_earlier_pass_kept_is_taken_away() -> None:
     assert now["items"][0] == 1 and now["items"][1] is tensor and len(now["items"]) == 2
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["hide_made", "refill", "set_by_user", "Buffers.of", "_plain_attention"])
+def test_what_is_hidden_is_given_back_where_that_fails(
+    where: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the second of two modules, after a part of its attributes, or before the network is held at all."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    tensor, before = torch.ones(2), {"cache": None, "items": [1], "fresh": INSIDE, "table": {}}
+    now: list[dict[str, Any]] = []
+    for module in model:
+        now.append({"cache": tensor.clone(), "items": [1, tensor], "fresh": tensor.clone(), "table": {"a": tensor}})
+        vars(module).update(now[-1])
+        batches._MADE[module] = dict(before)
+    calls = []
+
+    def failing(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == (1 if where == "_plain_attention" else 2):
+            raise error
+        return own(*given)
+
+    if where == "Buffers.of":
+        own: Any = batches.Buffers.of
+        monkeypatch.setattr(batches.Buffers, "of", staticmethod(failing))
+    else:
+        own = getattr(batches, where)
+        monkeypatch.setattr(batches, where, failing)
+    with pytest.raises(type(error)), batches.evaluation(model):
+        raise AssertionError("held")
+    monkeypatch.undo()
+    for module, attributes in zip(model, now, strict=True):
+        assert all(vars(module)[name] is value for name, value in attributes.items())
+        assert len(module.items) == 2 and module.items[1] is tensor and module.table["a"] is tensor
+        assert module.training
+    assert id(model) not in batches._HELD
+    with batches.evaluation(model):  # and what may be hidden still is
+        assert model[0].cache is None and not hasattr(model[1], "fresh") and model[1].items == [1]
+    assert model[0].cache is now[0]["cache"] and model[1].fresh is now[1]["fresh"]
+
+
 def test_other_tensors_in_place_of_weights() -> None:
     """However they are given to a torch function; those that were given are known."""
     weights = [nn.Parameter(torch.full((2,), float(number))) for number in range(4)]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -391,3 +395,98 @@ def test_group_norms_of_inputs_in_channels_last(named: bool) -> None:
     expected = lw.fit(model, (x, y), "classification", structure="full")
     assert rules(la)["norm.weight"] == "group norm" and "agree with plain reverse mode" in la.coverage().verified
     torch.testing.assert_close(curvature_of(la), curvature_of(expected), rtol=1e-9, atol=1e-12)
+
+
+BARE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lapwing as lw
+
+CALLS = {
+    "F.group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "F.group_norm by name": lambda x, w, b: F.group_norm(input=x, num_groups=2, weight=w, bias=b),
+    "torch.group_norm": lambda x, w, b: torch.group_norm(x, 2, w, b),
+    "torch.native_group_norm": lambda x, w, b: torch.native_group_norm(x, w, b, len(x), 4, 6, 2, 1e-5)[0],
+    "F.instance_norm": lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+    "torch.instance_norm": lambda x, w, b: torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, norm, scaled):
+        super().__init__()
+        self.norm, self.scaled = norm, scaled
+        self.scale, self.shift = nn.Parameter(torch.rand(4) + 0.5), nn.Parameter(torch.randn(4))
+        self.gain, self.conv = nn.Parameter(torch.rand(1, 4, 1, 1) + 0.5), nn.Conv2d(4, 3, 2)
+
+    def forward(self, x):
+        h = (x * self.gain).contiguous(memory_format=torch.channels_last) if self.scaled else x
+        return self.conv(torch.tanh(self.norm(h, self.scale, self.shift))).mean((2, 3))
+
+
+def jacobian(model, x, names):
+    parameters = [model.get_parameter(name) for name in names]
+    made = []
+    for output in model(x).flatten():
+        row = torch.autograd.grad(output, parameters, retain_graph=True)
+        made.append(torch.cat([each.flatten() for each in row]))
+    return torch.stack(made).reshape(len(x), 3, -1)
+
+
+for name, norm in CALLS.items():
+    for scaled in (False, True):
+        print(name, scaled, flush=True)
+        torch.manual_seed(0)
+        model = Net(norm, scaled).double()
+        x, y = torch.randn(5, 4, 2, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+        turned = x.contiguous(memory_format=torch.channels_last)
+        model.conv.to(memory_format=torch.channels_last)
+        la = lw.fit(model, (turned, y), "regression", structure="full", curvature="ggn")
+        assert not la.plan.corrections, la.plan.corrections
+        plain = Net(norm, False).double()
+        plain.load_state_dict(model.state_dict())
+        if scaled:
+            plain.norm = lambda x, w, b: norm(x * plain.gain, w, b)
+        J = jacobian(plain, x, la.space.names)
+        precision = torch.eye(la.D).double() + torch.einsum("nkd,nke->de", J, J)
+        expected = J @ torch.linalg.inv(precision) @ J.transpose(1, 2)
+        torch.testing.assert_close(la.functional(turned).cov, expected, rtol=1e-8, atol=1e-12)
+        for place in range(5):
+            one = la.functional(turned[place : place + 1]).cov[0]
+            torch.testing.assert_close(one, expected[place], rtol=1e-8, atol=1e-12)
+        lw.fit(model, (turned, y), "regression", structure="full", curvature="hessian")
+        la.diagnose((turned, y))
+        la.at_linear_mode((turned, y))
+"""
+
+
+def test_bare_norms_of_inputs_in_channels_last() -> None:
+    """Calls without a module, in a process of their own: on a CPU, torch alone would end it."""
+    paths = [str(Path(lw.__file__).parents[1]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BARE], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert made.returncode == 0, (made.returncode, made.stdout, made.stderr)
+    assert len(made.stdout.splitlines()) == 12
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_bare_norms_keep_their_rule(strided: bool) -> None:
+    """The weight of a bare call is recorded as it is, in any memory layout."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            both = torch.rand(4, 2) + 0.5
+            self.scale, self.head = nn.Parameter(both[:, 0] if strided else both[:, 0].clone()), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(nn.functional.group_norm(x, 2, self.scale)).mean((2, 3)))
+
+    model = Net().double().to(DEVICE)
+    x, y = torch.randn(5, 4, 2, 3).double().to(DEVICE), torch.randint(3, (5,), device=DEVICE)
+    la = lw.fit(model, (x, y), "classification", structure="full")
+    assert rules(la)["scale"] == "group norm"

@@ -17,19 +17,20 @@ from torch.autograd.graph import get_gradient_edge
 
 import reference_dense as dense
 from conftest import DEVICE
-from lapwing import pushing
+from lapwing import pushing, routing
 from lapwing.arithmetic import as_arithmetic
 from lapwing.batches import evaluation
 from lapwing.jacobians import Explicit, Layout, Matrix, Term
 from lapwing.layers.base import BatchAxis, Contribution, Part
+from lapwing.layers.unbind import Unbind
 from lapwing.memory import Budget
 from lapwing.outermost import Outermost, identity_cotangents
 from lapwing.plan import Plan, signature
 from lapwing.pushing import Push, flatten, unflatten
-from lapwing.recording import Again, Recording
+from lapwing.recording import Again, Recording, following
 from lapwing.space import make_space
 from lapwing.tape import Tape, merge
-from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, doubled, reorders
+from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, cut_of, doubled, reorders
 from lapwing.verification import LENGTHS
 from networks import Network, parameter
 from test_jacobians import COLUMNS, EXAMPLES, normal, places, term_of, written_out
@@ -176,6 +177,179 @@ def test_a_later_batch_that_is_reordered(back: Callable[[Tensor, Tensor], Tensor
         found = jacobian_of(tracer.trace(some)).cpu()
         close(found, dense.jacobian(model.cpu(), some.cpu(), list(tracer.names)))
         model.to(DEVICE)
+
+
+def into_slices(h: Tensor, k: int) -> Tensor:
+    """Rotated by k, piece by piece in place."""
+    made = torch.zeros_like(h)
+    made[: len(h) - k] = h[k:]
+    made[len(h) - k :] = h[:k]
+    return made
+
+
+# Examples rotated by k: no step looks as if it changed their order.
+ROTATED: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "slices": lambda h, k: torch.cat([h[k:], h[:k]]),
+    "slices from the end": lambda h, k: torch.cat([h.narrow(-2, k, len(h) - k), h.narrow(-2, 0, k)], -2),
+    "pieces that are bent": lambda h, k: torch.vstack([h[k:] * 2, h[:k] * 2]) / 2,
+    "split": lambda h, k: torch.cat(h.split([k, len(h) - k])[::-1]),
+    "tensor_split": lambda h, k: torch.cat(h.tensor_split((k,))[::-1]),
+    "one by one": lambda h, k: torch.stack([h[(each + k) % len(h)] for each in range(len(h))]),
+    "unbind": lambda h, k: torch.stack([h.unbind()[(each + k) % len(h)] for each in range(len(h))]),
+    "halves swapped or kept": lambda h, k: torch.cat((h[3:], h[:3]) if k % 6 else (h[:3], h[3:])) if k != 6 else h,
+    "into slices": into_slices,
+}
+
+
+class Rotating(nn.Module):
+    """A network that begins with its largest example, and puts its outputs back."""
+
+    def __init__(self, rotated: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.rotated = nn.Linear(3, 4), nn.Linear(4, 2), rotated
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        k = int(x[:, 0].argmax())
+        made = self.second(self.first(self.rotated(x, k)).tanh())
+        return self.rotated(made, len(x) - k)
+
+
+def looks_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Backward passes that ask whose rows are whose, as they come."""
+    asked: list[int] = []
+    plain = routing.gradients_of
+
+    def counted(*given: Any) -> Any:
+        asked.append(1)
+        return plain(*given)
+
+    monkeypatch.setattr(routing, "gradients_of", counted)
+    return asked
+
+
+@pytest.mark.parametrize("way", ROTATED)
+def test_later_batches_that_are_rotated(way: str) -> None:
+    """By numbers in them: each example has its own Jacobian, after batches that were in order and others."""
+    model = Rotating(ROTATED[way]).double().to(DEVICE)
+    tracer, x = tracer_of(model), normal(36, 3)
+    places = (0, 0, 3, 3, 0, 3) if "halves" in way else (0, 0, 3, 1, 3, 0)
+    for number, place in enumerate(places):
+        x[6 * number + place, 0] = 10.0
+    tracer.cost(x[:6])
+    for some in x.split(6):
+        found = jacobian_of(tracer.trace(some)).cpu()
+        close(found, dense.jacobian(model.cpu(), some.cpu(), list(tracer.names)))
+        model.to(DEVICE)
+    assert not tracer.plan.generic
+
+
+def halves(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(torch.cat([hidden[:3].tanh(), hidden[3:].tanh()]))
+
+
+def wider(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.third(torch.cat([hidden[:, 2:].tanh(), hidden, x[:, : 1 + int(x[0, 0] > 0)].mean(1, True)], 1))
+
+
+@pytest.mark.parametrize(("forward", "asked"), [(halves, [2, 0, 0, 2, 0, 0]), (wider, [2, 0, 0, 0, 0, 0])])
+def test_batches_that_are_cut_as_before_are_not_looked_at(
+    forward: Any, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes two backward passes: one for each number of examples where these are cut, else one at all."""
+    layers = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 2), "third": nn.Linear(7, 2)}
+    model = Network(forward, **layers).double().to(DEVICE)
+    tracer, x = tracer_of(model), normal(33, 3)
+    tracer.cost(x[:6])
+    made = looks_of(monkeypatch)
+    counts = []
+    for some in x.split([6, 6, 6, 5, 5, 5]):
+        before = len(made)
+        tracer.trace(some)
+        counts.append(len(made) - before)
+    assert counts == asked
+    assert tracer.plan.copy().cuts == tracer.plan.cuts
+
+
+# What is done to four examples of three numbers, and how many cuts along the examples it makes.
+CUTTING: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "nothing": (lambda x: x.tanh() + 1, 0),
+    "a slice": (lambda x: x[1:3], 1),
+    "a slice from the end": (lambda x: x.narrow(-2, 1, 2), 1),
+    "a slice of columns": (lambda x: x[:, 1:], 0),
+    "columns joined": (lambda x: torch.cat([x[:, 1:], x[:, :1]], -1), 0),
+    "joined": (lambda x: torch.cat([x.tanh(), x.sin()]), 1),
+    "joined to another length": (lambda x: torch.cat([x.tanh(), x.sum(0)[None]]), 0),
+    "one of them": (lambda x: x[2], 1),
+    "one column": (lambda x: x[:, 2], 0),
+    "split": (lambda x: x.split(2)[1], 1),
+    "split columns": (lambda x: x.split(2, -1)[1], 0),
+    "unbound": (lambda x: x.unbind()[3], 1),
+    "unbound columns": (lambda x: x.unbind(-1)[2], 0),
+    "stacked": (lambda x: torch.stack([x[3], x[1], x[2], x[0]]), 5),
+    "a row of a table": (lambda x: x.sum(0)[1:], 0),
+}
+
+
+def cut(make: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """How a step cuts four examples of three numbers."""
+    made = make(normal(4, 3).requires_grad_() * 1)
+    return cut_of([*following([made.grad_fn], lambda node: False)], 4)
+
+
+@pytest.mark.parametrize("step", CUTTING)
+def test_cuts_along_the_examples(step: str) -> None:
+    """An axis may be counted from either end; the same step is the same cut."""
+    make, number = CUTTING[step]
+    found = cut(make)
+    assert len([each for each in found if isinstance(each[0], str)]) == number
+    assert found == cut(make) and (number or found == ())
+
+
+class SliceOfMine(torch.autograd.Function):
+    """A step of a user's whose name is like torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+def test_cuts_of_other_functions() -> None:
+    """Our own `unbind`, which keeps its axis, is one; what only has such a name is none."""
+    for axis, number in ((0, 1), (1, 0)):
+        found = cut(lambda x, axis=axis: Unbind.apply(x, axis)[1])  # type: ignore[misc]
+        assert len([each for each in found if isinstance(each[0], str)]) == number
+    assert cut(SliceOfMine.apply) == ()
+
+
+def test_other_cuts() -> None:
+    """Other places, another order of the pieces, and other pieces of those that one step makes."""
+    makes: list[Callable[[Tensor], Tensor]] = [
+        lambda x: torch.cat([x[1:], x[:1]]),
+        lambda x: torch.cat([x[2:], x[:2]]),
+        lambda x: torch.cat([x[:2], x[2:]]),
+        lambda x: torch.cat(x.split(2)),
+        lambda x: torch.cat(x.split(2)[::-1]),
+        lambda x: torch.cat(x.split(3)),
+        lambda x: torch.cat(x.split([1, 3])),
+        lambda x: torch.cat(x.split([3, 1])),
+        lambda x: torch.stack(x.unbind()),
+        lambda x: torch.stack(x.unbind()[::-1]),
+        lambda x: torch.cat([each.tanh() for each in x.split(2)]),
+        lambda x: torch.cat([each.tanh() for each in x.split(2)[::-1]]),
+        lambda x: x[::2],
+        lambda x: x[1::2],
+        lambda x: x[0],
+        lambda x: x[3],
+    ]
+    assert len({cut(make) for make in makes}) == len(makes)
 
 
 def batch(examples: int, shapes: Any = (), **more: Any) -> Any:

@@ -697,6 +697,72 @@ def test_examples_that_meet_behind_equal_ones(equal: int) -> None:
         fitted(model, x, classes(3, 8), "classification")
 
 
+MEETINGS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "inputs": lambda net, x: net.b(torch.tanh(net.a(x - x.mean(0)))),
+    "layers": lambda net, x: net.b(torch.tanh(net.a(x) - net.a(x).mean(0))),
+    "detached": lambda net, x: net.b(torch.tanh(net.a(x) / (1 + net.a(x).detach().abs().amax(0)))),
+    "attention": lambda net, x: net.b(torch.softmax(net.a(x) @ net.a(x).T, -1) @ net.a(x)),
+}
+
+
+@pytest.mark.parametrize("merged", [2048, 1])
+@pytest.mark.parametrize("sizes", [[5, 4], [5, 1, 3], [1, 5, 3]])
+@pytest.mark.parametrize("how", MEETINGS)
+def test_examples_that_meet_behind_batches_of_equal_ones(
+    how: str, sizes: list[int], merged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are found with the first batch that has two examples that differ, put together with others or not."""
+    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", merged)
+    x, y = normal(9, 4), classes(3, 9)
+    x[:6] = x[0]
+    model = built(Network(MEETINGS[how], a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)
+    outputs = [model(moved(x[each]))[0].detach() for each in (slice(0, 5), slice(0, 9))]
+    assert float((outputs[0] - outputs[1]).abs().max()) > 1e-3
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        lw.fit(model, cut(x, y, sizes), "classification")
+    la = lw.fit(model, (moved(x[:5]), moved(y[:5])), "classification")
+    assert la.coverage().verified.endswith("; no batch had two examples that differ")
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        la.predict(moved(x))
+
+
+@pytest.mark.parametrize("sizes", [[5, 4], [1] * 9])
+def test_words_once_examples_differ(sizes: list[int]) -> None:
+    """Batches of equal examples come first; what is said is of those that differ."""
+    x, y = normal(9, 4), classes(3, 9)
+    x[:5] = x[0]
+    model = simple()
+    expected = fitted(model, normal(9, 4), y, "classification").coverage().verified
+    exact = dense.ggn(model, x, y, "classification", names_of(model))
+    la = lw.fit(model.to(DEVICE), cut(x, y, sizes), "classification", structure="full", curvature="ggn")
+    assert la.coverage().verified == expected
+    assert relative(curvature_of(la), exact) < 1e-8
+
+
+@pytest.mark.parametrize("equal", [1, 2, 3, 5])
+def test_statistics_of_equal_examples(equal: int) -> None:
+    """A standard deviation of equal examples is zero, and what it divides is NaN: the reason is that examples meet."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.b(torch.tanh(net.a((x - x.mean(0)) / x.std(0, correction=0))))
+
+    x, y = normal(8, 4), classes(3, 8)
+    x[:equal] = x[0]
+    model = built(Network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    assert bool(torch.isfinite(model(x)).all())
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        fitted(model, x, y, "classification")
+
+
+def test_outputs_that_are_nan_at_equal_examples() -> None:
+    """Also beside other ones: nothing depends on these."""
+    x, y = normal(8, 4), classes(3, 8)
+    x[:5] = -x[0].abs()
+    model = built(Network(lambda net, x: net.b(x[:, :2].sqrt()), b=nn.Linear(2, 3)))
+    with pytest.raises(ValueError, match=r"At example 0.*output is NaN, although the input is finite"):
+        fitted(model, x, y, "classification")
+
+
 def test_weights_that_are_too_small_to_tell_are_named() -> None:
     """Behind units that are dead at both examples nothing was compared, which the table says."""
 
@@ -785,3 +851,50 @@ def test_an_offset_of_the_outputs_hides_nothing(monkeypatch: pytest.MonkeyPatch)
         built(Network(masked, a=nn.Linear(4, 6), b=nn.Linear(6, 3))), normal(7, 4), classes(2, 7), "classification"
     )
     assert la.coverage()["a.weight"].rule == "generic"
+
+
+def normalised_mean(size: float, coupling: float = 0.0) -> nn.Module:
+    """Zero in exact arithmetic, but for a layer of the given size, and for what examples have of their mean."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        mean = F.layer_norm(net.l(x), (8,)).mean(-1, keepdim=True)
+        return mean + size * net.c(x) + coupling * x.mean(0).sum()
+
+    return Network(forward, l=nn.Linear(4, 8), c=nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_of_what_cancels_is_no_dependence(dtype: torch.dtype, size: float) -> None:
+    """Outputs and derivatives that are rounding are neither refused nor taken for wrong ones."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = normalised_mean(size).to(DEVICE, dtype)
+        x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
+        la = lw.fit(model, (x, y), "regression", structure="full")
+        assert not la.plan.corrections
+        said = la.coverage().verified
+        assert "too small there to tell: l.weight, l.bias" in said or "zero but for rounding" in said
+        # The norm's mean has no derivative: all that is uncertain is the layer beside it, in closed form.
+        given = size * torch.cat([x, torch.ones_like(x[:, :1])], 1).double()
+        expected = given @ torch.linalg.inv(torch.eye(5).to(given) + given.T @ given) @ given.T
+        found = la.functional(x).cov[:, 0, 0].double()
+        torch.testing.assert_close(found, expected.diagonal(), rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "coupling"),
+    [
+        *((torch.float64, size, coupling) for size in (0.0, 1e-6, 1.0) for coupling in (1e-7, 1e-3, 1.0)),
+        *((torch.float32, size, coupling) for size in (0.0, 1e-3) for coupling in (1e-4, 1.0)),
+        (torch.float32, 1.0, 1e-2),
+    ],
+)
+def test_couplings_show_beside_what_cancels(dtype: torch.dtype, size: float, coupling: float) -> None:
+    """However small the outputs are: a share in other examples beyond rounding is refused as before."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = normalised_mean(size, coupling).to(DEVICE, dtype)
+        x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
+        with pytest.raises(ValueError, match="depends on the other examples"):
+            lw.fit(model, (x, y), "regression")

@@ -7,7 +7,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +15,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
@@ -75,12 +74,15 @@ def run(network: Callable[..., Any], inputs: Inputs) -> Any:
 
     It gets a copy of the inputs: some networks write into theirs, and these are the user's data.
     """
+    from .layers.norm import DenseNorms  # which needs this file
+
     inputs = map_tensors(torch.clone, inputs)
-    if isinstance(inputs, Mapping):
-        return network(**inputs)
-    if isinstance(inputs, list | tuple):
-        return network(*inputs)
-    return network(inputs)
+    with nullcontext() if any(each.is_cuda for each in tensors(inputs)) else DenseNorms():
+        if isinstance(inputs, Mapping):
+            return network(**inputs)
+        if isinstance(inputs, list | tuple):
+            return network(*inputs)
+        return network(inputs)
 
 
 def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
@@ -564,15 +566,33 @@ def hide_made(module: nn.Module) -> Attributes:
     kept = Attributes.of(module)
     made = _MADE[module]
     held = any(holding(kept.own.get(name)) for name in made)
-    for name, before in made.items() if held and not set_by_user(module) else ():
-        now = kept.own.get(name)
-        if before is INSIDE:
-            kept.own.pop(name, None)
-        elif type(now) is type(before) and type(now) in (list, dict):
-            refill(now, before)
-        else:
-            kept.own[name] = before
+    try:
+        for name, before in made.items() if held and not set_by_user(module) else ():
+            now = kept.own.get(name)
+            if before is INSIDE:
+                kept.own.pop(name, None)
+            elif type(now) is type(before) and type(now) in (list, dict):
+                refill(now, before)
+            else:
+                kept.own[name] = before
+    except BaseException:
+        kept.restore()
+        raise
     return kept
+
+
+@contextmanager
+def _hidden(modules: list[nn.Module]) -> Iterator[None]:
+    """Without what earlier passes kept; it is there again afterwards, also where hiding it fails half-way."""
+    hidden: list[Attributes] = []
+    try:
+        for module in modules:
+            if module in _MADE:
+                hidden.append(hide_made(module))
+        yield
+    finally:
+        for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
+            attributes.restore()
 
 
 @dataclass(frozen=True)
@@ -640,6 +660,7 @@ def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> It
     """
     with ExitStack() as stack:
         stack.enter_context(LOCK)  # another thread may hold this very network in evaluation mode
+        stack.enter_context(_hidden(list(model.modules())))  # before buffers and attributes are noted as they are
         stack.enter_context(_held(model, selected))
         yield
 
@@ -657,7 +678,6 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
     outer = _HELD.get(id(model))
     known = {module: _MADE[module].copy() for module, _ in modes if module in _MADE}
     failed = True
-    hidden = [hide_made(module) for module, _ in modes if module in _MADE]
     held = [Buffers.of(module) for module, _ in modes]
     hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     chosen = None if selected is None else {id(tensor) for tensor in selected}
@@ -673,10 +693,6 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
-        if any(isinstance(module, nn.GroupNorm | _InstanceNorm) for module, _ in modes) and not devices:
-            from .layers.norm import DenseNorms
-
-            stack.enter_context(DenseNorms())
         if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
@@ -701,8 +717,6 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
-            for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone
-                attributes.restore()
             if failed:  # what a refused network kept may be right after another pass of the user's
                 forget_made([module for module, _ in modes], known)
             if outer is None:

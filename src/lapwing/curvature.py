@@ -311,7 +311,7 @@ class Source:
         joined = merged(batches, lambda given: self._examples(tracer, given, watch), self.data.steady)
         for inputs, checked in ahead(self._check(*batch) for batch in joined):
             number = count(inputs)
-            cost = self.plan.cost(inputs)
+            cost = tracer.cost(inputs)  # of batches put together: examples that differ may come with the last of them
             step = self.budget.count(7 * cost, number)
             try:
                 ignored = checked.ignored()

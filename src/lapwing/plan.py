@@ -43,14 +43,21 @@ class Plan:
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
     push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
 
+    def __post_init__(self) -> None:
+        """Ways in which batches were cut along their examples, and looked at; no file holds them."""
+        self.cuts: set[int] = set()
+
     def copy(self) -> Plan:
         """As it is now."""
-        return Plan(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
+        made = Plan(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
+        made.cuts = self.cuts.copy()
+        return made
 
     def restore(self, kept: Plan) -> None:
         """Forget what was learnt since."""
         for each in fields(self):
             setattr(self, each.name, getattr(kept, each.name))
+        self.cuts = kept.cuts
 
     def reformed(self, found: Mapping[Part, Matrix | Explicit]) -> list[str]:
         """Weights whose Jacobian has another form than in an earlier batch: they have no common block.

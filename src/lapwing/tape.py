@@ -158,6 +158,20 @@ class Tape:
         return set(self.gradients(torch.ones_like(self.output)[None])) if self.output.requires_grad else set()
 
     @cached_property
+    def reached_generic(self) -> tuple[str, ...]:
+        """Weights with the generic rule that the output depends on; behind `detach()` they are as unused as others.
+
+        Those that were used in an earlier batch are not asked about again.
+        """
+        asked = [name for name in self.generic if name not in self.plan.used]
+        if not asked or not self.output.requires_grad:
+            return tuple(name for name in self.generic if name not in asked)
+        parameters, ones = [self.parameters[name] for name in asked], torch.ones_like(self.output)
+        found = torch.autograd.grad(self.output, parameters, ones, retain_graph=True, allow_unused=True)
+        none = {name for name, gradient in zip(asked, found, strict=True) if gradient is None}
+        return tuple(name for name in self.generic if name not in none)
+
+    @cached_property
     def outermost(self) -> Use | None:
         """The use whose output is the network's own, where its weights have no other use: its Jacobian is known."""
         own = self._own_edge()
@@ -215,11 +229,11 @@ class Tape:
         made: dict[Part, Matrix | Explicit] = {}
         for name, contributions in found.items():
             made.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
-        if self.generic:
+        if self.reached_generic:
             rows = generic_rows(
                 self.model,
                 self.inputs,
-                self.generic,
+                self.reached_generic,
                 cotangents,
                 self.budget,
                 self.plan,

@@ -7,7 +7,7 @@ rows. Weights whose use the recording does not see, or whose rows are no example
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from ctypes import c_int64
 from functools import cache
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .batches import Inputs, call, count, map_tensors, restore_buffers
+from .batches import Inputs, call, copied_buffers, count, map_tensors, restore_buffers
 from .diagnosis import FAILURES, explained, refuse_empty, refuse_nan
 from .layers.base import BatchAxis, Use, batch_axes
 from .memory import Budget
@@ -25,10 +25,13 @@ from .plan import DEPENDENT, Plan, signature
 from .recording import Again, Recording, following
 from .routing import Routing, gradients_of
 from .tape import Tape
-from .verification import LENGTHS, verify
+from .verification import LENGTHS, is_awaited, unlike, verify
 
 # By how many examples there are: they, and they again in an order that no flip or roll turns into the first.
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
+# What steps keep that cut a tensor; and how many ways to do so are remembered.
+CUT = tuple(f"_saved_{name}" for name in ("start", "end", "step", "index", "split_size", "split_sizes"))
+CUTS = 1024
 # `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
 MISMAPPED = ("CdistBackward", "PreluKernelBackward")
 
@@ -39,14 +42,14 @@ def owners(nodes: Iterable[Any], names: dict[int, str]) -> set[str]:
     return {names[id(each)] for each in found if each is not None and id(each) in names}
 
 
-def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], set[Any]]:
-    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way.
+def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], dict[Any, None]]:
+    """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way, in order.
 
     Ways into a recorded use end at its weights' aliases; the search goes on below what was broadcast to the examples.
     An alias that is reached around its use's output was applied twice: by the use, and in a gradient that the network
     took itself.
     """
-    above = set(following([output.grad_fn], recording.aliases.__contains__))
+    above = dict.fromkeys(following([output.grad_fn], recording.aliases.__contains__))
     below = following([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
     found = owners(above, recording.names) | owners(below, recording.names)
     roots = [output.grad_fn, *(lift.source.node for lift in recording.lifts)]
@@ -93,6 +96,37 @@ def reorders(node: Any, examples: int) -> bool:
         if axis == 0 and index.numel() == examples:  # each example picks among its own positions: h[arange(B), last]
             return False
     return False
+
+
+@cache
+def _may_cut(kind: str) -> bool:
+    return kind.startswith(("Slice", "Select", "Split", "UnsafeSplit", "Unbind", "Cat", "Stack"))
+
+
+def cut_of(nodes: Collection[Any], examples: int) -> tuple[Any, ...]:
+    """How a forward pass cuts tensors along their first axis, where that may hold the examples, and joins the pieces.
+
+    With other numbers here, in the order of the graph, the examples may be in another order than they were; empty where
+    nothing is cut.
+    """
+    found: list[Any] = []
+    for node in nodes:
+        kind = node.name()
+        if not _may_cut(kind):
+            continue
+        shape = tuple(node._input_metadata[0].shape)  # of the result
+        whole = shape  # of what is cut, or of what comes of the pieces
+        if not kind.startswith(("Cat", "Stack")):
+            whole = getattr(node, "_saved_self_sym_sizes", (len(node._input_metadata), *shape))
+        axis = getattr(node, "_saved_dim", getattr(node, "axis", None))  # our own `Unbind` has an axis
+        if not whole or not isinstance(axis, int) or c_int64(axis).value % len(whole):
+            continue
+        if whole[0] % examples == 0:
+            found.append((kind, whole[0], *(getattr(node, name, None) for name in CUT)))
+    if found:  # which pieces are taken, and where, of steps that make several
+        taken = ([number for _, number in node.next_functions] for node in nodes)
+        found += [(place, *numbers) for place, numbers in enumerate(taken) if any(numbers)]
+    return tuple(found)
 
 
 def doubled(inputs: Inputs) -> Inputs:
@@ -189,6 +223,7 @@ class Tracer:
                 raise reason from error
             # Said at once: nothing can be learnt from numbers that are not equal to themselves.
             refuse_empty(tape.output)
+            self._refuse_statistics(tape.output, inputs)
             refuse_nan(tape.output, some)
             # The generic rule makes whole rows, for every example and column.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
@@ -196,7 +231,20 @@ class Tracer:
             verify(several, inputs, tape)
             self.plan.closed[signature(inputs)] = tape.closed
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
+        elif is_awaited(self.plan, inputs):
+            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            verify(several, inputs, several.trace(doubled(inputs)))
         return self.plan.cost(inputs)
+
+    def _refuse_statistics(self, output: Tensor, inputs: Inputs) -> None:
+        """Outputs that are NaN since the first examples are equal: beside another one the same example has numbers."""
+        others = unlike(inputs) if bool(output.isnan().any()) else None
+        if others is None:
+            return
+        with torch.no_grad(), copied_buffers(self.model):
+            beside = call(self.model, others)
+        if bool(output[0].isnan().any()) and not bool(beside[0].isnan().any()):
+            raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
 
     def trace(self, inputs: Inputs, watch: bool = False) -> Tape:
         """Forward a batch; again where the first pass taught something about the network.
@@ -258,7 +306,8 @@ class Tracer:
                 return None
             if (len(plan.generic), len(plan.copied)) == known:
                 unlooked = not recording.watch and self._unlooked(tape)
-                Routing(self, tape).look(unlooked or any(reorders(node, examples) for node in nodes))
+                recut = not recording.watch and self._recut(tape, nodes)
+                Routing(self, tape).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
         return None if (len(plan.generic), len(plan.copied)) != known else tape
 
     def _unlooked(self, tape: Tape) -> bool:
@@ -269,7 +318,17 @@ class Tracer:
         looked.add(tape.signature)
         return True
 
-    def _misplaced(self, tape: Tape, watched: bool, nodes: set[Any]) -> bool:
+    def _recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
+        """Whether examples are cut and joined as in no batch before: a network may rotate them by a number in them."""
+        found = cut_of(nodes, tape.examples)
+        known, number = self.plan.cuts, hash((tape.signature, tape.examples, found))
+        if not found or number in known:
+            return False
+        if len(known) < CUTS:
+            known.add(number)
+        return True
+
+    def _misplaced(self, tape: Tape, watched: bool, nodes: Collection[Any]) -> bool:
         """Whether some use was recorded as if its examples were elsewhere: the next pass knows better."""
         lifted = {use.key for lift in tape.lifts if tape.axis(lift.key) is not None for use in lift.uses}
         lost = {use.key for lift in tape.lifts if tape.axis(lift.key) is None for use in lift.uses}

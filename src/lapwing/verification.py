@@ -11,6 +11,7 @@ import copy
 import itertools
 import math
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,11 +20,23 @@ import torch
 from torch import Tensor
 
 from .arithmetic import convolutions_rounded, products_rounded
-from .batches import CLEAR, Inputs, call, copied_buffers, kept_tensors, map_tensors, quantised, take, tensors
+from .batches import (
+    CLEAR,
+    Inputs,
+    call,
+    copied_buffers,
+    count,
+    kept_tensors,
+    map_tensors,
+    quantised,
+    take,
+    tensors,
+    under,
+)
 from .diagnosis import FAILURES
 from .jacobians import Explicit, Matrix
 from .layers.base import Part
-from .plan import DEPENDENT, Signature, signature
+from .plan import DEPENDENT, Plan, Signature, signature
 from .recording import following
 from .tape import Tape
 
@@ -34,9 +47,12 @@ EXAMPLES = 2
 LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
 COLUMNS, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
 ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
+EQUAL = "; no batch had two examples that differ"  # until one has
 NAMED = 3  # weights, where there may be many
 LEAST = 1e-6  # the size of outputs, beside the cotangents, below which what cancels in them may have been larger
 NOISE = 4.0  # times the rounding of plain derivatives, which may be off themselves where they cancel
+DRAWS = 8  # of other last digits of the weights: what is left of terms that cancel may be nothing by luck
+VIEWS = (slice(0, 2), slice(0, 1), slice(1, 2))  # both examples, and each of them alone
 COPIES = 14  # of a weight, held at the same time
 
 
@@ -74,7 +90,9 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
     """
     plan, shapes = tracer.plan, signature(inputs)
     alike = [each for each in plan.verified if kind(each) == kind(shapes)]
-    if shapes in alike or len(alike) >= LENGTHS:
+    if is_awaited(plan, inputs):
+        del plan.verified[shapes]
+    elif shapes in alike or len(alike) >= LENGTHS:
         return
     several, single = map_tensors(torch.detach, tape.inputs), tape.examples == 1
     if single:
@@ -88,10 +106,20 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
         plan.verified[shapes] = comparison.outcome()
 
 
+def first_other(inputs: Inputs) -> int:
+    """The number of the first example that is not equal to the first; 0 where there is none."""
+    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
+    return int(torch.stack(differ).any(0).int().argmax())
+
+
+def is_awaited(plan: Plan, inputs: Inputs) -> bool:
+    """Whether these are the first examples of their shapes that are not all equal: only they show dependences."""
+    return plan.verified.get(signature(inputs), "").endswith(EQUAL) and first_other(inputs) > 0
+
+
 def unlike(inputs: Inputs) -> Inputs | None:
     """The first example beside the first that is not equal to it, and they again; None where it is the second."""
-    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
-    place = int(torch.stack(differ).any(0).int().argmax())
+    place = first_other(inputs)
     return None if place < 2 else map_tensors(lambda tensor: tensor[[0, place, place, 0]].detach(), inputs)
 
 
@@ -125,10 +153,13 @@ class Comparison:
         for _ in range(len(self.tracer.names) + 4):
             vectorised = plan.vectorised
             seen = self._seen()
+            if (seen.alike or not seen.finite) and (several := unlike(self.every)) is not None:
+                return replace(self, every=several, several=several, tape=None).outcome()
             if not seen.finite:
                 return "nothing, since the network's output was not finite"  # said elsewhere, with the examples
-            if seen.alike and (several := unlike(self.every)) is not None:
-                return replace(self, every=several, several=several, tape=None).outcome()
+            if (seen.coupled or seen.wrong) and self._is_rounding():
+                equal = EQUAL if not first_other(self.every) else ""
+                return f"nothing, since the network's output was zero but for rounding{equal}"
             if seen.coupled and self._repeatable(self.allowed.output):
                 raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
             if not seen.wrong:
@@ -138,7 +169,8 @@ class Comparison:
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
         words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
-        return words + (f"; too small there to tell: {listed(seen.faint)}" if seen.faint else "")
+        words += f"; too small there to tell: {listed(seen.faint)}" if seen.faint else ""
+        return words + (EQUAL if seen.alike and not first_other(self.every) else "")
 
     def _call(self, inputs: Inputs) -> Tensor:
         with copied_buffers(self.tracer.model):
@@ -223,7 +255,7 @@ class Comparison:
         parameters = self.tracer.selected[group]
         return [each for cotangent in self.cotangents for each in self._gradients(self.output, parameters, cotangent)]
 
-    def _gradients(self, output: Tensor, parameters: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    def _gradients(self, output: Tensor, parameters: Sequence[Tensor], cotangent: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
         return [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
 
@@ -254,10 +286,65 @@ class Comparison:
             shown = torch.cat([torch.stack(sizes).double(), norms.flatten()]).cpu()
         (largest, gap, *gaps), norms = shown[: len(sizes)].tolist(), shown[len(sizes) :].reshape(norms.shape)
         # The same kernels give the same numbers, whatever the other is; for a batch of another size they may not.
-        bounds = (self.allowed.output, ROUGH.own)[: len(gaps)]
-        coupled = any(not gap <= bound * largest for gap, bound in zip(gaps, bounds, strict=True))
+        limits = [bound * largest for bound in (self.allowed.output, ROUGH.own)[: len(gaps)]]
+        coupled = any(not gap <= limit for gap, limit in zip(gaps, limits, strict=True))
+        if coupled and math.isfinite(largest):  # what is left where numbers cancel may be rounding, even in float64
+            coupled = any(not gap <= max(limit, self.last_digits) for gap, limit in zip(gaps, limits, strict=True))
         wrong, faint = self._judged(norms[0], norms[1:].amax(0))
         return Seen(math.isfinite(largest), gap <= ALIKE * largest, coupled, alone is not None, wrong, faint)
+
+    def _nudged(self) -> Iterator[dict[str, Tensor]]:
+        """Weights whose last digits are others, a few times; never where outputs change by themselves."""
+        given = [(name, each.detach()) for name, each in self.tracer.model.named_parameters()]
+        generators = {each.device: torch.Generator(each.device).manual_seed(0) for _, each in given}
+        for _ in range(DRAWS if self._repeatable(self.allowed.output) else 0):
+            yield {name: nudged(each, generators[each.device]) for name, each in given if each.is_floating_point()}
+
+    def _at(self, weights: dict[str, Tensor], inputs: Inputs) -> Tensor | None:
+        """The output with other weights, where the network takes them and its output depends on them."""
+        try:
+            with copied_buffers(self.tracer.model):
+                made = call(under(self.tracer.model, weights), inputs)
+        except FAILURES:
+            return None
+        return made if made.requires_grad and made.shape == (count(inputs), *self.output.shape[1:]) else None
+
+    @cached_property
+    def last_digits(self) -> float:
+        """How far rounding may take the outputs: a few times as far as other last digits of the weights take them."""
+        every = (self._at(weights, self.inputs) for weights in self._nudged())
+        moves = [float((made - self.output).detach().abs().max()) for made in every if made is not None]
+        return NOISE * max((each for each in moves if math.isfinite(each)), default=0.0)
+
+    def _shifts(self, names: list[str]) -> Tensor:
+        """(weights,): how far other last digits of the weights take plain derivatives, in the batch and alone."""
+        shifts = torch.zeros(len(names), dtype=torch.float64)
+        for view in VIEWS:
+            first: list[Tensor] = []
+            columns, generator = self.columns, torch.Generator(self.columns.device).manual_seed(0)
+            own: dict[str, Tensor] = dict(self.tracer.model.named_parameters())
+            for weights in itertools.chain([own], self._nudged()):
+                output = self._at(weights, take(self.inputs, view))
+                if output is None:
+                    break
+                rows = self._each(output, [weights[name] for name in names], columns[:, view])
+                first, columns = first or rows, nudged(self.columns, generator).detach()
+                shifts = shifts.maximum(furthest(first, rows, len(names)))
+        return shifts
+
+    def _each(self, output: Tensor, parameters: Sequence[Tensor], columns: Tensor) -> list[Tensor]:
+        """Plain derivatives of outputs (B, ...), each example's alone, by the columns (K, B, ...) and as compared."""
+        rows: list[Tensor] = []
+        for column in (*columns, torch.add(*columns, alpha=SHARE)):
+            for place, own in enumerate(column.to(output)):
+                cotangent = torch.zeros_like(output)
+                cotangent[place] = own
+                rows += self._gradients(output, parameters, cotangent)
+        return rows
+
+    def _is_rounding(self) -> bool:
+        """Whether nothing is left of the outputs but rounding of what cancels in them."""
+        return float(self.output.detach().abs().max()) <= self.last_digits
 
     def _norms(self, found: list[dict[Part, Matrix | Explicit]], group: slice) -> Tensor:
         """(3, examples, weights): of differences, of derivatives by the plan, in the batch and alone, of plain ones."""
@@ -280,8 +367,9 @@ class Comparison:
         if bool((differences > allowed).any()):
             allowed = allowed.maximum(self.allowed.own * sizes + self.allowed.largest * self._cancelling())
         suspected = (differences > allowed).any(0).nonzero().flatten().tolist()
-        if suspected and self.allowed is not EXACT:
-            noise = self._noise([[*self.tracer.parameters][place] for place in suspected])
+        if suspected:
+            names = [[*self.tracer.parameters][place] for place in suspected]
+            noise = self._shifts(names) if self.allowed is EXACT else self._noise(names)
             allowed[:, suspected] = allowed[:, suspected].maximum(NOISE * noise)
         off, small = (differences > allowed).any(0).tolist(), (finite & (sizes <= allowed)).all(0).tolist()
         names, used = [*self.tracer.parameters], self.tracer.plan.used
@@ -296,23 +384,24 @@ class Comparison:
         return torch.where(norms > 0, through / norms, 0.0).cpu()
 
     def _noise(self, names: list[str]) -> Tensor:
-        """(weights,): how far plain derivatives, of either example, are from those of the network in float64.
+        """(weights,): how far plain derivatives, in the batch and alone, are from those of the network in float64.
 
         What is left of terms that cancel may be nothing for one of them. Zeros where it does not run in float64.
         """
         kept = {id(tensor): tensor.detach() for _, tensor in kept_tensors(self.tracer.model)}  # with a graph: no copies
+        noise = torch.zeros(len(names), dtype=torch.float64)
         try:
             twin = copy.deepcopy(self.tracer.model, kept).double()
-            output = call(twin, map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs))
-        except Exception:  # whatever the network says to float64
-            return torch.zeros(len(names), dtype=torch.float64)
-        every = dict(twin.named_parameters())
-        both = [(self.output, self.tracer.parameters), (output, every)]
-        rows = []
-        for cotangent in self.cotangents:
-            plain, exact = (self._gradients(own, [of[name] for name in names], cotangent.to(own)) for own, of in both)
-            rows.append(stacked_norms([*torch._foreach_sub(plain, exact)]))
-        return torch.stack(rows).amax(0).cpu()
+            wide = map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs)
+            plain, exact = ([each.get_parameter(name) for name in names] for each in (self.tracer.model, twin))
+            for view in VIEWS:
+                columns = self.columns[:, view]
+                rows = self._each(self._call(take(self.inputs, view)), plain, columns)
+                others = self._each(call(twin, take(wide, view)), exact, columns)
+                noise = noise.maximum(furthest(rows, others, len(names)))
+        except Exception:  # whatever the network says to float64, or to a single example
+            return noise
+        return noise
 
     def _rows(self, found: dict[Part, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
         """Flat derivatives of one example's output after the other: the combination of columns, from all ranges."""
@@ -366,6 +455,18 @@ class Comparison:
                 if not bool((ours[column] - plain[0]).norm() <= self.allowed.own * plain.norm()):
                     return False
         return True
+
+
+def furthest(rows: list[Tensor], others: list[Tensor], number: int) -> Tensor:
+    """(weights,) on the CPU: norms of differences of derivatives, of the example for which they are largest."""
+    norms = stacked_norms([*torch._foreach_sub(rows, others)]).reshape(-1, number)
+    return norms.nan_to_num(0.0, 0.0).amax(0).cpu()
+
+
+def nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """The same numbers with other last digits."""
+    share = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device=tensor.device).to(tensor.dtype)
+    return (tensor + tensor * (torch.finfo(tensor.dtype).eps * (4 * share - 2))).requires_grad_()
 
 
 def listed(names: list[str]) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .. import fused
-from ..batches import map_tensors
 from ..jacobians import Layout
 from .base import Contribution, Handler, Recorder, Use, channels, positions_last
 from .columns import pulled
@@ -93,8 +92,11 @@ def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     return applied
 
 
+BROKEN = (F.group_norm, F.instance_norm, torch.group_norm, torch.instance_norm, torch.native_group_norm)
+
+
 class DenseNorms(TorchFunctionMode):
-    """Networks with group or instance norms run under this on a CPU, where torch's own backward pass may fail.
+    """Networks run under this on a CPU, where torch's own backward pass of group and instance norms may fail.
 
     That of a group norm crashes for inputs in channels_last whose gradient is not asked for, and that of an instance
     norm misreads such gradients of a single example.
@@ -105,11 +107,14 @@ class DenseNorms(TorchFunctionMode):
     ) -> Any:
         """Hand inputs of norms over in plain layout, and gradients back in it; everything else through."""
         kwargs = kwargs or {}
-        if func not in (F.group_norm, F.instance_norm):
+        if func not in BROKEN:
             return func(*args, **kwargs)
-        args, kwargs = map_tensors(Tensor.contiguous, (args, kwargs))
-        output: Tensor = func(*args, **kwargs)
-        return output.reshape(-1).view(output.shape)  # gradients of a view are in its order
+        # Of the input alone: a weight has to stay the tensor that the recording knows.
+        args = tuple(each.contiguous() if not place else each for place, each in enumerate(args))
+        made = func(*args, **{name: each.contiguous() if name == "input" else each for name, each in kwargs.items()})
+        output, *others = made if isinstance(made, tuple) else (made,)
+        output = output.reshape(-1).view(output.shape)  # gradients of a view are in its order
+        return (output, *others) if isinstance(made, tuple) else output
 
 
 def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:

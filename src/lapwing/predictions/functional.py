@@ -27,6 +27,7 @@ from ..pushing import Push, apply
 from ..space import Space
 from ..tape import Tape
 from ..tracer import Tracer
+from ..verification import is_awaited
 
 EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact, whatever the weights
 SAMPLES = 64  # forward-mode samples above that
@@ -101,7 +102,7 @@ class Network:
 
     def outputs(self, x: Inputs) -> int:
         """Numbers in one example's output; call inside `evaluation`."""
-        if not self.plan.knows(x):
+        if not self.plan.knows(x) or is_awaited(self.plan, x):
             Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
         return math.prod(self.plan.shape(x))
 
