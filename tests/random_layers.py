@@ -240,7 +240,7 @@ def norm(s: Sketch) -> None:
     dims = "2d" if s.kind == "img" else "1d"
     layer = {
         "layer norm": f"nn.LayerNorm({width})",
-        "rms norm": f"nn.RMSNorm({width})",
+        "rms norm": f"nn.RMSNorm({width}, eps=1e-5)",  # its default differs between dtypes: other networks near zero
         "batch norm": f"nn.BatchNorm{dims}({width})",
         "group norm": f"nn.GroupNorm(1, {width})",
         "instance norm": f"nn.InstanceNorm{dims}({width}, affine=True)",

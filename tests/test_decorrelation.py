@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import lapwing as lw
 from fitting import normal
 from lapwing.arithmetic import Arithmetic, float64_is_fast
+from lapwing.curvature import PlanChanged
 from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
 from lapwing.layers.base import Part
 from lapwing.memory import Budget
@@ -446,9 +448,14 @@ def test_when_columns_that_were_taken_apart_are_looked_at(monkeypatch: pytest.Mo
     assert own.due(batch_of(10)) and own.judge(matrices) == set()
     assert len(asked) == 1 and torch.equal(asked[0][1], torch.tensor([0.75]))
     assert not own.due(batch_of(30)) and own.over()  # the last look comes anyway
-    assert own.judge({**matrices, "a": (1.1 * error, torch.ones(1))}, last=True) == {"a"}
-    assert torch.equal(asked[1][1], columns.ridge) and own.exact == {"a"} and set(own.rounded) == {"a"}
-    assert own.apart == {"a": columns}  # what was summed stays over these columns
+    assert own.judge(matrices, last=True) == set() and torch.equal(asked[1][1], columns.ridge)
+    with pytest.raises(PlanChanged):
+        own.judge({**matrices, "a": (1.1 * error, torch.ones(1))}, last=True)
+    assert own.source.exact == {"a"} and own.apart == {"a": columns}  # what was summed stays over these columns
+    once: Rounding[str] = Rounding(source_of(expected=40, data=SimpleNamespace(one_shot=True)), apart={"a": columns})
+    once.seen, once.judged = 40, 10
+    assert once.judge({"a": (1.1 * error, torch.ones(1))}, last=True) == {"a"} and once.lost == set()
+    assert once.judge({"a": (3.1 * error, torch.ones(1))}, last=True) == set() and once.lost == {"a"}
     assert Rounding(source_of(expected=10), apart={"a": columns}, seen=10, judged=10).over()
     assert not Rounding(source_of(expected=10), apart={"a": columns}, seen=10, judged=10, wide=True).over()
     unknown: Rounding[str] = Rounding(source_of(), apart={"a": columns})

@@ -227,8 +227,9 @@ def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ours(SimpleNamespace(columns=True, second=True))
     assert not ours(input=given.detach())
     assert not ours(input=normal(3, 6), normalized_shape=(6,))
-    low = given.detach().bfloat16().requires_grad_()
-    assert not ours(input=low, weight=normal(5).float(), bias=normal(5).float())
+    if DEVICE == "cpu":  # torch has no such norm on a GPU
+        low = given.detach().bfloat16().requires_grad_()
+        assert not ours(input=low, weight=normal(5).float(), bias=normal(5).float())
     with torch.autocast(DEVICE, torch.bfloat16):
         assert not ours()
     monkeypatch.setattr(fused, "usable", lambda _: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -1107,8 +1108,8 @@ def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> N
     ("step", "vectorised", "batched"),
     [
         (lambda x: x.tanh(), True, True),
-        (lambda x: nn.functional.prelu(x, torch.tensor([0.3], dtype=torch.float64, device=DEVICE)), False, True),
-        (lambda x: torch.cdist(x[:, None], torch.ones(1, 2, dtype=torch.float64, device=DEVICE))[:, 0], False, False),
+        (lambda x: nn.functional.prelu(x, torch.tensor([0.3]).to(x)), False, True),
+        (lambda x: torch.cdist(x[:, None], torch.ones(1, 2).to(x))[:, 0], False, False),
     ],
     ids=["tanh", "prelu", "cdist"],
 )
@@ -1338,8 +1339,7 @@ def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...
     assert (None if used is None else used.refs["weight"].name) == (None if outer is None else f"{outer}.weight")
     assert tape.closed is closed
     assert sorted((weight.name, bias.name) for weight, bias in tape.pairs().items()) == pairs
-    expected = dense.jacobian(model.cpu(), x.cpu(), list(tape.parameters)).to(DEVICE)
-    model.to(DEVICE)
+    expected = dense.jacobian(copy.deepcopy(model).cpu(), x.cpu(), list(tape.parameters)).to(DEVICE)
     starts = {name: place.start for name, place in make_space(model, tape.parameters).slices().items()}
     found = torch.zeros_like(expected)
     for part, jacobian in tape.pull_outputs().items():

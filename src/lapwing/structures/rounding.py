@@ -81,8 +81,10 @@ class Rounding(Generic[Key]):
         sizes = torch.stack([self._error(key, *value) for key, value in own.items()]).tolist()
         worst = dict(zip(own, sizes, strict=True))
         found = {key for key, error in worst.items() if error > NEAR and key not in self.exact}
-        late = set() if self.first else {key for key, error in worst.items() if error > LATE}
-        if late and not self.source.data.one_shot:
+        again = not self.source.data.one_shot
+        bounds = {key: NEAR if again and last and key in self.apart else LATE for key in worst}
+        late = set() if self.first else {key for key, error in worst.items() if error > bounds[key]}
+        if late and again:
             self.source.exact |= self.exact | found | late
             raise PlanChanged("A weight turned out to need products in float64")
         self.lost |= late
