@@ -21,7 +21,6 @@ from lapwing.memory import Budget
 from lapwing.space import Space
 from lapwing.structures import block, common, rounding
 from lapwing.structures.block import DenseCurvature, DenseSums, measure_groups
-from lapwing.structures.rounding import Rounding
 from stand_ins import ROOM, batch_of, source_of
 
 A, B, C = Part("m.weight", 0, 4), Part("m.bias", 0, 2), Part("n.weight", 0, 3)
@@ -89,23 +88,21 @@ def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pyte
     found: dict[Part, Any] = {A: Explicit(first, room), half: Explicit(second, room)}
     rows = torch.cat([first, torch.zeros(2, 3, 2), torch.zeros(2, 3, 2), second], 2).flatten(0, 1)
     rows = rows if mask is None else rows[:, mask]
-    plain: Rounding[Any] = Rounding(source_of())
-    exact: Rounding[Any] = Rounding(source_of(), {(A,)})
-    made = block.add_gram(None, found, (A, absent, later), mask, plain, 2)
+    made = block.add_gram(None, found, (A, absent, later), mask, torch.float32)
     assert made is not None
     close(block.mirrored(made), rows.T @ rows)
-    again = block.add_gram(made, found, (A, absent, later), mask, plain, 2)
+    again = block.add_gram(made, found, (A, absent, later), mask, torch.float32)
     assert again is not None
     close(block.mirrored(again), 2 * rows.T @ rows)
-    assert block.add_gram(None, found, (B,), None, plain, 2) is None
+    assert block.add_gram(None, found, (B,), None, torch.float32) is None
     kept = torch.ones(2, 2)
-    assert block.add_gram(kept, found, (B,), None, plain, 2) is kept
+    assert block.add_gram(kept, found, (B,), None, torch.float32) is kept
     narrow = {A: Explicit(first.float(), room)}
     wide = first.float().double().flatten(0, 1)
-    made = block.add_gram(None, narrow, (A,), None, exact, 2)
+    made = block.add_gram(None, narrow, (A,), None, torch.float64)
     assert made is not None
     close(block.mirrored(made), wide.T @ wide)
-    made = block.add_gram(None, narrow, (A,), None, plain, 2)
+    made = block.add_gram(None, narrow, (A,), None, torch.float32)
     assert made is not None and made.dtype == torch.float64
 
 

@@ -900,3 +900,33 @@ def test_couplings_show_beside_what_cancels(dtype: torch.dtype, size: float, cou
         x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
         with pytest.raises(ValueError, match="depends on the other examples"):
             lw.fit(model, (x, y), "regression")
+
+
+class ZeroHead(nn.Module):
+    """Examples that meet, in one of several ways, before a head that begins with zeros."""
+
+    def __init__(self, meet: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.meet = nn.Linear(3, 5), nn.Linear(5, 1), meet
+        nn.init.zeros_(self.b.weight)
+        nn.init.zeros_(self.b.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3) -> (N, 1)."""
+        return self.b(self.meet(torch.tanh(self.a(x))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "meet",
+    [lambda h: h - h.mean(0), lambda h: (h @ h.T).softmax(1) @ h],
+    ids=["mean", "attention"],
+)
+def test_outputs_of_zero_are_not_taken_for_rounding(meet: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """A head of zeros has derivatives: they show that its examples depend on each other."""
+    torch.manual_seed(0)
+    x, y = moved(torch.randn(20, 3).to(dtype)), moved(torch.randn(20, 1).to(dtype))
+    with pytest.raises(ValueError, match=r"depend on|plain reverse mode"):
+        lw.fit(ZeroHead(meet).to(DEVICE, dtype), (x, y), "regression", structure="full")
+    la = lw.fit(ZeroHead(torch.sin).to(DEVICE, dtype), (x, y), "regression", structure="full")
+    assert "agree with plain reverse mode" in str(la.coverage())

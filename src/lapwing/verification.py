@@ -343,8 +343,8 @@ class Comparison:
         return rows
 
     def _is_rounding(self) -> bool:
-        """Whether nothing is left of the outputs but rounding of what cancels in them."""
-        return float(self.output.detach().abs().max()) <= self.last_digits
+        """Whether nothing is left of the outputs but rounding of what cancels in them. Zeros cancel nothing."""
+        return float(self.output.detach().abs().max()) <= self.last_digits > 0
 
     def _norms(self, found: list[dict[Part, Matrix | Explicit]], group: slice) -> Tensor:
         """(3, examples, weights): of differences, of derivatives by the plan, in the batch and alone, of plain ones."""

@@ -64,6 +64,11 @@ class Sample:
         return squares(self.gradients) * self.columns * self.positions
 
     @property
+    def same(self) -> tuple[int, ...]:
+        """Equal for a weight and its bias, whose gradients are the same."""
+        return tuple(id(term.grad) for term in self.terms)
+
+    @property
     def summed_by_rows(self) -> bool:
         """Whether sums of inputs are made of their rows: those of convolutions may be made in a shorter way."""
         moments = [term.acts.moments for term in self.terms]
@@ -83,13 +88,8 @@ def samples(matrices: Mapping[Key, Matrix], columns: int, reduced: bool) -> Iter
             yield Sample((key, flipped), terms, columns, reduced)
 
 
-def take_apart(
-    rounding: Rounding[Side], blocks: list[Sample], others: Mapping[Part, Explicit], number: int
-) -> dict[Side, Tensor]:
-    """Find nearly dependent columns where float32 would show after `number` examples.
-
-    Returned are traces (G,) of the sums that are looked at, for one example.
-    """
+def take_apart(rounding: Rounding[Side], blocks: list[Sample], others: Mapping[Part, Explicit], number: int) -> None:
+    """Find nearly dependent columns where float32 would show after `number` examples."""
     sizes = [(each.input_size(), each.gradient_size()) for each in blocks]
     largest: dict[Own | Part, Tensor] = {}
     for each, (inputs, gradients) in zip(blocks, sizes, strict=True):
@@ -99,28 +99,20 @@ def take_apart(
         largest[part] = number * own.value.detach().square().sum() / own.examples
     shown = rounding.shown(largest)
     same: dict[tuple[int, ...], Side] = {}
-    made: dict[Side, Tensor] = {}
     for each, (inputs, gradients) in zip(blocks, sizes, strict=True):
         if each.own not in shown:
             continue
-        side: Side = each.own, "inputs"
         if each.inputs is not None and each.summed_by_rows:
-            rounding.take_apart(side, each.inputs, 1 / (rounding.strength * number * gradients))
-            made[side] = inputs * each.positions
-        side = each.own, "gradients"
+            ridge = 1 / (rounding.strength * number * gradients)
+            rounding.take_apart((each.own, "inputs"), each.inputs, ridge)
         rows = number * each.columns * each.positions
-        rounding.take_apart(side, each.gradients, 1 / (rounding.strength * rows * inputs))
-        made[side] = gradients
-        same[tuple(id(term.grad) for term in each.terms)] = side
-    for each, (_, gradients) in zip(blocks, sizes, strict=True):  # a bias has the gradients of its weight
-        alike = same.get(tuple(id(term.grad) for term in each.terms))
+        rounding.take_apart((each.own, "gradients"), each.gradients, 1 / (rounding.strength * rows * inputs))
+        same[each.same] = each.own, "gradients"
+    for each in blocks:
+        alike = same.get(each.same)
         if alike in rounding.apart:
             rounding.apart[each.own, "gradients"] = rounding.apart[alike]
-            made[each.own, "gradients"] = gradients
     for part, own in small.items():
         if part in shown:
-            columns = own.columns
-            rounding.take_apart(
-                (part, "other"), own.value.flatten(0, 1)[None], 1 / (rounding.strength * number * columns)
-            )
-    return made
+            rows = number * own.columns
+            rounding.take_apart((part, "other"), own.value.flatten(0, 1)[None], 1 / (rounding.strength * rows))

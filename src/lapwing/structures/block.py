@@ -27,17 +27,9 @@ Group = tuple[Part, ...]
 
 
 def add_gram(
-    total: Tensor | None,
-    found: Mapping[Part, Matrix | Explicit],
-    group: Group,
-    mask: Tensor | None,
-    rounding: Rounding[Group],
-    columns: int,
+    total: Tensor | None, found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """(P, P) in float64 and `sum J^T J` over columns and examples for a group of weights, some rows at a time.
-
-    `columns`: of the Jacobian of one example, in all chunks.
-    """
+    """(P, P) in float64 and `sum J^T J` over columns and examples for a group of weights, some rows at a time."""
     pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
     if all(piece is None for piece in pieces):
         return total
@@ -47,22 +39,10 @@ def add_gram(
         rows = stacked.rows(examples).flatten(0, 1)
         if total is None:
             total = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
-            if not rounding.judged:
-                look_ahead(rows, group, rounding, columns * rounding.expected(stacked.examples))
-        apart = rounding.apart.get(group)
-        dtype = torch.promote_types(rows.dtype, torch.float64 if group in rounding.exact else torch.float32)
         step = max(CHUNK_CUDA, -(-len(rows) // CHUNKS_CUDA)) if rows.is_cuda else CHUNK
         for some in rows.split(step):
-            some = some.to(dtype)
-            total = with_outer(total, some if apart is None else apart.rows(some[None])[0])
+            total = with_outer(total, some.to(torch.promote_types(rows.dtype, dtype)))
     return total
-
-
-def look_ahead(rows: Tensor, group: Group, rounding: Rounding[Group], number: int) -> None:
-    """Take apart the columns of a group's first rows (n, P), where the sum of `number` rows in float32 would show."""
-    largest = rows.detach().square().mean(0).sum() * number  # of the eigenvalues, or more
-    if rounding.shown({group: largest}):
-        rounding.take_apart(group, rows[None], 1 / (rounding.strength * number))
 
 
 def with_outer(total: Tensor, rows: Tensor) -> Tensor:
@@ -228,16 +208,14 @@ def measure_groups(
         first = not rounding.judged
         held = list(batch.columns()) if first and batch.at_once else None
         chosen = None if mask is None else mask.to(batch.tape.output.device)
-        measure_chunks(held or batch.columns(), groups, chosen, rounding, sums, batch.total)
+        measure_chunks(held or batch.columns(), groups, chosen, rounding, sums)
         found = judge(sums, rounding) if rounding.due(batch) else set()
         if first and found:
             sums = {group: value for group, value in sums.items() if group not in found}
             again = [group for group in groups if group in found]
-            measure_chunks(held or batch.columns(), again, chosen, rounding, sums, batch.total)
+            measure_chunks(held or batch.columns(), again, chosen, rounding, sums)
     if rounding.over():
-        judge(sums, rounding, last=True)
-    for group, apart in rounding.apart.items():
-        sums[group] = apart.restored(mirrored(sums[group])[None])[0]
+        judge(sums, rounding)
     known = {} if earlier is None else earlier.matrices
     fine = rounding.shown(sizes(sums)) | {group for group, value in known.items() if in_float64([value])}
     for group in sums:
@@ -245,13 +223,11 @@ def measure_groups(
     return DenseSums(sums, mask)
 
 
-def judge(sums: dict[Group, Tensor], rounding: Rounding[Group], last: bool = False) -> set[Group]:
+def judge(sums: dict[Group, Tensor], rounding: Rounding[Group]) -> set[Group]:
     """Matrices that need products in float64 from now on, of those in which float32 would show."""
-    plain = {group: value for group, value in sums.items() if group not in rounding.apart}
-    chosen = rounding.shown(sizes(plain)) | set(rounding.apart)
-    shown = {group: mirrored(sums[group]).unsqueeze(0) for group in chosen}
+    shown = {group: sums[group].unsqueeze(0) for group in rounding.shown(sizes(sums))}
     ridge = 1 / rounding.strength
-    return rounding.judge({group: (value, value.new_full((1,), ridge)) for group, value in shown.items()}, last)
+    return rounding.judge({group: (value, value.new_full((1,), ridge)) for group, value in shown.items()})
 
 
 def sizes(sums: dict[Group, Tensor]) -> dict[Group, Tensor]:
@@ -265,12 +241,12 @@ def measure_chunks(
     mask: Tensor | None,
     rounding: Rounding[Group],
     sums: dict[Group, Tensor],
-    columns: int,
 ) -> None:
     """Add a batch's matrices to the sums."""
     for found in chunks:
         for group in groups:
-            made = add_gram(sums.get(group), found, group, mask, rounding, columns)
+            dtype = torch.float64 if group in rounding.exact else torch.float32
+            made = add_gram(sums.get(group), found, group, mask, dtype)
             if made is not None:
                 sums[group] = made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -13,10 +13,21 @@ from ..jacobians import Explicit, Matrix
 from ..layers.base import Part
 from .ahead import samples, take_apart
 from .common import sum_dtype
-from .factors import Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
+from .factors import (
+    NONE,
+    Apart,
+    Key,
+    KronSums,
+    Own,
+    Products,
+    Side,
+    add_gradients,
+    add_inputs,
+    add_other,
+    counted_positions,
+)
 from .rounding import SMALL, Rounding, norm
 
-NONE: Mapping[Side, Tensor] = {}
 Chunk = dict[Part, Matrix | Explicit]
 Chunks = Iterable[Chunk]
 
@@ -38,7 +49,6 @@ class Measurement:
     rounding: Rounding[Side]
     sums: KronSums = field(default_factory=KronSums)
     small: set[Own] = field(default_factory=set)  # blocks both of whose sides are
-    sizes: dict[Side, Tensor] = field(default_factory=dict)  # (G,), of one example: traces of sides taken apart
 
     def add(self, batch: Batch) -> None:
         """Measure a batch; if it is the first, again what needs products in float64."""
@@ -57,18 +67,18 @@ class Measurement:
         if self.rounding.wide:
             return self.sums
         if self.rounding.over():
-            self._judge(self._shown(), last=True)
+            self._judge(self._shown())
         self.sums.restore(self.rounding.apart)
         self.rounding.apart.clear()
         fine = fine | self._shown() | self.small
         self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
         return self.sums
 
-    def _judge(self, shown: set[Own | Part], last: bool = False) -> set[Side]:
+    def _judge(self, shown: set[Own | Part]) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
         shown = shown | {own for own, _ in self.rounding.apart}
-        matrices = dict(watched(self.sums, shown, self.rounding, self._norms()))
-        found = self.rounding.judge(matrices, last)
+        matrices = dict(watched(self.sums, shown, self.rounding))
+        found = self.rounding.judge(matrices)
         modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
         alike: set[Side] = {
             side for side in matrices if side[1] == "gradients" and module_of(side[0]) in modules
@@ -78,13 +88,9 @@ class Measurement:
 
     def _shown(self) -> set[Own | Part]:
         """Blocks in which float32 would show, with all of their module."""
-        sizes = largest(self.sums, self._norms())
+        sizes = largest(self.sums, self.rounding.apart)
         modules = {module_of(own) for own in self.rounding.shown(sizes)}
         return {own for own in sizes if module_of(own) in modules}
-
-    def _norms(self) -> dict[Side, Tensor]:
-        """(G,): about the largest eigenvalues of sides that are summed over other columns, never less."""
-        return {side: self.rounding.seen * size for side, size in self.sizes.items() if side in self.rounding.apart}
 
     def _measure(self, batch: Batch, chunks: Chunks, chosen: set[Side] | None = None) -> None:
         """All sides, or the chosen ones."""
@@ -141,7 +147,7 @@ class Measurement:
                 matrices[key] = matrix
         others = {part: jacobian for part, jacobian in found.items() if isinstance(jacobian, Explicit)}
         blocks = list(samples(matrices, batch.total, reduced))
-        self.sizes = take_apart(self.rounding, blocks, others, self.rounding.expected(batch.examples))
+        take_apart(self.rounding, blocks, others, self.rounding.expected(batch.examples))
 
     def _note(self, key: Key, matrix: Matrix) -> None:
         """Small sides have products in float64 from the first, which costs nothing."""
@@ -165,21 +171,21 @@ def module_of(own: Own | Part) -> str:
     return name.rpartition(".")[0]
 
 
-def norms(sums: KronSums, own: Own, known: Mapping[Side, Tensor]) -> tuple[Tensor, Tensor]:
-    """(G,) each: about the largest eigenvalues of both sides, never less; of sums over other columns they are known."""
+def norms(sums: KronSums, own: Own, apart: Apart) -> tuple[Tensor, Tensor]:
+    """(G,) each: about the largest eigenvalues of both sides over their own columns, never less."""
     factors = sums.factors[own]
-    inputs, gradients = known.get((own, "inputs")), known.get((own, "gradients"))
+    inputs, gradients = apart.get((own, "inputs")), apart.get((own, "gradients"))
     return (
-        norm(factors.inputs) if inputs is None else inputs.double(),
-        norm(factors.gradients) if gradients is None else gradients.double(),
+        norm(factors.inputs if inputs is None else inputs.restored(factors.inputs)),
+        norm(factors.gradients if gradients is None else gradients.restored(factors.gradients)),
     )
 
 
-def largest(sums: KronSums, known: Mapping[Side, Tensor] = NONE) -> dict[Own | Part, Tensor]:
+def largest(sums: KronSums, apart: Apart = NONE) -> dict[Own | Part, Tensor]:
     """About the largest eigenvalue of every block that is no diagonal."""
     made: dict[Own | Part, Tensor] = {}
     for own, factors in sums.factors.items():
-        inputs, gradients = norms(sums, own, known)
+        inputs, gradients = norms(sums, own, apart)
         made[own] = (inputs * gradients).amax() / max(factors.count, 1.0)
     for part, value in sums.others.items():
         if value.dim() == 2:  # a sum of squares loses nothing
@@ -188,7 +194,7 @@ def largest(sums: KronSums, known: Mapping[Side, Tensor] = NONE) -> dict[Own | P
 
 
 def watched(
-    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side], known: Mapping[Side, Tensor] = NONE
+    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side]
 ) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
     """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
 
@@ -204,7 +210,7 @@ def watched(
         count = max(factors.count, 1.0) / rounding.strength
         inputs: Side = own, "inputs"
         gradients: Side = own, "gradients"
-        sizes = norms(sums, own, known)
+        sizes = norms(sums, own, rounding.apart)
         for name, side, other in ((inputs, factors.inputs, sizes[1]), (gradients, factors.gradients, sizes[0])):
             if side.dim() == 3 and side.shape[-1] > 1 and rounding.watches(name):
                 yield name, (side, count / other.clamp(min=1e-30))

@@ -28,8 +28,8 @@ PRODUCTS = 4e-8  # of the roots of the diagonal, times the root of the width: ro
 TENSOR_CORES = 2e-4  # the same where they round to 11 bits
 NEAR = 0.1  # of a variance, at worst; mostly a tenth of that: more is avoided by products in float64
 LATE = 0.3  # the same, in what was summed before
-APART = 10.0  # times as much where columns were taken apart: errors there were a hundredth of the bound at most
 LOOKS = 4  # each time there are so many times the data
+MOST = 1e25  # of the prior beside a sum: its square and its root are finite
 Key = TypeVar("Key", bound=Hashable)
 Own = TypeVar("Own", bound=Hashable)
 
@@ -62,29 +62,24 @@ class Rounding(Generic[Key]):
         return not self.wide and self.seen >= LOOKS * self.judged and not near
 
     def over(self) -> bool:
-        """Whether data came since the sums were last looked at, or some were not looked at yet."""
-        return not self.wide and (self.seen > self.judged or bool(self.apart))
+        """Whether data came since the sums were last looked at."""
+        return not self.wide and self.seen > self.judged
 
-    def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]], last: bool = False) -> set[Key]:
+    def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
         """Matrices that need products in float64 from now on, of those (G, n, n) with what is added to their diagonals.
 
         Those of the first batch are made again. Where it comes too late the data are passed over again, or, if they
-        cannot be, the sums are as good as those in float32. What was taken apart is looked at when all data are summed
-        (`last`), or each time where nobody knows when that will be.
+        cannot be, the sums are as good as those in float32.
         """
         self.first, self.judged = not self.judged, self.seen
         own = {key: value for key, value in matrices.items() if self.watches(key)}
-        if self.source.expected and not last:
-            own = {key: value for key, value in own.items() if key not in self.apart}
         if not own:
             return set()
         sizes = torch.stack([self._error(key, *value) for key, value in own.items()]).tolist()
         worst = dict(zip(own, sizes, strict=True))
         found = {key for key, error in worst.items() if error > NEAR and key not in self.exact}
-        again = not self.source.data.one_shot
-        bounds = {key: NEAR if again and last and key in self.apart else LATE for key in worst}
-        late = set() if self.first else {key for key, error in worst.items() if error > bounds[key]}
-        if late and again:
+        late = set() if self.first else {key for key, error in worst.items() if error > LATE}
+        if late and not self.source.data.one_shot:
             self.source.exact |= self.exact | found | late
             raise PlanChanged("A weight turned out to need products in float64")
         self.lost |= late
@@ -110,7 +105,7 @@ class Rounding(Generic[Key]):
         ridge = ridge * min(1.0, self.seen / (self.source.expected or self.seen or 1))
         apart = self.apart.get(key)
         if apart is not None:
-            ridge, each = ridge[:, None, None] * apart.ridge, each / APART
+            ridge = ridge[:, None, None] * apart.ridge
         error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
         return error
 
@@ -131,6 +126,7 @@ class Rounding(Generic[Key]):
             return
         some = rows[:, :: -(-number // SAMPLE)].detach()
         ridge = torch.as_tensor(ridge, dtype=rows.dtype, device=rows.device).expand(groups)
+        ridge = ridge.clamp(max=MOST)  # infinite for a group without gradients so far
         found = decorrelation(some, ridge * some.shape[1])
         if found is not None:
             self.apart[key] = found
