@@ -188,6 +188,8 @@ def test_which_columns_are_nearly_dependent(width: int, noise: float, expected: 
     order = pair.square().sum(1)[0].argsort(descending=True)
     pair[..., order[1]] = pair[..., order[0]] + noise * normal(1, 2000, seed=9)
     assert (decorrelation.decorrelation(pair, torch.zeros(1)) is not None) is expected
+    pair[..., order[1]] *= -1
+    assert (decorrelation.decorrelation(pair, torch.zeros(1)) is not None) is expected
     if width > 128:
         sum_of_few = few(2000, width, 6, 2.5 * noise)
         assert (decorrelation.decorrelation(sum_of_few, torch.zeros(1)) is not None) is expected
