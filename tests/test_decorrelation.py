@@ -397,8 +397,12 @@ def test_what_is_not_taken_apart() -> None:
         assert "e" not in own.apart
         return "a" in own.apart
 
-    assert taken() and not taken(rows.double()) and not taken(rows[..., :32]) and taken(rows[..., :33])
-    assert not taken(budget=Budget(1 << 20, Arithmetic("tf32"))) and not taken(normal(1, 300, 40).float())
+    assert taken() and not taken(rows[..., :32]) and taken(rows[..., :33]) and not taken(normal(1, 300, 40).float())
+    coarse = strong(budget=Budget(1 << 20, Arithmetic("tf32")))
+    cpu = torch.device("cpu")
+    assert Rounding(strong()).takes_apart(torch.float32, cpu)
+    assert not Rounding(strong()).takes_apart(torch.float64, cpu)
+    assert not Rounding(coarse).takes_apart(torch.float32, cpu)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "WIDEST", 39)
         assert not taken()
@@ -415,6 +419,10 @@ def test_graphics_cards_with_fast_float64(
     """Those of data centres: products in float64 cost less there than taking columns apart."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert float64_is_fast(torch.device("cuda")) is fast
+    for switched in (False, True):
+        monkeypatch.setattr(rounding, "products_rounded", lambda switched=switched: switched)
+        asked = Rounding(strong()).takes_apart(torch.float32, torch.device("cuda"))
+        assert asked is not (fast or switched)
 
 
 def test_sampled_rows() -> None:

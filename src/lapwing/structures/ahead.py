@@ -12,7 +12,7 @@ from torch import Tensor
 from ..jacobians import Explicit, Matrix, Term
 from ..layers.base import Part
 from .decorrelation import SAMPLE
-from .factors import LARGEST_DENSE, Key, Own, Side, rows_of
+from .factors import LARGEST_DENSE, Key, Own, Side, gradient_rows
 from .rounding import Rounding
 
 SOME = 16  # examples at least, of which rows are looked at
@@ -38,7 +38,7 @@ class Sample:
         grads = [term.grad[:, self.examples].detach() for term in self.terms]
         if self.reduced:
             grads = [torch.stack([each.sum(3) for each in grads]).sum(0).unsqueeze(3)]
-        return torch.cat([rows_of(each) for each in grads], 1)
+        return torch.cat([gradient_rows(each) for each in grads], 1)
 
     @cached_property
     def inputs(self) -> Tensor | None:

@@ -216,12 +216,12 @@ def add_gradients(
         same = tuple(id(grad) for grad in grads), dtype, id(own)  # all alive as long as this chunk is
         if same not in products:
             summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
-            made = [outer(rows_of(grad), matrix.budget, dtype, own) for grad in summed]
+            made = [outer(gradient_rows(grad), matrix.budget, dtype, own) for grad in summed]
             products[same] = sum(made[1:], made[0])
         factors.gradients = added(factors.gradients, products[same])
 
 
-def rows_of(grad: Tensor) -> Tensor:
+def gradient_rows(grad: Tensor) -> Tensor:
     """(K, B, G, T, width) -> (G, K B T, width)."""
     return grad.permute(2, 0, 1, 3, 4).reshape(grad.shape[2], -1, grad.shape[4])
 

@@ -105,10 +105,11 @@ class Measurement:
         last: dict[Key, Matrix] = {}
         apart = self.rounding.apart
         ahead = not self.rounding.judged and chosen is None
+        ahead &= self.rounding.takes_apart(batch.tape.dtype, batch.tape.output.device)
         alive: dict[tuple[Key, int], Tensor] = {}
         for found in chunks:
             products: Products = {}  # of this chunk: a bias has the gradients of its weight
-            if ahead and batch.tape.dtype != torch.float64:
+            if ahead:
                 self._look_ahead(found, pairs, batch, reduced)
             ahead = False
             for part, jacobian in found.items():

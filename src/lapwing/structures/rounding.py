@@ -55,7 +55,10 @@ class Rounding(Generic[Key]):
         self.exact = self.exact | self.source.exact
 
     def due(self, batch: Batch) -> bool:
-        """Count a batch: whether to look at the sums now. Each time a GPU is waited for, and the end is near enough."""
+        """Count a batch: whether to look at the sums now, which waits for a GPU.
+
+        In the second half of the data that can wait: the end is looked at anyway.
+        """
         self.seen += batch.examples
         self.wide = batch.tape.dtype == torch.float64
         near = self.judged and 2 * self.seen > self.source.expected > 0
@@ -114,15 +117,19 @@ class Rounding(Generic[Key]):
         """Whether products round their factors to 11 bits."""
         return self.source.budget.arithmetic.parts(predicting=False) == 1
 
+    def takes_apart(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether columns can be taken apart in products of a dtype, and products in float64 would take longer."""
+        if dtype != torch.float32 or self._coarse:
+            return False
+        return device.type != "cuda" or not (products_rounded() or float64_is_fast(device))
+
     def take_apart(self, key: Key, rows: Tensor, ridge: Tensor | float) -> None:
         """Find nearly dependent columns of rows (G, n, P) before any are summed.
 
         `ridge` (G,): what the prior adds to the diagonal of their sums, over the number of rows that will be summed.
         """
         groups, number, width = rows.shape
-        if not SMALL < width <= WIDEST or key in self.exact or rows.dtype != torch.float32 or self._coarse:
-            return
-        if rows.is_cuda and (products_rounded() or float64_is_fast(rows.device)):
+        if not SMALL < width <= WIDEST or key in self.exact:
             return
         some = rows[:, :: -(-number // SAMPLE)].detach()
         ridge = torch.as_tensor(ridge, dtype=rows.dtype, device=rows.device).expand(groups)
