@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,7 +143,8 @@ def test_the_first_batch_is_measured_again(at_once: bool, monkeypatch: pytest.Mo
     batches = [batch_of(5, own[0]) for own in made]
     for batch in batches:
         batch.at_once = at_once
-    source = source_of(*batches, likelihood=SimpleNamespace(scale=1e9))
+    room = ROOM if at_once else replace(ROOM, bytes=1)  # what does not fit is made again
+    source = source_of(*batches, likelihood=SimpleNamespace(scale=1e9), budget=room)
     sums = measure_factors("expand", "separate", source)
     own = sums.factors[(WEIGHT,), False]
     close(own.inputs, sum(squared(values.double()) for _, values, _, _ in made))
@@ -157,7 +159,6 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
     parts = [matrix_of(torch.full((n, 1, 1, 40), 1.0), torch.full((1, n, 1, 1, 34), 1.0)) for n in (1, 9)]
     batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
     monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
-    monkeypatch.setattr(rounding, "WIDEST", 0)  # equal columns would be taken apart
     source = source_of(*batches, likelihood=SimpleNamespace(scale=1e9), data=SimpleNamespace(one_shot=True))
     made = Measurement("expand", "separate", Rounding(source))
     for batch in batches:

@@ -762,7 +762,7 @@ def test_products_of_rows_with_themselves(
     dtype: torch.dtype, groups: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one product, by blocks, or some rows at a time in float64: `rows^T rows`, in the dtype that was asked for."""
-    monkeypatch.setattr(factors, "WORTH_SPLITTING", 0.0, raising=False)
+    monkeypatch.setattr(factors, "MANY", 0)
     rows = (4 * normal(groups, width + 2, width)).round()  # sums of whole numbers are exact in any order
     room = replace(budget(None, torch.device("cpu")), bytes=16 * groups * width * (100 if width > 500 else 2))
     expected = rows.mT @ rows

@@ -13,7 +13,7 @@ from torch import Tensor
 from fitting import normal
 from lapwing import fused
 from lapwing.arithmetic import Arithmetic
-from lapwing.curvature import PlanChanged
+from lapwing.curvature import Held, PlanChanged, held_bytes
 from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
 from lapwing.layers.base import Part
 from lapwing.memory import Budget
@@ -110,6 +110,16 @@ def test_products_by_lower_blocks(number: int) -> None:
     """The same matrix, whatever the number of pieces and whether the last of them is shorter."""
     rows = whole(4, 5, 10)
     assert torch.equal(factors.symmetric(rows, number), torch.einsum("gni,gnj->gij", rows, rows))
+
+
+@pytest.mark.parametrize(("number", "width", "split"), [(512, 128, True), (511, 128, False), (512, 127, False)])
+def test_where_lower_blocks_pay(number: int, width: int, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 128 columns and 512 rows on, in four stripes."""
+    asked: list[int] = []
+    monkeypatch.setattr(factors, "symmetric", lambda rows, stripes: asked.append(stripes) or rows.mT @ rows)
+    rows = whole(1, number, width).float()
+    assert torch.equal(factors.product(rows, ROOM), rows.mT @ rows)
+    assert asked == ([4] if split else [])
 
 
 # Weights without a Kronecker form
@@ -461,6 +471,44 @@ def test_sides_that_are_begun_again() -> None:
     assert float(straight.inputs.sum()) == straight.count == 0.0 and float(straight.gradients.sum()) == 4.0
     assert float(turned.gradients.sum()) == 0.0 and float(turned.inputs.sum()) == 4.0 and turned.count == 3.0
     assert set(sums.others) == {other}
+
+
+# Columns that are gone through again
+
+
+def chunk(size: int) -> dict[Part, Any]:
+    """A weight and its bias with the same gradients, and another weight: 8 and 12 numbers."""
+    grad = torch.zeros(1, 1, 1, 1, 8 * size)
+    acts = Acts(lambda chosen: torch.ones(1, 1, 1, 1)[chosen], 1, 1)
+    own = [Matrix((Term(acts, grad),), Layout.plain(1, 8 * size, 1), ROOM) for _ in range(2)]
+    other = Explicit(torch.zeros(1, 1, 12 * size), ROOM)
+    return {Part("a", 0, 1): own[0], Part("b", 0, 1): own[1], Part("c", 0, 1): other}
+
+
+def test_columns_are_kept_where_they_fit() -> None:
+    """All of them or none, by the bytes of their gradients; those of one chunk always."""
+    one, two = chunk(1), chunk(1)
+    assert held_bytes(one) == 80
+    for room, calls in ((160, 1), (159, 2)):
+        batch = batch_of(1, one, two)
+        held = Held(batch, replace(ROOM, bytes=room))
+        assert list(held) == [one, two] and list(held) == [one, two] and batch.columns.calls == calls
+    batch = batch_of(1, one)
+    held = Held(batch, replace(ROOM, bytes=1))
+    assert list(held) == list(held) == [one] and batch.columns.calls == 1
+    batch = batch_of(1, one, two)
+    batch.tape.output = torch.zeros(1, device="meta")  # stands for a GPU, whose memory is scarce
+    for room, calls in ((640, 1), (639, 3)):
+        held = Held(batch, replace(ROOM, bytes=room))
+        assert list(held) == list(held) == [one, two] and batch.columns.calls == calls
+
+
+def test_columns_that_a_reader_leaves() -> None:
+    """What was gone through in part is not kept."""
+    batch = batch_of(1, chunk(1), chunk(1))
+    held = Held(batch, ROOM)
+    next(iter(held))
+    assert not held.kept and len(list(held)) == 2 and batch.columns.calls == 2
 
 
 # Which products are made in float64

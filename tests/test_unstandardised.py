@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapwing as lw
+from fitting import normal
 from lapwing.layers.offsets import PatchMoments
 from lapwing.structures.rounding import amplified
 
@@ -381,3 +383,124 @@ def test_warning() -> None:
         la.tune(prior=False)
     assert caught[-1].filename == __file__
     assert la.diagnose((far, y))["rounding"].severity == "warning"
+
+
+# More data than one batch holds
+
+
+def raw(examples: int = 3000, inputs: int = 6, hidden: int = 40) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """Inputs from around 0 to around 1,000."""
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(examples, inputs, generator=g)
+    x = torch.linspace(0, 1000, inputs) + torch.linspace(1, 5, inputs) * z
+    net = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=g))
+        net[0].weight.mul_(0.01)
+    return net, x, torch.sin(z[:, :1]) + 0.1 * torch.randn(examples, 1, generator=g)
+
+
+def batches(x: Tensor, y: Tensor, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """One after the other, once."""
+    yield from zip(x.split(size), y.split(size), strict=True)
+
+
+@pytest.mark.parametrize("data", ["pair", "iterator", "in order"])
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "block", "full"])
+def test_inputs_far_from_zero(structure: str, data: str) -> None:
+    """Variances and evidence of the network in float64, from tensors, one-shot batches, and a first batch apart."""
+    net, x, y = raw()
+    if data == "in order":  # the first batch has other inputs than the others
+        order = x[:, 3].argsort()
+        x, y = x[order], y[order]
+    exact = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.1), structure=structure)
+    given: Any = batches(x, y) if data == "iterator" and structure != "ekfac" else (x, y)
+    la = lw.fit(net, given, lw.Gaussian(0.1), structure=structure)
+    ratio = la.functional(x[::30]).cov.double() / exact.functional(x[::30].double()).cov
+    assert float((ratio - 1).abs().max()) < 0.02
+    assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.3
+
+
+def test_convolutions_of_raw_pixels() -> None:
+    """Patches of smooth images from 0 to 255, whose factors may be made without their rows or averaged first."""
+    g = torch.Generator().manual_seed(0)
+    small = torch.rand(200, 3, 3, 3, generator=g)
+    x = 255 * nn.functional.interpolate(small, (9, 9), mode="bilinear")
+    net = nn.Sequential(nn.Conv2d(3, 34, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(34, 3))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=g))
+        net[0].weight.mul_(0.01)
+    y = torch.randint(3, (200,), generator=g)
+    wide = copy.deepcopy(net).double()
+    for structure in (lw.Kron(), lw.Kron(approx="reduce"), lw.Kron(bias="joint"), lw.Block()):
+        la = lw.fit(net, (x, y), "classification", structure=structure, prior=1e-3)
+        exact = lw.fit(wide, (x.double(), y), "classification", structure=structure, prior=1e-3)
+        made, expected = (
+            own.functional(given[:20]).cov.double().diagonal(dim1=-2, dim2=-1)
+            for own, given in ((la, x), (exact, x.double()))
+        )
+        assert float((made / expected - 1).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("structure", ["kron", "block"])
+def test_updates_of_raw_inputs(structure: str) -> None:
+    """Half of the data first, and half later: as all at once."""
+    net, x, y = raw(2000)
+    once = lw.fit(net, (x, y), lw.Gaussian(0.1), structure=structure)
+    twice = lw.fit(net, (x[:1000], y[:1000]), lw.Gaussian(0.1), structure=structure).update((x[1000:], y[1000:]))
+    if structure == "kron":  # factors add up, their product does not: each by itself
+        for key, own in once.sums.factors.items():
+            for name in ("inputs", "gradients"):
+                one, two = (getattr(sums.factors[key], name).double() for sums in (once.sums, twice.sums))
+                torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * float(one.abs().max()))
+            assert own.count == twice.sums.factors[key].count
+        return
+    ratio = twice.functional(x[::20]).cov / once.functional(x[::20]).cov
+    assert float((ratio - 1).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("width", "prior", "noise", "codes"), [(299, 1e-3, 1e-2, 1), (400, 1e-5, 1.0, 1), (300, 1.0, 1e-2, 3)]
+)
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_columns_that_are_exactly_dependent(structure: str, width: int, prior: float, noise: float, codes: int) -> None:
+    """One-hot codes add up to ones: only the prior decides there, and rounding of products would take its place."""
+    g = torch.Generator().manual_seed(1)
+    some = [torch.randint(0, width // codes, (2000,), generator=g) for _ in range(codes)]
+    x = torch.cat([nn.functional.one_hot(each, width // codes).float() for each in some], 1)
+    y = torch.randn(2000, 1, generator=g)
+    torch.manual_seed(0)
+    net = nn.Linear(x.shape[1], 1)
+    wide, unseen = copy.deepcopy(net).double(), torch.zeros(1, x.shape[1])
+    la = lw.fit(net, (x, y), lw.Gaussian(noise), structure=structure, prior=prior)
+    exact = lw.fit(wide, (x.double(), y.double()), lw.Gaussian(noise), structure=structure, prior=prior)
+    assert float(la.functional(unseen).cov / exact.functional(unseen.double()).cov) == pytest.approx(1, abs=0.02)
+    assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.1
+
+
+class Gated(nn.Module):
+    """A matrix for each of two groups, one of which is off in some examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(0.02 * normal(2, 140, 40).float())
+        self.h = nn.Linear(80, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 2, 140) -> (N, 2)."""
+        made = torch.einsum("bgi,gio->bgo", x, self.w)
+        gate = (x[:, 1, :1] < 600).to(made)
+        return self.h(torch.tanh(torch.stack([made[:, 0], made[:, 1] * gate], 1) * 1e-2).flatten(1))
+
+
+def test_a_group_without_gradients_in_the_first_batch() -> None:
+    """Nothing becomes infinite, and the evidence is that of the network in float64."""
+    torch.manual_seed(0)
+    net, x, y = Gated(), torch.randn(600, 2, 140) + 500, torch.randn(600, 2)
+    x[:300, 1] += 200
+    for data, wide in (((x, y), (x.double(), y.double())), (list(batches(x, y, 100)), None)):
+        la = lw.fit(net, data, "regression", prior=1e-3)
+        exact = lw.fit(copy.deepcopy(net).double(), wide or (x.double(), y.double()), "regression", prior=1e-3)
+        assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.1

@@ -122,15 +122,6 @@ def products_rounded() -> bool:
     return bool(matmul.fp32_precision == "tf32" if older is None else older)
 
 
-def float64_is_fast(device: torch.device) -> bool:
-    """Whether a GPU makes products in float64 at about the rate of float32, as those of data centres do.
-
-    They are the first of their generation (6.0, 7.0, 8.0, 9.0, 10.0); others have a 32nd or a 64th of the rate.
-    """
-    major, minor = torch.cuda.get_device_capability(device)
-    return minor == 0 and major < 12
-
-
 def readable(ask: Any) -> Any:
     """The answer, or None where torch refuses one."""
     try:

@@ -30,6 +30,8 @@ from .tape import Tape
 from .tracer import Tracer
 
 Item = TypeVar("Item")
+HELD = 0.25  # of the budget on a GPU, for columns that may be gone through again; on a CPU all of it: memory is larger
+Chunk = dict[Part, Matrix | Explicit]  # some columns of `S^T J`, per range of each weight
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
 MERGED_CPU, MERGED_CUDA = 64 << 20, 24 << 30  # and so many bytes of activations, or the budget
 AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
@@ -215,7 +217,7 @@ class Batch:
         """Whether all columns are in one chunk."""
         return self.step >= self.total
 
-    def columns(self) -> Iterator[dict[Part, Matrix | Explicit]]:
+    def columns(self) -> Iterator[Chunk]:
         """Chunks of columns of `S^T J`, per range of each weight."""
         total = self.total
         for start in range(0, total, self.step):
@@ -225,6 +227,33 @@ class Batch:
             if changed:
                 raise PlanChanged(f"{', '.join(changed)} turned out to be applied in several ways")
             yield found
+
+
+class Held:
+    """A batch's columns, kept where they fit into memory, since they may be gone through again."""
+
+    def __init__(self, batch: Batch, budget: Budget) -> None:
+        self.batch, self.kept = batch, list[Chunk]()
+        self.most = budget.bytes * (1.0 if batch.tape.output.device.type == "cpu" else HELD)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if self.kept:
+            yield from self.kept
+            return
+        kept, size = list[Chunk](), 0
+        for found in self.batch.columns():
+            size += held_bytes(found)
+            kept = [*kept, found] if self.batch.at_once or size <= self.most else []
+            yield found
+        self.kept = kept if self.batch.at_once or size <= self.most else []
+
+
+def held_bytes(found: Chunk) -> int:
+    """Of the gradients in a chunk of columns; a bias has those of its weight."""
+    matrices = [each for each in found.values() if isinstance(each, Matrix)]
+    values = [each.value for each in found.values() if isinstance(each, Explicit)]
+    once = {id(each): each for each in [*values, *(term.grad for own in matrices for term in own.terms)]}
+    return sum(each.numel() * each.element_size() for each in once.values())
 
 
 class PlanChanged(Exception):

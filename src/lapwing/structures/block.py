@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..curvature import Source
+from ..curvature import Held, Source
 from ..diagnosis import NotFiniteCurvature
 from ..groups import Groups
 from ..jacobians import Explicit, Matrix, Stacked
@@ -206,14 +206,14 @@ def measure_groups(
     sums: dict[Group, Tensor] = {}
     for batch in source:
         first = not rounding.judged
-        held = list(batch.columns()) if first and batch.at_once else None
+        columns = Held(batch, source.budget) if first else batch.columns()
         chosen = None if mask is None else mask.to(batch.tape.output.device)
-        measure_chunks(held or batch.columns(), groups, chosen, rounding, sums)
+        measure_chunks(columns, groups, chosen, rounding, sums)
         found = judge(sums, rounding) if rounding.due(batch) else set()
         if first and found:
             sums = {group: value for group, value in sums.items() if group not in found}
             again = [group for group in groups if group in found]
-            measure_chunks(held or batch.columns(), again, chosen, rounding, sums)
+            measure_chunks(columns, again, chosen, rounding, sums)
     if rounding.over():
         judge(sums, rounding)
     known = {} if earlier is None else earlier.matrices

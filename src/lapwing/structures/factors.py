@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,25 +15,21 @@ from ..jacobians import Acts, Explicit, Layout, Matrix, Moments, Term
 from ..layers.base import Part
 from ..memory import Budget
 from .common import added, sum_dtype
-from .decorrelation import Decorrelation
 from .rounding import in_float64
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
-WORTH_SPLITTING = 3e10  # operations from which a symmetric product is done by halves: below, calls cost more
+WIDE, MANY = 128, 512  # columns and rows from which a product is made by its lower part alone: below, calls cost more
+WIDE_CUDA, SPLIT_CUDA = 512, 3e10  # columns and rows, and operations, on a GPU
 CHUNK = 2_048  # rows of a product in float32 on a CPU, summed in float64: more of them round more, fewer take longer
 NARROW = 128  # sides whose products of all chunks are no larger than the rows
 CHUNK_CUDA, CHUNKS_CUDA = 8_192, 16  # on a GPU, and at most so many of them
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
 Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
-Products = dict[tuple[tuple[int, ...], torch.dtype, int], Tensor]  # of gradients, by which they are and how made
+Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and how made
 Own = tuple[Key, bool]  # a block, and whether it is used with its columns for rows
 Side = tuple[Own | Part, Literal["inputs", "gradients", "other"]]  # a matrix that is summed
 Asked = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
-Apart = Mapping[Side, Decorrelation]  # sides whose sums are over other columns while data come
-
-
-NONE: Apart = {}
 
 
 def plainly(side: Side) -> torch.dtype:
@@ -91,16 +87,6 @@ class KronSums:
                 value.inputs, value.gradients = value.inputs.float(), value.gradients.float()
         self.others.update({part: value.float() for part, value in self.others.items() if part not in fine})
 
-    def restore(self, apart: Apart) -> None:
-        """Sums over the columns themselves, of those over columns that were taken apart."""
-        for (own, side), columns in apart.items():
-            if isinstance(own, Part):
-                self.others[own] = columns.restored(self.others[own][None])[0]
-            elif side == "inputs":
-                self.factors[own].inputs = columns.restored(self.factors[own].inputs)
-            else:
-                self.factors[own].gradients = columns.restored(self.factors[own].gradients)
-
     def drop(self, chosen: set[Side]) -> None:
         """Begin these again."""
         for own, side in chosen:
@@ -114,12 +100,10 @@ class KronSums:
                 factors.gradients = torch.zeros_like(factors.gradients)
 
 
-def outer(
-    rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32, apart: Decorrelation | None = None
-) -> Tensor:
+def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
     """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square; products in a dtype at least.
 
-    Many rows are summed in float64, some at a time. The result is over columns that were taken apart, if they were.
+    Many rows are summed in float64, some at a time.
     """
     dtype = torch.promote_types(rows.dtype, dtype)
     number, width = rows.shape[1:]
@@ -129,55 +113,58 @@ def outer(
     if dtype != rows.dtype:
         step = min(step, budget.count(2 * dtype.itemsize * rows.shape[0] * width, step, 0.5))
     if number <= step:
-        rows = rows.to(dtype)
-        return product(rows if apart is None else apart.rows(rows), budget)
-    if width <= NARROW and dtype == rows.dtype and apart is None:  # all chunks in one call
+        return product(rows.to(dtype), budget)
+    if width <= NARROW and dtype == rows.dtype:  # all chunks in one call
         whole = number // CHUNK * CHUNK
         chunks = rows[:, :whole].unflatten(1, (-1, CHUNK))
         made = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
         return made if whole == number else added(made, product(rows[:, whole:], budget))
     total = rows.new_zeros(rows.shape[0], width, width, dtype=torch.float64)
     for some in rows.split(step, 1):
-        some = some.to(dtype)
-        total = added(total, product(some if apart is None else apart.rows(some), budget))
+        total = added(total, product(some.to(dtype), budget))
     return total
 
 
 def product(rows: Tensor, budget: Budget) -> Tensor:
     """(G, n, width) -> (G, width, width): `rows^T rows`, in one piece."""
-    width = rows.shape[-1]
+    number, width = rows.shape[1:]
     exact = budget.arithmetic.parts(predicting=False) == 2
-    if exact and rows.shape[0] == 1 and width >= 128 and fused.in_parts(rows, rows.shape[1] * width**2):
+    if exact and rows.shape[0] == 1 and width >= 128 and fused.in_parts(rows, number * width**2):
         found = fused.attempted(lambda: fused.outer(rows[0]).unsqueeze(0))
         if found is not None:
             return found
-    if width < 512 or rows.shape[1] < width or rows.shape[1] * width**2 < WORTH_SPLITTING:
-        return rows.mT @ rows
-    return symmetric(rows, 3 if rows.is_cuda else 4)
+    if rows.is_cuda:
+        split = min(width, number) >= WIDE_CUDA and number * width**2 >= SPLIT_CUDA
+    else:
+        split = width >= WIDE and number >= MANY
+    return symmetric(rows, 3 if rows.is_cuda else 4) if split else rows.mT @ rows
 
 
 def symmetric(rows: Tensor, number: int) -> Tensor:
-    """`rows^T rows` by its lower blocks alone (with four pieces 10 products of 16): the rest is their transpose.
+    """`rows^T rows` by its lower stripes alone (with four of them 10 products of 16): the rest is their transpose.
 
-    On a GPU three pieces were the fastest at widths from 576 to 2,304; with more, products no longer fill it.
+    On a GPU three were the fastest at widths from 576 to 2,304; with more, products no longer fill it.
     """
-    pieces = rows.split(-(-rows.shape[-1] // number), -1)
-    blocks = [[left.mT @ right for right in pieces[: place + 1]] for place, left in enumerate(pieces)]
-    lines = [
-        torch.cat([blocks[i][j] if j <= i else blocks[j][i].mT for j in range(len(pieces))], -1)
-        for i in range(len(pieces))
-    ]
-    return torch.cat(lines, -2)
+    step = -(-rows.shape[-1] // number)
+    starts = range(0, rows.shape[-1], step)
+    lines = [rows[..., start : start + step].mT @ rows[..., : start + step] for start in starts]
+    return torch.cat(
+        [
+            torch.cat([line, *(below[..., start : start + step].mT for below in lines[place + 1 :])], -1)
+            for place, (start, line) in enumerate(zip(starts, lines, strict=True))
+        ],
+        -2,
+    )
 
 
-def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly, apart: Apart = NONE) -> None:
+def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly) -> None:
     """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
     dtype = asked((part, "other"))
     if dtype is None:
         return
     rows = jacobian.value.flatten(0, 1)
     if jacobian.size <= LARGEST_DENSE:
-        made = outer(rows.unsqueeze(0), jacobian.budget, dtype, apart.get((part, "other")))[0]
+        made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
     else:
         made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
     sums.others[part] = made.double() if part not in sums.others else added(sums.others[part], made)
@@ -202,7 +189,6 @@ def add_gradients(
     reduced: bool,
     products: Products,
     asked: Asked = plainly,
-    apart: Apart = NONE,
 ) -> None:
     """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
@@ -212,11 +198,10 @@ def add_gradients(
         dtype = asked(((key, flipped), "gradients"))
         if dtype is None:
             continue
-        own = apart.get(((key, flipped), "gradients"))
-        same = tuple(id(grad) for grad in grads), dtype, id(own)  # all alive as long as this chunk is
+        same = tuple(id(grad) for grad in grads), dtype  # all alive as long as this chunk is
         if same not in products:
             summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
-            made = [outer(gradient_rows(grad), matrix.budget, dtype, own) for grad in summed]
+            made = [outer(gradient_rows(grad), matrix.budget, dtype) for grad in summed]
             products[same] = sum(made[1:], made[0])
         factors.gradients = added(factors.gradients, products[same])
 
@@ -250,28 +235,19 @@ def add_inputs(
     weights: list[Tensor | None],
     reduced: bool,
     asked: Asked = plainly,
-    apart: Apart = NONE,
 ) -> None:
     """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
     for flipped in {term.flipped for term in matrix.terms}:
         own = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
-        side: Side = (key, flipped), "inputs"
-        factors, dtype, columns = sums.factors[key, flipped], asked(side), apart.get(side)
+        factors, dtype = sums.factors[key, flipped], asked(((key, flipped), "inputs"))
         if dtype is not None and reduced:
-            _add_reduced(factors, matrix, own, dtype, columns)
+            _add_reduced(factors, matrix, own, dtype)
         elif dtype is not None:
             for term, weight in own:
-                _add_expanded(factors, matrix, term, weight, dtype, columns)
+                _add_expanded(factors, matrix, term, weight, dtype)
 
 
-def _add_expanded(
-    factors: Factors,
-    matrix: Matrix,
-    term: Term,
-    weight: Tensor | None,
-    dtype: torch.dtype,
-    apart: Decorrelation | None,
-) -> None:
+def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None, dtype: torch.dtype) -> None:
     examples = matrix.examples
     positions = examples * term.acts.positions if weight is None else weight.sum().item()
     factors.count += positions
@@ -284,7 +260,7 @@ def _add_expanded(
         factors.inputs = factors.inputs + positions
         return
     moments = term.acts.moments
-    if apart is None and moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
+    if moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
         _add_moments(factors, term.acts, moments, matrix, dtype)
         return
     groups = matrix.layout.matrix[0]
@@ -295,7 +271,7 @@ def _add_expanded(
             act = act * weight[chosen, None, :, None]
         factors.inputs = added(
             factors.inputs,
-            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype, apart),
+            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype),
         )
 
 
@@ -331,7 +307,6 @@ def _add_reduced(
     matrix: Matrix,
     own: list[tuple[Term, Tensor | None]],
     dtype: torch.dtype,
-    apart: Decorrelation | None,
 ) -> None:
     """All uses' positions are averaged together, per example."""
     examples, groups = matrix.examples, matrix.layout.matrix[0]
@@ -355,7 +330,7 @@ def _add_reduced(
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
-        made = outer(mean.transpose(0, 1), matrix.budget, dtype, apart)
+        made = outer(mean.transpose(0, 1), matrix.budget, dtype)
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
         factors.inputs = added(factors.inputs, made)

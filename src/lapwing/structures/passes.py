@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..curvature import Batch, Source
+from ..curvature import Batch, Chunk, Held, Source
 from ..jacobians import Explicit, Matrix
 from ..layers.base import Part
-from .ahead import samples, take_apart
 from .common import sum_dtype
 from .factors import (
-    NONE,
-    Apart,
     Key,
     KronSums,
     Own,
@@ -27,9 +24,6 @@ from .factors import (
     counted_positions,
 )
 from .rounding import SMALL, Rounding, norm
-
-Chunk = dict[Part, Matrix | Explicit]
-Chunks = Iterable[Chunk]
 
 
 def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | None = None) -> KronSums:
@@ -53,14 +47,14 @@ class Measurement:
     def add(self, batch: Batch) -> None:
         """Measure a batch; if it is the first, again what needs products in float64."""
         first = not self.rounding.judged
-        held = list(batch.columns()) if first and batch.at_once else None
-        self._measure(batch, held or batch.columns())
+        columns = Held(batch, self.rounding.source.budget) if first else batch.columns()
+        self._measure(batch, columns)
         if not self.rounding.due(batch):
             return
         found = self._judge(self._shown())
         if first and found:
             self.sums.drop(found)
-            self._measure(batch, held or batch.columns(), found)
+            self._measure(batch, columns, found)
 
     def finished(self, fine: set[Own | Part]) -> KronSums:
         """The sums of all data, in float64 where it shows or where they are small."""
@@ -68,15 +62,12 @@ class Measurement:
             return self.sums
         if self.rounding.over():
             self._judge(self._shown())
-        self.sums.restore(self.rounding.apart)
-        self.rounding.apart.clear()
         fine = fine | self._shown() | self.small
         self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
         return self.sums
 
     def _judge(self, shown: set[Own | Part]) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
-        shown = shown | {own for own, _ in self.rounding.apart}
         matrices = dict(watched(self.sums, shown, self.rounding))
         found = self.rounding.judge(matrices)
         modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
@@ -88,11 +79,11 @@ class Measurement:
 
     def _shown(self) -> set[Own | Part]:
         """Blocks in which float32 would show, with all of their module."""
-        sizes = largest(self.sums, self.rounding.apart)
+        sizes = largest(self.sums)
         modules = {module_of(own) for own in self.rounding.shown(sizes)}
         return {own for own in sizes if module_of(own) in modules}
 
-    def _measure(self, batch: Batch, chunks: Chunks, chosen: set[Side] | None = None) -> None:
+    def _measure(self, batch: Batch, chunks: Iterable[Chunk], chosen: set[Side] | None = None) -> None:
         """All sides, or the chosen ones."""
 
         def asked(side: Side) -> torch.dtype | None:
@@ -103,20 +94,14 @@ class Measurement:
         reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
         pairs = batch.tape.pairs() if self.bias == "joint" else {}
         last: dict[Key, Matrix] = {}
-        apart = self.rounding.apart
-        ahead = not self.rounding.judged and chosen is None
-        ahead &= self.rounding.takes_apart(batch.tape.dtype, batch.tape.output.device)
         alive: dict[tuple[Key, int], Tensor] = {}
         for found in chunks:
             products: Products = {}  # of this chunk: a bias has the gradients of its weight
-            if ahead:
-                self._look_ahead(found, pairs, batch, reduced)
-            ahead = False
             for part, jacobian in found.items():
                 if isinstance(jacobian, Explicit):
                     if jacobian.size <= SMALL and not self.rounding.judged:
                         self.rounding.exact.add((part, "other"))
-                    add_other(self.sums, part, jacobian, asked, apart)
+                    add_other(self.sums, part, jacobian, asked)
                     continue
                 key, matrix = joined(part, jacobian, pairs)
                 if key is None or matrix is None:
@@ -126,7 +111,7 @@ class Measurement:
                     self._note(key, matrix)
                 if len(key) == 2:
                     self.sums.weights[key] = jacobian.upright().layout
-                add_gradients(self.sums, key, matrix, reduced, products, asked, apart)
+                add_gradients(self.sums, key, matrix, reduced, products, asked)
                 if batch.masked is not None:
                     for place, term in enumerate(matrix.terms):
                         nonzero = (term.grad != 0).any(0).any(-1).any(1)
@@ -137,18 +122,7 @@ class Measurement:
                 counted_positions(term, batch.masked, alive.get((key, place)))
                 for place, term in enumerate(matrix.terms)
             ]
-            add_inputs(self.sums, key, matrix, weights, reduced, asked, apart)
-
-    def _look_ahead(self, found: Chunk, pairs: dict[Part, Part], batch: Batch, reduced: bool) -> None:
-        """Take nearly dependent columns apart before the first of them are summed."""
-        matrices: dict[Key, Matrix] = {}
-        for part, jacobian in found.items():
-            key, matrix = (None, None) if isinstance(jacobian, Explicit) else joined(part, jacobian, pairs)
-            if key is not None and matrix is not None:
-                matrices[key] = matrix
-        others = {part: jacobian for part, jacobian in found.items() if isinstance(jacobian, Explicit)}
-        blocks = list(samples(matrices, batch.total, reduced))
-        take_apart(self.rounding, blocks, others, self.rounding.expected(batch.examples))
+            add_inputs(self.sums, key, matrix, weights, reduced, asked)
 
     def _note(self, key: Key, matrix: Matrix) -> None:
         """Small sides have products in float64 from the first, which costs nothing."""
@@ -172,22 +146,11 @@ def module_of(own: Own | Part) -> str:
     return name.rpartition(".")[0]
 
 
-def norms(sums: KronSums, own: Own, apart: Apart) -> tuple[Tensor, Tensor]:
-    """(G,) each: about the largest eigenvalues of both sides over their own columns, never less."""
-    factors = sums.factors[own]
-    inputs, gradients = apart.get((own, "inputs")), apart.get((own, "gradients"))
-    return (
-        norm(factors.inputs if inputs is None else inputs.restored(factors.inputs)),
-        norm(factors.gradients if gradients is None else gradients.restored(factors.gradients)),
-    )
-
-
-def largest(sums: KronSums, apart: Apart = NONE) -> dict[Own | Part, Tensor]:
+def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
     """About the largest eigenvalue of every block that is no diagonal."""
     made: dict[Own | Part, Tensor] = {}
     for own, factors in sums.factors.items():
-        inputs, gradients = norms(sums, own, apart)
-        made[own] = (inputs * gradients).amax() / max(factors.count, 1.0)
+        made[own] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
     for part, value in sums.others.items():
         if value.dim() == 2:  # a sum of squares loses nothing
             made[part] = torch.linalg.vector_norm(value.detach())
@@ -211,8 +174,10 @@ def watched(
         count = max(factors.count, 1.0) / rounding.strength
         inputs: Side = own, "inputs"
         gradients: Side = own, "gradients"
-        sizes = norms(sums, own, rounding.apart)
-        for name, side, other in ((inputs, factors.inputs, sizes[1]), (gradients, factors.gradients, sizes[0])):
+        for name, side, other in (
+            (inputs, factors.inputs, norm(factors.gradients)),
+            (gradients, factors.gradients, norm(factors.inputs)),
+        ):
             if side.dim() == 3 and side.shape[-1] > 1 and rounding.watches(name):
                 yield name, (side, count / other.clamp(min=1e-30))
 

@@ -4,8 +4,7 @@ Sums of products in float32, and their eigenvalues, are off by about 1e-7 of the
 that are rounding alone, and they have the largest variances of all as soon as the prior is smaller still. So all sums
 are in float64 while they grow. Products of float32 numbers, some thousand rows at a time, are off by much less: by a
 share of the entries on the diagonal, each row and column by its own. That is enough unless columns are nearly
-dependent. Where a sample of rows says that float32 would show, such columns are taken apart first (`decorrelation.py`),
-and where that is not enough products are in float64 too.
+dependent, and then products are in float64 too.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..arithmetic import float64_is_fast, products_rounded
 from ..curvature import Batch, PlanChanged, Source
-from .decorrelation import SAMPLE, WIDEST, Decorrelation, decorrelation
 
 EPS = 1e-7  # of the largest eigenvalue: rounding of sums and eigenvectors in float32
 SHOWS = 0.03  # of the prior precision: rounding above it is avoided, so that a tuned prior may be much smaller
@@ -29,7 +26,6 @@ TENSOR_CORES = 2e-4  # the same where they round to 11 bits
 NEAR = 0.1  # of a variance, at worst; mostly a tenth of that: more is avoided by products in float64
 LATE = 0.3  # the same, in what was summed before
 LOOKS = 4  # each time there are so many times the data
-MOST = 1e25  # of the prior beside a sum: its square and its root are finite
 Key = TypeVar("Key", bound=Hashable)
 Own = TypeVar("Own", bound=Hashable)
 
@@ -45,7 +41,6 @@ class Rounding(Generic[Key]):
     exact: set[Key] = field(default_factory=set)  # products are in float64 from now on
     rounded: dict[Key, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
     lost: set[Key] = field(default_factory=set)  # that came too late: their numbers have jumped meanwhile
-    apart: dict[Key, Decorrelation] = field(default_factory=dict)  # sums that are over other columns while data come
     seen: int = 0
     judged: int = 0  # examples seen when last asked
     first: bool = True  # whether that was the first time
@@ -94,9 +89,6 @@ class Rounding(Generic[Key]):
         self.exact |= found
         if not self.first:
             self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in found}
-            return
-        for key in found:
-            self.apart.pop(key, None)
 
     def watches(self, key: Key) -> bool:
         """Whether some of its products were in float32, and it is not given up."""
@@ -104,43 +96,11 @@ class Rounding(Generic[Key]):
 
     def _error(self, key: Key, matrix: Tensor, ridge: Tensor) -> Tensor:
         """How far variances may be off when all data are summed."""
-        each = (TENSOR_CORES if self._coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
+        coarse = self.source.budget.arithmetic.parts(predicting=False) == 1
+        each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
         ridge = ridge * min(1.0, self.seen / (self.source.expected or self.seen or 1))
-        apart = self.apart.get(key)
-        if apart is not None:
-            ridge = ridge[:, None, None] * apart.ridge
         error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
         return error
-
-    @property
-    def _coarse(self) -> bool:
-        """Whether products round their factors to 11 bits."""
-        return self.source.budget.arithmetic.parts(predicting=False) == 1
-
-    def takes_apart(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether columns can be taken apart in products of a dtype, and products in float64 would take longer."""
-        if dtype != torch.float32 or self._coarse:
-            return False
-        return device.type != "cuda" or not (products_rounded() or float64_is_fast(device))
-
-    def take_apart(self, key: Key, rows: Tensor, ridge: Tensor | float) -> None:
-        """Find nearly dependent columns of rows (G, n, P) before any are summed.
-
-        `ridge` (G,): what the prior adds to the diagonal of their sums, over the number of rows that will be summed.
-        """
-        groups, number, width = rows.shape
-        if not SMALL < width <= WIDEST or key in self.exact:
-            return
-        some = rows[:, :: -(-number // SAMPLE)].detach()
-        ridge = torch.as_tensor(ridge, dtype=rows.dtype, device=rows.device).expand(groups)
-        ridge = ridge.clamp(max=MOST)  # infinite for a group without gradients so far
-        found = decorrelation(some, ridge * some.shape[1])
-        if found is not None:
-            self.apart[key] = found
-
-    def expected(self, examples: int) -> int:
-        """About how many examples there will be, by those of the first batch where it cannot be told."""
-        return max(self.source.expected or LOOKS * examples, examples)
 
     @property
     def strength(self) -> float:
@@ -160,20 +120,15 @@ class Rounding(Generic[Key]):
 def amplified(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
     """The largest eigenvalue of `D^1/2 (A + ridge)^-1 D^1/2` for A (G, n, n), ridge (G,) and D (G, n), or little less.
 
-    A ridge (G, n, n) has numbers beside its diagonal. Errors `D^1/2 E D^1/2` in A change variances by as many times the
-    norm of E, as a share of them. D is A's own diagonal where none is given; then float32 is enough, and what it cannot
-    decompose is infinite.
+    Errors `D^1/2 E D^1/2` in A change variances by as many times the norm of E, as a share of them. D is A's own
+    diagonal where none is given; then float32 is enough, and what it cannot decompose is infinite.
     """
-    if ridge.dim() == 3:
-        matrix = matrix + ridge
-    size = diagonal(matrix) + (ridge[:, None] if ridge.dim() == 1 else 0.0)
+    size = diagonal(matrix) + ridge[:, None]
     root = size.rsqrt()
     scaled = matrix * root[:, :, None] * root[:, None, :]
     scaled.diagonal(dim1=-2, dim2=-1).fill_(1.0)
     weight = None if rounded is None else (rounded / size).sqrt()[:, :, None]
     factor, failed = torch.linalg.cholesky_ex(scaled.float() if weight is None else scaled)
-    if ridge.dim() == 3 and weight is None and bool((failed > 0).any()):
-        factor, failed = torch.linalg.cholesky_ex(scaled)
     width = factor.shape[-1]
     vectors = torch.cos(torch.arange(2 * width, device=factor.device, dtype=factor.dtype).square_())  # any numbers
     vectors = vectors.reshape(width, 2).expand(len(factor), -1, -1)
