@@ -108,7 +108,10 @@ def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,), axis: int 
     parameters = list(dict.fromkeys(base_of(each) for each in (*args, *kwargs.values()) if base_of(each) is not None))
     recorder = Noting(parameters)
     output, plain = HANDLERS[func](recorder, func, args, kwargs), func(*args, **kwargs)
-    assert torch.equal(output, plain) and [use.rule.name for use in recorder.uses] == rules
+    if plain.is_cuda:  # which may take another kernel for the same convolution
+        torch.testing.assert_close(output, plain, rtol=1e-12, atol=1e-12)
+    assert plain.is_cuda or torch.equal(output, plain)
+    assert [use.rule.name for use in recorder.uses] == rules
     columns = normal(COLUMNS, *plain.shape)
     found = {place: torch.zeros(COLUMNS, EXAMPLES, each.numel()).to(plain) for place, each in enumerate(parameters)}
     for use in recorder.uses:
