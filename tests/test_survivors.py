@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,15 +16,21 @@ import lapwing as lw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
+from fitting import normal
+from lapwing import operators
+from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
 from lapwing.layers import generic
+from lapwing.layers.base import Part
 from lapwing.layers.embedding import EMBEDDING
 from lapwing.layers.geometry import Alike
+from lapwing.likelihoods.categorical import fitting_axes
 from lapwing.memory import budget
 from lapwing.plan import Plan
 from lapwing.pushing import Push
 from lapwing.structures import factors, kron
 from lapwing.tracer import doubled
 from lapwing.tuning.alternate import newton
+from stand_ins import ROOM
 from tables import curvature_of, relative, table
 
 
@@ -491,3 +498,86 @@ def test_the_generic_rule_one_example_at_a_time(dtype: torch.dtype) -> None:
     again = generic.generic_rows(model, x, ("one",), cotangents, budget(None, x.device), plan, create_graph=True)
     (twice,) = torch.autograd.grad(again["one"].sum(), model.one)
     assert bool(twice.any())
+
+
+# A weight with several uses
+
+
+def used_twice(tokens: bool) -> Matrix:
+    """A bias of a layer that is applied twice, to several positions, or an embedding that is."""
+    terms = []
+    for seed, positions in ((1, 3), (2, 2)):
+        grad = normal(2, 4, 1, positions, 5, seed=seed)
+        if tokens:
+            index = torch.randint(3, (4, positions), generator=torch.Generator().manual_seed(seed))
+            hot = torch.nn.functional.one_hot(index, 3).double().unsqueeze(1)
+            acts = Acts(lambda chosen, hot=hot: hot[chosen], 3, positions, index=index)
+        else:
+            ones = torch.ones(4, 1, positions, 1, dtype=torch.float64)
+            acts = Acts(lambda chosen, ones=ones: ones[chosen], 1, positions, constant=True)
+        terms.append(Term(acts, grad))
+    return Matrix(tuple(terms), Layout.plain(1, 5, 3 if tokens else 1), ROOM)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_every_use_of_a_weight_counts(tokens: bool) -> None:
+    """Squares, covariances and variances, from loops over examples, uses and positions."""
+    matrix = used_twice(tokens)
+    rows = torch.zeros(2, 4, 5, matrix.layout.matrix[2], dtype=torch.float64)
+    for term in matrix.terms:
+        acts = term.acts(slice(0, 4))
+        for example, position in itertools.product(range(4), range(term.acts.positions)):
+            for column in range(2):
+                rows[column, example] += torch.outer(
+                    term.grad[column, example, 0, position], acts[example, 0, position]
+                )
+    weight = normal(1, 5, matrix.layout.matrix[2], seed=3).square()
+    covariance = torch.einsum("kboi,oi,lboi->bkl", rows, weight[0], rows)
+    torch.testing.assert_close(matrix.square_sum()[0], rows.square().sum((0, 1)))
+    torch.testing.assert_close(matrix.quad(weight), covariance)
+    torch.testing.assert_close(matrix.variance(weight), covariance.diagonal(dim1=-2, dim2=-1))
+
+
+def test_a_range_that_was_not_used_has_zeros() -> None:
+    """As many as it has weights, wherever it begins."""
+    parts = Part("a", 0, 2), Part("b", 2, 5)
+    block = operators.Block(parts, (slice(0, 2), slice(2, 5)), operators.Diagonal(torch.ones(5)))
+    value = normal(2, 4, 2)
+    made = block.jacobian({parts[0]: Explicit(value, ROOM)})
+    assert made is not None
+    rows = made.rows(slice(0, 4))
+    assert torch.equal(rows, torch.cat([value, torch.zeros(2, 4, 3, dtype=torch.float64)], -1))
+
+
+# What is taken where nothing is said
+
+
+def test_a_prior_is_around_zero() -> None:
+    """Unless it is told otherwise."""
+    assert lw.Prior("scalar", torch.ones(1)).mean == 0.0
+
+
+def test_axes_of_classes() -> None:
+    """Never the examples'; and one output is none, whatever the labels' shape."""
+    assert fitting_axes((3, 3), torch.zeros(3)) == [1]
+    assert fitting_axes((3, 3, 3), torch.zeros(3, 3)) == [1, 2]
+    for labels in (torch.zeros(5, 1), torch.zeros(5)):
+        with pytest.raises(ValueError, match="the network has one output"):
+            lw.Categorical().form(torch.zeros(5, 1), labels.long())
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 5])
+def test_natural_parameters_of_any_number_of_outputs(outputs: int) -> None:
+    """The first half of the outputs, and the second."""
+    f = normal(4, 2 * outputs)
+    first, second = lw.HeteroscedasticGaussian(parameters="natural").natural(f)
+    assert torch.equal(first, f[:, :outputs]) and torch.equal(second, f[:, outputs:])
+
+
+def test_one_deviation_for_each_output() -> None:
+    """Or one for all, or one that is yet to be found."""
+    f = y = torch.zeros(4, 2)
+    for noise in (0.1, "residuals", [0.1, 0.2]):
+        assert lw.Gaussian(noise).form(f, y).outputs == 2
+    with pytest.raises(ValueError, match="has 3 numbers, and the network 2 outputs"):
+        lw.Gaussian([0.1, 0.2, 0.3]).form(f, y)
