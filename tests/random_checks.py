@@ -28,6 +28,7 @@ TOLERANCES = {torch.float64: 1e-7, torch.float32: 2e-3}
 ROUNDED = 4.0  # times the rounding of the network's own derivatives
 # Of EKFAC in another batching or layout: eigenvectors of nearly equal eigenvalues turn with rounding.
 TURNED = 1e-2
+TWINS = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest: eigenvalues whose vectors rounding turns
 ALONE = 1e-9  # up to which an example's outputs in a batch are those that it has alone
 COUPLED = {torch.float64: 1e-6, torch.float32: 1e-3}  # from which they are not
 
@@ -85,6 +86,15 @@ def connected(model: nn.Module, x: Any, names: list[str]) -> set[str]:
         found.add(by_identity.get(id(getattr(node, "variable", None)), ""))
         stack.extend(following for following, _ in node.next_functions)
     return found - {""}
+
+
+def has_twins(side: Tensor, apart: float) -> bool:
+    """Whether matrices (G, n, n) have an eigenvalue twice, up to a share of the largest, that is not zero."""
+    if side.dim() == 2:
+        return False
+    values = torch.linalg.eigvalsh(side.double())
+    least = apart * values[:, -1:]
+    return bool(((values.diff(dim=1) < least) & (values[:, 1:] > least)).any())
 
 
 @dataclass
@@ -198,11 +208,14 @@ class Subject:
     def posteriors(self) -> Iterator[tuple[str, lw.Laplace, float]]:
         """What does not depend on batches and layouts, and how far it may be off.
 
-        EKFAC only where outputs have different curvatures: its bases are not unique otherwise.
+        EKFAC only where its bases are unique: outputs have different curvatures, and no factor has an eigenvalue twice,
+        as those of inputs that go round in circles have.
         """
         yield "full", self.full, self.tolerance
         yield "kron", self.kron, self.tolerance
-        if self.network.likelihood == "classification":
+        factors = [side for own in self.kron.sums.factors.values() for side in (own.inputs, own.gradients)]
+        twins = any(has_twins(side, TWINS[self.dtype]) for side in factors)
+        if self.network.likelihood == "classification" and not twins:
             yield "ekfac", self.ekfac, max(TURNED, self.tolerance)
 
     def index(self, names: tuple[str, ...]) -> Tensor:

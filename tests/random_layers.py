@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from random_networks import Sketch, rule
 
 # Linear maps
@@ -232,7 +234,7 @@ def norm(s: Sketch) -> None:
     options = ["batch norm"]
     if width > 2:
         options += ["layer norm", "rms norm"]
-    if width > 2 or s.kind != "vec":
+    if math.prod(s.shape) > 2:
         options += ["group norm"]
     if (s.kind == "seq" and s.shape[0] > 2) or (s.kind == "img" and s.shape[1] * s.shape[2] > 2):
         options += ["instance norm"]
