@@ -30,7 +30,6 @@ from .tape import Tape
 from .tracer import Tracer
 
 Item = TypeVar("Item")
-HELD = 0.25  # of the budget on a GPU, for columns that may be gone through again; on a CPU all of it: memory is larger
 Chunk = dict[Part, Matrix | Explicit]  # some columns of `S^T J`, per range of each weight
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
 MERGED_CPU, MERGED_CUDA = 64 << 20, 24 << 30  # and so many bytes of activations, or the budget
@@ -234,7 +233,7 @@ class Held:
 
     def __init__(self, batch: Batch, budget: Budget) -> None:
         self.batch, self.kept = batch, list[Chunk]()
-        self.most = budget.bytes * (1.0 if batch.tape.output.device.type == "cpu" else HELD)
+        self.most = budget.spare
 
     def __iter__(self) -> Iterator[Chunk]:
         if self.kept:

@@ -22,6 +22,7 @@ class Budget:
 
     bytes: int
     arithmetic: Arithmetic = AUTO
+    spare: int = 0  # for results that may be needed again, and can be made again
 
     def at_most(self, limit: int) -> Budget:
         """The same, no larger than a limit."""
@@ -42,7 +43,9 @@ class Budget:
 
 def budget(memory: int | float | None, device: torch.device, arithmetic: str | Arithmetic = "auto") -> Budget:
     """The budget that `memory=` asks for, or a share of what is free on the device."""
-    return Budget(limit(memory, device), as_arithmetic(arithmetic))
+    most = limit(memory, device)
+    scarce = memory is not None or device.type == "cuda"  # a CPU's limit is there for speed alone
+    return Budget(most, as_arithmetic(arithmetic), most // 8 if scarce else most)
 
 
 def limit(memory: int | float | None, device: torch.device) -> int:

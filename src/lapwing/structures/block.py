@@ -205,7 +205,7 @@ def measure_groups(
     rounding: Rounding[Group] = Rounding(source)
     sums: dict[Group, Tensor] = {}
     for batch in source:
-        first = not rounding.judged
+        first = rounding.begins(batch)
         columns = Held(batch, source.budget) if first else batch.columns()
         chosen = None if mask is None else mask.to(batch.tape.output.device)
         measure_chunks(columns, groups, chosen, rounding, sums)
@@ -214,6 +214,8 @@ def measure_groups(
             sums = {group: value for group, value in sums.items() if group not in found}
             again = [group for group in groups if group in found]
             measure_chunks(columns, again, chosen, rounding, sums)
+        del columns  # memory, before the next batch needs it
+    rounding.ended = True
     if rounding.over():
         judge(sums, rounding)
     known = {} if earlier is None else earlier.matrices

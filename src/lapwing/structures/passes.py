@@ -46,7 +46,7 @@ class Measurement:
 
     def add(self, batch: Batch) -> None:
         """Measure a batch; if it is the first, again what needs products in float64."""
-        first = not self.rounding.judged
+        first = self.rounding.begins(batch)
         columns = Held(batch, self.rounding.source.budget) if first else batch.columns()
         self._measure(batch, columns)
         if not self.rounding.due(batch):
@@ -60,6 +60,7 @@ class Measurement:
         """The sums of all data, in float64 where it shows or where they are small."""
         if self.rounding.wide:
             return self.sums
+        self.rounding.ended = True
         if self.rounding.over():
             self._judge(self._shown())
         fine = fine | self._shown() | self.small

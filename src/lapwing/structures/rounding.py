@@ -23,8 +23,11 @@ SHOWS = 0.03  # of the prior precision: rounding above it is avoided, so that a 
 SMALL = 32  # sides with one position up to which products in float64 take no longer
 PRODUCTS = 4e-8  # of the roots of the diagonal, times the root of the width: rounding of products in float32
 TENSOR_CORES = 2e-4  # the same where they round to 11 bits
-NEAR = 0.1  # of a variance, at worst; mostly a tenth of that: more is avoided by products in float64
-LATE = 0.3  # the same, in what was summed before
+NEAR = 0.03  # of a variance, at worst; mostly a tenth of that: more is avoided by products in float64
+LATE = 0.1  # the same, in what was summed before: the data are passed over again
+LOST = 0.3  # the same, where they cannot be
+LESS = 1e-3  # of the prior precision: how much smaller it may be when it is tuned
+MORE = 1_000  # times the data of a first batch, where it is not known how many come
 LOOKS = 4  # each time there are so many times the data
 Key = TypeVar("Key", bound=Hashable)
 Own = TypeVar("Own", bound=Hashable)
@@ -45,9 +48,14 @@ class Rounding(Generic[Key]):
     judged: int = 0  # examples seen when last asked
     first: bool = True  # whether that was the first time
     wide: bool = False  # whether the network is in float64, as all products and sums then are
+    ended: bool = False  # whether all data were seen
 
     def __post_init__(self) -> None:
         self.exact = self.exact | self.source.exact
+
+    def begins(self, batch: Batch) -> bool:
+        """Whether this is the first batch, of which some may be made again."""
+        return not self.judged and batch.tape.dtype != torch.float64
 
     def due(self, batch: Batch) -> bool:
         """Count a batch: whether to look at the sums now, which waits for a GPU.
@@ -60,14 +68,14 @@ class Rounding(Generic[Key]):
         return not self.wide and self.seen >= LOOKS * self.judged and not near
 
     def over(self) -> bool:
-        """Whether data came since the sums were last looked at."""
-        return not self.wide and self.seen > self.judged
+        """Whether data came since the sums were last looked at, or what was found then may have come too late."""
+        return not self.wide and (self.seen > self.judged or bool(self.rounded))
 
     def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
         """Matrices that need products in float64 from now on, of those (G, n, n) with what is added to their diagonals.
 
         Those of the first batch are made again. Where it comes too late the data are passed over again, or, if they
-        cannot be, the sums are as good as those in float32.
+        cannot be, the sums are as good as those in float32, unless all is well beside priors not much smaller.
         """
         self.first, self.judged = not self.judged, self.seen
         own = {key: value for key, value in matrices.items() if self.watches(key)}
@@ -80,7 +88,8 @@ class Rounding(Generic[Key]):
         if late and not self.source.data.one_shot:
             self.source.exact |= self.exact | found | late
             raise PlanChanged("A weight turned out to need products in float64")
-        self.lost |= late
+        if self.ended:
+            self.lost |= {key for key in late if float(self._error(key, *matrices[key], less=SHOWS)) > LOST}
         self.take(found, matrices)
         return found
 
@@ -94,13 +103,20 @@ class Rounding(Generic[Key]):
         """Whether some of its products were in float32, and it is not given up."""
         return (key not in self.exact or key in self.rounded) and key not in self.lost
 
-    def _error(self, key: Key, matrix: Tensor, ridge: Tensor) -> Tensor:
-        """How far variances may be off when all data are summed."""
+    def _error(self, key: Key, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:
+        """How far variances may be off when all data are summed, beside a smaller prior."""
         coarse = self.source.budget.arithmetic.parts(predicting=False) == 1
         each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
-        ridge = ridge * min(1.0, self.seen / (self.source.expected or self.seen or 1))
+        ridge = less * ridge / self.growth
         error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
         return error
+
+    @property
+    def growth(self) -> float:
+        """How many times the data that were seen there will be, at most."""
+        if self.ended:
+            return 1.0
+        return max(1.0, self.source.expected / max(self.seen, 1)) if self.source.expected else float(MORE)
 
     @property
     def strength(self) -> float:
@@ -109,11 +125,11 @@ class Rounding(Generic[Key]):
         return float(self.source.likelihood.scale) ** degree / self.source.least
 
     def shown(self, largest: Mapping[Own, Tensor]) -> set[Own]:
-        """Blocks whose rounding in float32 would show beside the prior, by their largest eigenvalues."""
+        """Blocks whose rounding in float32 would show beside the prior, with all data, by their norms so far."""
         if self.wide or not largest:
             return set(largest)
         values = torch.stack([value.detach().double() for value in largest.values()]).tolist()
-        shares = {key: EPS * self.strength * value for key, value in zip(largest, values, strict=True)}
+        shares = {key: EPS * self.strength * self.growth * value for key, value in zip(largest, values, strict=True)}
         return {key for key, share in shares.items() if SHOWS < share < float("inf")}
 
 
