@@ -179,16 +179,14 @@ def test_batches_of_any_size(structure: str) -> None:
 @pytest.mark.parametrize("structure", ["kron", "block"])
 @pytest.mark.parametrize("scale", [1e-3, 1e-5])
 def test_small_numbers_first(structure: str, scale: float) -> None:
-    """Rounding that comes to matter when much was summed: data are passed over again, or a warning is given."""
+    """Rounding that comes to matter when much was summed, also where the data come once."""
     net, x, y = weather(240, 40)
     x = torch.cat([x[:200] * scale, x[200:]])
     variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
     batches = [(x[start : start + 8], y[start : start + 8]) for start in range(0, 240, 8)]
-    la = lw.fit(net, batches, lw.Gaussian(0.1), structure=structure, prior=0.1, memory=1e4)
-    assert off(la.functional(x).cov, variance) < 0.05
-    if structure == "kron":
-        with pytest.warns(lw.RoundingWarning, match="Fit again"):
-            lw.fit(net, iter(batches), lw.Gaussian(0.1), prior=0.1, memory=1e4)
+    for data in (batches, iter(batches)):
+        la = lw.fit(net, data, lw.Gaussian(0.1), structure=structure, prior=0.1, memory=1e4)
+        assert off(la.functional(x).cov, variance) < 0.05
 
 
 def test_joint_bias() -> None:
@@ -446,19 +444,39 @@ def test_convolutions_of_raw_pixels() -> None:
 
 @pytest.mark.parametrize("structure", ["kron", "block"])
 def test_updates_of_raw_inputs(structure: str) -> None:
-    """Half of the data first, and half later: as all at once."""
+    """Half of the data first, and half later: as the network in float64."""
     net, x, y = raw(2000)
-    once = lw.fit(net, (x, y), lw.Gaussian(0.1), structure=structure)
-    twice = lw.fit(net, (x[:1000], y[:1000]), lw.Gaussian(0.1), structure=structure).update((x[1000:], y[1000:]))
-    if structure == "kron":  # factors add up, their product does not: each by itself
-        for key, own in once.sums.factors.items():
-            for name in ("inputs", "gradients"):
-                one, two = (getattr(sums.factors[key], name).double() for sums in (once.sums, twice.sums))
-                torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * float(one.abs().max()))
-            assert own.count == twice.sums.factors[key].count
-        return
-    ratio = twice.functional(x[::20]).cov / once.functional(x[::20]).cov
+    la, exact = (
+        lw.fit(own, (x[:1000].to(dtype), y[:1000].to(dtype)), lw.Gaussian(0.1), structure=structure).update(
+            (x[1000:].to(dtype), y[1000:].to(dtype))
+        )
+        for own, dtype in ((net, torch.float32), (copy.deepcopy(net).double(), torch.float64))
+    )
+    ratio = la.functional(x[::20]).cov.double() / exact.functional(x[::20].double()).cov
     assert float((ratio - 1).abs().max()) < 0.02
+    assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.1
+
+
+@pytest.mark.parametrize("structure", [lw.Kron(), lw.Kron(bias="joint"), lw.Block()], ids=str)
+@pytest.mark.parametrize("hidden", [60, 150])
+def test_smaller_priors(structure: Any, hidden: int) -> None:
+    """A prior that is chosen after the fit may be a thousand times smaller: what the sums hold is enough for it."""
+    if hidden > 100 and isinstance(structure, lw.Block):
+        pytest.skip("a dense block of so many weights takes long")
+    _, x, y = raw(2500)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+    with torch.no_grad():
+        net[0].weight.mul_(0.01)
+    if isinstance(structure, lw.Block):
+        net = net[:2].append(nn.Linear(hidden, 1))
+    la = lw.fit(net, (x, y), lw.Gaussian(0.3), structure=structure)
+    exact = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.3), structure=structure)
+    for prior in (1.0, 0.1, 0.01, 0.001):
+        one, two = la.with_prior(prior), exact.with_prior(prior)
+        ratio = one.functional(x[::50]).cov.double() / two.functional(x[::50].double()).cov
+        assert float((ratio - 1).abs().max()) < 0.03
+        assert abs(float(one.log_evidence() - two.log_evidence())) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -469,7 +487,7 @@ def test_columns_that_are_exactly_dependent(structure: str, width: int, prior: f
     """One-hot codes add up to ones: only the prior decides there, and rounding of products would take its place."""
     g = torch.Generator().manual_seed(1)
     some = [torch.randint(0, width // codes, (2000,), generator=g) for _ in range(codes)]
-    x = torch.cat([nn.functional.one_hot(each, width // codes).float() for each in some], 1)
+    x = 0.3 * torch.cat([nn.functional.one_hot(each, width // codes).float() for each in some], 1)  # rounded products
     y = torch.randn(2000, 1, generator=g)
     torch.manual_seed(0)
     net = nn.Linear(x.shape[1], 1)
