@@ -777,4 +777,45 @@ class Net(nn.Module):
         return h
 """,
     ),
+    "a weight behind units that are off for the first examples": Network(
+        seed=88007309,
+        inputs={"x": (2, 3, 4)},
+        tokens={},
+        likelihood="regression",
+        examples=6,
+        outputs=(4, 1),
+        source="""
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return torch.sin(z)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * torch.cos(ctx.saved_tensors[0])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.m1 = nn.Linear(2, 3)
+        self.p2 = nn.Parameter(torch.zeros((1, 3,)))
+        self.p3 = nn.Parameter(torch.zeros((6, 3,)))
+        self.m4 = nn.Linear(3, 1)
+
+    def forward(self, x):
+        h = x
+        h = F.adaptive_avg_pool2d(h, (2, 2))
+        h = h.flatten(2).transpose(1, 2)
+        h = Once.apply(self.m1(h))
+        h = torch.relu(h)
+        h = h * 0.9
+        h[:, :1] += self.p2
+        h = F.linear(F.gelu(F.linear(h, self.p3[::2])), self.p3[1::2])
+        h = self.m4(F.softplus(h))
+        return h
+""",
+    ),
 }

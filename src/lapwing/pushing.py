@@ -165,6 +165,8 @@ class Push:
     def _next(self, inputs: Inputs, several: bool, start: int) -> int:
         """The first way, from one on, that agrees with the backward pass on some examples; it is kept in the plan."""
         some = take(inputs, slice(0, EXAMPLES))
+        if any(each is not None and not bool(each.any()) for each in self._gradients(some)[1]):
+            some = inputs  # few examples may leave a weight without a gradient, behind units that are off
         way = next((way for way in range(start, ROWS) if self._agrees(way, some)), ROWS)
         self.plan.push[several] = way
         return way
@@ -220,6 +222,15 @@ class Push:
 
     def _pull(self, inputs: Inputs) -> tuple[Tensor, Weights]:
         """Outputs, and `J^T u` as a tensor per weight, by the network's own backward pass."""
+        output, found = self._gradients(inputs)
+        filled = {
+            name: torch.zeros_like(self.model.get_parameter(name)) if gradient is None else gradient
+            for name, gradient in zip(self.space.names, found, strict=True)
+        }
+        return output, filled
+
+    def _gradients(self, inputs: Inputs) -> tuple[Tensor, list[Tensor | None]]:
+        """The same; None for weights that the outputs do not depend on."""
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         with torch.enable_grad(), self._repeated():
             output = call(self.model, inputs)
@@ -227,11 +238,7 @@ class Push:
             if output.requires_grad:
                 found = torch.autograd.grad(output, parameters, self._cotangent(output), allow_unused=True)
         restore_buffers(self.model)
-        filled = {
-            name: torch.zeros_like(own) if gradient is None else gradient.to_dense()
-            for name, own, gradient in zip(self.space.names, parameters, found, strict=True)
-        }
-        return output.detach(), filled
+        return output.detach(), [None if each is None else each.to_dense() for each in found]
 
     def _repeated(self) -> Any:
         """Random numbers as they are now, and again afterwards: a network that draws some draws the same twice."""
