@@ -229,26 +229,26 @@ class Batch:
 
 
 class Held:
-    """A batch's columns, kept where they fit into memory, since they may be gone through again."""
+    """A batch's columns for several passes: kept where they fit into spare memory, else made again in each pass."""
 
     def __init__(self, batch: Batch, budget: Budget) -> None:
         self.batch, self.kept = batch, list[Chunk]()
-        self.most = budget.spare
+        self.room = math.inf if batch.at_once else budget.spare
 
     def __iter__(self) -> Iterator[Chunk]:
         if self.kept:
             yield from self.kept
             return
-        kept, size = list[Chunk](), 0
+        kept, room = list[Chunk](), self.room
         for found in self.batch.columns():
-            size += held_bytes(found)
-            kept = [*kept, found] if self.batch.at_once or size <= self.most else []
+            room -= held_bytes(found)
+            kept = [*kept, found] if room >= 0 else []
             yield found
-        self.kept = kept if self.batch.at_once or size <= self.most else []
+        self.kept = kept
 
 
 def held_bytes(found: Chunk) -> int:
-    """Of the gradients in a chunk of columns; a bias has those of its weight."""
+    """Bytes of the gradients in a chunk of columns; a bias shares those of its weight."""
     matrices = [each for each in found.values() if isinstance(each, Matrix)]
     values = [each.value for each in found.values() if isinstance(each, Explicit)]
     once = {id(each): each for each in [*values, *(term.grad for own in matrices for term in own.terms)]}

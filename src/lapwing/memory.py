@@ -22,7 +22,7 @@ class Budget:
 
     bytes: int
     arithmetic: Arithmetic = AUTO
-    spare: int = 0  # for results that may be needed again, and can be made again
+    spare: int = 0  # bytes for results that are kept only to save time
 
     def at_most(self, limit: int) -> Budget:
         """The same, no larger than a limit."""

@@ -27,7 +27,7 @@ NEAR = 0.03  # of a variance, at worst; mostly a tenth of that: more is avoided 
 LATE = 0.1  # the same, in what was summed before: the data are passed over again
 LOST = 0.3  # the same, where they cannot be
 LESS = 1e-3  # of the prior precision: how much smaller it may be when it is tuned
-MORE = 1_000  # times the data of a first batch, where it is not known how many come
+MORE = 1_000  # times the data so far are expected, where it is not known how many come
 LOOKS = 4  # each time there are so many times the data
 Key = TypeVar("Key", bound=Hashable)
 Own = TypeVar("Own", bound=Hashable)
@@ -74,8 +74,8 @@ class Rounding(Generic[Key]):
     def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
         """Matrices that need products in float64 from now on, of those (G, n, n) with what is added to their diagonals.
 
-        Those of the first batch are made again. Where it comes too late the data are passed over again, or, if they
-        cannot be, the sums are as good as those in float32, unless all is well beside priors not much smaller.
+        Those of the first batch are made again. Where it comes too late the data are passed over again. If they cannot
+        be, the sums count as float32 at the end, where the error would show beside a somewhat smaller prior.
         """
         self.first, self.judged = not self.judged, self.seen
         own = {key: value for key, value in matrices.items() if self.watches(key)}
@@ -104,7 +104,7 @@ class Rounding(Generic[Key]):
         return (key not in self.exact or key in self.rounded) and key not in self.lost
 
     def _error(self, key: Key, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:
-        """How far variances may be off when all data are summed, beside a smaller prior."""
+        """How far variances may be off when all data are summed and the prior precision is `less` times as large."""
         coarse = self.source.budget.arithmetic.parts(predicting=False) == 1
         each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
         ridge = less * ridge / self.growth
@@ -113,7 +113,7 @@ class Rounding(Generic[Key]):
 
     @property
     def growth(self) -> float:
-        """How many times the data that were seen there will be, at most."""
+        """All data over those seen so far: exact where their number is known, else a guess that is rather too large."""
         if self.ended:
             return 1.0
         return max(1.0, self.source.expected / max(self.seen, 1)) if self.source.expected else float(MORE)
@@ -125,7 +125,7 @@ class Rounding(Generic[Key]):
         return float(self.source.likelihood.scale) ** degree / self.source.least
 
     def shown(self, largest: Mapping[Own, Tensor]) -> set[Own]:
-        """Blocks whose rounding in float32 would show beside the prior, with all data, by their norms so far."""
+        """Blocks whose rounding in float32 would show beside the prior after all data, from their norms so far."""
         if self.wide or not largest:
             return set(largest)
         values = torch.stack([value.detach().double() for value in largest.values()]).tolist()
