@@ -4,7 +4,7 @@
 #   ARGS        passed on: make test ARGS="-k conv", make bench ARGS="--device cuda"
 #   WORKERS     test processes
 #   SEED, COUNT the first and the number of the random networks of make test-random and test-cuda; the sample of make test-mutants
-#   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 LAPWING_TEST_ORDER=7"
+#   SETTINGS    what make test-machines runs under: SETTINGS="OMP_NUM_THREADS=2 PEEWIT_TEST_ORDER=7"
 #   FILES       measurements that make bench-page merges
 #   NO_INSTALL  set it to run with PYTHON as it is found, without .venv: make bench NO_INSTALL=1 ARGS="--device cuda"
 
@@ -18,7 +18,7 @@ FILES ?= $(wildcard benchmarks/results/*.json)
 # A comma joins what holds in one run.
 PLAIN := ATEN_CPU_CAPABILITY=default,MKL_CBWR=COMPATIBLE
 SETTINGS ?= OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 $(PLAIN) \
-            ONEDNN_MAX_CPU_ISA=SSE41 PYTHONHASHSEED=7 LAPWING_TEST_ORDER=1
+            ONEDNN_MAX_CPU_ISA=SSE41 PYTHONHASHSEED=7 PEEWIT_TEST_ORDER=1
 
 VENV := .venv
 STAMPS := $(VENV)/.stamps
@@ -88,7 +88,7 @@ test-cuda: ## run the same tests and COUNT random networks on a GPU with PYTHON 
 	@$(FOUND) -c 'import pytest' 2>/dev/null || \
 	  { echo "pytest is not there: run 'make carry' where packages can be installed and bring $(CARRY) along"; exit 1; }
 	@if $(FOUND) -c 'import xdist' 2>/dev/null; then parallel="-n $(WORKERS)"; fi; \
-	  OMP_NUM_THREADS=1 LAPWING_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider -p no:benchmark $$parallel $(ARGS)
+	  OMP_NUM_THREADS=1 PEEWIT_TEST_DEVICE=cuda $(FOUND) -m pytest -q -p no:cacheprovider -p no:benchmark $$parallel $(ARGS)
 	@OMP_NUM_THREADS=1 $(FOUND) tools/random_networks.py --device cuda --dtype float32 --turns \
 	  --seed $(SEED) --count $(COUNT) --workers $(WORKERS)
 
@@ -111,7 +111,7 @@ gallery: $(TOOLS) ## make the pictures of docs/gallery.md (needs a Chromium)
 	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
 
 demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open (ARGS="--help" for the options)
-	@$(RUN) -m lapwing_command demo $(ARGS)
+	@$(RUN) -m peewit_command demo $(ARGS)
 
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
 	@$(RUN) -m benchmarks.run $(ARGS)
@@ -140,7 +140,7 @@ $(VENV)/bin/python:
 
 # Order-only: the interpreter's own date says nothing about what is installed.
 $(STAMPS)/package: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing lapwing and torch (the first time this takes minutes)"
+	@echo "installing peewit and torch (the first time this takes minutes)"
 	@$(INSTALL) -e '.[figures]' # the demo ends with a page of figures
 	@mkdir -p $(STAMPS) && touch $@
 

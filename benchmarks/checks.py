@@ -24,11 +24,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from benchmarks.measure import synchronise
 from benchmarks.networks import lenet, mlp, resnet18, vit
-from lapwing import tracer
-from lapwing.structures import rounding
+from peewit import tracer
+from peewit.structures import rounding
 
 VERIFIED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "perceptron 10-32-10": (lambda: nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 10)), (10,)),
@@ -69,7 +69,7 @@ def verification(name: str, examples: int, loader: bool, repeats: int, device: t
         watch = Watch(tracer.verify, device)
         tracer.verify, kept = watch, tracer.verify
         try:
-            whole = Watch(partial(lw.fit, model, data, "classification"), device)
+            whole = Watch(partial(pw.fit, model, data, "classification"), device)
             whole()
         finally:
             tracer.verify = kept
@@ -88,9 +88,9 @@ class Raw:
     likelihood: Any
     structure: str = "kron"
 
-    def fit(self) -> lw.Laplace:
+    def fit(self) -> pw.Laplace:
         """With the decompositions of factors."""
-        return lw.fit(self.model, (self.x, self.y), self.likelihood, structure=self.structure)
+        return pw.fit(self.model, (self.x, self.y), self.likelihood, structure=self.structure)
 
     def in_float64(self) -> Raw:
         """The same network."""
@@ -111,7 +111,7 @@ def raws(examples: int) -> Iterator[tuple[str, Raw]]:
     z = torch.randn(examples, 10)
     y = torch.sin(z[:, :1]) + 0.1 * torch.randn(examples, 1)
     far = torch.linspace(0, 2000, 10) + torch.linspace(1, 10, 10) * z
-    one, low = lw.Gaussian(1.0), lw.Gaussian(0.1)
+    one, low = pw.Gaussian(1.0), pw.Gaussian(0.1)
     yield "perceptron 10-64-64-1", Raw(perceptron(10, 64, 64, 1), z, y, one)
     yield "the same, noise 0.1", Raw(perceptron(10, 64, 64, 1), z, y, low)
     yield "the same, inputs around 0 to 2,000", Raw(perceptron(10, 64, 64, 1, scale=0.01), far, y, low)
@@ -137,13 +137,13 @@ def plainly() -> Iterator[None]:
     rounding.SHOWS = math.inf
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", lw.RoundingWarning)
+            warnings.simplefilter("ignore", pw.RoundingWarning)
             yield
     finally:
         rounding.SHOWS = kept
 
 
-def error(la: lw.Laplace, exact: lw.Laplace, x: Tensor) -> tuple[str, str]:
+def error(la: pw.Laplace, exact: pw.Laplace, x: Tensor) -> tuple[str, str]:
     """The worst relative error of 200 variances, and that of the log evidence in nats."""
     try:
         made, expected = (
@@ -171,7 +171,7 @@ def rounded(raw: Raw, repeats: int, device: torch.device) -> list[str]:
     return [f"{without:.3f}", f"{seconds:.3f}", f"{seconds / without:.2f}", *first, *second]
 
 
-def watched(raw: Raw, device: torch.device) -> tuple[float, lw.Laplace]:
+def watched(raw: Raw, device: torch.device) -> tuple[float, pw.Laplace]:
     """Seconds of a fit, and what came out."""
     watch = Watch(raw.fit, device)
     la = watch()

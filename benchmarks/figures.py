@@ -35,8 +35,8 @@ class Style:
 
 
 STYLES = (
-    Style(OURS, "exact", "lapwing", BLUE, "o", "-"),
-    Style(OURS, "MC(1)", "lapwing, MC(1)", GREEN, "s", "--"),
+    Style(OURS, "exact", "peewit", BLUE, "o", "-"),
+    Style(OURS, "MC(1)", "peewit, MC(1)", GREEN, "s", "--"),
     Style(PEER, "exact", "laplace-torch", ORANGE, "^", "-."),
 )
 

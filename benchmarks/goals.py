@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.journal import Record, Run
 
-OURS, PEER = "lapwing", "laplace-torch"
+OURS, PEER = "peewit", "laplace-torch"
 GIB = 2**30
 TITLES = {
     "mlp": "MLP",

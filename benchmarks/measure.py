@@ -241,7 +241,7 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Precision:
-    """How float32 products are made: torch's switches for matrices and convolutions, and lapwing's policy."""
+    """How float32 products are made: torch's switches for matrices and convolutions, and peewit's policy."""
 
     matrices: bool  # whether they may be in TF32
     convolutions: bool
@@ -252,13 +252,13 @@ PRECISIONS = {
     "fp32": Precision(False, False, "float32"),
     "tf32": Precision(True, True, "tf32"),
     "bf16": Precision(True, True, "bf16"),
-    "default": Precision(False, True, "auto"),  # as torch and lapwing come
+    "default": Precision(False, True, "auto"),  # as torch and peewit come
 }
 chosen = [PRECISIONS["default"]]
 
 
 def arithmetic() -> str:
-    """The policy that lapwing is asked to follow."""
+    """The policy that peewit is asked to follow."""
     return chosen[0].arithmetic
 
 

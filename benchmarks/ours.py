@@ -1,4 +1,4 @@
-"""lapwing, as the benchmark calls it."""
+"""peewit, as the benchmark calls it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.cases import CURVATURES, Batches
 from benchmarks.measure import arithmetic
 
-NAME = "lapwing"
+NAME = "peewit"
 
 
 def fit(
@@ -21,9 +21,9 @@ def fit(
     memory: float | None = None,
 ) -> Any:
     """The posterior with prior precision 1."""
-    import lapwing as lw
+    import peewit as pw
 
-    return lw.fit(
+    return pw.fit(
         model,
         batches,
         "classification",
@@ -38,13 +38,13 @@ def fit(
 
 def try_kernels_again() -> None:
     """Forget that fused kernels failed: all calls would be slower from then on."""
-    from lapwing import fused
+    from peewit import fused
 
     fused.broken.clear()
 
 
 def kernels_that_failed() -> list[str]:
     """Why measurements were made without fused kernels, if they were."""
-    from lapwing import fused
+    from peewit import fused
 
     return list(fused.broken)

@@ -211,7 +211,7 @@ def linear_table(runs: Sequence[Run]) -> Table:
 
 
 def agreement_table(runs: Sequence[Run]) -> Table:
-    """How far lapwing is from its references."""
+    """How far peewit is from its references."""
     columns = (
         "network",
         "precision",
@@ -357,7 +357,7 @@ def markdown(table: Table, level: str = "###") -> list[str]:
 NOTES = (
     "Seconds are medians with half the range, by CUDA events on a GPU; data are on the device before the clock starts.",
     "Fits include the eigendecompositions; the column beside and the ratios after it leave them out.",
-    f"lapwing fits all weights; {PEER} those of Linear and Conv2d, the others frozen, since it refuses them.",
+    f"peewit fits all weights; {PEER} those of Linear and Conv2d, the others frozen, since it refuses them.",
     f"{OURS}'s exact fits use the exact GGN; MC(1) is the Monte Carlo Fisher with one sample.",
     "Counted operations: one forward pass, a backward pass per column with respect to layer outputs, and both factors, "
     "from the shapes of Linear and Conv layers, at the rate of the plain pass.",

@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 
 class Residual(nn.Module):
@@ -129,7 +129,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column in ("network", "curvature") else "right")
     for each in track(examples(), "fitting", console=console, transient=True):
         began = time.perf_counter()
-        la = lw.fit(each.model, (each.x, each.y), each.likelihood, structure="kron", prior=10.0)
+        la = pw.fit(each.model, (each.x, each.y), each.likelihood, structure="kron", prior=10.0)
         fitted = time.perf_counter()
         mean, cov = la.functional(each.x[:8])
         asked = time.perf_counter()

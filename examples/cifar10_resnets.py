@@ -2,9 +2,9 @@
 
     python examples/cifar10_resnets.py --data DIR [--network resnet20 resnet56] [--cache DIR]
 
-DIR (or LAPWING_DATA) holds `cifar10/` with the images and labels and `weights_cifar10/` with the state dicts of the
+DIR (or PEEWIT_DATA) holds `cifar10/` with the images and labels and `weights_cifar10/` with the state dicts of the
 networks. A pass over 60,000 images takes minutes on a CPU, so the inputs of the last layer are computed once per
-network, and `lw.fit` sees the last layer alone, applied to them, in float64: the same posterior as with
+network, and `pw.fit` sees the last layer alone, applied to them, in float64: the same posterior as with
 `weights="last_layer"` on the whole network.
 """
 
@@ -23,13 +23,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 CONSOLE = Console(width=130)
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 BLOCKS = {"resnet20": 3, "resnet56": 9}
 PARTS = ("first10000", "10000-20000", "20000-30000", "30000-40000", "40000-50000")
-STRUCTURES = {"full": lw.Full(), "KFAC": lw.Kron(), "KFAC, joint bias": lw.Kron(bias="joint")}
+STRUCTURES = {"full": pw.Full(), "KFAC": pw.Kron(), "KFAC, joint bias": pw.Kron(bias="joint")}
 # From result files that were published, and from an independent float64 computation on the same data and weights.
 KNOWN: dict[tuple[str, str], tuple[str, str]] = {
     ("resnet20", "MAP NLL"): (".281522", ".281522"),
@@ -145,7 +145,7 @@ def ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:
     return float(gaps.abs().sum() / len(y))
 
 
-def monte_carlo(la: lw.Laplace, x: Tensor, y: Tensor, samples: int, transposed: bool = False) -> float:
+def monte_carlo(la: pw.Laplace, x: Tensor, y: Tensor, samples: int, transposed: bool = False) -> float:
     """NLL of the mean softmax over `f + L eps` with `cov = L L^T`; transposed: over `f + L^T eps`, which is wrong."""
     generator = torch.Generator().manual_seed(0)
     total = 0.0
@@ -159,7 +159,7 @@ def monte_carlo(la: lw.Laplace, x: Tensor, y: Tensor, samples: int, transposed: 
     return total / len(x)
 
 
-def by_adam(la: lw.Laplace, steps: int = 100, rate: float = 0.1) -> float:
+def by_adam(la: pw.Laplace, steps: int = 100, rate: float = 0.1) -> float:
     """The published way to one precision: Adam on its logarithm, from 1."""
     logarithm = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.Adam([logarithm], lr=rate)
@@ -179,7 +179,7 @@ def figures(folder: Path, network: str, cache: Path | None, samples: int) -> dic
         plain = head(test).softmax(-1)
     made = {"MAP NLL": nll(plain, y_test), "MAP ECE": ece(plain, y_test)}
     for name, structure in STRUCTURES.items():
-        la = lw.fit(head, (train, y_train), "classification", structure=structure, curvature="ggn", prior=1.0)
+        la = pw.fit(head, (train, y_train), "classification", structure=structure, curvature="ggn", prior=1.0)
         adam = by_adam(la)
         tuned = la.tune()
         made[f"{name}: precision, 100 Adam steps"] = adam
@@ -201,13 +201,13 @@ def figures(folder: Path, network: str, cache: Path | None, samples: int) -> dic
 def main() -> None:
     """Read, compute, and print one table per network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("LAPWING_DATA", ""), help="folder with the data sets")
+    parser.add_argument("--data", default=os.environ.get("PEEWIT_DATA", ""), help="folder with the data sets")
     parser.add_argument("--network", nargs="+", choices=list(BLOCKS), default=["resnet20"])
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep features in")
     parser.add_argument("--samples", type=int, default=512, help="Monte Carlo samples")
     asked = parser.parse_args()
     if not asked.data or not Path(asked.data, "cifar10").is_dir():
-        parser.error("expected --data DIR (or LAPWING_DATA) with cifar10/ and weights_cifar10/ in it")
+        parser.error("expected --data DIR (or PEEWIT_DATA) with cifar10/ and weights_cifar10/ in it")
     for network in asked.network:
         made = figures(Path(asked.data), network, asked.cache, asked.samples)
         table = Table("figure", "published", "checked", "here", title=network)

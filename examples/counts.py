@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 
 
 def rate(x: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def rate(x: Tensor) -> Tensor:
     return torch.exp(1 + torch.sin(2 * x))
 
 
-def main(steps: int = 600, points: int = 200) -> tuple[lw.Laplace, dict[str, Tensor]]:
+def main(steps: int = 600, points: int = 200) -> tuple[pw.Laplace, dict[str, Tensor]]:
     """Train, fit, tune and predict; returns the posterior and what was printed."""
     torch.manual_seed(0)
     x = 4 * torch.rand(points, 1) - 2
@@ -30,7 +30,7 @@ def main(steps: int = 600, points: int = 200) -> tuple[lw.Laplace, dict[str, Ten
         loss(model(x), y).backward()
         optimiser.step()
 
-    la = lw.fit(model, (x, y), "count", structure="full").tune()  # the same as lw.Poisson()
+    la = pw.fit(model, (x, y), "count", structure="full").tune()  # the same as pw.Poisson()
 
     asked = torch.tensor([[-1.0], [0.0], [1.0], [3.0]])
     pred = la.predict(asked)

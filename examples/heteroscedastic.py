@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 
 
 def noise(x: Tensor) -> Tensor:
@@ -16,14 +16,14 @@ def noise(x: Tensor) -> Tensor:
     return 0.1 + 0.4 * torch.sigmoid(3 * x)
 
 
-def main(steps: int = 500, points: int = 300) -> tuple[lw.Laplace, dict[str, Tensor]]:
+def main(steps: int = 500, points: int = 300) -> tuple[pw.Laplace, dict[str, Tensor]]:
     """Train, fit, tune and predict; returns the posterior and what was printed."""
     torch.manual_seed(0)
     x = 4 * torch.rand(points, 1) - 2
     y = torch.sin(2 * x) + noise(x) * torch.randn_like(x)
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 2))  # mean and log variance: (B, 2 K)
     # The default, "raw", has a convex energy; this one is what most networks return, and it extrapolates gently.
-    likelihood = lw.HeteroscedasticGaussian(parameters="mean_log_variance")
+    likelihood = pw.HeteroscedasticGaussian(parameters="mean_log_variance")
     # The decay of a prior precision of .1: training then ends at the mode that the posterior is built around.
     optimiser = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1 / len(x))
     for _ in range(steps):
@@ -32,7 +32,7 @@ def main(steps: int = 500, points: int = 300) -> tuple[lw.Laplace, dict[str, Ten
         likelihood.energy(model(x)[:, None], y[:, None]).mean().backward()
         optimiser.step()
 
-    la = lw.fit(model, (x, y), likelihood, structure="full").tune()
+    la = pw.fit(model, (x, y), likelihood, structure="full").tune()
 
     asked = torch.tensor([[-1.5], [0.0], [1.5], [3.0]])
     pred = la.predict(asked)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 
 NOISE = 0.15
 
@@ -40,13 +40,13 @@ def train(x: Tensor, y: Tensor, steps: int) -> nn.Sequential:
     return model
 
 
-def main(path: str | Path = "report-regression.html", steps: int = 1500) -> lw.evaluate.Report:
+def main(path: str | Path = "report-regression.html", steps: int = 1500) -> pw.evaluate.Report:
     """Train, fit, tune, evaluate, and write the page."""
     torch.manual_seed(0)
     x, y = joined(points(-3, -0.5, 60), points(1.5, 3, 40))
     model = train(x, y, steps)
-    la = lw.fit(model, (x, y), "regression", structure="full").tune()
-    report = lw.evaluate(
+    la = pw.fit(model, (x, y), "regression", structure="full").tune()
+    report = pw.evaluate(
         la,
         joined(points(-3, -0.5, 300), points(1.5, 3, 200)),
         ood={"the gap": points(-0.2, 1.2, 200)[0], "beyond the data": points(4, 6, 200)[0]},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 IGNORED = 255  # as in many data sets: the outline of an object belongs to nobody
 SIDE = 16
@@ -47,7 +47,7 @@ def scenes(n: int) -> tuple[Tensor, Tensor]:
     return images[:, None], labels
 
 
-def main(steps: int = 100, images: int = 64) -> tuple[lw.Laplace, dict[str, float]]:
+def main(steps: int = 100, images: int = 64) -> tuple[pw.Laplace, dict[str, float]]:
     """Train, fit, tune and predict; returns the posterior and what was printed."""
     torch.manual_seed(0)
     x, y = scenes(images)
@@ -60,7 +60,7 @@ def main(steps: int = 100, images: int = 64) -> tuple[lw.Laplace, dict[str, floa
         F.cross_entropy(model(x), y, ignore_index=IGNORED).backward()
         optimiser.step()
 
-    la = lw.fit(model, (x, y), lw.Categorical(ignore_index=IGNORED)).tune()
+    la = pw.fit(model, (x, y), pw.Categorical(ignore_index=IGNORED)).tune()
 
     new, truth = scenes(8)
     pred = la.predict(new)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 TAGS = ("sport", "politics", "science", "music")
 WORDS_PER_TAG, UNUSED = 10, 10  # the last words of the vocabulary occur in no training document
@@ -24,7 +24,7 @@ def documents(n: int, length: int = 12) -> tuple[Tensor, Tensor]:
     return F.one_hot(words, VOCABULARY).sum(1).float(), tags
 
 
-def main(steps: int = 200) -> tuple[lw.Laplace, dict[str, float]]:
+def main(steps: int = 200) -> tuple[pw.Laplace, dict[str, float]]:
     """Train, fit, tune and predict; returns the posterior and what was printed."""
     torch.manual_seed(0)
     x, y = documents(300)
@@ -36,7 +36,7 @@ def main(steps: int = 200) -> tuple[lw.Laplace, dict[str, float]]:
         F.binary_cross_entropy_with_logits(model(x), y).backward()
         optimiser.step()
 
-    la = lw.fit(model, (x, y), "binary").tune()  # the same as lw.Bernoulli()
+    la = pw.fit(model, (x, y), "binary").tune()  # the same as pw.Bernoulli()
 
     new, truth = documents(500)
     pred = la.predict(new)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 VOCABULARY, LENGTH = 12, 6
 
@@ -43,7 +43,7 @@ def counting(n: int, steps: list[int]) -> tuple[Tensor, Tensor]:
     return text[:, :-1], target
 
 
-def main(epochs: int = 120) -> tuple[lw.Laplace, dict[str, float]]:
+def main(epochs: int = 120) -> tuple[pw.Laplace, dict[str, float]]:
     """Train, fit, tune and predict; returns the posterior and what was printed."""
     torch.manual_seed(0)
     x, y = counting(300, [1, 2, 3])
@@ -57,7 +57,7 @@ def main(epochs: int = 120) -> tuple[lw.Laplace, dict[str, float]]:
         optimiser.step()
 
     # The last layer is the shared weight, so the embedding is uncertain with it.
-    la = lw.fit(model, (x, y), "classification", weights="last_layer").tune()
+    la = pw.fit(model, (x, y), "classification", weights="last_layer").tune()
 
     new, truth = counting(50, [1, 2, 3])
     pred, strange = la.predict(new), la.predict(counting(50, [5])[0])

@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 CONSOLE = Console()
 
@@ -78,7 +78,7 @@ def regression() -> tuple[float, float]:
     asked = torch.tensor([[2.0], [-0.5], [10.0]])
     shown = {}
     for structure in ("diag", "kron", "full"):
-        la = lw.fit(model, (x, y), lw.Gaussian(noise), structure=structure, prior=prior, progress=True)
+        la = pw.fit(model, (x, y), pw.Gaussian(noise), structure=structure, prior=prior, progress=True)
         deviation = la.predict(asked).epistemic.sqrt()[:, 0].tolist()
         table.add_row(structure, f"{la.log_evidence():.1f}", *(f"{value:.3f}" for value in deviation))
         shown[structure] = deviation
@@ -112,7 +112,7 @@ def classification() -> list[tuple[Answers, Answers]]:
     for name, norm_first in (("norm first", True), ("norm after", False)):
         model = mlp(2, 2, norm_first=norm_first)
         train(model, x, y, nn.CrossEntropyLoss(), prior / len(x), 600, "classification")
-        la = lw.fit(model, (x, y), "classification", structure="kron", prior=prior, progress=True)
+        la = pw.fit(model, (x, y), "classification", structure="kron", prior=prior, progress=True)
         with torch.no_grad():
             plain = judged(model(new).softmax(1), labels, model(far).softmax(1))
         bayesian = judged(la.predict(new).probs, labels, la.predict(far).probs)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lapwing.cli import main
+from peewit.cli import main
 
 NETWORKS = """
 import torch

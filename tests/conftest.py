@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-DEVICE = os.environ.get("LAPWING_TEST_DEVICE", "cpu")
-DATA = os.environ.get("LAPWING_DATA", "")
-ORDER = os.environ.get("LAPWING_TEST_ORDER", "")
+DEVICE = os.environ.get("PEEWIT_TEST_DEVICE", "cpu")
+DATA = os.environ.get("PEEWIT_DATA", "")
+ORDER = os.environ.get("PEEWIT_TEST_ORDER", "")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up torch for the whole process."""
     if DEVICE.startswith("cuda") and not torch.cuda.is_available():
-        raise pytest.UsageError(f"LAPWING_TEST_DEVICE={DEVICE}, but torch sees no CUDA device")
+        raise pytest.UsageError(f"PEEWIT_TEST_DEVICE={DEVICE}, but torch sees no CUDA device")
     # TF32 would hide errors that the tolerances are there to find.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -33,14 +33,14 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shuffle by LAPWING_TEST_ORDER, alike in every process, and skip what this run has no device or no data for."""
+    """Shuffle by PEEWIT_TEST_ORDER, alike in every process, and skip what this run has no device or no data for."""
     if ORDER:
         random.Random(ORDER).shuffle(items)
     for item in items:
         if "cuda" in item.keywords and not DEVICE.startswith("cuda"):
-            item.add_marker(pytest.mark.skip(reason="set LAPWING_TEST_DEVICE=cuda"))
+            item.add_marker(pytest.mark.skip(reason="set PEEWIT_TEST_DEVICE=cuda"))
         if "data" in item.keywords and not DATA:
-            item.add_marker(pytest.mark.skip(reason="set LAPWING_DATA to the folder with the data sets"))
+            item.add_marker(pytest.mark.skip(reason="set PEEWIT_DATA to the folder with the data sets"))
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +53,9 @@ def device() -> torch.device:
 def data_dir() -> Path:
     """The folder with data sets; the test is skipped where there is none."""
     if not DATA:
-        pytest.skip("set LAPWING_DATA to the folder with the data sets")
+        pytest.skip("set PEEWIT_DATA to the folder with the data sets")
     if not Path(DATA).is_dir():
-        pytest.fail(f"LAPWING_DATA={DATA} is not a folder")
+        pytest.fail(f"PEEWIT_DATA={DATA} is not a folder")
     return Path(DATA)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, normal
 
@@ -41,17 +41,17 @@ def regressor(outputs: int = 1) -> nn.Module:
 
 
 @functools.cache
-def classifier() -> lw.Laplace:
+def classifier() -> pw.Laplace:
     """A posterior of the network with dropout, which is fitted without it."""
     torch.manual_seed(0)
-    return lw.fit(network(0.3), images(), "classification", prior=5.0)
+    return pw.fit(network(0.3), images(), "classification", prior=5.0)
 
 
 @functools.cache
-def regression(outputs: int = 1) -> lw.Laplace:
+def regression(outputs: int = 1) -> pw.Laplace:
     """A posterior of numbers."""
     torch.manual_seed(0)
-    return lw.fit(regressor(outputs), numbers(outputs=outputs), lw.Gaussian(noise=0.7), prior=5.0)
+    return pw.fit(regressor(outputs), numbers(outputs=outputs), pw.Gaussian(noise=0.7), prior=5.0)
 
 
 def timeless(report: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, normal
 
@@ -40,10 +40,10 @@ class Small:
         """A copy on the CPU, for references."""
         return copy.deepcopy(self.model).cpu()
 
-    def fit(self, structure: Any = "full", **settings: Any) -> lw.Laplace:
+    def fit(self, structure: Any = "full", **settings: Any) -> pw.Laplace:
         """A posterior with exact curvature."""
         settings.setdefault("curvature", "ggn")
-        return lw.fit(self.model, self.data, self.likelihood, structure=structure, **settings)
+        return pw.fit(self.model, self.data, self.likelihood, structure=structure, **settings)
 
 
 def put(model: nn.Module, x: Tensor, y: Tensor, likelihood: Any, words: str) -> Small:
@@ -65,10 +65,10 @@ def case(name: str) -> Small:
         if name == "regression":
             model = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
             x = normal(25, 1)
-            return put(model, x, torch.sin(2 * x) + 0.1 * normal(25, 1, seed=3), lw.Gaussian(noise=0.4), "regression")
+            return put(model, x, torch.sin(2 * x) + 0.1 * normal(25, 1, seed=3), pw.Gaussian(noise=0.4), "regression")
         if name == "two_outputs":
             model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 2))
-            return put(model, normal(12, 1), normal(12, 2, seed=3), lw.Gaussian(noise=0.5), "regression")
+            return put(model, normal(12, 1), normal(12, 2, seed=3), pw.Gaussian(noise=0.5), "regression")
         if name == "images":
             model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 16, 3))
             return put(model, normal(12, 1, 6, 6), classes(3, 12), "classification", "classification")

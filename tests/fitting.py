@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from cases import randomise
 from conftest import DEVICE
-from lapwing.batches import Batches, device_of, evaluation, take
-from lapwing.curvature import GGN, Source
-from lapwing.memory import budget
-from lapwing.space import make_space, trainable
+from peewit.batches import Batches, device_of, evaluation, take
+from peewit.curvature import GGN, Source
+from peewit.memory import budget
+from peewit.space import make_space, trainable
 from tables import moved
 
 
@@ -41,10 +41,10 @@ def built(model: nn.Module) -> nn.Module:
     return model
 
 
-def fitted(model: nn.Module, x: Any, y: Tensor, likelihood: Any, structure: Any = "kron", **options: Any) -> lw.Laplace:
+def fitted(model: nn.Module, x: Any, y: Tensor, likelihood: Any, structure: Any = "kron", **options: Any) -> pw.Laplace:
     """A fit of a copy on the device under test; exact curvature unless another is asked for."""
     options.setdefault("curvature", "ggn")
-    return lw.fit(copy.deepcopy(model).to(DEVICE), (moved(x), moved(y)), likelihood, structure=structure, **options)
+    return pw.fit(copy.deepcopy(model).to(DEVICE), (moved(x), moved(y)), likelihood, structure=structure, **options)
 
 
 def names_of(model: nn.Module) -> list[str]:

@@ -19,7 +19,7 @@ from torch.distributions import Normal
 from torch.distributions import Poisson as PoissonDistribution
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from fitting import built, classes, names_of, normal, seeded
@@ -243,7 +243,7 @@ def categorical(
     y = classes(3, EXAMPLES, *POSITIONS[kind]) if y is None else y
     weights = None if weight is None else torch.tensor(weight, dtype=torch.float64)
     axis = 2 if kind == "tokens" else None  # there are as many positions as classes
-    value = lw.Categorical(axis=axis, weight=weights, label_smoothing=label_smoothing)
+    value = pw.Categorical(axis=axis, weight=weights, label_smoothing=label_smoothing)
     return LikelihoodCase(
         f"categorical {name}",
         kind,
@@ -279,7 +279,7 @@ def binary(name: str, kind: str, y: Tensor, ignore_index: int | None = None) -> 
         f"binary {name}",
         kind,
         outputs,
-        lw.Bernoulli(ignore_index=ignore_index),
+        pw.Bernoulli(ignore_index=ignore_index),
         y,
         nll,
         drawn=drawn,
@@ -314,7 +314,7 @@ def regression(name: str, kind: str, outputs: int, noise: float | list[float]) -
         variable = f.detach().requires_grad_()
         return torch.autograd.grad(nll(variable, f + factor * (new - f)), variable)[0].flatten()
 
-    value = lw.Gaussian(noise if isinstance(noise, float) else sigma)
+    value = pw.Gaussian(noise if isinstance(noise, float) else sigma)
     return LikelihoodCase(f"regression {name}", kind, outputs, value, y, nll, drawn=drawn)
 
 
@@ -366,7 +366,7 @@ def heteroscedastic(name: str, kind: str, targets: int, parameters: str, flat: b
         inner = torch.autograd.functional.hessian(log_partition, at).reshape(at.numel(), at.numel())
         return slope.T @ inner @ slope
 
-    value = lw.HeteroscedasticGaussian(parameters)
+    value = pw.HeteroscedasticGaussian(parameters)
     return LikelihoodCase(f"heteroscedastic {name}", kind, 2 * targets, value, y, nll, curvature)
 
 
@@ -397,7 +397,7 @@ def counts(name: str, kind: str, outputs: int) -> LikelihoodCase:
     def nll(f: Tensor, y: Tensor) -> Tensor:
         return -PoissonDistribution(f.exp()).log_prob(y.double()).sum()
 
-    return LikelihoodCase(f"count {name}", kind, outputs, lw.Poisson(), y, nll)
+    return LikelihoodCase(f"count {name}", kind, outputs, pw.Poisson(), y, nll)
 
 
 # Custom
@@ -430,13 +430,13 @@ def correlated_sample(f: Tensor, uniform: Tensor) -> Tensor:
 def custom(name: str, kind: str, outputs: int) -> LikelihoodCase:
     """A convex energy without a sampler."""
     y = normal(EXAMPLES, *shaped(kind, outputs), seed=3)
-    return LikelihoodCase(f"custom {name}", kind, outputs, lw.Custom(sphere), y, sphere_definition)
+    return LikelihoodCase(f"custom {name}", kind, outputs, pw.Custom(sphere), y, sphere_definition)
 
 
 def custom_gaussian() -> LikelihoodCase:
     """One with a sampler."""
     made = normal(EXAMPLES, 3, seed=3)
-    value = lw.Custom(correlated, sample=correlated_sample)
+    value = pw.Custom(correlated, sample=correlated_sample)
     return LikelihoodCase("custom correlated", "row", 3, value, made, lambda f, y: 0.5 * (f - y) @ PRECISION @ (f - y))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import classes, normal
 from tables import moved
@@ -46,8 +46,8 @@ class World:
     watched: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.la = lw.fit(self.model, (self.x, self.y), "classification")
-        self.regression = lw.fit(self.model, (self.x, self.r), "regression", structure="full")
+        self.la = pw.fit(self.model, (self.x, self.y), "classification")
+        self.regression = pw.fit(self.model, (self.x, self.r), "regression", structure="full")
         self.D = self.la.D
         self.kept = [self.x.clone(), self.y.clone(), self.r.clone()]
         self.before = self.answers()
@@ -66,14 +66,14 @@ class World:
 
     def fit(
         self, data: Any = None, likelihood: Any = "classification", model: Any = None, **options: Any
-    ) -> lw.Laplace:
+    ) -> pw.Laplace:
         """With something wrong in one place."""
         model = self.model if model is None else self.watch(model)
-        return lw.fit(model, (self.x, self.y) if data is None else data, likelihood, **options)
+        return pw.fit(model, (self.x, self.y) if data is None else data, likelihood, **options)
 
     def products(self, data: Any = None, likelihood: Any = "classification", **options: Any) -> Any:
         """Likewise."""
-        return lw.products(self.model, (self.x, self.y) if data is None else data, likelihood, **options)
+        return pw.products(self.model, (self.x, self.y) if data is None else data, likelihood, **options)
 
     def spoilt(self, what: str, example: int, value: float = NAN) -> Tensor:
         """Data with a number that is not finite."""
@@ -83,7 +83,7 @@ class World:
 
     def answers(self) -> list[Tensor]:
         """What good questions give: a new fit, and the old ones."""
-        again = lw.fit(self.model, (self.x, self.y), "classification", structure="ekfac")
+        again = pw.fit(self.model, (self.x, self.y), "classification", structure="ekfac")
         return [
             again.functional(self.x).cov,
             again.log_evidence(),
@@ -207,7 +207,7 @@ DATA = [
     ),
     Row("one tensor", lambda w: w.fit(w.x), T, ("data is one tensor", "expected (inputs, targets)")),
     Row(
-        "nothing", lambda w: lw.fit(w.model, None, "classification"), T, ("data is a NoneType", "expected a DataLoader")
+        "nothing", lambda w: pw.fit(w.model, None, "classification"), T, ("data is a NoneType", "expected a DataLoader")
     ),
     Row("a text", lambda w: w.fit("train"), T, ("the text 'train'", "expected (inputs, targets)")),
     Row("a dataset", lambda w: w.fit(TensorDataset(w.x, w.y)), T, ("TensorDataset", "Wrap", "DataLoader")),
@@ -349,7 +349,7 @@ NOT_FINITE = [
         V,
         ("input number 0", "NaN or Inf"),
     ),
-    Row("NaN input, residuals", lambda w: w.fit((w.spoilt("x", 0), w.r), lw.Gaussian("residuals")), V, ("NaN or Inf",)),
+    Row("NaN input, residuals", lambda w: w.fit((w.spoilt("x", 0), w.r), pw.Gaussian("residuals")), V, ("NaN or Inf",)),
     Row(
         "NaN input of products",
         lambda w: w.products(halves(w, w.spoilt("x", 7))).mv(torch.ones(w.D)),
@@ -420,7 +420,7 @@ NOT_FINITE = [
     ),
     Row(
         "NaN weights",
-        lambda w: lw.fit(with_weights(NAN), (w.x, w.y), "classification"),
+        lambda w: pw.fit(with_weights(NAN), (w.x, w.y), "classification"),
         V,
         ("3.weight holds NaN or Inf", "expected a trained network"),
     ),

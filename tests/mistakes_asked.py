@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from mistakes import INF, NAN, Made, Row, T, V, World, apart, network
 
 
@@ -22,7 +22,7 @@ def on_two_devices() -> nn.Module:
 def changed_weights(world: World) -> None:
     """Ask a fit of a network that was trained further."""
     model = copy.deepcopy(world.model)
-    la = lw.fit(model, (world.x, world.y), "classification")
+    la = pw.fit(model, (world.x, world.y), "classification")
     with torch.no_grad():
         model[0].weight.add_(1.0)
     la.predict(world.x)
@@ -31,19 +31,19 @@ def changed_weights(world: World) -> None:
 NETWORKS = [
     Row(
         "no module",
-        lambda w: lw.fit(lambda x: x, (w.x, w.y), "classification"),
+        lambda w: pw.fit(lambda x: x, (w.x, w.y), "classification"),
         T,
         ("model is a function", "expected a torch.nn.Module"),
     ),
     Row(
         "a class",
-        lambda w: lw.fit(nn.Linear, (w.x, w.y), "classification"),
+        lambda w: pw.fit(nn.Linear, (w.x, w.y), "classification"),
         T,
         ("model is a type", "expected a torch.nn.Module"),
     ),
     Row(
         "no module for products",
-        lambda w: lw.products(3, (w.x, w.y), "classification"),
+        lambda w: pw.products(3, (w.x, w.y), "classification"),
         T,
         ("model is a int", "expected a torch.nn.Module"),
     ),
@@ -56,19 +56,19 @@ NETWORKS = [
     ),
     Row(
         "two devices",
-        lambda w: lw.fit(on_two_devices(), (w.x, w.y), "classification"),
+        lambda w: pw.fit(on_two_devices(), (w.x, w.y), "classification"),
         V,
         ("meta'", "expected one device", "model.to(...)"),
     ),
     Row(
         "no values",
-        lambda w: lw.fit(nn.Linear(4, 3, device="meta"), (w.x, w.y), "classification"),
+        lambda w: pw.fit(nn.Linear(4, 3, device="meta"), (w.x, w.y), "classification"),
         V,
         ("meta device", "no values", "load_state_dict"),
     ),
     Row(
         "lazy layers",
-        lambda w: lw.fit(nn.LazyLinear(3), (w.x, w.y), "classification"),
+        lambda w: pw.fit(nn.LazyLinear(3), (w.x, w.y), "classification"),
         V,
         ("lazy layers", "run it once on data"),
     ),
@@ -117,7 +117,7 @@ NETWORKS = [
     ),
     Row(
         "float64, residuals",
-        lambda w: w.fit((w.x.double(), w.r), lw.Gaussian("residuals")),
+        lambda w: w.fit((w.x.double(), w.r), pw.Gaussian("residuals")),
         T,
         ("torch.float64", "x.to(torch.float32)"),
     ),
@@ -251,11 +251,11 @@ QUESTIONS = [
     ),
     Row(
         "before a fit",
-        lambda w: lw.Laplace(w.model),
+        lambda w: pw.Laplace(w.model),
         T,
-        ("Laplace(...) was called", "expected lapwing.fit(model, data, likelihood)"),
+        ("Laplace(...) was called", "expected peewit.fit(model, data, likelihood)"),
     ),
-    Row("the class itself", lambda w: lw.Laplace.predict(w.x), T, ("missing 1 required positional argument",)),
+    Row("the class itself", lambda w: pw.Laplace.predict(w.x), T, ("missing 1 required positional argument",)),
     Row("unknown row", lambda w: w.la.coverage()["0.weigt"], KeyError, ("'0.weigt' is no parameter",)),
     Row("a short vector", lambda w: w.products().mv(torch.ones(3)), V, ("shape (3,)", "expected (..., 48)")),
     Row("a number as vector", lambda w: w.products().mv(torch.tensor(1.0)), V, ("shape ()", "expected (..., 48)")),

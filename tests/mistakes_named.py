@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import lapwing as lw
+import peewit as pw
 from mistakes import INF, NAN, Row, T, V
 
 NOISE = ("expected a positive standard deviation",)
@@ -111,27 +111,27 @@ NAMES = [
     ),
     Row(
         "a subnetwork too large",
-        lambda w: w.fit(weights=lw.Subnetwork.random(99), structure="diag"),
+        lambda w: w.fit(weights=pw.Subnetwork.random(99), structure="diag"),
         V,
         ("size 99", "from 1 to 48"),
     ),
     Row(
-        "a subnetwork by name", lambda w: lw.Subnetwork("varience", 3), V, ("by='varience'", "did you mean 'variance'?")
+        "a subnetwork by name", lambda w: pw.Subnetwork("varience", 3), V, ("by='varience'", "did you mean 'variance'?")
     ),
     Row(
         "a subnetwork in kron",
-        lambda w: w.fit(weights=lw.Subnetwork.random(3)),
+        lambda w: w.fit(weights=pw.Subnetwork.random(3)),
         V,
         ("single elements", "use structure='diag' or 'full'"),
     ),
     Row(
         "kron's approximation",
-        lambda w: lw.Kron(approx="expanded"),
+        lambda w: pw.Kron(approx="expanded"),
         V,
         ("approx='expanded'", "expected one of ('expand', 'reduce', 'auto')"),
     ),
-    Row("ekfac's bias", lambda w: lw.EKFAC(bias="both"), V, ("bias='both'", "expected one of ('separate', 'joint')")),
-    Row("no samples of labels", lambda w: lw.MonteCarlo(0), V, ("samples=0", "expected a positive whole number")),
+    Row("ekfac's bias", lambda w: pw.EKFAC(bias="both"), V, ("bias='both'", "expected one of ('separate', 'joint')")),
+    Row("no samples of labels", lambda w: pw.MonteCarlo(0), V, ("samples=0", "expected a positive whole number")),
     Row(
         "the Hessian in kron",
         lambda w: w.fit(curvature="hessian"),
@@ -148,8 +148,8 @@ PRIORS = [
             "fit": lambda w, v: w.fit(prior=v),
             "with_prior": lambda w, v: w.la.with_prior(v),
             "log_evidence": lambda w, v: w.la.log_evidence(prior=torch.tensor(v)),
-            "layerwise": lambda w, v: lw.Prior.layerwise([1.0, v]),
-            "groups": lambda w, v: lw.Prior.groups({"*": v}),
+            "layerwise": lambda w, v: pw.Prior.layerwise([1.0, v]),
+            "groups": lambda w, v: pw.Prior.groups({"*": v}),
         }.items()
     ),
     Row(
@@ -161,7 +161,7 @@ PRIORS = [
         T,
         ("prior is a NoneType", "expected a positive number or a Prior"),
     ),
-    Row("text in a prior", lambda w: lw.Prior.scalar("1"), T, ("Prior.scalar", "is a str", "expected numbers")),
+    Row("text in a prior", lambda w: pw.Prior.scalar("1"), T, ("Prior.scalar", "is a str", "expected numbers")),
     Row(
         "many for a scalar",
         lambda w: w.fit(prior=torch.ones(4)),
@@ -170,7 +170,7 @@ PRIORS = [
     ),
     Row(
         "too few for layers",
-        lambda w: w.fit(prior=lw.Prior.layerwise([1.0, 2.0])),
+        lambda w: w.fit(prior=pw.Prior.layerwise([1.0, 2.0])),
         V,
         ("2 precisions were given", "expected 1 or 5"),
     ),
@@ -182,35 +182,35 @@ PRIORS = [
     ),
     Row(
         "a group misspelt",
-        lambda w: w.fit(prior=lw.Prior.groups({"0.weigt": 1.0, "*": 2.0})),
+        lambda w: w.fit(prior=pw.Prior.groups({"0.weigt": 1.0, "*": 2.0})),
         V,
         ("'0.weigt' fits no parameter", "did you mean '0.weight'?"),
     ),
     Row(
         "a group misspelt later",
-        lambda w: w.la.with_prior(lw.Prior.groups({"0.baas": 1.0, "*": 2.0})),
+        lambda w: w.la.with_prior(pw.Prior.groups({"0.baas": 1.0, "*": 2.0})),
         V,
         ("'0.baas' fits no parameter", "did you mean '0.bias'?"),
     ),
     Row(
         "a weight without group",
-        lambda w: w.fit(prior=lw.Prior.groups({"0": 1.0})),
+        lambda w: w.fit(prior=pw.Prior.groups({"0": 1.0})),
         V,
         ("fits '1.weight'", "add '*' for the rest"),
     ),
     Row(
         "groups as a list",
-        lambda w: lw.Prior.groups([1.0]),
+        lambda w: pw.Prior.groups([1.0]),
         T,
         ("[1.0] was given", "expected a mapping from patterns", "'*'"),
     ),
-    Row("no groups", lambda w: lw.Prior.groups({}), T, ("{} was given", "expected a mapping")),
-    Row("kind of prior", lambda w: lw.Prior("scalr", torch.ones(1)), V, ("'scalr'", "did you mean 'scalar'?")),
-    Row("NaN mean", lambda w: lw.Prior.scalar(1.0, mean=NAN), V, ("mean nan", "expected finite numbers")),
-    Row("mean as text", lambda w: lw.Prior.scalar(1.0, mean="zero"), T, ("mean is a str", "expected numbers")),
+    Row("no groups", lambda w: pw.Prior.groups({}), T, ("{} was given", "expected a mapping")),
+    Row("kind of prior", lambda w: pw.Prior("scalr", torch.ones(1)), V, ("'scalr'", "did you mean 'scalar'?")),
+    Row("NaN mean", lambda w: pw.Prior.scalar(1.0, mean=NAN), V, ("mean nan", "expected finite numbers")),
+    Row("mean as text", lambda w: pw.Prior.scalar(1.0, mean="zero"), T, ("mean is a str", "expected numbers")),
     Row(
         "length of a mean",
-        lambda w: w.fit(prior=lw.Prior.scalar(1.0, mean=torch.ones(4))),
+        lambda w: w.fit(prior=pw.Prior.scalar(1.0, mean=torch.ones(4))),
         V,
         ("mean has 4 numbers", "expected 1 or 48"),
     ),
@@ -221,7 +221,7 @@ PRIORS = [
         ("1e-50", "outside the range of torch.float32", "float64"),
     ),
     *(
-        Row(f"noise {value}", lambda w, v=value: lw.Gaussian(noise=v), V, (f"noise={value!r}", *NOISE))
+        Row(f"noise {value}", lambda w, v=value: pw.Gaussian(noise=v), V, (f"noise={value!r}", *NOISE))
         for value in (0, -1.0, NAN, INF)
     ),
     *(
@@ -233,9 +233,9 @@ PRIORS = [
         )
         for value in (0, -1.0, NAN)
     ),
-    Row("no noise", lambda w: lw.Gaussian(noise=None), T, ("noise is a NoneType", *NOISE)),
+    Row("no noise", lambda w: pw.Gaussian(noise=None), T, ("noise is a NoneType", *NOISE)),
     Row(
-        "noise as text", lambda w: lw.Gaussian(noise="residual"), V, ("'residual'", "expected a number", "'residuals'")
+        "noise as text", lambda w: pw.Gaussian(noise="residual"), V, ("'residual'", "expected a number", "'residuals'")
     ),
     Row(
         "noise of classes",
@@ -251,23 +251,23 @@ PRIORS = [
     ),
     Row(
         "noises of other outputs",
-        lambda w: w.fit((w.x, w.r), lw.Gaussian(torch.ones(2))),
+        lambda w: w.fit((w.x, w.r), pw.Gaussian(torch.ones(2))),
         V,
         ("2 numbers", "3 outputs"),
     ),
     Row(
         "negative class weights",
-        lambda w: lw.Categorical(weight=torch.tensor([1.0, -1.0])),
+        lambda w: pw.Categorical(weight=torch.tensor([1.0, -1.0])),
         V,
         ("weight", "expected one finite number per class"),
     ),
     Row(
         "smoothing of two",
-        lambda w: lw.Categorical(label_smoothing=2),
+        lambda w: pw.Categorical(label_smoothing=2),
         V,
         ("label_smoothing=2", "expected a number from 0 to 1"),
     ),
-    Row("a number for an energy", lambda w: lw.Custom(3), T, ("Custom(int)", "expected a function")),
+    Row("a number for an energy", lambda w: pw.Custom(3), T, ("Custom(int)", "expected a function")),
     Row(
         "singular curvature",
         lambda w: w.fit((w.x[:2], w.y[:2]), structure="full", prior=1e-30).predict(w.x),
@@ -290,7 +290,7 @@ PRIORS = [
     ),
     Row(
         "a noise that overflows",
-        lambda w: w.fit((w.x, w.r), lw.Gaussian(1e-20)).predict(w.x),
+        lambda w: w.fit((w.x, w.r), pw.Gaussian(1e-20)).predict(w.x),
         V,
         ("noise 1e-20", "outside the range of torch.float32", "float64"),
     ),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import random_rules  # noqa: F401  # fills the grammar
 import reference_dense as dense
 from random_networks import Network, network_of, stored_transposed
@@ -154,10 +154,10 @@ class Subject:
         return gap(together, dense.outputs(model, inputs))
 
     @property
-    def likelihood(self) -> str | lw.Categorical:
+    def likelihood(self) -> str | pw.Categorical:
         """By its name, or with the classes on the last axis where another one might be meant."""
         several = self.network.likelihood == "classification" and len(self.network.outputs) > 1
-        return lw.Categorical(axis=len(self.network.outputs)) if several else self.network.likelihood
+        return pw.Categorical(axis=len(self.network.outputs)) if several else self.network.likelihood
 
     @functools.cached_property
     def own_rounding(self) -> float:
@@ -178,10 +178,10 @@ class Subject:
         """A copy on the device, after a change of its layout."""
         return change(copy.deepcopy(self.plain)).to(self.device, self.dtype)
 
-    def fit(self, structure: Any, model: nn.Module | None = None, x: Any = None, y: Any = None) -> lw.Laplace:
+    def fit(self, structure: Any, model: nn.Module | None = None, x: Any = None, y: Any = None) -> pw.Laplace:
         """A posterior of the training data, or of other data."""
         data = (self.x, self.y) if x is None else (x, y)
-        return lw.fit(
+        return pw.fit(
             self.model() if model is None else model,
             tuple(moved(each, self.device, self.dtype) for each in data),
             self.likelihood,
@@ -191,21 +191,21 @@ class Subject:
         )
 
     @functools.cached_property
-    def full(self) -> lw.Laplace:
+    def full(self) -> pw.Laplace:
         """The exact posterior."""
         return self.fit("full")
 
     @functools.cached_property
-    def kron(self) -> lw.Laplace:
+    def kron(self) -> pw.Laplace:
         """The Kronecker-factored one."""
         return self.fit("kron")
 
     @functools.cached_property
-    def ekfac(self) -> lw.Laplace:
+    def ekfac(self) -> pw.Laplace:
         """The Kronecker-factored one with its own moments."""
         return self.fit("ekfac")
 
-    def posteriors(self) -> Iterator[tuple[str, lw.Laplace, float]]:
+    def posteriors(self) -> Iterator[tuple[str, pw.Laplace, float]]:
         """What does not depend on batches and layouts, and how far it may be off.
 
         EKFAC only where its bases are unique: outputs have different curvatures, and no factor has an eigenvalue twice,
@@ -227,26 +227,26 @@ class Subject:
             start += size
         return torch.cat([starts[name] for name in names])
 
-    def functional(self, la: lw.Laplace, inputs: Any) -> Tensor:
+    def functional(self, la: pw.Laplace, inputs: Any) -> Tensor:
         """(B, F, F): the covariance of every example's outputs at inputs."""
         joint = la.functional(moved(inputs, self.device, self.dtype), joint=True).cov
         count = joint.shape[0]
         size = math.isqrt(joint.numel()) // count
         return torch.stack([joint.reshape(count, size, count, size)[n, :, n] for n in range(count)])
 
-    def marginal(self, la: lw.Laplace, inputs: Any) -> Tensor:
+    def marginal(self, la: pw.Laplace, inputs: Any) -> Tensor:
         """(B, F): the variances of every example's outputs at inputs."""
         made = la.functional(moved(inputs, self.device, self.dtype), variance_only=True).cov
         return made.reshape(len(made), -1)
 
-    def variances(self, la: lw.Laplace, inputs: Any) -> Tensor:
+    def variances(self, la: pw.Laplace, inputs: Any) -> Tensor:
         """(B, F, F): what the covariance of outputs is, by the dense Jacobian and the posterior's own matrix."""
         jacobian = dense.jacobian(self.plain, inputs, self.names)[:, :, self.index(la.space.names)]
         covariance = torch.linalg.inv(matrix(la) + torch.eye(la.D, dtype=torch.float64))
         return dense.functional_covariance(jacobian, covariance)
 
 
-def matrix(la: lw.Laplace) -> Tensor:
+def matrix(la: pw.Laplace) -> Tensor:
     """(D, D): the curvature inside a posterior with prior precision one."""
     identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
     return (la.precision.mv(identity) - identity).cpu().double()
@@ -306,7 +306,7 @@ def batches(s: Subject) -> Iterator[str | None]:
     data = [(part(s.x, chosen), s.y[chosen]) for chosen in (first, second)]
     data = [tuple(moved(each, s.device, s.dtype) for each in pair) for pair in data]
     for structure, whole, tolerance in s.posteriors():
-        split = lw.fit(s.model(), data, s.likelihood, structure=structure, curvature="ggn")
+        split = pw.fit(s.model(), data, s.likelihood, structure=structure, curvature="ggn")
         if split.space.names != whole.space.names:
             yield f"{structure} of two batches has {set(whole.space.names) ^ set(split.space.names)} otherwise"
             continue
@@ -401,7 +401,7 @@ def rounding(s: Subject) -> Iterator[str | None]:
 @check
 def products(s: Subject) -> Iterator[str | None]:
     """Products with the curvature are those with the dense matrix."""
-    made = lw.products(s.model(), tuple(moved(each, s.device, s.dtype) for each in (s.x, s.y)), s.likelihood)
+    made = pw.products(s.model(), tuple(moved(each, s.device, s.dtype) for each in (s.x, s.y)), s.likelihood)
     index = s.index(made.space.names)
     found = made.mv(torch.eye(len(index), dtype=s.dtype, device=s.device))
     yield differs("the products' matrix", found, s.ggn[index][:, index], s.tolerance)

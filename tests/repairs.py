@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from lapwing import tracer
-from lapwing.layers import base, contractions, elementwise, linear
-from lapwing.layers.base import Lift
-from lapwing.recording import HANDLERS, Recording, following
-from lapwing.tape import Tape
+from peewit import tracer
+from peewit.layers import base, contractions, elementwise, linear
+from peewit.layers.base import Lift
+from peewit.recording import HANDLERS, Recording, following
+from peewit.tape import Tape
 
 Patch = pytest.MonkeyPatch
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 
-from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
+from peewit.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
 
 CLASSES = ("t-shirt/top", "trouser", "pullover", "dress")
 
@@ -103,7 +103,7 @@ def classification(title: str = "Clothes", classes: tuple[str, ...] = CLASSES) -
         ),
         posterior=POSTERIOR,
         settings={"likelihood": "Categorical", "seed": 0, "bootstrap": 500},
-        versions={"lapwing": "0.1.0", "torch": "2.13.0"},
+        versions={"peewit": "0.1.0", "torch": "2.13.0"},
         notes=("Corruptions were drawn once.",),
     )
 
@@ -184,6 +184,6 @@ def regression(title: str = "House prices") -> Report:
         coverage=({"parameter": "0.weight", "shape": "8x1", "rule": "linear", "approximation": "Kronecker (expand)"},),
         posterior={},
         settings={"likelihood": "Gaussian"},
-        versions={"lapwing": "0.1.0"},
+        versions={"peewit": "0.1.0"},
         notes=(),
     )

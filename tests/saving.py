@@ -9,22 +9,22 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 
 STRUCTURES: dict[str, Any] = {
-    "expand": lw.Kron(),
-    "reduce": lw.Kron(approx="reduce"),
-    "joint": lw.Kron(bias="joint"),
-    "ekfac": lw.EKFAC(),
-    "ekfac joint": lw.EKFAC(approx="auto", bias="joint"),
-    "diag": lw.Diag(),
-    "block": lw.Block(),
-    "full": lw.Full(),
+    "expand": pw.Kron(),
+    "reduce": pw.Kron(approx="reduce"),
+    "joint": pw.Kron(bias="joint"),
+    "ekfac": pw.EKFAC(),
+    "ekfac joint": pw.EKFAC(approx="auto", bias="joint"),
+    "diag": pw.Diag(),
+    "block": pw.Block(),
+    "full": pw.Full(),
 }
 
 
-def answers(la: lw.Laplace, x: Any) -> list[Any]:
+def answers(la: pw.Laplace, x: Any) -> list[Any]:
     """All that can be asked, in numbers and words."""
     made = la.functional(x)
     predicted = la.predict(x)
@@ -35,7 +35,7 @@ def answers(la: lw.Laplace, x: Any) -> list[Any]:
     return [*numbers, str(la.coverage()), repr(la), la.N, la.D, la.prior.kind, la.reason]
 
 
-def assert_same(first: lw.Laplace, second: lw.Laplace, x: Any) -> None:
+def assert_same(first: pw.Laplace, second: pw.Laplace, x: Any) -> None:
     """Bit for bit; on a GPU up to rounding, since some of its own sums are in no fixed order."""
     for one, other in zip(answers(first, x), answers(second, x), strict=True):
         assert type(one) is type(other)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapwing.memory import Budget
+from peewit.memory import Budget
 
 ROOM = Budget(1 << 24)
 

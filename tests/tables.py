@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from cases import BY_NAME, CASES
 from conftest import DEVICE
-from lapwing.jacobians import join
+from peewit.jacobians import join
 
 NAMES = [case.name for case in CASES]
 AMBIGUOUS = ("gpt_positions", "ignored_labels_causal")  # as many positions as classes
@@ -51,21 +51,21 @@ class Table:
         return self.case.names(self.model)
 
     @property
-    def likelihood(self) -> lw.Categorical | lw.Gaussian:
+    def likelihood(self) -> pw.Categorical | pw.Gaussian:
         """The likelihood, with the class axis of the case."""
         if self.case.likelihood == "regression":
-            return lw.Gaussian()
+            return pw.Gaussian()
         usual = self.case.axis == -1 and self.case.name not in AMBIGUOUS
-        return lw.Categorical(axis=None if usual else self.case.axis)
+        return pw.Categorical(axis=None if usual else self.case.axis)
 
-    def fit(self, structure: Any, curvature: Any = "ggn", **options: Any) -> lw.Laplace:
+    def fit(self, structure: Any, curvature: Any = "ggn", **options: Any) -> pw.Laplace:
         """Fit ours, on the device under test."""
         model = self.case.make()[0].to(DEVICE)
-        return lw.fit(
+        return pw.fit(
             model, (moved(self.x), moved(self.y)), self.likelihood, structure=structure, curvature=curvature, **options
         )
 
-    def index(self, la: lw.Laplace) -> Tensor:
+    def index(self, la: pw.Laplace) -> Tensor:
         """Places of the fitted weights among all trainable ones."""
         spans = reference.ranges(self.model, self.names)
         return torch.cat([torch.arange(*spans[name]) for name in la.space.names])
@@ -99,7 +99,7 @@ def table(name: str) -> Table:
     return Table(name, model, x, y)
 
 
-def curvature_of(la: lw.Laplace) -> Tensor:
+def curvature_of(la: pw.Laplace) -> Tensor:
     """(D, D): the curvature inside a posterior with prior precision one, as the operator applies it."""
     identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
     return (la.precision.mv(identity) - identity).cpu()
@@ -116,7 +116,7 @@ def relative(left: Tensor, right: Tensor) -> float:
     return float((left.cpu() - right).abs().max() / right.abs().max().clamp(min=1e-300))
 
 
-def own_bases(la: lw.Laplace, places: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
+def own_bases(la: pw.Laplace, places: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
     """Our eigenvectors for the weights at `places` (O, I): eigenvectors of equal eigenvalues are not unique."""
     for key, spectrum in la.curvature.blocks.items():
         flat = [index[la.space.place(part)] for part in key]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
-from lapwing.arithmetic import NAMES, Arithmetic, switched
+from peewit.arithmetic import NAMES, Arithmetic, switched
 
 STATES = {
     "as torch comes": lambda: None,
@@ -91,10 +91,10 @@ def test_bad_policies() -> None:
     """Named, with what was expected."""
     model, x, y = network()
     with pytest.raises(ValueError, match="arithmetic='half' was given; expected one of 'auto', 'float32'"):
-        lw.fit(model, (x, y), "classification", arithmetic="half")
+        pw.fit(model, (x, y), "classification", arithmetic="half")
     with pytest.raises(TypeError, match="arithmetic is a dtype; expected one of"):
-        lw.fit(model, (x, y), "classification", arithmetic=torch.float32)  # type: ignore[arg-type]
-    la = lw.fit(model, (x, y), "classification")
+        pw.fit(model, (x, y), "classification", arithmetic=torch.float32)  # type: ignore[arg-type]
+    la = pw.fit(model, (x, y), "classification")
     with pytest.raises(ValueError, match="arithmetic='fp32'"):
         la.with_arithmetic("fp32")
 
@@ -110,10 +110,10 @@ def network() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def test_policies_round_and_change_nothing_else(structure: str) -> None:
     """Numbers near those of a network in float64; a posterior asked otherwise is a new value."""
     model, x, y = network()
-    wide = lw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification", structure=structure)
+    wide = pw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification", structure=structure)
     expected = wide.functional(x.double()).cov
     for name in NAMES:
-        la = lw.fit(model, (x, y), "classification", structure=structure, arithmetic=name)
+        la = pw.fit(model, (x, y), "classification", structure=structure, arithmetic=name)
         assert la.arithmetic == name
         bound = {"float64": 1e-6, "float32": 1e-4}.get(name, 1e-2)
         assert float((la.functional(x).cov - expected).norm() / expected.norm()) < bound
@@ -131,9 +131,9 @@ def test_policies_round_and_change_nothing_else(structure: str) -> None:
 def test_files_keep_the_policy(name: str, structure: str, tmp_path: Path) -> None:
     """And numbers in its precision."""
     model, x, y = network()
-    la = lw.fit(model, (x, y), "classification", structure=structure, arithmetic=name)
+    la = pw.fit(model, (x, y), "classification", structure=structure, arithmetic=name)
     la.save(tmp_path / "posterior")
-    found = lw.load(tmp_path / "posterior", model)
+    found = pw.load(tmp_path / "posterior", model)
     assert found.arithmetic == name and found.mode.dtype == la.mode.dtype
     assert torch.equal(found.functional(x).cov, la.functional(x).cov)
 
@@ -152,14 +152,14 @@ def test_networks_of_several_dtypes() -> None:
 
     torch.manual_seed(0)
     model, x = Mixed().to(DEVICE), torch.randn(6, 3, device=DEVICE)
-    la = lw.fit(model, (x, torch.arange(6, device=DEVICE) % 2), "classification")
+    la = pw.fit(model, (x, torch.arange(6, device=DEVICE) % 2), "classification")
     torch.testing.assert_close(la.with_arithmetic("float32").functional(x).cov, la.functional(x).cov)
 
 
 def test_priors_made_of_curvature_in_float32() -> None:
     """A g-prior's ratios are those of the fit, rounded."""
     model, x, y = network()
-    la = lw.fit(model, (x, y), "classification", prior=lw.Prior.g_prior(1.0))
+    la = pw.fit(model, (x, y), "classification", prior=pw.Prior.g_prior(1.0))
     made = la.with_arithmetic("float64").functional(x).cov
     torch.testing.assert_close(made.float(), la.functional(x).cov, rtol=1e-3, atol=1e-5)
 
@@ -167,6 +167,6 @@ def test_priors_made_of_curvature_in_float32() -> None:
 def test_the_mean_is_the_networks(untouched: None) -> None:
     """By default predictions round their variances alone."""
     model, x, y = network()
-    la = lw.fit(model, (x, y), "classification")
+    la = pw.fit(model, (x, y), "classification")
     with torch.no_grad():
         torch.testing.assert_close(la.functional(x).mean, model(x), rtol=1e-6, atol=1e-7)

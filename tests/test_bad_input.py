@@ -14,10 +14,10 @@ import torch
 from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
-import lapwing as lw
 import mistakes
 import mistakes_asked
 import mistakes_named
+import peewit as pw
 from conftest import DEVICE
 from fitting import Broken
 from mistakes import STRUCTURES, Row, World, alike, halves, network
@@ -33,7 +33,7 @@ PARTS: tuple[list[Row], ...] = (
     mistakes_named.PRIORS,
 )
 TABLE = {row.name: row for part in PARTS for row in part}
-SOURCE = Path(lw.__file__).parent
+SOURCE = Path(pw.__file__).parent
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def test_the_table_has_no_name_twice() -> None:
     assert len(TABLE) == sum(map(len, PARTS)) > 150
 
 
-@pytest.mark.filterwarnings("ignore::lapwing.RoundingWarning")  # of curvature that is singular
+@pytest.mark.filterwarnings("ignore::peewit.RoundingWarning")  # of curvature that is singular
 @pytest.mark.parametrize("name", TABLE)
 def test_a_clear_error_and_nothing_lost(name: str) -> None:
     """The message says what was given, what was expected and what to do; all else is as it was."""
@@ -113,20 +113,20 @@ def test_interruption(where: str, structure: str, bars: list[int]) -> None:
     """Ctrl-C passes through as it is, bars are taken down, and all is as it was; a second try succeeds."""
     own = world().begin()
     model = own.watch(Interrupted())
-    la = lw.fit(model, halves(own), "classification", structure=structure)
+    la = pw.fit(model, halves(own), "classification", structure=structure)
     expected = la.functional(own.x).cov
     vector = torch.ones(la.D)
     calls: list[Callable[[Any], Any]] = [
-        lambda data: lw.fit(model, data, "classification", structure=structure, progress=True),
-        lambda data: lw.fit(model, data, "classification", structure="full", curvature="hessian", progress=True),
-        lambda data: lw.products(model, data, "classification").mv(vector),
+        lambda data: pw.fit(model, data, "classification", structure=structure, progress=True),
+        lambda data: pw.fit(model, data, "classification", structure="full", curvature="hessian", progress=True),
+        lambda data: pw.products(model, data, "classification").mv(vector),
     ]
     if where != "loader":
         calls += [
             lambda _: la.predict(own.x),
             lambda _: la.functional(own.x, joint=True),
             lambda _: la.functional_samples(own.x, 2),
-            lambda _: lw.fit(model, halves(own), "classification", weights="last_layer"),
+            lambda _: pw.fit(model, halves(own), "classification", weights="last_layer"),
         ]
     data = Broken(halves(own)[:1], KeyboardInterrupt()) if where == "loader" else halves(own)
     model.where[0] = where
@@ -139,7 +139,7 @@ def test_interruption(where: str, structure: str, bars: list[int]) -> None:
     assert bars[0] >= 2
     model.where[0] = ""
     assert alike(la.functional(own.x).cov, expected)
-    again = lw.fit(model, halves(own), "classification", structure=structure, progress=True)
+    again = pw.fit(model, halves(own), "classification", structure=structure, progress=True)
     assert bars[1] == 0 and torch.allclose(again.functional(own.x).cov, expected, rtol=1e-5)
     own.untouched()
 
@@ -155,7 +155,7 @@ def test_networks_in_half_precision(structure: str, dtype: torch.dtype) -> None:
     for model, kind in ((half, dtype), (wide, torch.float32)):
         x = own.x.to(dtype).to(kind)
         before = snapshot(model)
-        la = lw.fit(model, (x, own.y), "classification", structure=structure)
+        la = pw.fit(model, (x, own.y), "classification", structure=structure)
         found = la.functional(x)
         assert la.mode.dtype == torch.float32 and found.cov.dtype == torch.float32
         assert la.precision.mv(torch.ones(la.D, device=DEVICE)).dtype == torch.float32
@@ -179,7 +179,7 @@ def test_logits_are_found() -> None:
 
     for wrap in (lambda f: {"loss": f.sum(), "logits": f}, Returned, lambda f: (f,), lambda f: [f]):
         model = nn.Sequential(own.model, Wrapped(wrap))
-        assert alike(lw.fit(model, (own.x, own.y), "classification").functional(own.x).cov, expected)
+        assert alike(pw.fit(model, (own.x, own.y), "classification").functional(own.x).cov, expected)
 
 
 class Wrapped(nn.Module):
@@ -200,8 +200,8 @@ def test_inputs_that_are_not_finite_but_harmless() -> None:
     filled = nn.Sequential(Wrapped(lambda x: x.nan_to_num(0.0, 0.0, 0.0)), own.model)
     x = own.spoilt("x", 2)
     x[5, 0] = -float("inf")
-    expected = lw.fit(own.model, (x.nan_to_num(0.0, 0.0, 0.0), own.y), "classification")
-    la = lw.fit(filled, (x, own.y), "classification")
+    expected = pw.fit(own.model, (x.nan_to_num(0.0, 0.0, 0.0), own.y), "classification")
+    la = pw.fit(filled, (x, own.y), "classification")
     assert alike(la.functional(x).cov, expected.functional(x.nan_to_num(0.0, 0.0, 0.0)).cov)
 
 
@@ -210,7 +210,7 @@ def test_shapes_and_dtypes_never_seen_are_no_mistake() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4), Wrapped(lambda x: x.mean(1)), nn.Linear(4, 3)).to(DEVICE)
     x = torch.arange(12, device=DEVICE).reshape(4, 3) % 7
-    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 3), "classification")
+    la = pw.fit(model, (x, torch.arange(4, device=DEVICE) % 3), "classification")
     assert la.predict(x.repeat(1, 2)).probs.shape == (4, 3)
     assert alike(la.functional(x.int()).cov, la.functional(x).cov)
 
@@ -240,7 +240,7 @@ def test_a_question_that_fails_teaches_nothing(how: str) -> None:
     model = Convolution().to(DEVICE)
     x = torch.randn(5, 1, 4, 4, device=DEVICE)
     wide = torch.randn(5, 1, 6, 5, device=DEVICE)
-    la, fresh = (lw.fit(model, (x, torch.arange(5, device=DEVICE) % 3), "classification") for _ in range(2))
+    la, fresh = (pw.fit(model, (x, torch.arange(5, device=DEVICE) % 3), "classification") for _ in range(2))
     before = snapshot(model)
     known = la.plan.copy()
     bad = wide.clone()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal
@@ -37,18 +37,18 @@ BATCHED = (
 def test_batches_do_not_matter(name: str, structure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any cut into batches gives the curvature of one batch, with exact and with sampled labels."""
     case = table(name)
-    for kind in (lw.GGN(), lw.MonteCarlo(2)):
+    for kind in (pw.GGN(), pw.MonteCarlo(2)):
         whole = case.fit(structure, kind)
         expected = curvature_of(whole)
-        if structure == "full" and isinstance(kind, lw.GGN):
+        if structure == "full" and isinstance(kind, pw.GGN):
             index = case.index(whole)
             assert relative(expected, case.ggn[index][:, index]) < EXACT
         for sizes in ([1] * 5, [3, 2], [1, 4], [2, 2, 1]):
             for merge in (2048, 1):  # small batches are put together or not
-                monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", merge)
+                monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", merge)
                 model = case.case.make()[0].to(DEVICE)
                 data = cut(case.x, case.y, sizes)
-                la = lw.fit(model, data, case.likelihood, structure=structure, curvature=kind)
+                la = pw.fit(model, data, case.likelihood, structure=structure, curvature=kind)
                 assert la.N == 5
                 assert la.space.names == whole.space.names
                 assert relative(curvature_of(la), expected) < 1e-8, (kind, sizes, merge)
@@ -61,11 +61,11 @@ def test_routed_weights_have_one_block_however_batches_are_cut(
     name: str, structure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that see no example of a batch, or the rule of another layer there, are still one block."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     case = table(name)
     for sizes in ([5], [1] * 5, [3, 2], [1, 4]):
         model = case.case.make()[0].to(DEVICE)
-        la = lw.fit(model, cut(case.x, case.y, sizes), case.likelihood, structure=structure, curvature="ggn")
+        la = pw.fit(model, cut(case.x, case.y, sizes), case.likelihood, structure=structure, curvature="ggn")
         index = case.index(la)
         made = curvature_of(la)
         assert made.shape == (la.D, la.D)
@@ -103,7 +103,7 @@ def test_weights_without_a_gradient_whose_rows_are_all_equal(
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.b(torch.tanh(x + stop(net.a(0 * x))).flatten(1))
 
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     model = built(Network(forward, a=nn.Linear(2, 2), b=nn.Linear(8, 3)))
     x, y = normal(6, 4, 2), classes(3, 6)
     found = torch.autograd.grad(model(x).sum(), [*model.parameters()], allow_unused=True)
@@ -114,7 +114,7 @@ def test_weights_without_a_gradient_whose_rows_are_all_equal(
     expected = [(row.name, row.rule, row.approximation) for row in whole.coverage()]
     assert expected[:2] == [("a.weight", "unused", "left out"), ("a.bias", "unused", "left out")]
     for sizes in ([6], [2, 4], [4, 2], [1, 2, 3], [1] * 6):
-        la = lw.fit(model.to(DEVICE), cut(x, y, sizes), "classification", structure=structure, curvature="ggn")
+        la = pw.fit(model.to(DEVICE), cut(x, y, sizes), "classification", structure=structure, curvature="ggn")
         assert [*la.space.names] == used and la.D == 27
         assert [(row.name, row.rule, row.approximation) for row in la.coverage()] == expected
         assert relative(curvature_of(la), exact if structure == "full" else curvature_of(whole)) < 1e-9

@@ -353,7 +353,7 @@ def test_slopes_are_those_of_power_laws() -> None:
             "section": "growth",
             "axis": "examples",
             "task": "fit",
-            "library": "lapwing",
+            "library": "peewit",
             "curvature": "exact",
             "size": size,
             "time": times(1e-3 * size),
@@ -366,7 +366,7 @@ def test_slopes_are_those_of_power_laws() -> None:
     assert list(tables.growth_table([grown]).rows[0][:5]) == [
         "fp32",
         "examples",
-        "lapwing, fit, exact",
+        "peewit, fit, exact",
         "512 to 2,048",
         "512 to 2,048",
     ]
@@ -404,8 +404,8 @@ def judged(found: Run, what: str, case: str) -> goals.Outcome:
 
 def test_goals_are_judged_by_the_numbers() -> None:
     found = made(
-        fit_record("lapwing", "exact", 2.5, 0.5, operations={"total": 200}),
-        fit_record("lapwing", "MC(1)", 2.5, 0.5),
+        fit_record("peewit", "exact", 2.5, 0.5, operations={"total": 200}),
+        fit_record("peewit", "MC(1)", 2.5, 0.5),
         fit_record("laplace-torch", "exact", 20.0, 0.5),
     )
     exact = judged(found, "fit, exact, likewise, over forward and backward", "ResNet-18")
@@ -434,7 +434,7 @@ def test_goals_of_predictions_compare_the_best_batches() -> None:
             "points": [best],
         }
 
-    found = made(record("lapwing", 900.0, 100, 2000), record("laplace-torch", 20.0, 4, 1000))
+    found = made(record("peewit", 900.0, 100, 2000), record("laplace-torch", 20.0, 4, 1000))
     rate = judged(found, "closed-form predictive", "ViT")
     assert rate.value == 45 and rate.met
     memory = judged(found, "memory of that predictive", "ViT")
@@ -464,15 +464,15 @@ def test_pages_keep_what_was_written_by_hand(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Speed\n\nby hand\n\n{report.BEGIN}\nold\n{report.END}\n\nalso by hand\n")
     found = [
-        made(fit_record("lapwing", "exact", 2.5, 0.5)),
-        made(fit_record("lapwing", "exact", 1.5, 0.5), precision="tf32"),
+        made(fit_record("peewit", "exact", 2.5, 0.5)),
+        made(fit_record("peewit", "exact", 1.5, 0.5), precision="tf32"),
     ]
     for _ in range(2):  # the second time changes nothing
         report.write_page(page, report.measured_part(found))
         text = page.read_text()
         assert "old" not in text and text.startswith("# Speed\n\nby hand\n") and text.endswith("\n\nalso by hand\n")
-        assert "abacus" in text and "| fp32 | lapwing, kron, exact | 2.5 (1 run) | 2 | 4 |" in text
-        assert "| tf32 | lapwing, kron, exact | 1.5 (1 run) | 1 | 2 |" in text
+        assert "abacus" in text and "| fp32 | peewit, kron, exact | 2.5 (1 run) | 2 | 4 |" in text
+        assert "| tf32 | peewit, kron, exact | 1.5 (1 run) | 1 | 2 |" in text
         assert "| what | of | goal | fp32 | tf32 |" in text
     assert text == (page.write_text(text), page.read_text())[1]
     page.write_text(f"{report.BEGIN} {report.BEGIN} {report.END}")
@@ -486,7 +486,7 @@ def test_figures_are_written_and_linked(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "run.json"
     journal = Journal(HEADER, path)
-    for library, power in (("lapwing", 1), ("laplace-torch", 2)):
+    for library, power in (("peewit", 1), ("laplace-torch", 2)):
         for task in ("fit", "predictive"):
             for size in (8, 32, 128):
                 journal.add(

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev, vmap
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import seeded
 from tables import moved
@@ -70,7 +70,7 @@ def test_linear_models_are_calibrated_exactly() -> None:
     for s in range(SIMULATIONS):
         weights_into(model, mean[s])
         data = moved(x[s, :-1]), moved(y[s, :-1, None])
-        la = lw.fit(model, data, lw.Gaussian(noise), structure="full", prior=precision)
+        la = pw.fit(model, data, pw.Gaussian(noise), structure="full", prior=precision)
         new, value = moved(x[s, -1:]), moved(y[s, -1:, None])
         pred: Any = la.predict(new)
         for level, found in hits.items():
@@ -114,7 +114,7 @@ def test_joint_densities_are_calibrated() -> None:
     for s in range(SIMULATIONS // 2):
         weights_into(model, mean[s])
         data = moved(x[s, :-1]), moved(torch.zeros(3, 1, dtype=torch.float64))  # the covariance asks for no targets
-        la = lw.fit(model, data, lw.Gaussian(noise), structure="full", prior=precision)
+        la = pw.fit(model, data, pw.Gaussian(noise), structure="full", prior=precision)
         pred: Any = la.predict(moved(new), joint=True)
         y = new @ truth[s] + noise * torch.randn(3, generator=generator, dtype=torch.float64)
         at_mode, at_y = (pred.joint_log_prob(moved(each[:, None])) for each in (new @ mean[s], y))
@@ -178,7 +178,7 @@ def test_a_small_network_is_calibrated() -> None:
     for s in range(simulations):
         weights_into(model, modes[s])
         data = moved(x[s, :points]), moved(y[s, :points])
-        la = lw.fit(model, data, lw.Gaussian(noise), structure="full", prior=1.0)
+        la = pw.fit(model, data, pw.Gaussian(noise), structure="full", prior=1.0)
         pred: Any = la.predict(moved(x[s, points:]))
         for level, found in hits.items():
             lower, upper = pred.interval(level)
@@ -194,7 +194,7 @@ def test_linear_classifiers_are_calibrated(kind: str, link: str) -> None:
     """Labels come as often as their probabilities say: altogether, where they are sure, and in sets of classes."""
     simulations, points, width = 100, 10, 2
     outputs = 3 if kind == "classes" else 1
-    likelihood: Any = lw.Categorical() if kind == "classes" else lw.Bernoulli()
+    likelihood: Any = pw.Categorical() if kind == "classes" else pw.Bernoulli()
     model = nn.Linear(width, outputs, bias=False).double()
     generator = seeded(31)
     draw = {"generator": generator, "dtype": torch.float64}
@@ -219,7 +219,7 @@ def test_linear_classifiers_are_calibrated(kind: str, link: str) -> None:
     for s in range(simulations):
         weights_into(model, modes[s])
         data = moved(x[s, :points]), moved(y[s, :points])
-        la = lw.fit(model, data, likelihood, structure="full", prior=1 / 1.5**2)
+        la = pw.fit(model, data, likelihood, structure="full", prior=1 / 1.5**2)
         new, label = moved(x[s, points:]), moved(y[s, points:])
         pred: Any = la.predict(new, link=link, samples=512)
         one = torch.nn.functional.one_hot(label, 3) if kind == "classes" else label

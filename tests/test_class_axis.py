@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, normal
-from lapwing.likelihoods import Form
+from peewit.likelihoods import Form
 from tables import moved, relative
 
 CLASSES = 3
@@ -49,11 +49,11 @@ def test_sequences_of_length_one(lengths: tuple[int, ...]) -> None:
     model, data = network(), [batch(4, length, place) for place, length in enumerate(lengths)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        la = lw.fit(model, data, "classification", structure="full", curvature="ggn")
+        la = pw.fit(model, data, "classification", structure="full", curvature="ggn")
     whole = expected(model, data)
     identity = torch.eye(la.D).to(la.mode)
     assert relative(la.precision.mv(identity) - identity, whole) < 1e-8
-    assert relative(lw.products(model, data, "classification").mv(identity), whole) < 1e-8
+    assert relative(pw.products(model, data, "classification").mv(identity), whole) < 1e-8
     p = la.predict(data[-1][0]).probs
     assert p.shape == data[-1][0].shape[:1] + (CLASSES, lengths[-1])
     assert torch.allclose(p.sum(1), torch.ones((), dtype=torch.float64, device=DEVICE))
@@ -62,7 +62,7 @@ def test_sequences_of_length_one(lengths: tuple[int, ...]) -> None:
 def test_images_of_one_pixel() -> None:
     """Of (N, C, 1, 1) and labels (N, 1, 1) too."""
     model = built(nn.Conv2d(2, CLASSES, 1)).to(DEVICE)
-    la = lw.fit(model, (moved(normal(4, 2, 1, 1)), moved(classes(CLASSES, 4, 1, 1))), "classification")
+    la = pw.fit(model, (moved(normal(4, 2, 1, 1)), moved(classes(CLASSES, 4, 1, 1))), "classification")
     assert la.predict(moved(normal(4, 2, 1, 1))).probs.shape == (4, CLASSES, 1, 1)
 
 
@@ -71,33 +71,33 @@ def test_one_output_is_still_refused() -> None:
     model = built(nn.Linear(2, 1)).to(DEVICE)
     for inputs, labels in (((4, 5, 2), (4, 5)), ((4, 1, 2), (4, 1)), ((4, 2), (4,))):
         with pytest.raises(ValueError, match=r"one output.*always 1.*binary"):
-            lw.fit(model, (moved(normal(*inputs)), moved(classes(1, *labels))), "classification")
+            pw.fit(model, (moved(normal(*inputs)), moved(classes(1, *labels))), "classification")
 
 
 def test_as_many_positions_as_classes() -> None:
     """Both axes fit, and torch's loss takes the other one: a warning, unless the axis is said or known."""
     model, data = network(), [batch(4, CLASSES, 1)]
     with pytest.warns(UserWarning, match=r"on axis 1.*CrossEntropyLoss.*and on axis 2, which is taken.*axis=") as said:
-        last = lw.fit(model, data, "classification")
+        last = pw.fit(model, data, "classification")
     assert len(said) == 1
-    asked: dict[str, Any] = {"1": lw.Categorical(axis=1), "2": lw.Categorical(axis=2)}
+    asked: dict[str, Any] = {"1": pw.Categorical(axis=1), "2": pw.Categorical(axis=2)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        by_axis = {name: lw.fit(model, data, likelihood).log_evidence() for name, likelihood in asked.items()}
-        longer = lw.fit(model, [batch(4, 5, 2), *data], "classification", structure="full", curvature="ggn")
+        by_axis = {name: pw.fit(model, data, likelihood).log_evidence() for name, likelihood in asked.items()}
+        longer = pw.fit(model, [batch(4, 5, 2), *data], "classification", structure="full", curvature="ggn")
     assert last.log_evidence() == by_axis["2"] != by_axis["1"]
     identity = torch.eye(longer.D).to(longer.mode)
     data = [batch(4, 5, 2), *data]
     assert relative(longer.precision.mv(identity) - identity, expected(model, data)) < 1e-8
-    assert relative(lw.products(model, data, "classification").mv(identity), expected(model, data)) < 1e-8
+    assert relative(pw.products(model, data, "classification").mv(identity), expected(model, data)) < 1e-8
 
 
 def test_images_with_as_many_pixels_as_classes() -> None:
     """From four axes on torch's own axis is taken, and nothing is said."""
     model = built(nn.Conv2d(2, CLASSES, 1)).to(DEVICE)
     x, y = moved(normal(4, 2, CLASSES, CLASSES)), moved(classes(CLASSES, 4, CLASSES, CLASSES))
-    la = lw.fit(model, (x, y), "classification")
-    assert la.log_evidence() == lw.fit(model, (x, y), lw.Categorical(axis=1)).log_evidence()
+    la = pw.fit(model, (x, y), "classification")
+    assert la.log_evidence() == pw.fit(model, (x, y), pw.Categorical(axis=1)).log_evidence()
 
 
 FORMS: list[tuple[tuple[int, ...], tuple[int, ...], int | None, int]] = [
@@ -125,9 +125,9 @@ def test_forms_of_class_numbers(shape: tuple[int, ...], labels: tuple[int, ...],
     """Without a warning: no two axes fit, or the one is meant."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        form = lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long))
+        form = pw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long))
         assert form == Form(taken, shape[1:])
-        again = lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long), like=form)
+        again = pw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long), like=form)
     assert again == form and form.outputs == shape[taken + 1] and form.positions * form.outputs * 5 == math.prod(shape)
 
 
@@ -145,7 +145,7 @@ def test_forms_of_class_numbers(shape: tuple[int, ...], labels: tuple[int, ...],
 )
 def test_forms_of_class_probabilities(shape: tuple[int, ...], axis: int | None, taken: int) -> None:
     """The last axis of rows and tokens, the first of images, or the one that is asked for."""
-    assert lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(shape)) == Form(taken, shape[1:])
+    assert pw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(shape)) == Form(taken, shape[1:])
 
 
 def test_the_axis_of_an_earlier_batch() -> None:
@@ -154,15 +154,15 @@ def test_the_axis_of_an_earlier_batch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for axis in (0, 1):
-            assert lw.Categorical().form(square, labels, like=Form(axis, (3, 3))).axis == axis
-        assert lw.Categorical(axis=1).form(square, labels, like=Form(1, (3, 3))).axis == 0
+            assert pw.Categorical().form(square, labels, like=Form(axis, (3, 3))).axis == axis
+        assert pw.Categorical(axis=1).form(square, labels, like=Form(1, (3, 3))).axis == 0
     for like in (None, Form(None, ())):
         with pytest.warns(UserWarning, match=r"\(5, 3, 3\) and labels \(5, 3\) fit.*on axis 2, which is taken") as said:
-            assert lw.Categorical()._hard_form((5, 3, 3), labels, like).axis == 1
+            assert pw.Categorical()._hard_form((5, 3, 3), labels, like).axis == 1
         assert [each.filename for each in said] == [__file__]
     other = r"\(5, 3, 4\) and labels \(5, 4\) have their classes on axis 1, those of an earlier batch on axis 2 as"
     with pytest.raises(ValueError, match=other):
-        lw.Categorical().form(torch.zeros(5, 3, 4), torch.zeros(5, 4, dtype=torch.long), like=Form(1, (3, 3)))
+        pw.Categorical().form(torch.zeros(5, 3, 4), torch.zeros(5, 4, dtype=torch.long), like=Form(1, (3, 3)))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_labels_that_do_not_fit(shape: tuple[int, ...], labels: tuple[int, ...],
     """By their own sentence, in a first batch and in a later one."""
     for like in (None, Form(0, (3,))):
         with pytest.raises(ValueError, match=words):
-            lw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long), like)
+            pw.Categorical(axis=axis).form(torch.zeros(shape), torch.zeros(labels, dtype=torch.long), like)
 
 
 @pytest.mark.parametrize("lead", [(2,), (2, 4)])

@@ -18,16 +18,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import lapwing as lw
+import peewit as pw
 
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
-from lapwing.cli import main, posteriors
-from lapwing.cli.output import Problem, finite
-from lapwing.cli.settings import KNOWN, assignment, gathered
-from lapwing.progress import Progress
-from lapwing.whole import writing
+from peewit.cli import main, posteriors
+from peewit.cli.output import Problem, finite
+from peewit.cli.settings import KNOWN, assignment, gathered
+from peewit.progress import Progress
+from peewit.whole import writing
 from reports import classification
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"
@@ -38,8 +38,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from furnished(tmp_path, monkeypatch)
 
 
-def fitted() -> lw.Laplace:
-    return lw.fit(classifier(), data(), "classification")
+def fitted() -> pw.Laplace:
+    return pw.fit(classifier(), data(), "classification")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def fitted() -> lw.Laplace:
 )
 def test_fit_writes_the_posterior_that_the_library_makes(given: str, place: str) -> None:
     assert run(f"{given} -o made.safetensors", place) == 0
-    made = lw.load("made.safetensors", classifier())
+    made = pw.load("made.safetensors", classifier())
     torch.testing.assert_close(made.log_evidence(), fitted().log_evidence(), rtol=1e-4, atol=1e-3)
     x = data()[0]
     torch.testing.assert_close(made.predict(x).probs, fitted().predict(x).probs, rtol=1e-3, atol=1e-4)
@@ -70,10 +70,10 @@ def test_settings_come_from_the_file_then_from_set_then_from_options(place: str)
         ("--set fit.weights=last_layer", {"weights": "last_layer"}),
         ("--set arguments.width=8 --select 2", {"weights": "2"}),
     ):
-        expected = lw.fit(classifier(), data(), "classification", structure="diag", **options)
+        expected = pw.fit(classifier(), data(), "classification", structure="diag", **options)
         assert run(f"fit -c run.toml {extra} -o made.safetensors -q", place) == 0
-        made = lw.load("made.safetensors", classifier())
-        assert (made.D, type(made.structure)) == (expected.D, lw.Diag)
+        made = pw.load("made.safetensors", classifier())
+        assert (made.D, type(made.structure)) == (expected.D, pw.Diag)
         torch.testing.assert_close(made.log_evidence(), expected.log_evidence(), rtol=1e-4, atol=1e-3)
 
 
@@ -86,8 +86,8 @@ def test_weights_are_those_of_the_file(ending: str, place: str) -> None:
     save_file(other.state_dict(), "three.safetensors")
     given = f"fit -m NET:classifier -w three.{ending} -l classification --train train.npz -o made.safetensors -q"
     assert run(given, place) == 0
-    made = lw.load("made.safetensors", other)  # which refuses other weights
-    assert float(made.log_evidence()) == pytest.approx(float(lw.fit(other, data(), "classification").log_evidence()))
+    made = pw.load("made.safetensors", other)  # which refuses other weights
+    assert float(made.log_evidence()) == pytest.approx(float(pw.fit(other, data(), "classification").log_evidence()))
 
 
 class Harmful:
@@ -228,7 +228,7 @@ def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture
     common = "-m NET:classifier -w sure.pt"
     assert run(f"fit {common} -l classification --train train.npz -o made.safetensors -q", place) == 0
     capsys.readouterr()
-    la = lw.fit(sure(), data(), "classification")
+    la = pw.fit(sure(), data(), "classification")
     expected = {
         "--method evidence": la.tune(),
         "--method validation --validation validation.npz": la.tune("validation", data=(x, labels)),
@@ -239,7 +239,7 @@ def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture
     for way, wanted in expected.items():
         assert run(f"tune {common} -p made.safetensors {way} -o tuned.safetensors --json", place) == 0
         told = json.loads(capsys.readouterr().out)
-        tuned = lw.load("tuned.safetensors", sure())
+        tuned = pw.load("tuned.safetensors", sure())
         # In float32, precisions that are 0.2 % apart around the best one have the same score.
         torch.testing.assert_close(tuned.prior.precision, wanted.prior.precision, rtol=2e-2, atol=0)
         assert told["prior_precision"] == pytest.approx(float(tuned.prior.precision), rel=1e-6)
@@ -292,7 +292,7 @@ def test_regression_has_intervals(place: str, capsys: pytest.CaptureFixture[str]
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     x = data()[0]
-    wanted = lw.fit(net, (x, x.sum(1, keepdim=True)), lw.Gaussian(0.5)).predict(x[:1])
+    wanted = pw.fit(net, (x, x.sum(1, keepdim=True)), pw.Gaussian(0.5)).predict(x[:1])
     low, high = wanted.interval(0.9)
     for name, value in (("mean", wanted.mean), ("lower", low), ("upper", high), ("deviation", wanted.variance.sqrt())):
         assert row[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4)
@@ -310,8 +310,8 @@ def test_folders_of_images(place: str, tmp_path: Path, capsys: pytest.CaptureFix
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     x = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
-    wanted = lw.fit(net, (x, torch.tensor([0, 0, 0, 0, 1, 1])), "classification")
-    assert float(lw.load("made.safetensors", net).log_evidence()) == pytest.approx(
+    wanted = pw.fit(net, (x, torch.tensor([0, 0, 0, 0, 1, 1])), "classification")
+    assert float(pw.load("made.safetensors", net).log_evidence()) == pytest.approx(
         float(wanted.log_evidence()), rel=1e-4
     )
     images.fromarray(drawn[0].repeat(2, 0)).save(tmp_path / "photos" / "dog" / "tall.png")
@@ -386,7 +386,7 @@ POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
         (f"tune {POSTERIOR} --method validation", "--validation DATA"),
         (f"tune {POSTERIOR} --method evidense", "did you mean 'evidence'?"),
         ("tune -m NET:classifier -p gone.safetensors", "gone.safetensors does not exist"),
-        ("tune -m NET:classifier -p other.safetensors", "without a posterior of lapwing"),
+        ("tune -m NET:classifier -p other.safetensors", "without a posterior of peewit"),
         ("tune -m NET:regressor -p made.safetensors", "The network is not the one that was saved"),
         (f"predict {POSTERIOR} --data inputs.npz", "Nowhere to write"),
         (f"predict {POSTERIOR} --data inputs.npz -o p.xls", "expected .csv, .npz or .json"),
@@ -419,7 +419,7 @@ def test_bad_input_gets_one_line(
     assert run(given, place) == 2
     told = capfd.readouterr()
     lines = [line for line in told.err.splitlines() if not line.startswith(("  ", "note: "))]
-    assert len(lines) == 1 and lines[0].startswith("lapwing: ")
+    assert len(lines) == 1 and lines[0].startswith("peewit: ")
     assert words in lines[0] and "Traceback" not in told.err and told.out == ""
     assert sorted(each.name for each in tmp_path.rglob("*") if "__pycache__" not in str(each)) == before
 
@@ -430,9 +430,9 @@ def test_a_computation_that_fails_is_told_from_bad_input(
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA out of memory.\nTried to allocate much.")
 
-    monkeypatch.setattr(posteriors.lw, "fit", failing)
+    monkeypatch.setattr(posteriors.pw, "fit", failing)
     assert run(FIT, place) == 1
-    assert "lapwing: RuntimeError: CUDA out of memory. Tried to allocate much.\n" in capsys.readouterr().err
+    assert "peewit: RuntimeError: CUDA out of memory. Tried to allocate much.\n" in capsys.readouterr().err
     assert run(f"{FIT} --debug", place) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -443,7 +443,7 @@ def test_interruption_leaves_nothing(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(posteriors.lw, "fit", interrupted)
+    monkeypatch.setattr(posteriors.pw, "fit", interrupted)
     path = list(sys.path)
     assert run(f"{FIT} -o made.safetensors", place) == 130
     assert capsys.readouterr().err == "Interrupted; nothing was written.\n"
@@ -478,7 +478,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "touch", denied)
-    monkeypatch.setattr(posteriors.lw, "fit", lambda *_, **__: pytest.fail("it was fitted"))
+    monkeypatch.setattr(posteriors.pw, "fit", lambda *_, **__: pytest.fail("it was fitted"))
     assert run(FIT, place) == 2
     assert "cannot be written: Permission denied" in capsys.readouterr().err
 
@@ -505,7 +505,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Exit status: 0" in " ".join(shown.split())
     for name in ("demo", "fit", "tune", "predict", "evaluate", "report", "compare", "landscape"):
         assert main([name, "--help"]) == 0
-        assert f"lapwing {name} " in capsys.readouterr().out.split("Examples")[1]
+        assert f"peewit {name} " in capsys.readouterr().out.split("Examples")[1]
 
 
 # Real processes
@@ -513,7 +513,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_library_does_not_load_what_commands_and_figures_need(tmp_path: Path) -> None:
     heavy = "{'typer', 'plotly', 'kaleido', 'optuna', 'sklearn', 'torchmetrics', 'PIL'}"
-    code = f"import sys, lapwing; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, peewit; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path
     )
@@ -530,7 +530,7 @@ def interruptible() -> None:
 
 
 def process(*given: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lapwing.cli", *given]
+    command = [sys.executable, "-m", "peewit.cli", *given]
     return subprocess.Popen(
         command, cwd=cwd, env=environment(**extra), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=interruptible,
@@ -538,7 +538,7 @@ def process(*given: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
 
 
 def test_a_shell_completes_commands(tmp_path: Path) -> None:
-    started = process(cwd=tmp_path, _LAPWING_COMPLETE="complete_bash", COMP_WORDS="lapwing pre", COMP_CWORD="1")
+    started = process(cwd=tmp_path, _PEEWIT_COMPLETE="complete_bash", COMP_WORDS="peewit pre", COMP_CWORD="1")
     assert started.communicate(timeout=60)[0].split() == ["predict"]
 
 
@@ -555,7 +555,7 @@ def forever():
 
 
 def test_ctrl_c_while_the_library_is_imported(tmp_path: Path) -> None:
-    code = "import sys; from lapwing_command import main; print(flush=True); sys.exit(main())"
+    code = "import sys; from peewit_command import main; print(flush=True); sys.exit(main())"
     started = subprocess.Popen(
         [sys.executable, "-c", code, "--version"], cwd=tmp_path, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -571,14 +571,14 @@ def test_ctrl_c_while_the_library_is_imported(tmp_path: Path) -> None:
 
 
 def test_the_command_starts_where_it_is_said_to() -> None:
-    import lapwing_command
+    import peewit_command
 
     page = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'lapwing = "lapwing_command:main"' in page
+    assert 'peewit = "peewit_command:main"' in page
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["lapwing", "--version"])
+        patch.setattr(sys, "argv", ["peewit", "--version"])
         before = signal.getsignal(signal.SIGINT)
-        assert lapwing_command.main() == 0 and signal.getsignal(signal.SIGINT) is before
+        assert peewit_command.main() == 0 and signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_during_a_fit(place: str, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import lapwing as lw
+import peewit as pw
 
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
-from lapwing.cli import judging
-from lapwing.evaluate.results import Report
+from peewit.cli import judging
+from peewit.evaluate.results import Report
 from reports import classification
 
 POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
@@ -28,8 +28,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from furnished(tmp_path, monkeypatch)
 
 
-def fitted(structure: str = "kron") -> lw.Laplace:
-    return lw.fit(classifier(), data(), "classification", structure=structure)
+def fitted(structure: str = "kron") -> pw.Laplace:
+    return pw.fit(classifier(), data(), "classification", structure=structure)
 
 
 def test_an_evaluation_is_that_of_the_library(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +40,7 @@ def test_an_evaluation_is_that_of_the_library(place: str, tmp_path: Path, capsys
     assert "Temperature scaling" in told.out and "written to report.md" in told.out and "Traceback" not in told.err
     made = Report.from_json("report.json")
     x, _ = data()
-    wanted = lw.evaluate(
+    wanted = pw.evaluate(
         fitted(),
         data(),
         validation=data(),
@@ -74,7 +74,7 @@ def test_an_ensemble_of_weights(place: str, capsys: pytest.CaptureFixture[str]) 
     others = "--ensemble other1.safetensors --ensemble other2.safetensors"
     assert run(f"{given} {others} --set evaluate.baselines=['ensemble']", place) == 0
     made = Report.from_json("report.json")
-    wanted = lw.evaluate(members[0], data(), likelihood="classification", ensemble=members, intervals=0)
+    wanted = pw.evaluate(members[0], data(), likelihood="classification", ensemble=members, intervals=0)
     assert [each.name for each in made.methods] == ["Plain network", "Deep ensemble"]
     for each in made.methods:
         assert each.metrics["nll"].value == pytest.approx(wanted[each.name].metrics["nll"].value, rel=1e-4)
@@ -149,7 +149,7 @@ def test_posteriors_are_compared_by_evidence(place: str, capsys: pytest.CaptureF
     found = {row["name"]: row for row in told["posteriors"]}
     assert list(found) == sorted(names, key=lambda name: -wanted[name])
     best = max(wanted.values())
-    judged = lw.evaluate(fitted("diag"), data(), baselines=())
+    judged = pw.evaluate(fitted("diag"), data(), baselines=())
     for name in names:
         assert found[name]["log_evidence"] == pytest.approx(wanted[name], rel=1e-4)
         assert found[name]["behind"] == pytest.approx(best - wanted[name], abs=1e-2)
@@ -164,7 +164,7 @@ def test_posteriors_are_compared_by_evidence(place: str, capsys: pytest.CaptureF
 def test_networks_are_compared_by_their_own_settings(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = data()
     for width, count in ((8, 60), (5, 40)):
-        lw.fit(classifier(width), (x[:count], y[:count]), "classification").save(f"{width}.safetensors")
+        pw.fit(classifier(width), (x[:count], y[:count]), "classification").save(f"{width}.safetensors")
         Path(f"{width}.toml").write_text(
             f'model = "{place}:classifier"\nposterior = "{width}.safetensors"\n[arguments]\nwidth = {width}\n'
         )

@@ -12,16 +12,16 @@ import numpy
 import pytest
 import torch
 
-import lapwing as lw
+import peewit as pw
 
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, run, write_csv
-from lapwing.cli import tables
-from lapwing.cli.output import Problem
-from lapwing.schema import Schema
+from peewit.cli import tables
+from peewit.cli.output import Problem
+from peewit.schema import Schema
 
-pytestmark = pytest.mark.filterwarnings("default::UserWarning:lapwing.cli")  # printed as notes
+pytestmark = pytest.mark.filterwarnings("default::UserWarning:peewit.cli")  # printed as notes
 
 NAMES = ["low", "middle", "top"]
 FIT = "fit -m NET:classifier -l classification -o made.safetensors -q --train"
@@ -49,8 +49,8 @@ def bare(name: str, source: str) -> None:
     Path(name).write_text("".join(Path(source).read_text().splitlines(keepends=True)[1:]))
 
 
-def fitted() -> lw.Laplace:
-    return lw.fit(classifier(), data(), "classification")
+def fitted() -> pw.Laplace:
+    return pw.fit(classifier(), data(), "classification")
 
 
 def probabilities(path: str = "p.csv") -> torch.Tensor:
@@ -64,16 +64,16 @@ def test_the_file_holds_names(place: str, capsys: pytest.CaptureFixture[str]) ->
     told = json.loads(capsys.readouterr().out)
     assert (told["inputs"], told["targets"], told["classes"]) == (["b", "a"], ["class"], NAMES)
     schema = Schema(("class", "b", "a"), ("class",), True, tuple(NAMES))
-    la = lw.load("posterior.safetensors", classifier())
+    la = pw.load("posterior.safetensors", classifier())
     assert la.schema == schema and la.schema.inputs == ("b", "a")
     later = la.with_prior(2.0).update(data())
     later.save("later.safetensors")
-    assert lw.load("later.safetensors", classifier()).schema == schema
+    assert pw.load("later.safetensors", classifier()).schema == schema
 
 
 def test_a_posterior_of_the_library_has_no_names(place: str, tmp_path: Path) -> None:
     fitted().save("made.safetensors")
-    assert lw.load("made.safetensors", classifier()).schema is None
+    assert pw.load("made.safetensors", classifier()).schema is None
     table("inputs.csv", "a,b")
     assert run(f"predict {POSTERIOR} --data inputs.csv -o p.csv --classes low,middle,top -q", place) == 0
     torch.testing.assert_close(probabilities(), fitted().predict(data()[0]).probs, rtol=1e-4, atol=1e-5)
@@ -228,7 +228,7 @@ def test_tables_without_a_header_go_by_place(source: str, place: str, capsys: py
     bare("all.csv", "with.csv")
     bare("inputs.csv", "inputs_with.csv")
     assert run(f"{FIT} all.csv --target 0", place) == 0
-    assert lw.load("made.safetensors", classifier()).schema == Schema(("0", "1", "2"), ("0",), False, tuple(NAMES))
+    assert pw.load("made.safetensors", classifier()).schema == Schema(("0", "1", "2"), ("0",), False, tuple(NAMES))
     capsys.readouterr()
     assert run(f"predict {POSTERIOR} --data {source} -o p.csv", place) == 0
     assert ("the target column 0 is left out" in capsys.readouterr().err) == (source == "all.csv")
@@ -367,7 +367,7 @@ def test_a_header_of_numbers_is_no_example(place: str, capsys: pytest.CaptureFix
     x = torch.tensor([row[:2] for row in rows])
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    wanted = lw.fit(net, (x, x.sum(1, keepdim=True)), lw.Gaussian(1.0)).log_evidence()
+    wanted = pw.fit(net, (x, x.sum(1, keepdim=True)), pw.Gaussian(1.0)).log_evidence()
     assert found[0]["log_evidence"] == pytest.approx(float(wanted), rel=1e-4)
 
 
@@ -397,7 +397,7 @@ def test_folders_are_classes_by_name(place: str, tmp_path: Path, capsys: pytest.
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     x = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
-    la = lw.fit(net, (x, torch.tensor([0, 0, 0, 0, 1, 1])), "classification")
+    la = pw.fit(net, (x, torch.tensor([0, 0, 0, 0, 1, 1])), "classification")
     nll = sum(-math.log(row[1]) for row in la.predict(x[4:]).probs.tolist()) / 2
     capsys.readouterr()
     assert run(f"evaluate {common} {FEW} --test dogs --json -q", place) == 0
@@ -430,4 +430,4 @@ def test_a_network_without_outputs_gets_one_line(
     Path("whole.csv").write_text("a,b,c\n1,2,0\n0.5,3,1\n")
     status = run(f"fit -m NET:hollow -l {likelihood} --train whole.csv -o made.safetensors", place)
     told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
-    assert status != 0 and len(told) == 1 and told[0].startswith("lapwing: ") and not Path("made.safetensors").exists()
+    assert status != 0 and len(told) == 1 and told[0].startswith("peewit: ") and not Path("made.safetensors").exists()

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from conftest import DEVICE
-from lapwing import verification
-from lapwing.jacobians import Explicit
-from lapwing.layers.base import Part
-from lapwing.memory import Budget
-from lapwing.plan import Plan, signature
-from lapwing.tracer import Tracer
-from lapwing.verification import (
+from networks import Network
+from peewit import verification
+from peewit.jacobians import Explicit
+from peewit.layers.base import Part
+from peewit.memory import Budget
+from peewit.plan import Plan, signature
+from peewit.tracer import Tracer
+from peewit.verification import (
     EQUAL,
     EXACT,
     Bounds,
@@ -35,7 +36,6 @@ from lapwing.verification import (
     unlike,
     verify,
 )
-from networks import Network
 
 close = torch.testing.assert_close
 BUDGET = Budget(1 << 24)

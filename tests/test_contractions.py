@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from contraction_networks import Addmm
 from fitting import built, fitted, names_of, normal
-from lapwing import fused
-from lapwing.jacobians import Acts, Layout, Matrix, Term
-from lapwing.layers import linear
-from lapwing.layers.contractions import Letters, fits
-from lapwing.memory import Budget
-from lapwing.structures import eigen, kron
 from networks import Network, parameter
+from peewit import fused
+from peewit.jacobians import Acts, Layout, Matrix, Term
+from peewit.layers import linear
+from peewit.layers.contractions import Letters, fits
+from peewit.memory import Budget
+from peewit.structures import eigen, kron
 from saving import assert_same
 from tables import curvature_of, moved, relative, table
 
@@ -262,7 +262,7 @@ def both_ways() -> tuple[nn.Module, nn.Module]:
     return turned, plain
 
 
-@pytest.mark.parametrize("structure", [lw.Kron(), lw.Kron(bias="joint"), lw.EKFAC(bias="joint"), lw.Diag(), lw.Block()])
+@pytest.mark.parametrize("structure", [pw.Kron(), pw.Kron(bias="joint"), pw.EKFAC(bias="joint"), pw.Diag(), pw.Block()])
 def test_transposed_weights_are_those_of_linear_layers(structure: Any) -> None:
     """The same evidence and the same covariances, with weight and bias in one block or in two."""
     turned, plain = both_ways()
@@ -276,17 +276,17 @@ def test_transposed_weights_are_those_of_linear_layers(structure: Any) -> None:
     assert {row.name: row.approximation for row in first.coverage()} == words
 
 
-@pytest.mark.parametrize("structure", [lw.Kron(), lw.Kron(bias="joint"), lw.EKFAC(bias="joint")])
+@pytest.mark.parametrize("structure", [pw.Kron(), pw.Kron(bias="joint"), pw.EKFAC(bias="joint")])
 def test_transposed_weights_in_files_and_updates(structure: Any, tmp_path: Path) -> None:
     """A posterior that is saved and loaded answers the same, and sums go on where they were."""
     model, _ = both_ways()
     model = model.to(DEVICE)
     x, y = moved(normal(8, 3, 4)), moved(torch.arange(8) % 3)
-    la = lw.fit(model, (x, y), "classification", structure=structure, curvature="ggn")
+    la = pw.fit(model, (x, y), "classification", structure=structure, curvature="ggn")
     la.save(tmp_path / "posterior.safetensors")
-    assert_same(la, lw.load(tmp_path / "posterior.safetensors", model), x)
-    if not isinstance(structure, lw.EKFAC):
-        half = lw.fit(model, (x[:4], y[:4]), "classification", structure=structure, curvature="ggn")
+    assert_same(la, pw.load(tmp_path / "posterior.safetensors", model), x)
+    if not isinstance(structure, pw.EKFAC):
+        half = pw.fit(model, (x[:4], y[:4]), "classification", structure=structure, curvature="ggn")
         assert relative(half.update((x[4:], y[4:])).log_evidence(), la.log_evidence().cpu()) < EXACT
 
 
@@ -325,7 +325,7 @@ def test_gradients_through_transposed_weights_in_parts(monkeypatch: pytest.Monke
     for model in (turned, plain):
         model = copy.deepcopy(model).float().to(DEVICE)
         seen.clear()
-        la = lw.fit(model, (moved(x).float(), moved(y)), "classification", curvature="ggn", arithmetic="float32")
+        la = pw.fit(model, (moved(x).float(), moved(y)), "classification", curvature="ggn", arithmetic="float32")
         shapes.append(set(seen))
         assert relative(la.functional(moved(x).float()).cov.double(), wide.cpu()) < 1e-4
     assert shapes[0] == shapes[1] == {(12, 4), (4, 4), (8, 4), (4, 8), (3, 4)}

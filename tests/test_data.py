@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal, seeded
-from lapwing.memory import Budget
 from networks import Network
+from peewit.memory import Budget
 from sequence_networks import gpt_positions, token_classifier
 from tables import curvature_of, moved, relative, table
 
@@ -67,13 +67,13 @@ def test_every_form_of_data_gives_the_same(structure: str) -> None:
     if structure == "full":
         expected = dense.ggn(small(), x, y, "classification", names_of(model))
     elif structure == "ekfac":
-        expected = curvature_of(lw.fit(model, (x, y), "classification", structure="ekfac"))
+        expected = curvature_of(pw.fit(model, (x, y), "classification", structure="ekfac"))
     for form, data in forms.items():
         if structure == "ekfac" and form in ("generator", "iterator"):
             with pytest.raises(ValueError, match=r"twice.*one-shot.*DataLoader"):
-                lw.fit(model, data, "classification", structure=structure)
+                pw.fit(model, data, "classification", structure=structure)
             continue
-        la = lw.fit(model, data, "classification", structure=structure)
+        la = pw.fit(model, data, "classification", structure=structure)
         assert (form, la.N) == (form, 10)
         assert relative(curvature_of(la), expected) < EXACT, form
 
@@ -83,20 +83,20 @@ def test_one_shot_iterators() -> None:
     x, y = normal(6, 4), classes(3, 6)
     model = small().to(DEVICE)
     data = (batch for batch in cut(x, y, [2, 4]))
-    la = lw.fit(model, data, "classification", weights="last_layer", structure="full")
+    la = pw.fit(model, data, "classification", weights="last_layer", structure="full")
     assert la.N == 6
     expected = dense.ggn(small(), x, y, "classification", ["2.weight", "2.bias"])
     assert relative(curvature_of(la), expected) < EXACT
     with pytest.raises(ValueError, match="already used up"):
-        lw.fit(model, data, "classification")
+        pw.fit(model, data, "classification")
     for options in (
-        {"weights": lw.Subnetwork.largest_variance(3), "structure": "diag"},
+        {"weights": pw.Subnetwork.largest_variance(3), "structure": "diag"},
         {"structure": "full", "curvature": "hessian"},
     ):
         with pytest.raises(ValueError, match="one-shot"):
-            lw.fit(model, iter(cut(x, y, [2, 4])), "classification", **options)
+            pw.fit(model, iter(cut(x, y, [2, 4])), "classification", **options)
     with pytest.raises(ValueError, match="one-shot"):
-        lw.products(model, iter(cut(x, y, [2, 4])), "classification")
+        pw.products(model, iter(cut(x, y, [2, 4])), "classification")
 
 
 @pytest.mark.parametrize("name", ["several_inputs", "mapping_input", "bilinear"])
@@ -111,7 +111,7 @@ def test_several_inputs(name: str) -> None:
     else:
         forms.append([(list(given), labels) for given, labels in cut(case.x, case.y, [2, 3])])
     for data in forms:
-        la = lw.fit(model, data, case.likelihood, structure="full", curvature="ggn")
+        la = pw.fit(model, data, case.likelihood, structure="full", curvature="ggn")
         assert la.N == 5 and relative(curvature_of(la), case.ggn) < EXACT
 
 
@@ -120,7 +120,7 @@ def test_examples_are_counted_as_they_come() -> None:
     x, y = normal(5, 4), classes(3, 5)
     sampler = RandomSampler(range(5), replacement=True, num_samples=13, generator=seeded(1))
     seen = torch.tensor(list(RandomSampler(range(5), replacement=True, num_samples=13, generator=seeded(1))))
-    la = lw.fit(
+    la = pw.fit(
         small().to(DEVICE), DataLoader(TensorDataset(x, y), 4, sampler=sampler), "classification", structure="full"
     )
     assert la.N == 13
@@ -140,7 +140,7 @@ def test_passes_that_differ_are_refused() -> None:
             return iter(cut(normal(6, 4), classes(3, 6), [2, 2, 2])[: self.passes])
 
     with pytest.raises(ValueError, match=r"first pass.*second"):
-        lw.fit(small().to(DEVICE), Growing(), "classification", structure="ekfac")
+        pw.fit(small().to(DEVICE), Growing(), "classification", structure="ekfac")
 
 
 class Noisy:
@@ -171,11 +171,11 @@ def test_data_that_are_drawn_anew_in_every_pass(noise: float, dtype: torch.dtype
             ask()
         return [str(each.message) for each in said]
 
-    found = heard(lambda: lw.fit(model, Noisy(noise, dtype), "classification", structure="ekfac"))
+    found = heard(lambda: pw.fit(model, Noisy(noise, dtype), "classification", structure="ekfac"))
     assert len(found) == bool(noise)
     assert all("in the first pass" in each and "structure='kron'" in each for each in found)
-    assert heard(lambda: lw.fit(model, Noisy(noise, dtype), "classification")) == []
-    la = lw.fit(model, Noisy(noise, dtype), "classification")
+    assert heard(lambda: pw.fit(model, Noisy(noise, dtype), "classification")) == []
+    la = pw.fit(model, Noisy(noise, dtype), "classification")
     found = heard(lambda: la.at_linear_mode(Noisy(2 * noise, dtype)))
     assert len(found) == bool(noise) and all("augmentations drawn anew" in each for each in found)
 
@@ -183,7 +183,7 @@ def test_data_that_are_drawn_anew_in_every_pass(noise: float, dtype: torch.dtype
 def test_passes_with_other_labels() -> None:
     """The inputs are the same, and the labels are drawn anew."""
     with pytest.warns(UserWarning, match=r"in the first pass.*in the second"):
-        lw.fit(small().to(DEVICE), Noisy(0.0, torch.float64, other=True), "classification", structure="ekfac")
+        pw.fit(small().to(DEVICE), Noisy(0.0, torch.float64, other=True), "classification", structure="ekfac")
 
 
 @pytest.mark.parametrize("build", [token_classifier, gpt_positions])
@@ -191,14 +191,14 @@ def test_passes_with_other_labels() -> None:
 @pytest.mark.parametrize("merge", [2048, 1])
 def test_sequences_of_several_lengths(build: Any, structure: str, merge: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of different lengths in one loader, one of them as long as it has examples."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", merge)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", merge)
     model = built(build())
     shapes = [(3, 2), (3, 3), (2, 1), (4, 3), (1, 3)]
     batches = [(classes(5, *shape, seed=i), classes(3, *shape, seed=20 + i)) for i, shape in enumerate(shapes)]
     batches[1][1][0, 1] = -100
     names = names_of(model)
     data = [(moved(x), moved(y)) for x, y in batches]
-    la = lw.fit(model.to(DEVICE), data, "classification", structure=structure, curvature="ggn")
+    la = pw.fit(model.to(DEVICE), data, "classification", structure=structure, curvature="ggn")
     model.cpu()
     assert la.N == 13
     exact = sum(dense.ggn(model, x, y, "classification", names) for x, y in batches)
@@ -235,7 +235,7 @@ def test_sequences_of_several_lengths(build: Any, structure: str, merge: int, mo
 def test_memory_splits_work_and_changes_nothing(name: str, structure: str) -> None:
     """A tiny budget gives the numbers of a large one, in fits and in covariances."""
     case = table(name)
-    for kind in ("ggn", lw.MonteCarlo(2)):
+    for kind in ("ggn", pw.MonteCarlo(2)):
         whole = case.fit(structure, kind)
         for memory in (20_000, 1):
             la = case.fit(structure, kind, memory=memory)
@@ -261,9 +261,9 @@ def test_memory_that_is_no_number_of_bytes(memory: Any) -> None:
     """Refused with what was given."""
     model, data = small().to(DEVICE), (normal(3, 4), classes(3, 3))
     with pytest.raises(ValueError, match=r"memory=.*positive number of bytes"):
-        lw.fit(model, data, "classification", memory=memory)
+        pw.fit(model, data, "classification", memory=memory)
     with pytest.raises(ValueError, match=r"memory=.*positive number of bytes"):
-        lw.fit(model, data, "classification").functional(data[0], memory=memory)
+        pw.fit(model, data, "classification").functional(data[0], memory=memory)
 
 
 REFUSED: dict[str, tuple[Any, str, type[Exception], str]] = {
@@ -293,7 +293,7 @@ def test_refusals_say_what_is_wrong(what: str) -> None:
     """Shapes, types and ranges that do not fit are refused with what was given and what was expected."""
     data, likelihood, error, message = REFUSED[what]
     with pytest.raises(error, match=message):
-        lw.fit(small().to(DEVICE), data, likelihood)
+        pw.fit(small().to(DEVICE), data, likelihood)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -338,7 +338,7 @@ def test_networks_of_lower_precision(name: str, structure: str, dtype: torch.dty
     case = table(name)
     model, x, y = case.case.make(dtype=dtype)
     data = moved(x), moved(y)
-    la = lw.fit(model.to(DEVICE), data, case.likelihood, structure=structure, curvature="ggn")
+    la = pw.fit(model.to(DEVICE), data, case.likelihood, structure=structure, curvature="ggn")
     assert la.mode.dtype == torch.float32
     made = curvature_of(la)
     assert made.dtype == torch.float32

@@ -12,14 +12,14 @@ import pytest
 import torch
 from rich.console import Console
 
-import lapwing as lw
-from lapwing import demo
-from lapwing.data import FASHION_MNIST_CLASSES, fashion_mnist
+import peewit as pw
+from peewit import demo
+from peewit.data import FASHION_MNIST_CLASSES, fashion_mnist
 
 
 @pytest.fixture
 def cli() -> ModuleType:
-    return pytest.importorskip("lapwing.cli", reason="no typer")
+    return pytest.importorskip("peewit.cli", reason="no typer")
 
 
 ROWS = (
@@ -55,7 +55,7 @@ def test_quick_demo_writes_a_report(
     before = torch.get_rng_state()
     assert cli.main(["demo", "--quick"]) == 0
     assert torch.equal(torch.get_rng_state(), before)
-    place = tmp_path / "lapwing-demo.html"
+    place = tmp_path / "peewit-demo.html"
     assert capsys.readouterr().out.endswith(f"The report, to be opened in a browser: {place}\n")
     text = place.read_text(encoding="utf-8")
     for word in (
@@ -75,7 +75,7 @@ def test_without_plotly_the_demo_goes_on(
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     monkeypatch.setattr(demo, "compare", lambda *_, **__: ([], {}))
     demo.run(quick=True, report=tmp_path / "no.html")
-    assert "pip install 'lapwing[figures]'" in " ".join(capsys.readouterr().out.split())
+    assert "pip install 'peewit[figures]'" in " ".join(capsys.readouterr().out.split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -128,8 +128,8 @@ def test_interruption_prints_one_line(
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cli: ModuleType) -> None:
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"lapwing {lw.__version__}\n"
-    monkeypatch.setattr(sys, "argv", ["lapwing"])
+    assert capsys.readouterr().out == f"peewit {pw.__version__}\n"
+    monkeypatch.setattr(sys, "argv", ["peewit"])
     assert cli.main() == 0
     assert "demo" in capsys.readouterr().out
 
@@ -161,7 +161,7 @@ def test_the_data_have_the_shapes_they_should() -> None:
 
 
 def test_the_data_come_with_their_licence_and_are_small() -> None:
-    folder = files("lapwing.data")
+    folder = files("peewit.data")
     assert len((folder / "fashion_mnist.safetensors.gz").read_bytes()) <= 5_000_000
     origin, licence = ((folder / name).read_text(encoding="utf-8") for name in ("ORIGIN.md", "LICENCE"))
     for word in ("Xiao", "Rasul", "Vollgraf", "2017", "Zalando", "MIT"):
@@ -178,5 +178,5 @@ def test_the_data_can_be_made_again(data_dir: Path, tmp_path: Path, monkeypatch:
     out = tmp_path / "made.gz"
     monkeypatch.setattr(sys, "argv", ["tool", "--data", str(data_dir / "fashion_mnist"), "--out", str(out)])
     tool.main()
-    shipped = (files("lapwing.data") / "fashion_mnist.safetensors.gz").read_bytes()
+    shipped = (files("peewit.data") / "fashion_mnist.safetensors.gz").read_bytes()
     assert gzip.decompress(out.read_bytes()) == gzip.decompress(shipped)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 from fitting import normal
-from lapwing.diagnosis import NotFiniteCurvature
-from lapwing.groups import Groups
-from lapwing.jacobians import Explicit
-from lapwing.layers.base import Part
-from lapwing.memory import Budget
-from lapwing.space import Space
-from lapwing.structures import block, common, rounding
-from lapwing.structures.block import DenseCurvature, DenseSums, measure_groups
+from peewit.diagnosis import NotFiniteCurvature
+from peewit.groups import Groups
+from peewit.jacobians import Explicit
+from peewit.layers.base import Part
+from peewit.memory import Budget
+from peewit.space import Space
+from peewit.structures import block, common, rounding
+from peewit.structures.block import DenseCurvature, DenseSums, measure_groups
 from stand_ins import ROOM, batch_of, source_of
 
 A, B, C = Part("m.weight", 0, 4), Part("m.bias", 0, 2), Part("n.weight", 0, 3)
@@ -108,15 +108,15 @@ def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pyte
 
 def test_groups_of_modules() -> None:
     """A weight with its bias; all of them for a full matrix, which alone takes chosen elements."""
-    assert lw.Block().groups(SPACE) == [(A, B), (C,)]
-    assert not lw.Block().masks and lw.Full().masks
+    assert pw.Block().groups(SPACE) == [(A, B), (C,)]
+    assert not pw.Block().masks and pw.Full().masks
     sums = DenseSums({(A, B): positive(6), (C,): positive(3)})
-    lw.Block().check(sums, SPACE)
+    pw.Block().check(sums, SPACE)
     with pytest.raises(ValueError, match=r"'m.weight, m.bias' is no block of this network"):
-        lw.Full().check(sums, SPACE)
+        pw.Full().check(sums, SPACE)
     with pytest.raises(ValueError, match=r"'m.weight, m.bias, n.weight' is no block of this network"):
-        lw.Block().check(DenseSums({(A, B, C): positive(9)}), SPACE)
-    lw.Full().check(DenseSums({(A, B, C): positive(9)}), SPACE)
+        pw.Block().check(DenseSums({(A, B, C): positive(9)}), SPACE)
+    pw.Full().check(DenseSums({(A, B, C): positive(9)}), SPACE)
 
 
 def batches_of(*sizes: int, dtype: torch.dtype = torch.float64, chunks: int = 2) -> tuple[list[Any], Tensor]:
@@ -138,18 +138,18 @@ def test_dense_sums_of_batches() -> None:
     """One matrix for each group, or for the chosen elements of all; later data are added to earlier."""
     batches, rows = batches_of(5, 4)
     matrix = rows.T @ rows
-    made = lw.Block().measure(source_of(*batches, space=SPACE))
+    made = pw.Block().measure(source_of(*batches, space=SPACE))
     assert made.mask is None and set(made.matrices) == {(A, B), (C,)}
     close(made.matrices[(A, B)], matrix[:6, :6])
     close(made.matrices[(C,)], matrix[6:, 6:])
-    more = lw.Block().more(source_of(*batches_of(5, 4)[0], space=SPACE), made)
+    more = pw.Block().more(source_of(*batches_of(5, 4)[0], space=SPACE), made)
     close(more.matrices[(A, B)], 2 * matrix[:6, :6])
     close(made.matrices[(A, B)], matrix[:6, :6])
     space = replace(SPACE, mask=MASK)
-    full = lw.Full().measure(source_of(*batches, space=space))
+    full = pw.Full().measure(source_of(*batches, space=space))
     assert full.mask is MASK
     close(full.matrices[(A, B, C)], matrix[MASK][:, MASK])
-    more = lw.Full().more(source_of(*batches_of(5, 4)[0], space=space), full)
+    more = pw.Full().more(source_of(*batches_of(5, 4)[0], space=space), full)
     close(more.matrices[(A, B, C)], 2 * matrix[MASK][:, MASK])
     other = DenseSums({(C,): positive(3)}).after(DenseSums({(A, B): positive(6)}))
     assert set(other.matrices) == {(A, B), (C,)}
@@ -167,7 +167,7 @@ def test_dense_products_in_float64(at_once: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rounding, "amplified", amplified)
     batches, rows = batches_of(5, 5, dtype=torch.float32, chunks=1 if at_once else 2)
     source = source_of(*batches, likelihood=SimpleNamespace(scale=1e8), space=SPACE)
-    made = lw.Block().measure(source)
+    made = pw.Block().measure(source)
     wide = rows.double()
     close(made.matrices[(A, B)], wide[:, :6].T @ wide[:, :6])
     assert made.matrices[(C,)].dtype == torch.float64

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, normal
-from lapwing.invariance import invariant_sets
+from peewit.invariance import invariant_sets
 from tables import moved, relative
 
 EXACT = 1e-8
@@ -155,7 +155,7 @@ def test_products_have_the_jacobian_of_the_backward_pass(name: str) -> None:
     """As a matrix from all unit vectors at once, and one by one; also where the first batch shows no difference."""
     model, x = network(name)
     y = moved(normal(12, 1))
-    products = lw.products(model, [(x[:5], y[:5]), (x[5:], y[5:])], "regression")
+    products = pw.products(model, [(x[:5], y[:5]), (x[5:], y[5:])], "regression")
     size = products.space.size
     whole = products.mv(torch.eye(size, dtype=torch.float64))
     single = torch.stack([products.mv(unit) for unit in torch.eye(size, dtype=torch.float64)[:6]])
@@ -169,7 +169,7 @@ def test_products_of_several_outputs(name: str) -> None:
     """The curvature of classes has a root with as many columns as there are classes."""
     model, x = network(name, 3)
     y = moved(classes(3, 12))
-    made = lw.products(model, (x, y), "classification").mv(torch.eye(sum(p.numel() for p in model.parameters())))
+    made = pw.products(model, (x, y), "classification").mv(torch.eye(sum(p.numel() for p in model.parameters())))
     rows, p = jacobian(model, x), model(x).softmax(1).detach()
     expected = torch.einsum("nfd,nfg,nge->de", rows, torch.diag_embed(p) - p[:, :, None] * p[:, None], rows)
     assert relative(made, expected) < EXACT
@@ -180,7 +180,7 @@ def test_the_mode_of_the_linear_model(name: str) -> None:
     """It solves the normal equations of the same Jacobian."""
     model, x = network(name)
     y = moved(normal(12, 1))
-    la = lw.fit(model, (x, y), "regression", structure="full", curvature="ggn")
+    la = pw.fit(model, (x, y), "regression", structure="full", curvature="ggn")
     made = la.at_linear_mode((x, y))
     rows = jacobian(plain(model), x).flatten(0, 1)
     theta = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -193,13 +193,13 @@ def test_the_mode_of_the_linear_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["once", "cdist"])
-@pytest.mark.filterwarnings("ignore::lapwing.TuningWarning")
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
 def test_tuning_at_the_mode_of_the_linear_model(name: str) -> None:
     """The mode that belongs to the precisions found is where they were found."""
     model, x = network(name)
     data = x, moved(normal(12, 1))
-    tuned = lw.fit(model, data, "regression", structure="full", curvature="ggn").tune(mode="linear", data=data)
-    again = lw.fit(model, data, "regression", structure="full", curvature="ggn", prior=tuned.prior)
+    tuned = pw.fit(model, data, "regression", structure="full", curvature="ggn").tune(mode="linear", data=data)
+    again = pw.fit(model, data, "regression", structure="full", curvature="ggn", prior=tuned.prior)
     again = again.with_noise(float(tuned.likelihood.scale) ** -0.5).at_linear_mode(data)
     assert float(tuned.log_evidence()) == pytest.approx(float(again.log_evidence()), abs=0.05)
 
@@ -210,7 +210,7 @@ def test_samples_of_many_outputs(name: str) -> None:
     model, x = network(name, 260)
     x = x[11:]
     y = moved(classes(260, 1))
-    la = lw.fit(model, (x, y), "classification", curvature="empirical")
+    la = pw.fit(model, (x, y), "classification", curvature="empirical")
     generator = torch.Generator().manual_seed(0)
     made = la.functional_samples(x, 2, generator) - model(x).detach()
     draws = la.sample(2, torch.Generator().manual_seed(0)) - la.mode
@@ -222,11 +222,11 @@ def test_a_hessian_without_second_derivatives(name: str) -> None:
     """It is refused, as products and as a matrix; it was half right, or torch's own error."""
     model, x = network(name)
     y = moved(normal(12, 1))
-    products = lw.products(model, (x, y), "regression", curvature="hessian")
+    products = pw.products(model, (x, y), "regression", curvature="hessian")
     with pytest.raises(ValueError, match=r"second derivatives.*curvature='ggn'"):
         products.mv(torch.ones(products.space.size))
     with pytest.raises(ValueError, match=r"second derivatives.*curvature='ggn'"):
-        lw.fit(model, (x, y), "regression", structure="full", curvature="hessian")
+        pw.fit(model, (x, y), "regression", structure="full", curvature="hessian")
 
 
 @pytest.mark.parametrize("how", ["parametrisation", "hook"])
@@ -257,7 +257,7 @@ def test_the_hessian_of_weight_norms(how: str) -> None:
             parameter.data.view(-1)[place] += 1e-5
             columns.append((made[0] - made[1]) / 2e-5)
     data = (moved(x), moved(y))
-    la = lw.fit(model.to(DEVICE), data, "regression", structure="full", curvature="hessian", prior=100.0)
+    la = pw.fit(model.to(DEVICE), data, "regression", structure="full", curvature="hessian", prior=100.0)
     identity = torch.eye(la.D).to(la.mode)
     assert relative(la.precision.mv(identity) - 100 * identity, torch.stack(columns)) < (
         1e-6 if DEVICE == "cpu" else 1e-4
@@ -275,7 +275,7 @@ def test_data_that_are_others_in_every_pass() -> None:
             yield torch.randn(12, 4, generator=self.generator, dtype=torch.float64), normal(12, 1)
 
     model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))).to(DEVICE)
-    la = lw.fit(model, (moved(normal(12, 4)), moved(normal(12, 1))), "regression")
+    la = pw.fit(model, (moved(normal(12, 4)), moved(normal(12, 1))), "regression")
     with pytest.raises(ValueError, match=r"in one pass and .* in another"):
         la.at_linear_mode(Drawn(), memory=1)
 

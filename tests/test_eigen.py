@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import DEVICE
-from lapwing.structures import eigen
+from peewit.structures import eigen
 
 
 @pytest.fixture

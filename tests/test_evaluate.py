@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from evaluating import C, agree, classifier, images, network
 from fitting import Broken, built, classes, normal
-from lapwing.evaluate import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
-from lapwing.evaluate.attacks import Attack
-from lapwing.evaluate.corruptions import Range, corrupted
-from lapwing.evaluate.methods import dropouts
-from lapwing.likelihoods import Form
+from peewit.evaluate import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
+from peewit.evaluate.attacks import Attack
+from peewit.evaluate.corruptions import Range, corrupted
+from peewit.evaluate.methods import dropouts
+from peewit.likelihoods import Form
 from test_purity import changed, snapshot
 
 optimize = pytest.importorskip("scipy.optimize")
@@ -54,7 +54,7 @@ def entropy(probs: Tensor) -> Tensor:
 def test_every_method_has_the_metrics_of_its_own_probabilities() -> None:
     la, (x, y), held = classifier(), images(60, 5), images(30, 7)
     others = [network(), network()]
-    found = lw.evaluate(la, (x, y), validation=held, ensemble=others, intervals=20, seed=3)
+    found = pw.evaluate(la, (x, y), validation=held, ensemble=others, intervals=20, seed=3)
     names = ["Laplace", "Plain network", "Temperature scaling", "Deep ensemble", "MC dropout"]
     assert [each.name for each in found.methods] == names and found.task == "classification"
     with torch.no_grad():
@@ -93,7 +93,7 @@ def dropped(model: nn.Module, x: Tensor, seed: int) -> Tensor:
 
 def test_unknown_inputs_are_told_by_every_score_that_a_method_has() -> None:
     la, (x, y), strange = classifier(), images(50, 5), 3 * torch.randn(30, 1, 6, 6, dtype=torch.float64, device=DEVICE)
-    found = lw.evaluate(la, (x, y), ood={"strange": strange}, intervals=10, ensemble=[network(), network()])
+    found = pw.evaluate(la, (x, y), ood={"strange": strange}, intervals=10, ensemble=[network(), network()])
     known, unknown = la.predict(x), la.predict(strange)
     scores = {
         "confidence": (-known.probs.amax(-1), -unknown.probs.amax(-1)),
@@ -114,7 +114,7 @@ def test_unknown_inputs_are_told_by_every_score_that_a_method_has() -> None:
 
 def test_scores_of_an_ensemble_are_those_of_its_members() -> None:
     members, (x, y) = [network(), network(), network()], images(20, 5)
-    found = lw.evaluate(members[0], (x, y), likelihood="classification", ensemble=members, intervals=0)
+    found = pw.evaluate(members[0], (x, y), likelihood="classification", ensemble=members, intervals=0)
     with torch.no_grad():
         logits = torch.stack([member(x) for member in members])
     each = logits.softmax(-1)
@@ -128,7 +128,7 @@ def test_scores_of_an_ensemble_are_those_of_its_members() -> None:
 def test_shifts_and_attacks_are_measured_on_the_changed_inputs() -> None:
     la, (x, y) = classifier(), images(40, 5)
     ready = {2: (x.flip(-1), y), 4: (x[:10] * 0.5, y[:10])}
-    found = lw.evaluate(
+    found = pw.evaluate(
         la,
         (x, y),
         shifts={
@@ -171,9 +171,9 @@ def test_shifts_and_attacks_are_measured_on_the_changed_inputs() -> None:
 def test_some_examples_are_enough_for_shifts() -> None:
     """Evenly spread, clean ones included; the same however batches are cut."""
     la, (x, y) = classifier(), images(40, 5)
-    found = lw.evaluate(la, (x, y), shifts={"noise": 1}, shift_examples=10, intervals=5, baselines=())
+    found = pw.evaluate(la, (x, y), shifts={"noise": 1}, shift_examples=10, intervals=5, baselines=())
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
-    again = lw.evaluate(la, loader, shifts={"noise": 1}, shift_examples=10, intervals=5, baselines=())
+    again = pw.evaluate(la, loader, shifts={"noise": 1}, shift_examples=10, intervals=5, baselines=())
     assert found.settings["changed examples"] == 10 and any("part of the test" in note for note in found.notes)
     chosen = torch.arange(3, 40, 4, device=DEVICE)
     clean, noisy = found.methods[0].shifts["noise"].metrics["nll"]
@@ -194,16 +194,16 @@ def test_some_examples_of_data_in_every_form() -> None:
         DataLoader(many, batch_size=7, sampler=SubsetRandomSampler(range(40))),
         [(x[:13], y[:13]), (x[13:], y[13:])],
     ):
-        found = lw.evaluate(la, data, **options)
+        found = pw.evaluate(la, data, **options)
         assert found.settings["changed examples"] == 10 and list(found.methods[0].shifts) == ["noise"]
-    found = lw.evaluate(la, iter([(x, y)]), **options)
+    found = pw.evaluate(la, iter([(x, y)]), **options)
     assert found.settings["changed examples"] == 40 and any("all 40 examples" in note for note in found.notes)
 
 
 def test_data_that_are_ready_are_compared_with_all_test_data() -> None:
     la, (x, y) = classifier(), images(40, 5)
     shifts = {"noise": 1, "ready": {1: (x * 0.5, y)}}
-    own = lw.evaluate(la, (x, y), shifts=shifts, shift_examples=10, intervals=0, baselines=()).methods[0]
+    own = pw.evaluate(la, (x, y), shifts=shifts, shift_examples=10, intervals=0, baselines=()).methods[0]
     assert own.shifts["ready"].metrics["nll"][0].value == own.metrics["nll"].value
     assert own.shifts["noise"].metrics["nll"][0].value != own.metrics["nll"].value
 
@@ -228,9 +228,9 @@ def test_data_in_every_form_gives_the_same_report(form: str, fitted: bool) -> No
     subject = classifier() if fitted else classifier().model
     options = {} if fitted else {"likelihood": "classification"}
     x, y = images(30, 5)
-    whole = lw.evaluate(subject, (x, y), intervals=20, baselines="plain", ood=2 * x[:9], **options)
+    whole = pw.evaluate(subject, (x, y), intervals=20, baselines="plain", ood=2 * x[:9], **options)
     unknown = {"ood": DataLoader(TensorDataset(2 * x[:9].cpu()), batch_size=4)}
-    found = lw.evaluate(subject, forms()[form], intervals=20, baselines="plain", ood=unknown, **options)
+    found = pw.evaluate(subject, forms()[form], intervals=20, baselines="plain", ood=unknown, **options)
     for left, right in zip(whole.methods, found.methods, strict=True):
         for name, each in left.metrics.items():
             other = right.metrics[name]
@@ -253,7 +253,7 @@ def test_unknown_data_may_have_labels_that_mean_nothing(labels: str) -> None:
         "bare mapping": [{"input": other}],
         "tensors": iter([other[:7], other[7:]]),
     }[labels]
-    found = lw.evaluate(la, (x, y), ood=data, intervals=0, baselines=())
+    found = pw.evaluate(la, (x, y), ood=data, intervals=0, baselines=())
     probs = la.predict(other).probs
     assert found.methods[0].uncertainty["ood"]["confidence"] == pytest.approx(probs.amax(-1).tolist(), rel=1e-5)
 
@@ -273,8 +273,8 @@ def test_positions_count_like_examples_and_ignored_ones_do_not() -> None:
     x, y = normal(10, 5, 4).to(DEVICE), classes(C, 10, 5).to(DEVICE)
     y[torch.rand(10, 5, device=DEVICE) < 0.3] = -100
     y[4] = -100
-    la = lw.fit(built(Tagger()).to(DEVICE), (x, y), "classification", prior=5.0)
-    found = lw.evaluate(la, (x, y), ood=x * 3, intervals=30)
+    la = pw.fit(built(Tagger()).to(DEVICE), (x, y), "classification", prior=5.0)
+    found = pw.evaluate(la, (x, y), ood=x * 3, intervals=30)
     known = y != -100
     probs = la.predict(x).probs
     assert numbers(found.methods[0]) == pytest.approx(expected(probs[known], y[known]), rel=1e-6)
@@ -292,8 +292,8 @@ def test_labels_of_pixels() -> None:
     model = built(nn.Conv2d(1, C, 3, padding=1)).to(DEVICE)
     x, y = normal(6, 1, 3, 4).to(DEVICE), classes(C, 6, 3, 4).to(DEVICE)
     y[0, 1:] = -100
-    la = lw.fit(model, (x, y), "classification", prior=5.0)
-    found = lw.evaluate(la, [(x[:4], y[:4]), (x[4:, :, :2], y[4:, :2])], intervals=10, ood=x)
+    la = pw.fit(model, (x, y), "classification", prior=5.0)
+    found = pw.evaluate(la, [(x[:4], y[:4]), (x[4:, :, :2], y[4:, :2])], intervals=10, ood=x)
     probs = [la.predict(part).probs.movedim(1, -1).reshape(-1, C) for part in (x[:4], x[4:, :, :2])]
     plain = [model(part).detach().softmax(1).movedim(1, -1).reshape(-1, C) for part in (x[:4], x[4:, :, :2])]
     labels = torch.cat([y[:4].flatten(), y[4:, :2].flatten()])
@@ -306,7 +306,7 @@ def test_labels_of_pixels() -> None:
 def test_histograms_are_of_at_most_2000_inputs_from_first_to_last() -> None:
     model = built(nn.Linear(1, 2)).to(DEVICE)
     x = torch.linspace(0, 1, 3001, dtype=torch.float64, device=DEVICE)[:, None]
-    found = lw.evaluate(model, (x, (x[:, 0] > 0.5).long()), likelihood="classification", intervals=0)
+    found = pw.evaluate(model, (x, (x[:, 0] > 0.5).long()), likelihood="classification", intervals=0)
     own = found.methods[0].uncertainty["test"]["confidence"]
     with torch.no_grad():
         ends = model(x[[0, -1]]).softmax(-1).amax(-1).tolist()
@@ -315,36 +315,36 @@ def test_histograms_are_of_at_most_2000_inputs_from_first_to_last() -> None:
 
 def test_one_example_and_one_class() -> None:
     la, (x, y) = classifier(), images(1, 5)
-    found = lw.evaluate(la, (x, y), ood=x, intervals=10)
+    found = pw.evaluate(la, (x, y), ood=x, intervals=10)
     own = found.methods[0].metrics
     assert own["accuracy"].low == own["accuracy"].high == own["accuracy"].value
     assert len(found.surest) == 1 and found.least_sure == ()
     x, _ = images(12, 6)
     zeros = torch.zeros(12, dtype=torch.long, device=DEVICE)
-    assert numbers(lw.evaluate(la, (x, zeros), intervals=0).methods[0]) == pytest.approx(
+    assert numbers(pw.evaluate(la, (x, zeros), intervals=0).methods[0]) == pytest.approx(
         expected(la.predict(x).probs, zeros), rel=1e-6
     )
 
 
 def test_the_same_twice_and_another_with_another_seed() -> None:
     la, test = classifier(), images(30, 5)
-    first, again = (lw.evaluate(la, test, shifts="noise", intervals=30, seed=1) for _ in range(2))
+    first, again = (pw.evaluate(la, test, shifts="noise", intervals=30, seed=1) for _ in range(2))
     assert agree(first, again)
-    other = lw.evaluate(la, test, shifts="noise", intervals=30, seed=2)
+    other = pw.evaluate(la, test, shifts="noise", intervals=30, seed=2)
     assert other.methods[0].metrics["nll"].value == first.methods[0].metrics["nll"].value
     assert other.methods[0].metrics["nll"].low != first.methods[0].metrics["nll"].low
 
 
 def test_modes_of_the_caller_change_nothing() -> None:
     la, test = classifier(), images(20, 5)
-    plain = lw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10)
+    plain = pw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10)
     with torch.inference_mode(), torch.autocast(DEVICE.partition(":")[0], dtype=torch.bfloat16):
-        made = lw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10)
+        made = pw.evaluate(la, test, shifts="blur", attacks="fgsm", intervals=10)
     assert agree(made, plain)
     options: dict[str, Any] = {"likelihood": "classification", "shifts": ["noise", "blur"], "attacks": "pgd"}
-    plain = lw.evaluate(la.model, test, ood=test[0], intervals=10, **options)
+    plain = pw.evaluate(la.model, test, ood=test[0], intervals=10, **options)
     with torch.device("meta"):
-        made = lw.evaluate(la.model, test, ood=test[0], intervals=10, **options)
+        made = pw.evaluate(la.model, test, ood=test[0], intervals=10, **options)
     assert agree(made, plain)
 
 
@@ -358,15 +358,15 @@ def test_networks_and_generators_are_as_they_were(breaks: bool) -> None:
         each[0].eval()
         each(x).sum().backward()
         each[5].register_forward_hook(lambda *_: None)
-    la = lw.fit(model, (x, y), "classification")
+    la = pw.fit(model, (x, y), "classification")
     before = snapshot(model), snapshot(other)
     data: Any = [(x[:10], y[:10]), (x[10:], y[10:])]
     options: dict[str, Any] = {"shifts": ["noise"], "attacks": ["pgd"], "ensemble": [model, other], "intervals": 5}
     if breaks:
         with pytest.raises(KeyboardInterrupt):
-            lw.evaluate(la, Broken(data, KeyboardInterrupt()), validation=(x, y), **options)
+            pw.evaluate(la, Broken(data, KeyboardInterrupt()), validation=(x, y), **options)
     else:
-        lw.evaluate(la, data, validation=(x, y), ood=x, **options)
+        pw.evaluate(la, data, validation=(x, y), ood=x, **options)
     assert changed(model, before[0]) == [] and changed(other, before[1]) == []
 
 
@@ -374,13 +374,13 @@ def test_a_shuffled_loader_leaves_the_global_generator() -> None:
     x, y = images(20, 5)
     loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
     state = torch.get_rng_state()
-    lw.evaluate(classifier(), loader, intervals=5, baselines=(), ood=loader, validation=loader)
+    pw.evaluate(classifier(), loader, intervals=5, baselines=(), ood=loader, validation=loader)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_surest_and_least_sure_inputs() -> None:
     la, (x, y) = classifier(), images(40, 5)
-    found = lw.evaluate(la, [(x[:15], y[:15]), (x[15:], y[15:])], intervals=0, baselines=(), classes=["a", "b", "c"])
+    found = pw.evaluate(la, [(x[:15], y[:15]), (x[15:], y[15:])], intervals=0, baselines=(), classes=["a", "b", "c"])
     probs = la.predict(x).probs
     order = probs.amax(-1).argsort(descending=True).tolist()
     assert [each.index for each in found.surest] == order[:8]
@@ -400,25 +400,25 @@ def test_inputs_that_are_equally_sure_are_in_one_list_each() -> None:
     model = nn.Linear(2, 2, bias=False).double().to(DEVICE)
     nn.init.eye_(model.weight)
     x, y = torch.tensor([[1e4, 0.0]], dtype=torch.float64, device=DEVICE).repeat(40, 1), classes(2, 40).to(DEVICE)
-    equal = lw.evaluate(model, (x, y), likelihood="classification", intervals=0)
+    equal = pw.evaluate(model, (x, y), likelihood="classification", intervals=0)
     assert equal.surest == equal.least_sure == ()  # of all the same, none is surest
     x[30] = 0.0
-    found = lw.evaluate(model, (x, y), likelihood="classification", intervals=0)
+    found = pw.evaluate(model, (x, y), likelihood="classification", intervals=0)
     assert [each.index for each in found.surest] == list(range(8))
     assert [each.index for each in found.least_sure] == [30, *range(8, 15)]
-    noise = lw.evaluate(nn.Linear(2, 1).double().to(DEVICE), (x, x[:, :1]), likelihood="regression", intervals=0)
+    noise = pw.evaluate(nn.Linear(2, 1).double().to(DEVICE), (x, x[:, :1]), likelihood="regression", intervals=0)
     assert noise.surest == noise.least_sure == ()
 
 
 def test_strengths_are_explained_where_they_are_shares_of_a_range() -> None:
     la, (x, y) = classifier(), images(20, 5)
     for shifts, told in ((["noise"], True), (["blur"], False), ({"noise": lambda inputs, strength: inputs}, False)):
-        found = lw.evaluate(la, (3 * x, y), shifts=shifts, intervals=0, baselines=())
+        found = pw.evaluate(la, (3 * x, y), shifts=shifts, intervals=0, baselines=())
         assert any("range of the inputs" in note for note in found.notes) == told
 
 
 def test_large_and_normalised_images_are_shown_small_and_in_range() -> None:
-    from lapwing.evaluate.specimens import shown
+    from peewit.evaluate.specimens import shown
 
     made = torch.tensor(shown(torch.randn(3, 200, 100), Range(-3.0, 3.0)))
     assert made.shape == (64, 32, 3) and float(made.min()) >= 0 and float(made.max()) <= 1
@@ -429,10 +429,10 @@ def test_large_and_normalised_images_are_shown_small_and_in_range() -> None:
 def test_very_many_classes_are_measured_without_what_takes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     la, (x, y) = classifier(), images(20, 5)
     batches = [(x[:12], y[:12]), (x[12:], y[12:])]
-    whole = lw.evaluate(la, batches, intervals=0, ood=x)
-    monkeypatch.setattr("lapwing.evaluate.gathering.PROBABILITIES", 40)
-    monkeypatch.setattr("lapwing.evaluate.answers.MANY_CLASSES", 2)
-    found = lw.evaluate(la, batches, intervals=0, ood=x)
+    whole = pw.evaluate(la, batches, intervals=0, ood=x)
+    monkeypatch.setattr("peewit.evaluate.gathering.PROBABILITIES", 40)
+    monkeypatch.setattr("peewit.evaluate.answers.MANY_CLASSES", 2)
+    found = pw.evaluate(la, batches, intervals=0, ood=x)
     expected = numbers(whole.methods[0])
     expected.pop("ece_classwise")
     assert numbers(found.methods[0]) == expected
@@ -445,9 +445,9 @@ def test_yes_or_no_labels_are_two_classes() -> None:
     y = classes(2, 30, 2).double().to(DEVICE)
     y[3, 1] = -1
     model = built(nn.Linear(4, 2)).to(DEVICE)
-    la = lw.fit(model, (x, y), lw.Bernoulli(ignore_index=-1), prior=2.0)
+    la = pw.fit(model, (x, y), pw.Bernoulli(ignore_index=-1), prior=2.0)
     held = torch.bernoulli((2 * model(x).detach()).sigmoid())
-    found = lw.evaluate(la, (x, y), intervals=10, validation=(x, held), ood=x * 2)
+    found = pw.evaluate(la, (x, y), intervals=10, validation=(x, held), ood=x * 2)
     for name, ones in (("Laplace", la.predict(x).probs), ("Plain network", model(x).detach().sigmoid())):
         both = torch.stack([1 - ones, ones], -1)[y != -1]
         assert numbers(found[name]) == pytest.approx(expected(both, y[y != -1].long()), rel=1e-6), name
@@ -465,18 +465,18 @@ def test_yes_or_no_labels_are_two_classes() -> None:
 
 def test_options_of_predictions_are_passed_on() -> None:
     la, (x, y) = classifier(), images(20, 5)
-    found = lw.evaluate(la, (x, y), intervals=0, predict={"link": "bridge"}, baselines=())
+    found = pw.evaluate(la, (x, y), intervals=0, predict={"link": "bridge"}, baselines=())
     assert numbers(found.methods[0]) == pytest.approx(expected(la.predict(x, link="bridge").probs, y), rel=1e-6)
     assert found.settings["predict"] == {"link": "bridge"}
-    sampled = lw.evaluate(la, (x, y), intervals=0, predict={"method": "sampled", "samples": 5}, baselines=(), ood=x)
+    sampled = pw.evaluate(la, (x, y), intervals=0, predict={"method": "sampled", "samples": 5}, baselines=(), ood=x)
     assert numbers(sampled.methods[0]) == pytest.approx(
         expected(la.predict(x, method="sampled", samples=5).probs, y), rel=1e-6
     )
 
 
 def test_the_posterior_in_numbers() -> None:
-    la = classifier().with_prior(lw.Prior.layerwise(2.0)).tune()
-    found = lw.evaluate(la, images(10, 5), intervals=0)
+    la = classifier().with_prior(pw.Prior.layerwise(2.0)).tune()
+    found = pw.evaluate(la, images(10, 5), intervals=0)
     own = found.posterior
     evidence = la.evidence()
     assert own["log_evidence"] == pytest.approx(evidence.total)
@@ -491,30 +491,30 @@ def test_the_posterior_in_numbers() -> None:
     assert [layer["prior_variance"] for layer in own["layers"]] == pytest.approx(before)
     assert own["trace"]["values"] == list(la.trace.values)
     assert [row["parameter"] for row in found.coverage] == [row.name for row in la.coverage()]
-    assert found.versions["lapwing"] == lw.__version__ and found.settings["training examples"] == la.N
+    assert found.versions["peewit"] == pw.__version__ and found.settings["training examples"] == la.N
 
 
 def test_the_package_stays_light_and_the_name_is_both() -> None:
     code = """
-import sys, lapwing as lw
-loaded = [name for name in sys.modules if name.startswith("lapwing.evaluate") or name.partition(".")[0] in
+import sys, peewit as pw
+loaded = [name for name in sys.modules if name.startswith("peewit.evaluate") or name.partition(".")[0] in
           ("optuna", "sklearn", "torchmetrics", "plotly", "scipy")]
 assert loaded == [], loaded
-assert callable(lw.evaluate) and lw.evaluate.ece is not None and "evaluate" in lw.__all__
-import lapwing.evaluate as module
-from lapwing.evaluate import evaluate, sweep
-assert module is lw.evaluate and callable(sweep)
+assert callable(pw.evaluate) and pw.evaluate.ece is not None and "evaluate" in pw.__all__
+import peewit.evaluate as module
+from peewit.evaluate import evaluate, sweep
+assert module is pw.evaluate and callable(sweep)
 assert not [n for n in sys.modules if n.partition(".")[0] in ("optuna", "sklearn", "torchmetrics", "scipy")]
 try:
-    lw.evaluat
+    pw.evaluat
 except AttributeError:
     print("fine")
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert made.stdout == "fine\n", made.stderr
-    assert "shifts" in inspect.signature(lw.evaluate).parameters
+    assert "shifts" in inspect.signature(pw.evaluate).parameters
     with pytest.raises(TypeError, match=r"no option 'corruptions'"):
-        lw.evaluate(classifier(), images(), corruptions="noise")
+        pw.evaluate(classifier(), images(), corruptions="noise")
 
 
 def test_a_posterior_over_single_elements() -> None:
@@ -524,8 +524,8 @@ def test_a_posterior_over_single_elements() -> None:
     masks = {name: torch.rand_like(parameter) > 0.5 for name, parameter in model.named_parameters()}
     masks["0.bias"][:] = False
     data = (torch.randn(30, 4, device=DEVICE), torch.randint(3, (30,), device=DEVICE))
-    la = lw.fit(model, data, "classification", weights=masks, structure="diag")
-    layers = lw.evaluate(la, data, intervals=0).posterior["layers"]
+    la = pw.fit(model, data, "classification", weights=masks, structure="diag")
+    layers = pw.evaluate(la, data, intervals=0).posterior["layers"]
     chosen = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
     assert {layer["name"]: layer["weights"] for layer in layers} == chosen
     places = iter(la.precision.variance().double().cpu().split(list(chosen.values())))
@@ -535,7 +535,7 @@ def test_a_posterior_over_single_elements() -> None:
 def test_differences_from_the_method_asked_about() -> None:
     """Of every metric, from the sets that all methods are drawn on."""
     la, data = classifier(), images(40, 5)
-    found = lw.evaluate(la, data, intervals=50, baselines="plain")
+    found = pw.evaluate(la, data, intervals=50, baselines="plain")
     first, base = found.methods
     assert not first.differences and base.differences.keys() == base.metrics.keys()
     for name, each in base.differences.items():

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
-from lapwing.evaluate.attacks import Attack
-from lapwing.evaluate.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, Range, corrupted
-from lapwing.evaluate.variations import asked
-from lapwing.likelihoods import Form
+from peewit.evaluate.attacks import Attack
+from peewit.evaluate.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, Range, corrupted
+from peewit.evaluate.variations import asked
+from peewit.likelihoods import Form
 from test_purity import changed, snapshot
 
 ndimage = pytest.importorskip("scipy.ndimage")
@@ -97,7 +97,7 @@ def test_the_range_of_inputs() -> None:
 
 
 def attack(model: nn.Module, limits: Range) -> Attack:
-    return Attack(model, lw.Categorical(), Form(0, (2,)), limits)
+    return Attack(model, pw.Categorical(), Form(0, (2,)), limits)
 
 
 def test_attacks_on_a_linear_network_are_the_sign_of_its_weights() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from evaluating import classifier, images, network, numbers, regression, regressor
 from fitting import built, normal
@@ -22,15 +22,15 @@ V, T = ValueError, TypeError
 
 def ask(test: Any = None, **options: Any) -> Any:
     """The posterior of classes, quickly."""
-    return lw.evaluate(classifier(), images(10, 5) if test is None else test, **{"intervals": 0, **options})
+    return pw.evaluate(classifier(), images(10, 5) if test is None else test, **{"intervals": 0, **options})
 
 
 def sweep(**options: Any) -> Any:
-    return lw.evaluate.sweep(classifier(), options.pop("validation", images(10, 5)), trials=4, **options)
+    return pw.evaluate.sweep(classifier(), options.pop("validation", images(10, 5)), trials=4, **options)
 
 
 def plain(model: Any, test: Any, likelihood: Any = "classification", **options: Any) -> Any:
-    return lw.evaluate(model, test, likelihood=likelihood, intervals=0, **options)
+    return pw.evaluate(model, test, likelihood=likelihood, intervals=0, **options)
 
 
 def x() -> torch.Tensor:
@@ -56,19 +56,19 @@ class Unsaid:
     """A likelihood that does not say how targets are distributed."""
 
     @staticmethod
-    def fitted() -> lw.Laplace:
+    def fitted() -> pw.Laplace:
         def energy(f: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return 0.5 * (f - targets).square().flatten(1).sum(1)
 
-        return lw.fit(regressor(), numbers(), lw.Custom(energy))
+        return pw.fit(regressor(), numbers(), pw.Custom(energy))
 
 
 TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
-    "no posterior": (lambda: lw.evaluate(3, images()), T, ("given a int", "Laplace", "torch.nn.Module")),
-    "no likelihood": (lambda: lw.evaluate(network(), images()), V, ("without its likelihood", "'classification'")),
+    "no posterior": (lambda: pw.evaluate(3, images()), T, ("given a int", "Laplace", "torch.nn.Module")),
+    "no likelihood": (lambda: pw.evaluate(network(), images()), V, ("without its likelihood", "'classification'")),
     "two likelihoods": (lambda: ask(likelihood="classification"), V, ("has its own", "leave it out")),
     "unknown likelihood": (lambda: plain(network(), images(), "classes"), V, ("likelihood='classes'", "Known:")),
-    "changed network": (lambda: lw.evaluate(trained_on(), images()), V, ("no longer those", "fit again")),
+    "changed network": (lambda: pw.evaluate(trained_on(), images()), V, ("no longer those", "fit again")),
     "options of a network": (
         lambda: plain(network(), images(), predict={"link": "mc"}),
         V,
@@ -100,12 +100,12 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "numpy": (lambda: ask((x().cpu().numpy(), y())), T, ("numpy", "torch.from_numpy")),
     "one logit": (lambda: plain(regressor(), (numbers()[0], y().repeat(4))), V, ("one output", "binary")),
     "targets of numbers": (
-        lambda: lw.evaluate(regression(), (numbers()[0], numbers()[1][:, 0])),
+        lambda: pw.evaluate(regression(), (numbers()[0], numbers()[1][:, 0])),
         V,
         ("(40, 1)", "nothing is broadcast"),
     ),
-    "noise unknown": (lambda: plain(regressor(), numbers(), lw.Gaussian(noise="residuals")), V, ("no value before",)),
-    "no distribution": (lambda: lw.evaluate(Unsaid.fitted(), numbers()), V, ("Custom", "how targets are distributed")),
+    "noise unknown": (lambda: plain(regressor(), numbers(), pw.Gaussian(noise="residuals")), V, ("no value before",)),
+    "no distribution": (lambda: pw.evaluate(Unsaid.fitted(), numbers()), V, ("Custom", "how targets are distributed")),
     "infinite outputs": (lambda: plain(infinite(), images()), V, ("NaN or Inf", "finite")),
     "intervals": (lambda: ask(intervals=-1), V, ("intervals=-1", "1000")),
     "intervals as text": (lambda: ask(intervals="many"), V, ("intervals='many'",)),
@@ -126,7 +126,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "ready data without labels": (lambda: ask(shifts={"a": {1: x()}}), T, ("expected (inputs, targets)",)),
     "ready data empty": (lambda: ask(shifts={"a": {1: []}}), V, ("'a' at strength 1", "no labelled examples")),
     "no images": (
-        lambda: lw.evaluate(regression(), numbers(), shifts="rotation"),
+        lambda: pw.evaluate(regression(), numbers(), shifts="rotation"),
         V,
         ("'rotation'", "(N, channels, rows, columns)", "(40, 2)", "your own"),
     ),
@@ -175,12 +175,12 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "elsewhere": (lambda: ask(ensemble=[network(), network().to("meta")]), V, ("meta",)),
     "names of classes": (lambda: ask(classes=["a", "b"]), V, ("2 names", "3 classes")),
     "one text of classes": (lambda: ask(classes="abc"), T, ("classes='abc'", "one name per class")),
-    "classes of numbers": (lambda: lw.evaluate(regression(), numbers(), classes=["a"]), V, ("has no classes",)),
+    "classes of numbers": (lambda: pw.evaluate(regression(), numbers(), classes=["a"]), V, ("has no classes",)),
     "ood empty": (lambda: ask(ood={"a": x()[:0]}), V, ("ood: 'a'", "no examples")),
     "ood named test": (lambda: ask(ood={"test": x()}), V, ("'test'", "other than 'test'")),
     "ood triple": (lambda: ask(ood=[(x(), y(), y())]), T, ("a tuple of 3", "(inputs, labels)")),
     "ood text": (lambda: ask(ood={"a": "svhn"}), T, ("the text 'svhn'",)),
-    "sweep of a network": (lambda: lw.evaluate.sweep(network(), images()), T, ("expected a Laplace",)),
+    "sweep of a network": (lambda: pw.evaluate.sweep(network(), images()), T, ("expected a Laplace",)),
     "sweep method": (lambda: sweep(method="bayes"), V, ("method='bayes'", "did you mean 'bayesian'")),
     "sweep metric": (lambda: sweep(metric="loss"), V, ("metric='loss'", "accuracy, nll")),
     "sweep metric of another kind": (lambda: sweep(metric=3), T, ("metric is a int",)),
@@ -188,7 +188,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "sweep negative": (lambda: sweep(precision=(-1, 1)), V, ("precision=(-1, 1)", "two positive numbers")),
     "sweep number": (lambda: sweep(precision=3), V, ("precision=3",)),
     "sweep trials": (
-        lambda: lw.evaluate.sweep(classifier(), images(), trials=3),
+        lambda: pw.evaluate.sweep(classifier(), images(), trials=3),
         V,
         ("trials=3", "4 or more"),
     ),
@@ -224,9 +224,9 @@ def five() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).double().to(DEVICE)
 
 
-def trained_on() -> lw.Laplace:
+def trained_on() -> pw.Laplace:
     model = network()
-    la = lw.fit(model, images(), "classification")
+    la = pw.fit(model, images(), "classification")
     with torch.no_grad():
         model[0].weight.add_(1.0)
     return la
@@ -256,5 +256,5 @@ def test_optuna_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match=r"pip install 'lapwing\[evaluate\]'"):
-        lw.evaluate.sweep(classifier(), images(), method="bayesian", trials=4)
+    with pytest.raises(ImportError, match=r"pip install 'peewit\[evaluate\]'"):
+        pw.evaluate.sweep(classifier(), images(), method="bayesian", trials=4)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from evaluating import numbers, regression, regressor
 from fitting import built, normal
-from lapwing.evaluate import auroc, crps_gaussian
+from peewit.evaluate import auroc, crps_gaussian
 
 scipy_stats = pytest.importorskip("scipy.stats")
 optimize = pytest.importorskip("scipy.optimize")
@@ -44,7 +44,7 @@ def gaussian(mean: Tensor, deviation: Tensor, y: Tensor) -> dict[str, float]:
 def test_gaussian_predictions_have_the_metrics_of_scipy(outputs: int) -> None:
     la, (x, y), held = regression(outputs), numbers(50, outputs, 4), numbers(30, outputs, 8)
     members = [regressor(outputs), regressor(outputs)]
-    found = lw.evaluate(la, (x, y), validation=held, ensemble=members, intervals=25, ood=5 * x)
+    found = pw.evaluate(la, (x, y), validation=held, ensemble=members, intervals=25, ood=5 * x)
     assert found.task == "regression" and found.methods[0].reliability is None
     prediction = la.predict(x)
     own = gaussian(prediction.mean, prediction.variance.sqrt(), y)
@@ -80,7 +80,7 @@ def test_gaussian_predictions_have_the_metrics_of_scipy(outputs: int) -> None:
 
 def test_coverage_is_that_of_the_predictions_own_intervals() -> None:
     la, (x, y) = regression(), numbers(60, 1, 4)
-    found = values(lw.evaluate(la, (x, y), intervals=0, baselines=()).methods[0])
+    found = values(pw.evaluate(la, (x, y), intervals=0, baselines=()).methods[0])
     for level in (0.5, 0.9, 0.95):
         low, high = la.predict(x).interval(level)
         assert found[f"coverage{round(100 * level)}"] == float(((low <= y) & (y <= high)).double().mean())
@@ -88,7 +88,7 @@ def test_coverage_is_that_of_the_predictions_own_intervals() -> None:
 
 def test_ensembles_of_numbers_are_mixtures() -> None:
     members, (x, y) = [regressor(2), regressor(2), regressor(2)], numbers(30, 2, 4)
-    found = lw.evaluate(members[0], (x, y), likelihood=lw.Gaussian(noise=0.5), ensemble=members, intervals=0)
+    found = pw.evaluate(members[0], (x, y), likelihood=pw.Gaussian(noise=0.5), ensemble=members, intervals=0)
     with torch.no_grad():
         means = torch.stack([member(x) for member in members])
     normal_law = torch.distributions.Normal(means, 0.5)
@@ -112,8 +112,8 @@ def test_noise_that_depends_on_the_input() -> None:
     """The plain network in closed form, the posterior against its own intervals and densities."""
     x, y = numbers(40, 1, 4)
     model = built(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))).to(DEVICE)
-    la = lw.fit(model, (x, y), "heteroscedastic", prior=20.0)
-    found = lw.evaluate(la, (x, y), validation=numbers(30, 1, 8), intervals=10)
+    la = pw.fit(model, (x, y), "heteroscedastic", prior=20.0)
+    found = pw.evaluate(la, (x, y), validation=numbers(30, 1, 8), intervals=10)
     with torch.no_grad():
         first, second = model(x).unbind(-1)
     precision = nn.functional.softplus(second) + 1e-8
@@ -137,8 +137,8 @@ def test_noise_that_depends_on_the_input() -> None:
 
 def test_noise_of_several_outputs_that_depends_on_the_input() -> None:
     x, y = numbers(20, 2, 4)
-    la = lw.fit(regressor(4), (x, y), "heteroscedastic", prior=20.0)
-    found = lw.evaluate(la, (x, y), intervals=0)
+    la = pw.fit(regressor(4), (x, y), "heteroscedastic", prior=20.0)
+    found = pw.evaluate(la, (x, y), intervals=0)
     own, prediction = values(found["Laplace"]), la.predict(x)
     assert own["nll"] == pytest.approx(-float(prediction.log_prob(y).mean()))
     low, high = prediction.interval(0.9)
@@ -152,7 +152,7 @@ def test_noise_of_several_outputs_that_depends_on_the_input() -> None:
 def test_draws_of_the_weights_are_a_mixture() -> None:
     la, (x, y) = regression(2), numbers(20, 2, 4)
     options = {"method": "sampled", "samples": 6}
-    found = values(lw.evaluate(la, (x, y), intervals=0, baselines=(), predict=options).methods[0])
+    found = values(pw.evaluate(la, (x, y), intervals=0, baselines=(), predict=options).methods[0])
     prediction = la.predict(x, method="sampled", samples=6)
     assert found["nll"] == pytest.approx(-float(prediction.log_prob(y).mean()))
     assert found["rmse"] == pytest.approx(float((prediction.mean - y).square().mean().sqrt()))
@@ -164,8 +164,8 @@ def test_other_likelihoods_have_their_density_and_a_note() -> None:
     x = normal(30, 2).to(DEVICE)
     y = torch.poisson(torch.ones(30, 1)).double().to(DEVICE)
     model = built(nn.Linear(2, 1)).to(DEVICE)
-    la = lw.fit(model, (x, y), "count", prior=5.0)
-    found = lw.evaluate(la, (x, y), intervals=10, validation=(x, y))
+    la = pw.fit(model, (x, y), "count", prior=5.0)
+    found = pw.evaluate(la, (x, y), intervals=10, validation=(x, y))
     assert values(found.methods[0]).keys() == {"nll", "rmse"}
     assert values(found.methods[0])["nll"] == pytest.approx(-float(la.predict(x).log_prob(y).mean()))
     rate = model(x).detach().exp()
@@ -185,12 +185,12 @@ def test_a_likelihood_of_ones_own_has_its_density() -> None:
     def law(f: Tensor) -> torch.distributions.Distribution:
         return torch.distributions.Independent(torch.distributions.Laplace(f, torch.ones_like(f)), 1)
 
-    own, model, (x, y) = lw.Custom(energy, predictive=law), regressor(2), numbers(20, 2, 4)
+    own, model, (x, y) = pw.Custom(energy, predictive=law), regressor(2), numbers(20, 2, 4)
     expected = -float(law(model(x).detach()).log_prob(y).mean())
-    plain = lw.evaluate(model, (x, y), likelihood=own, intervals=5)
+    plain = pw.evaluate(model, (x, y), likelihood=own, intervals=5)
     assert values(plain.methods[0])["nll"] == pytest.approx(expected, rel=1e-6)
-    la = lw.fit(model, (x, y), own, prior=20.0)
-    found = lw.evaluate(la, (x, y), intervals=5)
+    la = pw.fit(model, (x, y), own, prior=20.0)
+    found = pw.evaluate(la, (x, y), intervals=5)
     assert values(found["Laplace"])["nll"] == pytest.approx(-float(la.predict(x).log_prob(y).mean()), rel=1e-6)
     assert values(found["Plain network"])["nll"] == pytest.approx(expected, rel=1e-6)
 
@@ -202,14 +202,14 @@ def test_a_likelihood_of_ones_own_gets_outputs_in_their_shape() -> None:
         )
 
     model = nn.Sequential(regressor(6), nn.Unflatten(1, (3, 2)))
-    own, (x, y) = lw.Custom(lambda f, y: -law(f).log_prob(y), predictive=law), numbers(20, 2, 4)
-    found = lw.evaluate(model, (x, y), likelihood=own, intervals=0)
+    own, (x, y) = pw.Custom(lambda f, y: -law(f).log_prob(y), predictive=law), numbers(20, 2, 4)
+    found = pw.evaluate(model, (x, y), likelihood=own, intervals=0)
     assert values(found.methods[0])["nll"] == pytest.approx(-float(law(model(x).detach()).log_prob(y).mean()))
 
 
 def test_shifts_of_numbers_have_their_error_and_deviation() -> None:
     la, (x, y) = regression(), numbers(30, 1, 4)
-    found = lw.evaluate(la, (x, y), shifts={"more": (lambda inputs, s: inputs + s, [2])}, intervals=10).methods[0]
+    found = pw.evaluate(la, (x, y), shifts={"more": (lambda inputs, s: inputs + s, [2])}, intervals=10).methods[0]
     there = la.predict(x + 2)
     metrics = found.shifts["more"].metrics
     assert set(metrics) == {"rmse", "nll", "uncertainty"}
@@ -221,7 +221,7 @@ def test_shifts_of_numbers_have_their_error_and_deviation() -> None:
 
 def test_numbers_worth_looking_at() -> None:
     la, (x, y) = regression(), numbers(30, 1, 4)
-    found = lw.evaluate(la, (x, y), intervals=0)
+    found = pw.evaluate(la, (x, y), intervals=0)
     prediction = la.predict(x)
     order = prediction.variance[:, 0].argsort().tolist()
     assert [each.index for each in found.surest] == order[:8]
@@ -236,8 +236,8 @@ def test_positions_of_numbers() -> None:
     """A field of numbers (N, K, rows, columns): every one of them counts."""
     model = built(nn.Conv2d(1, 2, 3, padding=1)).to(DEVICE)
     x, y = normal(6, 1, 3, 4).to(DEVICE), normal(6, 2, 3, 4, seed=5).to(DEVICE)
-    la = lw.fit(model, (x, y), "regression", prior=10.0)
-    found = lw.evaluate(la, (x, y), intervals=10)
+    la = pw.fit(model, (x, y), "regression", prior=10.0)
+    found = pw.evaluate(la, (x, y), intervals=10)
     prediction = la.predict(x)
     own = values(found.methods[0])
     assert own["rmse"] == pytest.approx(float((prediction.mean - y).square().mean().sqrt()))

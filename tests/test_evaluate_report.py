@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import lapwing as lw
+import peewit as pw
 from evaluating import classifier, images, numbers, regression
-from lapwing.evaluate import Curve, Estimate, Report
-from lapwing.evaluate.markdown import estimate, number
+from peewit.evaluate import Curve, Estimate, Report
+from peewit.evaluate.markdown import estimate, number
 
 
 def reports() -> dict[str, Report]:
     la, (x, y) = classifier(), images(20, 5)
-    full = lw.evaluate(la, (x, y), ood={"a|b": x}, shifts="noise", attacks="fgsm", validation=(x, y), intervals=5)
-    return {"classes": full, "numbers": lw.evaluate(regression(), numbers(20), intervals=5)}
+    full = pw.evaluate(la, (x, y), ood={"a|b": x}, shifts="noise", attacks="fgsm", validation=(x, y), intervals=5)
+    return {"classes": full, "numbers": pw.evaluate(regression(), numbers(20), intervals=5)}
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
@@ -75,7 +75,7 @@ def test_methods_by_name() -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    report = lw.evaluate(classifier(), images(10), intervals=0)
+    report = pw.evaluate(classifier(), images(10), intervals=0)
     with pytest.raises(IsADirectoryError, match=r"such as 'report\.json'"):
         report.to_json(tmp_path)
 

@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from evaluating import classifier, images, numbers, regression
-from lapwing.evaluate import Point, Sweep
-from lapwing.evaluate.sweep import Question, bayesian
+from peewit.evaluate import Point, Sweep
+from peewit.evaluate.sweep import Question, bayesian
 
 
 def sweep(**options: object) -> Sweep:
-    return lw.evaluate.sweep(classifier(), images(30, 6), **options)
+    return pw.evaluate.sweep(classifier(), images(30, 6), **options)
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "bayesian"])
@@ -32,9 +32,9 @@ def test_sweeps_score_the_settings_they_say(method: str) -> None:
         there = la.with_prior(point.precision).with_temperature(40 / point.scale)
         probs = there.predict(x).probs
         assert point.temperature == pytest.approx(40 / point.scale)
-        assert point.metrics["nll"] == pytest.approx(lw.evaluate.nll(probs, y), rel=1e-6)
-        assert point.metrics["nll"] == pytest.approx(lw.validation_nll(there, (x, y)), rel=1e-6)
-        assert point.metrics["ece"] == pytest.approx(lw.evaluate.ece(probs, y), rel=1e-5)
+        assert point.metrics["nll"] == pytest.approx(pw.evaluate.nll(probs, y), rel=1e-6)
+        assert point.metrics["nll"] == pytest.approx(pw.validation_nll(there, (x, y)), rel=1e-6)
+        assert point.metrics["ece"] == pytest.approx(pw.evaluate.ece(probs, y), rel=1e-5)
         assert 3.999 <= point.scale <= 400.001 and 0.499 <= point.precision <= 50.001
     assert found.best.metrics["nll"] == min(point.metrics["nll"] for point in found.points)
     assert sweep(method=method, trials=9, scale=(4, 400), precision=(0.5, 50), seed=2) == found
@@ -59,21 +59,21 @@ def test_coverage_is_best_at_what_it_should_be() -> None:
 
 def test_usual_ranges_are_around_the_posteriors_own() -> None:
     warm = classifier().with_temperature(4.0)
-    assert lw.evaluate.sweep(warm, images(10, 6), trials=4).scale == pytest.approx((0.01, 10000))
+    assert pw.evaluate.sweep(warm, images(10, 6), trials=4).scale == pytest.approx((0.01, 10000))
 
 
 def test_sweeps_of_numbers_and_of_many_outputs() -> None:
     la, (x, y) = regression(), numbers(20, 1, 6)
-    found = lw.evaluate.sweep(la, (x, y), trials=4, metric="crps")
+    found = pw.evaluate.sweep(la, (x, y), trials=4, metric="crps")
     for point in found.points:
         there = la.with_prior(point.precision).with_temperature(point.temperature).predict(x)
-        expected = lw.evaluate.crps_gaussian(there.mean, there.variance.sqrt(), y).mean()
+        expected = pw.evaluate.crps_gaussian(there.mean, there.variance.sqrt(), y).mean()
         assert point.metrics["crps"] == pytest.approx(float(expected), rel=1e-6)
     wide = torch.nn.Linear(3, 300).double()
     inputs, labels = torch.randn(4, 3).double(), torch.randint(300, (4,))
-    many = lw.fit(wide.to(DEVICE), (inputs.to(DEVICE), labels.to(DEVICE)), "classification")
-    made = lw.evaluate.sweep(many, [(inputs.to(DEVICE), labels.to(DEVICE))], trials=4)
-    expected = lw.validation_nll(
+    many = pw.fit(wide.to(DEVICE), (inputs.to(DEVICE), labels.to(DEVICE)), "classification")
+    made = pw.evaluate.sweep(many, [(inputs.to(DEVICE), labels.to(DEVICE))], trials=4)
+    expected = pw.validation_nll(
         many.with_prior(made.best.precision).with_temperature(made.best.temperature),
         (inputs.to(DEVICE), labels.to(DEVICE)),
     )

@@ -11,25 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import seeded, weights_of
-from lapwing.evidence import Evidence, Question, noise_scale, shared_numbers, strength
-from lapwing.jacobians import part_ways
-from lapwing.space import Space
+from peewit.evidence import Evidence, Question, noise_scale, shared_numbers, strength
+from peewit.jacobians import part_ways
+from peewit.space import Space
 from tables import Table, curvature_of, moved, relative, table
 
 EXACT = 1e-9
 STRUCTURES: dict[str, Any] = {
-    "kron": lw.Kron(),
-    "kron reduce": lw.Kron(approx="reduce"),
-    "kron joint": lw.Kron(bias="joint"),
-    "ekfac": lw.EKFAC(),
-    "diag": lw.Diag(),
-    "block": lw.Block(),
-    "full": lw.Full(),
+    "kron": pw.Kron(),
+    "kron reduce": pw.Kron(approx="reduce"),
+    "kron joint": pw.Kron(bias="joint"),
+    "ekfac": pw.EKFAC(),
+    "diag": pw.Diag(),
+    "block": pw.Block(),
+    "full": pw.Full(),
 }
 EVERY = pytest.mark.parametrize("structure", STRUCTURES)
 CASES = pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def definition(case: Table, structure: str, kind: str = "ggn") -> Callable[..., 
     return value
 
 
-def fit(case: Table, structure: str, kind: str = "ggn", **options: Any) -> lw.Laplace:
+def fit(case: Table, structure: str, kind: str = "ggn", **options: Any) -> pw.Laplace:
     """A fit with noise that is not one."""
-    likelihood = lw.Gaussian(noise=NOISE) if case.case.likelihood == "regression" else case.likelihood
+    likelihood = pw.Gaussian(noise=NOISE) if case.case.likelihood == "regression" else case.likelihood
     data = moved(case.x), moved(case.y)
     model = case.case.make()[0].to(DEVICE)
-    return lw.fit(model, data, likelihood, structure=STRUCTURES[structure], curvature=kind, **options)
+    return pw.fit(model, data, likelihood, structure=STRUCTURES[structure], curvature=kind, **options)
 
 
 def positive(count: int, seed: int = 3) -> Tensor:
@@ -101,26 +101,26 @@ def test_the_log_evidence_is_its_definition(name: str, structure: str, kind: str
     expected = definition(case, structure, kind)
     weights = len(weights_of(case.model))
     ones = torch.ones(weights, dtype=torch.float64)
-    la = fit(case, structure, kind, prior=lw.Prior.scalar(0.7, mean=0.2))
+    la = fit(case, structure, kind, prior=pw.Prior.scalar(0.7, mean=0.2))
     assert relative(la.log_evidence(), expected(0.7 * ones, 0.2)) < EXACT
     mean = torch.randn(weights, generator=seeded(5), dtype=torch.float64)
-    assert relative(la.log_evidence(prior=lw.Prior.scalar(3.0, mean=mean)), expected(3 * ones, mean)) < EXACT
+    assert relative(la.log_evidence(prior=pw.Prior.scalar(3.0, mean=mean)), expected(3 * ones, mean)) < EXACT
     assert relative(la.log_evidence(prior=5.0), expected(5 * ones, 0.2)) < EXACT
     assert relative(la.with_prior(5.0).log_evidence(), expected(5 * ones, 0.2)) < EXACT
-    assert relative(la.with_prior(lw.Prior.scalar(5.0)).log_evidence(), expected(5 * ones)) < EXACT
+    assert relative(la.with_prior(pw.Prior.scalar(5.0)).log_evidence(), expected(5 * ones)) < EXACT
     if case.case.likelihood == "regression":
         assert relative(la.log_evidence(noise=1.3), expected(0.7 * ones, 0.2, 1.3)) < EXACT
     if structure != "kron joint":  # one precision per block
         each = positive(len(case.names))
-        layered = lw.Prior.layerwise(each, mean=0.1)
+        layered = pw.Prior.layerwise(each, mean=0.1)
         assert relative(la.log_evidence(prior=layered), expected(each.repeat_interleave(sizes(case)), 0.1)) < EXACT
     first = case.names[0].rpartition(".")[0]
     groups = torch.tensor([2.5 if each.startswith(first + ".") else 0.4 for each in case.names], dtype=torch.float64)
-    grouped = la.with_prior(lw.Prior.groups({first: 2.5, "*": 0.4}))
+    grouped = la.with_prior(pw.Prior.groups({first: 2.5, "*": 0.4}))
     assert relative(grouped.log_evidence(), expected(groups.repeat_interleave(sizes(case)))) < EXACT
     if structure in ("diag", "full", "block"):
         elementwise = positive(weights)
-        assert relative(la.log_evidence(prior=lw.Prior.diagonal(elementwise)), expected(elementwise)) < EXACT
+        assert relative(la.log_evidence(prior=pw.Prior.diagonal(elementwise)), expected(elementwise)) < EXACT
 
 
 def differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
@@ -150,11 +150,11 @@ def test_gradients_of_the_evidence(name: str, structure: str, kind: str) -> None
 
     if structure != "kron joint":
         layered = positive(len(case.names)).requires_grad_()
-        made = la.with_prior(lw.Prior.layerwise(1.0)).log_evidence(prior=layered)
+        made = la.with_prior(pw.Prior.layerwise(1.0)).log_evidence(prior=layered)
         (gradient,) = torch.autograd.grad(made, layered)
         expected = differences(lambda at: value(at.repeat_interleave(sizes(case))), layered.detach())
         assert relative(gradient, expected) < 1e-6
-        again = lw.Prior.layerwise(layered)
+        again = pw.Prior.layerwise(layered)
         assert torch.equal(torch.autograd.grad(la.log_evidence(prior=again), layered)[0], gradient)
 
     if case.case.likelihood == "regression":
@@ -196,7 +196,7 @@ def test_gradients_of_the_log_determinant(structure: str) -> None:
 def test_kronecker_blocks_refuse_elementwise_priors(structure: str) -> None:
     """With the weight that cannot hold it and the alternatives, when asked for evidence and for covariances."""
     case = table("mlp")
-    prior = lw.Prior.diagonal(positive(len(weights_of(case.model))))
+    prior = pw.Prior.diagonal(positive(len(weights_of(case.model))))
     la = fit(case, structure)
     for ask in (
         lambda: la.log_evidence(prior=prior),
@@ -214,7 +214,7 @@ def test_kronecker_blocks_refuse_elementwise_priors(structure: str) -> None:
         else torch.full((len(case.names),), 0.6, dtype=torch.float64)
     )
     delta = even.repeat_interleave(sizes(case))
-    assert relative(la.log_evidence(prior=lw.Prior.diagonal(delta)), definition(case, structure)(delta)) < EXACT
+    assert relative(la.log_evidence(prior=pw.Prior.diagonal(delta)), definition(case, structure)(delta)) < EXACT
 
 
 def test_joint_blocks_hold_layerwise_priors() -> None:
@@ -259,7 +259,7 @@ def test_priors_of_rows_times_columns_are_exact(name: str, structure: str) -> No
     delta = torch.cat([pieces[start] for start in sorted(pieces)])
     matrix = curvature_of(la) + torch.diag(delta.detach())
     covariance = torch.linalg.inv(matrix)
-    chosen = la.with_prior(lw.Prior.diagonal(delta.detach()))
+    chosen = la.with_prior(pw.Prior.diagonal(delta.detach()))
     identity = torch.eye(la.D, dtype=torch.float64, device=la.mode.device)
     root = chosen.precision.root(identity)
     assert relative(chosen.precision.mv(identity), matrix) < 1e-9
@@ -284,9 +284,9 @@ def test_precisions_that_are_not_positive(value: Any) -> None:
     case = table("mlp")
     la = fit(case, "diag")
     for ask in (
-        lambda: la.log_evidence(prior=lw.Prior.layerwise(value)),
-        lambda: fit(case, "diag", prior=lw.Prior.layerwise(value)),
-        lambda: la.with_prior(lw.Prior.diagonal(value)),
+        lambda: la.log_evidence(prior=pw.Prior.layerwise(value)),
+        lambda: fit(case, "diag", prior=pw.Prior.layerwise(value)),
+        lambda: la.with_prior(pw.Prior.diagonal(value)),
     ):
         with pytest.raises(ValueError, match="positive finite"):
             ask()
@@ -297,14 +297,14 @@ def test_priors_and_noises_that_do_not_fit() -> None:
     case = table("mlp_regression")
     la = fit(case, "full")
     refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: la.log_evidence(prior=lw.Prior.layerwise([1.0, 2.0])), ValueError, "expected 1 or 4"),
-        (lambda: la.log_evidence(prior=lw.Prior.diagonal([1.0, 2.0])), ValueError, f"expected 1 or {la.D}"),
-        (lambda: la.log_evidence(prior=lw.Prior.scalar(1.0, mean=torch.zeros(3))), ValueError, "mean has 3 numbers"),
-        (lambda: la.log_evidence(prior=lw.Prior.groups({"0": 1.0})), ValueError, r"fits '2\.weight'"),
+        (lambda: la.log_evidence(prior=pw.Prior.layerwise([1.0, 2.0])), ValueError, "expected 1 or 4"),
+        (lambda: la.log_evidence(prior=pw.Prior.diagonal([1.0, 2.0])), ValueError, f"expected 1 or {la.D}"),
+        (lambda: la.log_evidence(prior=pw.Prior.scalar(1.0, mean=torch.zeros(3))), ValueError, "mean has 3 numbers"),
+        (lambda: la.log_evidence(prior=pw.Prior.groups({"0": 1.0})), ValueError, r"fits '2\.weight'"),
         (lambda: la.log_evidence(prior=torch.ones(2)), ValueError, "2 precisions"),
         (lambda: la.log_evidence(prior="big"), TypeError, "str"),
         (lambda: la.log_evidence(noise=-1.0), ValueError, "positive standard deviation"),
-        (lambda: lw.Gaussian(noise=0.0), ValueError, "positive standard deviation"),
+        (lambda: pw.Gaussian(noise=0.0), ValueError, "positive standard deviation"),
         (lambda: table("mlp").fit("diag").log_evidence(noise=1.0), ValueError, "no noise"),
     ]
     for ask, error, message in refused:
@@ -335,7 +335,7 @@ def test_elementwise_gradients_are_right_or_refused(structure: str) -> None:
     covariance = torch.linalg.inv(curvature(case, structure, "ggn") + 0.8 * torch.eye(len(theta), dtype=torch.float64))
     expected = 0.5 * (1 / 0.8 - covariance.diagonal() - theta.square())
     try:
-        value = la.log_evidence(prior=lw.Prior.diagonal(delta))
+        value = la.log_evidence(prior=pw.Prior.diagonal(delta))
     except ValueError as error:
         assert structure not in ("diag", "full")
         assert "layerwise" in str(error)
@@ -345,13 +345,13 @@ def test_elementwise_gradients_are_right_or_refused(structure: str) -> None:
 
 def test_noises_and_strengths() -> None:
     """What multiplies the energy and the curvature, and what is refused."""
-    own = lw.Gaussian(0.5)
+    own = pw.Gaussian(0.5)
     assert float(noise_scale(own, None)) == 4.0
     assert float(noise_scale(own, 0.25)) == 16.0 and noise_scale(own, torch.tensor([0.25])).shape == ()
     with pytest.raises(ValueError, match="noise has 2 numbers; expected one: the standard deviation"):
         noise_scale(own, torch.tensor([1.0, 2.0]))
     with pytest.raises(ValueError, match=r"noise=0\.5 was given, but Categorical has no noise; leave it out"):
-        noise_scale(lw.Categorical(), 0.5)
+        noise_scale(pw.Categorical(), 0.5)
     scale = torch.tensor(16.0, dtype=torch.float64)
     for degree, temperature, expected in ((1, 1.0, 16.0), (2, 1.0, 256.0), (1, 4.0, 4.0), (0, 2.0, 0.5)):
         assert float(strength(scale, degree, temperature, torch.zeros(1))) == expected
@@ -370,14 +370,14 @@ def test_which_weights_share_a_precision() -> None:
     own = Space(("a", "b"), (torch.Size([2]), torch.Size([1])))
     blocks: Any = SimpleNamespace(elementwise=False)
     device = torch.device("cpu")
-    several = lw.Prior.layerwise([1.0, 2.0])
+    several = pw.Prior.layerwise([1.0, 2.0])
     grown = several.with_precision(several.precision.clone().requires_grad_())
     assert shared_numbers(blocks, several, own, device) is None
     assert shared_numbers(SimpleNamespace(elementwise=True), grown, own, device) is None  # type: ignore[arg-type]
-    assert shared_numbers(blocks, lw.Prior.scalar(torch.ones(1, requires_grad=True)), own, device) is None
+    assert shared_numbers(blocks, pw.Prior.scalar(torch.ones(1, requires_grad=True)), own, device) is None
     numbers = shared_numbers(blocks, grown, own, device)
     assert numbers is not None and numbers.tolist() == [0, 0, 1]
-    each = lw.Prior.diagonal(torch.ones(3, requires_grad=True))
+    each = pw.Prior.diagonal(torch.ones(3, requires_grad=True))
     with pytest.raises(ValueError, match="A gradient in one prior precision per weight was asked for, which Kronecker"):
         shared_numbers(blocks, each, own, device)
 
@@ -385,7 +385,7 @@ def test_which_weights_share_a_precision() -> None:
 def test_the_evidence_in_words() -> None:
     """Its parts, the groups up to forty, where it was taken, and why it is no marginal likelihood."""
     own = Space(("a", "bias"), (torch.Size([1500]), torch.Size([4])))
-    prior = lw.Prior.layerwise([1.0, 2.0])
+    prior = pw.Prior.layerwise([1.0, 2.0])
     made = Evidence(-10.0, 3.0, 5.0, torch.tensor([7.5, 1.25]), "", prior, own)
     assert (made.complexity, made.total, made.gamma, made.is_marginal_likelihood) == (-4.0, -14.0, 8.75, True)
     assert repr(made).split("\n") == [
@@ -399,11 +399,11 @@ def test_the_evidence_in_words() -> None:
     told = repr(replace(made, note="why", where="elsewhere")).split("\n")
     assert told[1] == "  at elsewhere" and told[-1] == "no marginal likelihood: why" and len(told) == 8
     assert not replace(made, note="why").is_marginal_likelihood
-    one = replace(made, effective_dimensions=torch.tensor([7.5]), prior=lw.Prior.scalar())
+    one = replace(made, effective_dimensions=torch.tensor([7.5]), prior=pw.Prior.scalar())
     assert len(repr(one).split("\n")) == 4
     for count, lines in ((2, 6), (40, 44), (41, 4)):
         wide = Space(("a",), (torch.Size([count]),))
-        many = replace(made, effective_dimensions=torch.ones(count), prior=lw.Prior.diagonal(), space=wide)
+        many = replace(made, effective_dimensions=torch.ones(count), prior=pw.Prior.diagonal(), space=wide)
         assert len(repr(many).split("\n")) == lines
 
 

@@ -37,7 +37,7 @@ Script = Callable[[str], ModuleType]
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     """Scripts as modules that find their common parts; without a folder of data sets."""
-    monkeypatch.delenv("LAPWING_DATA", raising=False)
+    monkeypatch.delenv("PEEWIT_DATA", raising=False)
     monkeypatch.syspath_prepend(str(FOLDER))
 
     def load(name: str) -> ModuleType:

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
-from lapwing import fused
-from lapwing.layers import exact_convolution, linear
-from lapwing.layers.columns import pulled
-from lapwing.layers.exact_convolution import Convolution, Geometry, as_they_are, in_parts, of_columns, through
+from peewit import fused
+from peewit.layers import exact_convolution, linear
+from peewit.layers.columns import pulled
+from peewit.layers.exact_convolution import Convolution, Geometry, as_they_are, in_parts, of_columns, through
 
 GEOMETRIES = {
     "plain": ((5, 9, 7), (8, 5, 3, 3), Geometry((5, 9, 7), (1, 1), (0, 0), (1, 1))),
@@ -209,10 +209,10 @@ def test_whole_fits(arithmetic: str, curvature: str, memory: float | None, monke
     model = network()
     x, y = torch.randn(6, 2, 6, 6, device=DEVICE), torch.arange(6, device=DEVICE) % 3
     options = {"curvature": curvature, "structure": "kron"}
-    la = lw.fit(model, (x, y), "classification", arithmetic=arithmetic, memory=memory or 8e9, **options)
+    la = pw.fit(model, (x, y), "classification", arithmetic=arithmetic, memory=memory or 8e9, **options)
     exact = arithmetic == "float32"
     assert set(calls) == ({(shape, exact) for shape in ALONE} if exact or memory else set())
-    wide = lw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification", **options)
+    wide = pw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification", **options)
     bound = 1e-5 if exact or DEVICE == "cpu" else 1e-2
     assert error(la.functional(x).cov, wide.functional(x.double()).cov) < bound
     assert float(la.log_evidence()) == pytest.approx(float(wide.log_evidence()), rel=bound)
@@ -225,7 +225,7 @@ def test_where_torch_does_well_it_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     x, y = torch.randn(6, 2, 6, 6, device=DEVICE), torch.arange(6, device=DEVICE) % 3
 
     def fit() -> None:
-        lw.fit(model, (x, y), "classification", arithmetic="float32", memory=8e9)
+        pw.fit(model, (x, y), "classification", arithmetic="float32", memory=8e9)
 
     for name, value in (("NARROWEST", 64), ("convolutions_rounded", lambda: True), ("on_gpu", lambda _: False)):
         with monkeypatch.context() as patched:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from families import FAMILIES
 
@@ -41,7 +41,7 @@ def gradient_rows(model: nn.Module, x: Tensor, names: tuple[str, ...], vectors: 
 def test_families_fit_with_kron(name: str) -> None:
     """Every parameter is covered, and projected covariances equal `J P^-1 J^T` with explicit gradients."""
     model, x, y = made(name)
-    la = lw.fit(model, (x, y), FAMILIES[name].likelihood, structure="kron", prior=2.0)
+    la = pw.fit(model, (x, y), FAMILIES[name].likelihood, structure="kron", prior=2.0)
     assert all(module.training for module in model.modules())
     assert len(x) == la.N
     assert sum(parameter.numel() for parameter in model.parameters()) == la.D
@@ -83,7 +83,7 @@ def test_families_predict(name: str) -> None:
     """Evidence, samples and predictions are finite; probabilities sum to one."""
     model, x, y = made(name)
     likelihood = FAMILIES[name].likelihood
-    la = lw.fit(model, [(x[:1], y[:1]), (x[1:], y[1:])], likelihood)
+    la = pw.fit(model, [(x[:1], y[:1]), (x[1:], y[1:])], likelihood)
     assert bool(torch.isfinite(la.log_evidence()))
     generator = torch.Generator().manual_seed(1)
     samples = la.functional_samples(x[:2], 2, generator=generator)
@@ -100,7 +100,7 @@ def test_products_see_the_curvature_of_families(name: str) -> None:
     """`v^T H v` of the exact curvature equals the squared forward derivatives of the outputs along v, weighted."""
     model, x, y = made(name, 2)
     likelihood = FAMILIES[name].likelihood
-    products = lw.products(model, (x, y), likelihood)
+    products = pw.products(model, (x, y), likelihood)
     v = torch.randn(products.space.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(DEVICE)
     v = v / v.norm()
     parameters = [model.get_parameter(name) for name in products.space.names]

@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from figure_cases import case
 from fitting import normal
-from lapwing import figures
-from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
-from lapwing.figures import saving, style
+from peewit import figures
+from peewit.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
+from peewit.figures import saving, style
 from test_purity import changed, snapshot
 
-pytest.importorskip("plotly", reason="no plotly: pip install 'lapwing[figures]'")
+pytest.importorskip("plotly", reason="no plotly: pip install 'peewit[figures]'")
 
 
 def grid(small: Any) -> Tensor:
@@ -294,7 +294,7 @@ def test_parabola_is_the_loss_of_a_linear_network_at_its_mode() -> None:
     with torch.no_grad():
         ridge = 3.0 * torch.eye(2, dtype=x.dtype, device=DEVICE)
         model.weight.copy_(torch.linalg.solve(4.0 * x.T @ x + ridge, 4.0 * x.T @ y).T)
-    la = lw.fit(model, (x, y), lw.Gaussian(noise=0.5), structure="full", prior=3.0)
+    la = pw.fit(model, (x, y), pw.Gaussian(noise=0.5), structure="full", prior=3.0)
     network, _, linear, _, parabola, _ = (list(each.y) for each in figures.landscape_1d(la, (x, y), points=9).data)
     assert linear == pytest.approx(network, rel=1e-4) and parabola == pytest.approx(network, rel=1e-4)
 
@@ -400,10 +400,10 @@ def test_missing_parts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RuntimeError, match=r"apt-get install chromium.*BROWSER_PATH"):
         figures.save(figure, tmp_path / "one.png")
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(ImportError, match=r"pip install 'lapwing\[figures\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'peewit\[figures\]'"):
         figures.save(figure, tmp_path / "one.png")
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(ImportError, match=r"pip install 'lapwing\[figures\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'peewit\[figures\]'"):
         figures.gaussian_sliders()
     assert not list(tmp_path.iterdir())
 
@@ -419,7 +419,7 @@ def test_browser_named_by_the_user_comes_first(monkeypatch: pytest.MonkeyPatch) 
 def test_plotly_is_imported_with_the_first_figure_alone() -> None:
     import subprocess
 
-    code = "import sys, lapwing, lapwing.figures; print(sorted({'plotly', 'kaleido'} & set(sys.modules)))"
+    code = "import sys, peewit, peewit.figures; print(sorted({'plotly', 'kaleido'} & set(sys.modules)))"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert made.stdout.strip() == "[]"
 
@@ -427,7 +427,7 @@ def test_plotly_is_imported_with_the_first_figure_alone() -> None:
 def test_a_real_report_is_drawn() -> None:
     small = case("classes")
     la = small.fit("kron").tune()
-    made = lw.evaluate(la, small.data, ood={"far": 4 * small.x}, intervals=20)
+    made = pw.evaluate(la, small.data, ood={"far": 4 * small.x}, intervals=20)
     for figure in (
         figures.reliability(*made.methods),
         figures.risk_coverage(*made.methods),

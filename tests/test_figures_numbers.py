@@ -15,16 +15,16 @@ from torch.func import functional_call, jvp
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from figure_cases import Small, case
 from fitting import Gained, normal
-from lapwing import figures
-from lapwing.figures import gaussian, losses, prediction, sampling, unknown, ways
-from lapwing.figures import posterior as beliefs
-from lapwing.figures.landscapes import in_plane, ring
+from peewit import figures
+from peewit.figures import gaussian, losses, prediction, sampling, unknown, ways
+from peewit.figures import posterior as beliefs
+from peewit.figures.landscapes import in_plane, ring
 
 
 def loss_at(small: Small, step: Tensor) -> tuple[float, float | None]:
@@ -74,7 +74,7 @@ def precision_of(small: Small, delta: float | Tensor, scale: float = 1.0) -> Ten
     return scale * ggn + torch.diag(torch.as_tensor(delta, dtype=torch.float64).cpu().expand(len(ggn)))
 
 
-def axes_of(la: lw.Laplace, count: int = 2) -> Tensor:
+def axes_of(la: pw.Laplace, count: int = 2) -> Tensor:
     """Directions of the test's own."""
     return 0.3 * normal(count, la.D, seed=11).to(DEVICE)
 
@@ -103,7 +103,7 @@ def test_landscape_is_the_loss_at_moved_weights(name: str) -> None:
 
 def test_landscape_counts_noise_prior_mean_and_temperature() -> None:
     small = case("regression")
-    la = small.fit("full", prior=lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0], mean=0.25)).with_temperature(2.0)
+    la = small.fit("full", prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0], mean=0.25)).with_temperature(2.0)
     axes = axes_of(la)
     made = figures.landscape(la, small.data, directions=axes, points=3, reach=0.7)
     delta = torch.tensor([1.0] * 5 + [2.0] * 5 + [3.0] * 5 + [4.0], dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_linear_density_is_gaussian_for_a_linear_network() -> None:
         best = torch.linalg.solve(design.T @ design + torch.eye(3, dtype=x.dtype, device=DEVICE), design.T @ y)
         model.weight.copy_(best[:2].T)
         model.bias.copy_(best[2])
-    la = lw.fit(model, (x, y), "regression", structure="full")
+    la = pw.fit(model, (x, y), "regression", structure="full")
     made = figures.landscape(la, (x, y), points=9)
     torch.testing.assert_close(made.density, made.gaussian, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(made.linear_density, made.gaussian, rtol=1e-8, atol=1e-12)
@@ -212,7 +212,7 @@ class Counting(nn.Module):
 def test_points_do_not_depend_on_those_before_them() -> None:
     model = Counting().double().to(DEVICE).eval()
     x, y = normal(10, 2).to(DEVICE), (torch.arange(10) % 2).to(DEVICE)
-    la = lw.fit(model, (x, y), "classification", structure="full")
+    la = pw.fit(model, (x, y), "classification", structure="full")
     assert float(model.calls) == 0
     axes = axes_of(la)
     made = figures.landscape(la, (x, y), directions=axes, points=3)
@@ -302,7 +302,7 @@ def test_whole_matrices_are_second_derivatives(name: str, noise: float) -> None:
     torch.testing.assert_close(some.hessian, made.hessian[some.chosen][:, some.chosen])
 
 
-@pytest.mark.parametrize("structure", ["full", "block", "diag", "kron", "ekfac", lw.Kron(bias="joint")])
+@pytest.mark.parametrize("structure", ["full", "block", "diag", "kron", "ekfac", pw.Kron(bias="joint")])
 def test_spectra_are_eigenvalues_of_each_tensor(structure: Any) -> None:
     small = case("regression")
     la = small.fit(structure, prior=2.0)
@@ -310,7 +310,7 @@ def test_spectra_are_eigenvalues_of_each_tensor(structure: Any) -> None:
     curvature = la.precision.mv(identity).cpu() - 2.0 * torch.eye(la.D, dtype=torch.float64)
     found = figures.layer_spectra(la)
     slices = la.space.slices()
-    joint = isinstance(structure, lw.Kron)
+    joint = isinstance(structure, pw.Kron)
     for each in found:
         places = torch.cat([torch.arange(la.D)[slices[name]] for name in each.name.split(" and ")])
         own = curvature[places][:, places]
@@ -394,7 +394,7 @@ def test_the_first_of_equally_uncertain_weights_are_drawn() -> None:
     """Inputs that are always zero leave their weights to the prior, all alike."""
     x = torch.zeros(5, 40)
     x[:, 0] = 1.0
-    la = lw.fit(
+    la = pw.fit(
         nn.Linear(40, 1).to(DEVICE), (x.to(DEVICE), torch.zeros(5, 1, device=DEVICE)), "regression", structure="diag"
     )
     assert sampling.least_certain(la) == ([1, 2], ("weight[0, 1]", "weight[0, 2]"))
@@ -471,7 +471,7 @@ def test_maps_and_bands_pass_over_the_data_once() -> None:
 
 def test_summary_of_a_posterior() -> None:
     small = case("regression")
-    la = small.fit("full", prior=lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]))
+    la = small.fit("full", prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]))
     made = beliefs.summary(la)
     delta = torch.tensor([1.0] * 5 + [2.0] * 5 + [3.0] * 5 + [4.0], dtype=torch.float64)
     variance = torch.linalg.inv(precision_of(small, delta, 1 / 0.4**2)).diagonal()

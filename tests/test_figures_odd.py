@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from evaluating import numbers
 from figure_cases import case
 from fitting import normal
-from lapwing import figures
-from lapwing.evaluate import Point, Specimen
-from lapwing.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
+from peewit import figures
+from peewit.evaluate import Point, Specimen
+from peewit.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
 from test_figures import Tried, checked, pixels, report, scored
 
-pytest.importorskip("plotly", reason="no plotly: pip install 'lapwing[figures]'")
+pytest.importorskip("plotly", reason="no plotly: pip install 'peewit[figures]'")
 
 
 def plane(loss: Tensor | None = None, accuracy: float = 1.0) -> Landscape:
@@ -94,10 +94,10 @@ def test_samples_of_the_network_are_not_said_to_reach_the_linear_model() -> None
         figures.monte_carlo(la, small.x[:4], 3, output=1)
 
 
-def hundred() -> tuple[lw.Laplace, tuple[Tensor, Tensor]]:
+def hundred() -> tuple[pw.Laplace, tuple[Tensor, Tensor]]:
     """A posterior over a hundred classes of two inputs."""
     x, y = normal(120, 2).to(DEVICE), (torch.arange(120) % 100).to(DEVICE)
-    return lw.fit(nn.Linear(2, 100).double().to(DEVICE), (x, y), "classification", structure="diag"), (x, y)
+    return pw.fit(nn.Linear(2, 100).double().to(DEVICE), (x, y), "classification", structure="diag"), (x, y)
 
 
 def test_many_classes_leave_room_for_the_figure() -> None:
@@ -205,7 +205,7 @@ def test_many_layers_say_how_many_are_shown() -> None:
 
 def test_spectra_of_many_layers_leave_room() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12))).double().to(DEVICE)
-    la = lw.fit(model, numbers(10, 2), "regression", structure="diag")
+    la = pw.fit(model, numbers(10, 2), "regression", structure="diag")
     figure = figures.spectra(la)
     named = [trace.name for trace in figure.data if trace.showlegend is not False]
     assert named == ["24 tensors, by name where you point", "prior precision"]

@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, seeded
-from lapwing import files
 from networks import tied_linears, unused_layer
+from peewit import files
 from saving import STRUCTURES, answers, assert_same, content_of, equal
 from tables import NAMES, moved, table
 
@@ -35,16 +35,16 @@ def small() -> nn.Module:
         return built(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)))
 
 
-def posterior(structure: Any = "kron", **options: Any) -> lw.Laplace:
+def posterior(structure: Any = "kron", **options: Any) -> pw.Laplace:
     """A fit of the small network."""
     return fitted(small(), normal(9, 3), classes(2, 9), "classification", structure, **options)
 
 
-def again(la: lw.Laplace, folder: Path, model: nn.Module | None = None, **options: Any) -> lw.Laplace:
+def again(la: pw.Laplace, folder: Path, model: nn.Module | None = None, **options: Any) -> pw.Laplace:
     """Saved, and loaded for a copy of the network."""
     path = folder / "posterior.safetensors"
     la.save(path)
-    return lw.load(path, copy.deepcopy(la.model) if model is None else model, **options)
+    return pw.load(path, copy.deepcopy(la.model) if model is None else model, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +76,7 @@ def test_dtypes(structure: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert_same(la, again(la, tmp_path), moved(x))
 
 
-@pytest.mark.parametrize("curvature", ["ggn", lw.MonteCarlo(2), "empirical", "auto", lw.Hessian(clip=True)])
+@pytest.mark.parametrize("curvature", ["ggn", pw.MonteCarlo(2), "empirical", "auto", pw.Hessian(clip=True)])
 def test_curvatures(curvature: Any, tmp_path: Path) -> None:
     """With their options; a clipped Hessian is saved before it is clipped."""
     la = posterior("full", curvature=curvature, generator=seeded(5))
@@ -85,11 +85,11 @@ def test_curvatures(curvature: Any, tmp_path: Path) -> None:
     assert_same(la, loaded, moved(normal(4, 3)))
 
 
-PRIORS: dict[str, Callable[[int], lw.Prior]] = {
-    "scalar": lambda d: lw.Prior.scalar(0.3, mean=0.1),
-    "layerwise": lambda d: lw.Prior.layerwise([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], mean=0.1 * normal(d)),
-    "groups": lambda d: lw.Prior.groups({"0": 0.7, "1.weight": 3.0, "*": 10.0}, mean=normal(1)),
-    "diagonal": lambda d: lw.Prior.diagonal(normal(d).exp()),
+PRIORS: dict[str, Callable[[int], pw.Prior]] = {
+    "scalar": lambda d: pw.Prior.scalar(0.3, mean=0.1),
+    "layerwise": lambda d: pw.Prior.layerwise([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], mean=0.1 * normal(d)),
+    "groups": lambda d: pw.Prior.groups({"0": 0.7, "1.weight": 3.0, "*": 10.0}, mean=normal(1)),
+    "diagonal": lambda d: pw.Prior.diagonal(normal(d).exp()),
 }
 
 
@@ -105,9 +105,9 @@ def test_priors(prior: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("noise", [0.3, 2, torch.tensor(0.7), torch.tensor([1.5], dtype=torch.float64)])
 def test_noise(noise: Any, tmp_path: Path) -> None:
     """Numbers and tensors."""
-    la = fitted(small(), normal(9, 3), normal(9, 2), lw.Gaussian(noise))
-    loaded = again(la, tmp_path, likelihood=lw.Gaussian(noise))
-    assert isinstance(loaded.likelihood, lw.Gaussian)
+    la = fitted(small(), normal(9, 3), normal(9, 2), pw.Gaussian(noise))
+    loaded = again(la, tmp_path, likelihood=pw.Gaussian(noise))
+    assert isinstance(loaded.likelihood, pw.Gaussian)
     assert_same(la, loaded, moved(normal(4, 3)))
 
 
@@ -117,7 +117,7 @@ def test_single_weights(structure: str, weights: str, tmp_path: Path) -> None:
     """Masks come back, those of unused weights included."""
     model = built(unused_layer())
     inputs = next(p.shape[1] for p in model.parameters() if p.dim() == 2)
-    chosen: Any = lw.Subnetwork.random(11, seeded(1))
+    chosen: Any = pw.Subnetwork.random(11, seeded(1))
     if weights == "mask":
         chosen = {name: normal(*parameter.shape) > 0 for name, parameter in model.named_parameters()}
     la = fitted(model, normal(9, inputs), classes(2, 9), "classification", structure, weights=chosen)
@@ -145,10 +145,10 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
     la = posterior()
     la.save(tmp_path / "a.safetensors")
     texts, names = content_of(tmp_path / "a.safetensors")
-    assert texts["format"] == "4" and texts["version"] == lw.__version__
+    assert texts["format"] == "4" and texts["version"] == pw.__version__
     for name in la.space.names:
         assert any(name in each for each in names)
-    content = json.loads(texts["lapwing"])
+    content = json.loads(texts["peewit"])
     assert set(content["fingerprint"]) == set(la.model.state_dict())
     assert b"pickle" not in (tmp_path / "a.safetensors").read_bytes()
     with pytest.raises((pickle.UnpicklingError, ValueError)):
@@ -162,7 +162,7 @@ def test_saving_and_loading_change_nothing(tmp_path: Path) -> None:
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     before, state = answers(la, moved(normal(4, 3))), torch.get_rng_state()
     la.save(tmp_path / "a.safetensors")
-    loaded = lw.load(tmp_path / "a.safetensors", model)
+    loaded = pw.load(tmp_path / "a.safetensors", model)
     loaded.save(tmp_path / "b.safetensors")
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
@@ -177,12 +177,12 @@ def test_loaded_for_a_compiled_network(tmp_path: Path) -> None:
     """The wrapper of `torch.compile` has other names."""
     la = posterior()
     la.save(tmp_path / "a.safetensors")
-    loaded = lw.load(tmp_path / "a.safetensors", torch.compile(la.model))
+    loaded = pw.load(tmp_path / "a.safetensors", torch.compile(la.model))
     assert_same(la, loaded, moved(normal(4, 3)))
 
 
 @dataclass(frozen=True)
-class Robust(lw.Gaussian):
+class Robust(pw.Gaussian):
     """A likelihood of the user's own."""
 
     cost: Any = None
@@ -194,21 +194,21 @@ def test_a_likelihood_with_a_function_is_asked_for(tmp_path: Path) -> None:
     la = fitted(small(), normal(9, 3), normal(9, 2), own)
     la.save(tmp_path / "a.safetensors")
     with pytest.raises(ValueError, match=r"likelihood was 'Robust', which a file cannot hold; .*likelihood=\.\.\."):
-        lw.load(tmp_path / "a.safetensors", la.model)
+        pw.load(tmp_path / "a.safetensors", la.model)
     with pytest.raises(ValueError, match="likelihood is a Gaussian; the posterior was fitted with 'Robust'"):
-        lw.load(tmp_path / "a.safetensors", la.model, "regression")
-    assert_same(la, lw.load(tmp_path / "a.safetensors", la.model, own), moved(normal(4, 3)))
+        pw.load(tmp_path / "a.safetensors", la.model, "regression")
+    assert_same(la, pw.load(tmp_path / "a.safetensors", la.model, own), moved(normal(4, 3)))
 
 
 def test_another_likelihood_is_refused(tmp_path: Path) -> None:
     """The one in the file is the one that was fitted."""
-    la = fitted(small(), normal(9, 3), normal(9, 2), lw.Gaussian(0.3))
+    la = fitted(small(), normal(9, 3), normal(9, 2), pw.Gaussian(0.3))
     la.save(tmp_path / "a.safetensors")
-    for other in (lw.Gaussian(0.4), "classification"):
+    for other in (pw.Gaussian(0.4), "classification"):
         with pytest.raises(ValueError, match=r"fitted with Gaussian\(noise=0\.3\), and the file holds it"):
-            lw.load(tmp_path / "a.safetensors", la.model, other)
+            pw.load(tmp_path / "a.safetensors", la.model, other)
     with pytest.raises(ValueError, match="likelihood='regresion' is not known; did you mean 'regression'"):
-        lw.load(tmp_path / "a.safetensors", la.model, "regresion")
+        pw.load(tmp_path / "a.safetensors", la.model, "regresion")
 
 
 # Refusals
@@ -255,7 +255,7 @@ def test_row_18_state_loaded_onto_another_network(what: str, tmp_path: Path) -> 
     la.save(tmp_path / "a.safetensors")
     model, reason = row_18(la.model)[what]
     with pytest.raises(ValueError, match=reason):
-        lw.load(tmp_path / "a.safetensors", model)
+        pw.load(tmp_path / "a.safetensors", model)
 
 
 def test_row_18_untied_weights(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_row_18_untied_weights(tmp_path: Path) -> None:
     module, _, own = double.rpartition(".")
     setattr(untied.get_submodule(module), own, nn.Parameter(untied.get_parameter(double).detach().clone()))
     with pytest.raises(ValueError, match="only the given one has"):
-        lw.load(tmp_path / "posterior.safetensors", untied)
+        pw.load(tmp_path / "posterior.safetensors", untied)
 
 
 def test_a_changed_network_is_not_saved(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match="is a folder; expected the name of a file"):
         la.save(tmp_path)
     with pytest.raises(IsADirectoryError, match="is a folder; expected a file"):
-        lw.load(tmp_path, la.model)
+        pw.load(tmp_path, la.model)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        lw.load(tmp_path / "a.safetensors", la.model)
+        pw.load(tmp_path / "a.safetensors", la.model)
     assert not list(tmp_path.iterdir())
 
 
@@ -307,7 +307,7 @@ def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a device, a pipe or a socket; expected the name of a file"):
         la.save(pipe)
     with pytest.raises(ValueError, match="is a device, a pipe or a socket; expected a file that"):
-        lw.load(pipe, la.model)
+        pw.load(pipe, la.model)
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 
 
@@ -317,7 +317,7 @@ def test_paths_of_every_type(tmp_path: Path) -> None:
     for number, kind in enumerate((str, os.fsencode, Path)):
         path = kind(tmp_path / f"{number}.safetensors")
         la.save(path)
-        assert lw.load(path, la.model).D == la.D
+        assert pw.load(path, la.model).D == la.D
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
@@ -343,7 +343,7 @@ def test_interrupted_saves_leave_the_earlier_file(
     assert path.read_bytes() == kept
     assert list(tmp_path.iterdir()) == [path]
     posterior("full").save(path)
-    assert lw.load(path, first.model).structure == lw.Full()
+    assert pw.load(path, first.model).structure == pw.Full()
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -357,7 +357,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert link.is_symlink()
     (tmp_path / "other").write_bytes(b"")
     assert (tmp_path / "real" / "b.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
-    assert_same(la, lw.load(link, la.model), moved(normal(4, 3)))
+    assert_same(la, pw.load(link, la.model), moved(normal(4, 3)))
 
 
 def test_truncated_files(tmp_path: Path) -> None:
@@ -369,10 +369,10 @@ def test_truncated_files(tmp_path: Path) -> None:
     for length in [*range(0, 40), *range(40, len(whole), 211), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
-            lw.load(path, la.model)
+            pw.load(path, la.model)
     path.write_bytes(whole + b"more")
     with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
-        lw.load(path, la.model)
+        pw.load(path, la.model)
 
 
 def test_flipped_bits(tmp_path: Path) -> None:
@@ -386,8 +386,8 @@ def test_flipped_bits(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"cannot be read|is damaged|without a posterior of lapwing|has format"):
-            lw.load(path, la.model)
+        with pytest.raises(ValueError, match=r"cannot be read|is damaged|without a posterior of peewit|has format"):
+            pw.load(path, la.model)
 
 
 def test_other_files(tmp_path: Path) -> None:
@@ -395,29 +395,29 @@ def test_other_files(tmp_path: Path) -> None:
     la, path = posterior("diag"), tmp_path / "a"
     path.write_text("not a posterior")
     with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
-        lw.load(path, la.model)
+        pw.load(path, la.model)
     torch.save(la.model.state_dict(), path)
     with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
-        lw.load(path, la.model)
-    for texts in (None, {"format": "pt"}, {"lapwing": "{}"}, {"format": "x", "lapwing": "{}", "checksum": ""}):
+        pw.load(path, la.model)
+    for texts in (None, {"format": "pt"}, {"peewit": "{}"}, {"format": "x", "peewit": "{}", "checksum": ""}):
         save_file({"x": torch.zeros(2)}, path, texts)
-        with pytest.raises(ValueError, match="without a posterior of lapwing"):
-            lw.load(path, la.model)
+        with pytest.raises(ValueError, match="without a posterior of peewit"):
+            pw.load(path, la.model)
 
 
 def test_newer_formats_are_refused(tmp_path: Path) -> None:
     """Before anything else in them is read."""
     la, path = posterior("diag"), tmp_path / "a"
     for number in (str(files.FORMAT + 1), "9" * 5000):
-        save_file({"x": torch.zeros(2)}, path, {"format": number, "version": "9.0", "lapwing": "?", "checksum": "?"})
-        with pytest.raises(ValueError, match=r"has format .* written by lapwing '9.0'; this is .*Use a newer lapwing"):
-            lw.load(path, la.model)
+        save_file({"x": torch.zeros(2)}, path, {"format": number, "version": "9.0", "peewit": "?", "checksum": "?"})
+        with pytest.raises(ValueError, match=r"has format .* written by peewit '9.0'; this is .*Use a newer peewit"):
+            pw.load(path, la.model)
 
 
 def forged(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], Any]) -> None:
     """A file with another content and a right checksum, as someone who means harm would write it."""
     texts, tensors = content_of(source)
-    content = json.loads(texts["lapwing"])
+    content = json.loads(texts["peewit"])
     text = change(content, tensors)
     save_file(tensors, target, files.header(json.dumps(content) if text is None else text, tensors))
 
@@ -535,7 +535,7 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[lw.Laplace, Path]:
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[pw.Laplace, Path]:
     """A posterior and its file."""
     la, path = posterior(), tmp_path_factory.mktemp("files") / "a.safetensors"
     la.save(path)
@@ -543,23 +543,23 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[lw.Laplace, Path]:
 
 
 @pytest.mark.parametrize("what", FORGERIES)
-def test_hostile_files(what: str, sound: tuple[lw.Laplace, Path], tmp_path: Path) -> None:
+def test_hostile_files(what: str, sound: tuple[pw.Laplace, Path], tmp_path: Path) -> None:
     """Whatever they claim, with a right checksum: a ValueError with the reason."""
     la, path = sound
     change, reason = FORGERIES[what]
     forged(path, tmp_path / "b", change)
     with pytest.raises(ValueError, match=reason):
-        lw.load(tmp_path / "b", la.model)
+        pw.load(tmp_path / "b", la.model)
 
 
-def test_a_forgery_of_nothing_is_sound(sound: tuple[lw.Laplace, Path], tmp_path: Path) -> None:
+def test_a_forgery_of_nothing_is_sound(sound: tuple[pw.Laplace, Path], tmp_path: Path) -> None:
     """So the table above could fail."""
     la, path = sound
     forged(path, tmp_path / "b", lambda content, tensors: None)
-    assert_same(la, lw.load(tmp_path / "b", la.model), moved(normal(4, 3)))
+    assert_same(la, pw.load(tmp_path / "b", la.model), moved(normal(4, 3)))
 
 
-def test_hostile_values_everywhere(sound: tuple[lw.Laplace, Path], tmp_path: Path) -> None:
+def test_hostile_values_everywhere(sound: tuple[pw.Laplace, Path], tmp_path: Path) -> None:
     """Each value of the JSON text in turn replaced by others: a ValueError, or a posterior that says its size."""
     la, path = sound
     places: list[tuple[Any, ...]] = []
@@ -570,13 +570,13 @@ def test_hostile_values_everywhere(sound: tuple[lw.Laplace, Path], tmp_path: Pat
         for key, each in items:
             walk(each, (*way, key))
 
-    walk(json.loads(content_of(path)[0]["lapwing"]), ())
+    walk(json.loads(content_of(path)[0]["peewit"]), ())
     evil = [None, -1, HUGE, 0.5, "", [], {}, [[]], {"tensor": "mode"}, {"class": "Prior"}]
     refused = 0
     for number, way in enumerate(places[1:]):
         forged(path, tmp_path / "b", put(*way, value=evil[number % len(evil)]))
         try:
-            assert lw.load(tmp_path / "b", la.model).D == la.D
+            assert pw.load(tmp_path / "b", la.model).D == la.D
         except ValueError:
             refused += 1
     assert refused > 0.8 * len(places)
@@ -611,13 +611,13 @@ def test_hostile_sums(what: str, tmp_path: Path) -> None:
     la.save(tmp_path / "a")
     forged(tmp_path / "a", tmp_path / "b", change)
     with pytest.raises(ValueError, match=reason):
-        lw.load(tmp_path / "b", la.model)
+        pw.load(tmp_path / "b", la.model)
 
 
 def test_what_files_do_not_hold(tmp_path: Path) -> None:
     """A structure or numbers that could not be read again are refused before anything is written."""
 
-    class Own(lw.Diag):
+    class Own(pw.Diag):
         """Someone's own structure."""
 
     la = posterior("diag")
@@ -631,12 +631,12 @@ def test_what_files_do_not_hold(tmp_path: Path) -> None:
 def test_options_of_load() -> None:
     """Bad ones are not blamed on the file."""
     with pytest.raises(TypeError, match=r"model is a str; expected a torch\.nn\.Module"):
-        lw.load("a", "model")  # type: ignore[arg-type]  # what is refused
+        pw.load("a", "model")  # type: ignore[arg-type]  # what is refused
 
 
-def test_memory_of_load(sound: tuple[lw.Laplace, Path]) -> None:
+def test_memory_of_load(sound: tuple[pw.Laplace, Path]) -> None:
     """As in fit."""
     la, path = sound
     with pytest.raises(ValueError, match="memory=-1 was given"):
-        lw.load(path, la.model, memory=-1)
-    assert lw.load(path, la.model, memory=1e6).budget.bytes == 1_000_000
+        pw.load(path, la.model, memory=-1)
+    assert pw.load(path, la.model, memory=1e6).budget.bytes == 1_000_000

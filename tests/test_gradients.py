@@ -13,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
-from lapwing import fused
-from lapwing.layers import HANDLERS, attention, conv
-from lapwing.layers.attention import Attention, for_columns, gradients
-from lapwing.layers.base import Ref
-from lapwing.layers.conv import Window, patches, rotated_patches
-from lapwing.layers.norm import frozen_batch_norm, layer_norm, over_positions
-from lapwing.layers.pooling import PlacedPool, Pool, max_pool
-from lapwing.layers.unbind import Unbind
-from lapwing.memory import Budget
-from lapwing.tracer import Tracer
+from peewit import fused
+from peewit.layers import HANDLERS, attention, conv
+from peewit.layers.attention import Attention, for_columns, gradients
+from peewit.layers.base import Ref
+from peewit.layers.conv import Window, patches, rotated_patches
+from peewit.layers.norm import frozen_batch_norm, layer_norm, over_positions
+from peewit.layers.pooling import PlacedPool, Pool, max_pool
+from peewit.layers.unbind import Unbind
+from peewit.memory import Budget
+from peewit.tracer import Tracer
 
 
 def normal(*shape: int) -> Tensor:
@@ -388,7 +388,7 @@ def test_pooling_in_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.randint(3, (6,), device=DEVICE)
 
     def answers() -> tuple[Tensor, Tensor]:
-        la = lw.fit(model, [(x, y)], "classification", structure="full")
+        la = pw.fit(model, [(x, y)], "classification", structure="full")
         return la.log_evidence(), la.functional(x)[1]
 
     ours = answers()
@@ -415,7 +415,7 @@ def test_strides_of_any_kind_of_number(stride: Any) -> None:
 
         torch.manual_seed(0)
         model = Stepped().eval().to(DEVICE)
-        return lw.fit(model, [(x, y)], "classification").functional(x)[1]
+        return pw.fit(model, [(x, y)], "classification").functional(x)[1]
 
     torch.testing.assert_close(covariance(stride), covariance(2))
 
@@ -442,7 +442,7 @@ def test_inside_transforms_of_the_network(kind: str) -> None:
     torch.manual_seed(0)
     model = Inside(kind).double().to(DEVICE).eval()
     x, y = torch.randn(5, 2, 4, 4, dtype=torch.float64, device=DEVICE), torch.randint(3, (5,), device=DEVICE)
-    found = lw.fit(model, [(x, y)], "classification", structure="full", prior=1.0).functional(x)[1]
+    found = pw.fit(model, [(x, y)], "classification", structure="full", prior=1.0).functional(x)[1]
     weights = {name: each.detach() for name, each in model.named_parameters()}
     made = torch.func.jacrev(lambda given: torch.func.functional_call(model, given, (x,)))(weights)
     jacobian = torch.cat([each.flatten(2) for each in made.values()], 2)
@@ -480,8 +480,8 @@ def test_convolutions_of_pieces_and_of_one_example(dims: int, fold: bool) -> Non
         model = model.eval().to(DEVICE)
         x = torch.randn(7, 3, *[6] * dims, device=DEVICE)
     y = torch.randint(4, (7,), device=DEVICE)
-    la = lw.fit(model, [(x, y)], "classification", arithmetic="float32")
-    double = lw.fit(copy.deepcopy(model).double(), [(x.double(), y)], "classification")
+    la = pw.fit(model, [(x, y)], "classification", arithmetic="float32")
+    double = pw.fit(copy.deepcopy(model).double(), [(x.double(), y)], "classification")
     for given in (x, x[:1]):
         found, expected = la.functional(given)[1], double.functional(given.double())[1]
         assert float((found - expected).norm() / expected.norm()) < 1e-4
@@ -638,10 +638,10 @@ def test_networks_take_patches_in_a_basis(monkeypatch: pytest.MonkeyPatch) -> No
         return rotated_patches(given, window, basis)
 
     monkeypatch.setattr(conv, "rotated_patches", counted)
-    found = lw.fit(model, [(x, y)], "classification").functional(x)[1]
+    found = pw.fit(model, [(x, y)], "classification").functional(x)[1]
     assert set(asked) == {18}  # the second layer sees 64 numbers at each of four positions
     double = copy.deepcopy(model).double()
-    expected = lw.fit(double, [(x.double(), y)], "classification").functional(x.double())[1]
+    expected = pw.fit(double, [(x.double(), y)], "classification").functional(x.double())[1]
     assert float((found - expected).norm() / expected.norm()) < 1e-5
     assert set(asked) == {18}
 
@@ -713,7 +713,7 @@ def test_unbind_in_networks() -> None:
     x = torch.randn(6, 5, 4, dtype=torch.float64, device=DEVICE)
     y = torch.randint(3, (6,), device=DEVICE)
     for structure in ("kron", "full"):
-        found, expected = (lw.fit(each, (x, y), "classification", structure=structure) for each in (model, other))
+        found, expected = (pw.fit(each, (x, y), "classification", structure=structure) for each in (model, other))
         assert not any(row.rule == "generic" for row in found.coverage())
         torch.testing.assert_close(found.functional(x).cov, expected.functional(x).cov, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found.log_evidence(), expected.log_evidence())
@@ -736,7 +736,7 @@ def test_pools_in_networks(name: str) -> None:
     model(torch.randn(1, 1, size, size))
     model = model.double().to(DEVICE)
     x = torch.randn(4, 1, size, size, dtype=torch.float64, device=DEVICE)
-    la = lw.fit(model, (x, torch.tensor([0, 1, 2, 0], device=DEVICE)), "classification", structure="diag")
+    la = pw.fit(model, (x, torch.tensor([0, 1, 2, 0], device=DEVICE)), "classification", structure="diag")
     rows = jacobian(model, x)
     expected = torch.einsum("bkp,p,blp->bkl", rows, la.precision.variance(), rows)
     torch.testing.assert_close(la.functional(x).cov, expected)
@@ -790,7 +790,7 @@ def test_second_derivatives_are_torchs() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     model = nn.Sequential(layer, nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(12, 2)).double().to(DEVICE).eval()
     x = torch.randn(4, 3, 4, dtype=torch.float64, device=DEVICE)
-    la = lw.fit(model, (x, torch.randn(4, 2, dtype=torch.float64, device=DEVICE)), "regression", structure="diag")
+    la = pw.fit(model, (x, torch.randn(4, 2, dtype=torch.float64, device=DEVICE)), "regression", structure="diag")
     asked = x[:1].clone().requires_grad_()
     (found,) = torch.autograd.grad(la.functional(asked, create_graph=True).cov.sum(), asked)
     step, place = 1e-5, (0, 1, 2)
@@ -815,7 +815,7 @@ def test_scales_that_are_computed_keep_their_path(name: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE).eval()
     nn.utils.parametrize.register_parametrization(model[1], name, Gamma())
     x = torch.randn(5, 3, dtype=torch.float64, device=DEVICE)
-    la = lw.fit(model, (x, torch.arange(5, device=DEVICE) % 2), "classification", structure="diag")
+    la = pw.fit(model, (x, torch.arange(5, device=DEVICE) % 2), "classification", structure="diag")
     assert sum(parameter.numel() for parameter in model.parameters()) == la.D
     rows = jacobian(model, x)
     order = dict(zip((name for name, _ in model.named_parameters()), sizes(model), strict=True))
@@ -852,7 +852,7 @@ def test_masks_as_they_were_in_the_forward_pass() -> None:
     torch.manual_seed(0)
     model = Masked().double().to(DEVICE)
     x = torch.randn(4, 3, 4, dtype=torch.float64, device=DEVICE)
-    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification", structure="diag")
+    la = pw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification", structure="diag")
     step = 1e-6
     other = copy.deepcopy(model)  # a plain call leaves the mask filled
     parameter = other.query.weight
@@ -867,11 +867,11 @@ def test_masks_as_they_were_in_the_forward_pass() -> None:
     start = sum(sizes_of(la)[:place])
     vectors = torch.zeros(1, la.D, dtype=torch.float64, device=DEVICE)
     vectors[0, start + 1] = 1.0
-    moved = lw.predictions.functional.functional_samples(la._network(None), x, vectors)[0] - other(x)
+    moved = pw.predictions.functional.functional_samples(la._network(None), x, vectors)[0] - other(x)
     torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-8)
 
 
-def sizes_of(la: lw.Laplace) -> list[int]:
+def sizes_of(la: pw.Laplace) -> list[int]:
     """Numbers of every uncertain weight."""
     return [shape.numel() for shape in la.space.shapes]
 
@@ -910,7 +910,7 @@ def test_networks_with_autocast_inside() -> None:
 
     torch.manual_seed(0)
     model, x = Half().to(DEVICE), torch.randn(4, 3, 4, device=DEVICE)
-    la = lw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification", structure="diag")
+    la = pw.fit(model, (x, torch.arange(4, device=DEVICE) % 2), "classification", structure="diag")
     rows = jacobian(model, x)
     expected = torch.einsum("bkp,p,blp->bkl", rows, la.precision.variance(), rows)
     torch.testing.assert_close(la.functional(x).cov, expected, rtol=2e-2, atol=2e-3 * float(expected.abs().max()))

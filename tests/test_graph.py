@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import measured, seeded
-from lapwing.space import make_space
+from peewit.space import make_space
 from tables import Table, moved, relative, table
 
 NAMES = (
@@ -69,7 +69,7 @@ def test_kronecker_factors(name: str, approx: str) -> None:
     v = torch.randn(len(case.ggn), generator=seeded(5), dtype=torch.float64)
 
     def found(scale: Tensor) -> Tensor:
-        sums = sums_at(case, scale, lw.Kron(approx=approx))
+        sums = sums_at(case, scale, pw.Kron(approx=approx))
         space = make_space(case.model, case.names)
         total = torch.zeros((), dtype=torch.float64, device=DEVICE)
         for (key, flipped), factors in sums.factors.items():
@@ -93,7 +93,7 @@ def test_kronecker_factors(name: str, approx: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "structure", [lw.Diag(), lw.Block(), lw.Full(), lw.Kron()], ids=["diag", "block", "full", "kron"]
+    "structure", [pw.Diag(), pw.Block(), pw.Full(), pw.Kron()], ids=["diag", "block", "full", "kron"]
 )
 def test_log_determinants(name: str, structure: Any) -> None:
     """The part of the evidence that depends on the curvature, as a function of the inputs."""
@@ -111,13 +111,13 @@ def test_log_determinants(name: str, structure: Any) -> None:
     def definition(scale: Tensor) -> Tensor:
         case_of = case.case
         arguments = case.model, case.x * scale, case.y, case_of.likelihood, case.names
-        if isinstance(structure, lw.Kron):
+        if isinstance(structure, pw.Kron):
             matrix = reference.kron(*arguments, axis=case_of.axis)
         else:
             matrix = dense.ggn(*arguments, case_of.axis)
-        if isinstance(structure, lw.Diag):
+        if isinstance(structure, pw.Diag):
             matrix = torch.diag(matrix.diagonal())
-        elif isinstance(structure, lw.Block):
+        elif isinstance(structure, pw.Block):
             matrix = matrix * (number[:, None] == number)
         return torch.logdet(matrix + 0.7 * torch.eye(len(matrix), dtype=torch.float64))
 
@@ -131,8 +131,8 @@ def test_the_empirical_fisher(name: str) -> None:
     space = make_space(case.model, case.names)
 
     def found(scale: Tensor) -> Tensor:
-        sums = sums_at(case, scale, lw.Diag(), kind=lw.Empirical())
-        return lw.Diag().curvature(sums, space).diagonal.sqrt().sum()
+        sums = sums_at(case, scale, pw.Diag(), kind=pw.Empirical())
+        return pw.Diag().curvature(sums, space).diagonal.sqrt().sum()
 
     def definition(scale: Tensor) -> Tensor:
         case_of = case.case
@@ -142,7 +142,7 @@ def test_the_empirical_fisher(name: str) -> None:
     check(case, found, definition)
 
 
-@pytest.mark.parametrize("structure", [lw.Diag(), lw.Kron(), lw.Full()], ids=["diag", "kron", "full"])
+@pytest.mark.parametrize("structure", [pw.Diag(), pw.Kron(), pw.Full()], ids=["diag", "kron", "full"])
 def test_values_do_not_depend_on_the_graph(structure: Any) -> None:
     """Keeping the graph changes no number, and without it nothing requires gradients."""
     case = table("conv2d")

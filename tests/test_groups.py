@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import normal
-from lapwing.groups import Groups, Rows
-from lapwing.space import Space
+from peewit.groups import Groups, Rows
+from peewit.space import Space
 from tables import moved, relative
 
 SHAPES = {"a.weight": (7, 3, 5), "a.bias": (7,), "b.weight": (40, 31), "b.bias": (40,), "c": ()}
-PRIORS: dict[str, lw.Prior] = {
-    "scalar": lw.Prior.scalar(2.0),
-    "layerwise": lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0, 5.0]),
-    "unitwise": lw.Prior.unitwise(3.0),
-    "diagonal": lw.Prior.diagonal(3.0),
-    "patterns": lw.Prior.groups({"*.bias": 1.0, "nothing": 5.0, "b": 2.0, "*": 3.0}),
+PRIORS: dict[str, pw.Prior] = {
+    "scalar": pw.Prior.scalar(2.0),
+    "layerwise": pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0, 5.0]),
+    "unitwise": pw.Prior.unitwise(3.0),
+    "diagonal": pw.Prior.diagonal(3.0),
+    "patterns": pw.Prior.groups({"*.bias": 1.0, "nothing": 5.0, "b": 2.0, "*": 3.0}),
 }
 
 
@@ -65,7 +65,7 @@ def test_sums_over_groups(prior: str, mask: bool, monkeypatch: Any) -> None:
     values = normal(len(numbers), seed=4) * (normal(len(numbers), seed=5) > 0)
     right = looped(values, numbers, groups.count)
     for few in (0, 10**6):
-        monkeypatch.setattr("lapwing.groups.FEW", few)
+        monkeypatch.setattr("peewit.groups.FEW", few)
         assert relative(groups.sums(moved(values)), right) < 1e-14
         rows = Rows.of(moved(values), groups)
         assert relative(rows.sums(rows.values.sum(1).cpu()), right) < 1e-14

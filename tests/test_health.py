@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from cases import randomise
 from conftest import DEVICE
 from fitting import normal
-from lapwing.examined import constant_energy, examine
+from peewit.examined import constant_energy, examine
 from reference_dense import ggn
 
 
@@ -59,14 +59,14 @@ def labels(x: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def healthy() -> tuple[lw.Laplace, tuple[Tensor, Tensor]]:
+def healthy() -> tuple[pw.Laplace, tuple[Tensor, Tensor]]:
     """A regression at the mode of its regularised loss, with the noise of its data."""
     data = curve()
     model = trained(network(), squares(data, 0.3), 0.5)
-    return lw.fit(model, data, lw.Gaussian(0.3), structure="full", prior=0.5), data
+    return pw.fit(model, data, pw.Gaussian(0.3), structure="full", prior=0.5), data
 
 
-def test_a_healthy_network_has_no_complaints(healthy: tuple[lw.Laplace, tuple[Tensor, Tensor]]) -> None:
+def test_a_healthy_network_has_no_complaints(healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
     """Nothing but fine answers, by a loader too, and nothing of the posterior or the generator changes."""
     la, data = healthy
     before, drawn = la.log_evidence(), torch.random.get_rng_state()
@@ -87,13 +87,13 @@ def test_gradients_and_decrements_are_those_of_the_definition() -> None:
     """Against autograd and a dense GGN, by groups; noise from per-piece gradients."""
     x, y = curve(n=64)
     model = network()
-    la = lw.fit(
+    la = pw.fit(
         model,
         (x, y),
-        lw.Gaussian(0.5),
+        pw.Gaussian(0.5),
         structure="full",
         curvature="ggn",
-        prior=lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]),
+        prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]),
     )
     la = la.with_temperature(2.0)
     said = la.diagnose((x, y))
@@ -128,7 +128,7 @@ def test_gradients_and_decrements_are_those_of_the_definition() -> None:
 def test_noise_of_uneven_pieces() -> None:
     """Unbiased for examples that are alike whatever the pieces: compared with the variance over single examples."""
     x, y = curve(n=400)
-    la = lw.fit(network(), (x, y), lw.Gaussian(0.5), structure="diag")
+    la = pw.fit(network(), (x, y), pw.Gaussian(0.5), structure="diag")
     groups = la.prior.stretches(la.space)
     single = examine(la, [(x[i : i + 1], y[i : i + 1]) for i in range(400)]).noise(groups)
     sizes = [3, 17] * 20
@@ -137,11 +137,11 @@ def test_noise_of_uneven_pieces() -> None:
     assert 0.6 < float(uneven / single) < 1.6
 
 
-def test_a_network_that_stopped_early(healthy: tuple[lw.Laplace, tuple[Tensor, Tensor]]) -> None:
+def test_a_network_that_stopped_early(healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
     """Not at a mode, with gradients far above their noise, and with evidences that disagree."""
     _, data = healthy
     model = trained(network(), squares(data, 0.3), 0.5, rounds=8)
-    la = lw.fit(model, data, lw.Gaussian(0.3), structure="full", prior=0.5)
+    la = pw.fit(model, data, pw.Gaussian(0.3), structure="full", prior=0.5)
     said = la.diagnose(data)
     assert said["mode"].severity == "warning" and said["evidence"].severity == "warning"
     assert "not at a mode" in said["mode"].sentence and "tune(mode='linear'" in said["mode"].advice
@@ -161,16 +161,16 @@ def test_a_network_that_was_never_trained() -> None:
     untrained = network()
     with torch.no_grad():
         untrained[-1].bias += 3.0
-    said = lw.fit(untrained, data, "regression").diagnose(data)
+    said = pw.fit(untrained, data, "regression").diagnose(data)
     assert said["fit"].severity == "warning" and "worse than a constant" in said["fit"].sentence
     other = (data[0], normal(120, 1, seed=9).to(DEVICE))  # nothing to learn
     dull = trained(network(), squares(other, 1.0), 50.0)
-    said = lw.fit(dull, other, "regression", prior=50.0).diagnose(other)
+    said = pw.fit(dull, other, "regression", prior=50.0).diagnose(other)
     assert "hardly better" in said["fit"].sentence and said["mode"].severity == "fine"
 
 
 @pytest.mark.parametrize("noise", [0.1, 1.0])
-def test_a_wrong_noise(noise: float, healthy: tuple[lw.Laplace, tuple[Tensor, Tensor]]) -> None:
+def test_a_wrong_noise(noise: float, healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
     """It names the one that fits, which is the fixed point's."""
     la, data = healthy
     said = la.with_noise(noise).diagnose(data)["residuals"]
@@ -187,7 +187,7 @@ def test_heavy_tails() -> None:
     y = y.clone()
     y[:3] += 5.0
     model = trained(network(), squares((x, y), 0.8), 0.5)
-    said = lw.fit(model, (x, y), lw.Gaussian(0.8), prior=0.5).diagnose((x, y))
+    said = pw.fit(model, (x, y), pw.Gaussian(0.8), prior=0.5).diagnose((x, y))
     assert said["tails"].severity == "note" and said["tails"].numbers["kurtosis"] > 9
 
 
@@ -203,7 +203,7 @@ def test_confidence(smoothing: float, scale: float, words: str) -> None:
     with torch.no_grad():
         for parameter in model[-1].parameters():
             parameter *= scale
-    la = lw.fit(model, (x, y), "classification", prior=0.1)
+    la = pw.fit(model, (x, y), "classification", prior=0.1)
     said = la.diagnose((x, y))["confidence"]
     assert (said.severity == "warning") == bool(words) and words in said.sentence
     probabilities = model(x).detach().softmax(1)
@@ -213,7 +213,7 @@ def test_confidence(smoothing: float, scale: float, words: str) -> None:
         abs(said.numbers["surprise"] - float(surprise)) < 1e-9 and abs(said.numbers["entropy"] - float(entropy)) < 1e-9
     )
     if smoothing:
-        given = lw.fit(model, (x, y), lw.Categorical(label_smoothing=smoothing), prior=0.1).diagnose((x, y))
+        given = pw.fit(model, (x, y), pw.Categorical(label_smoothing=smoothing), prior=0.1).diagnose((x, y))
         assert given["likelihood"].severity == "note" and given["mode"].severity == "fine"
 
 
@@ -227,17 +227,17 @@ def test_counts_and_other_likelihoods() -> None:
     tame = torch.poisson(rate.cpu(), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     for y, severity in ((wild, "warning"), (tame, "fine")):
         model = trained(network(), lambda m, y=y: (m(x).exp() - y * m(x)).sum(), 0.5)
-        said = lw.fit(model, (x, y), "count", prior=0.5).diagnose((x, y))
+        said = pw.fit(model, (x, y), "count", prior=0.5).diagnose((x, y))
         assert said["residuals"].severity == severity and said["mode"].severity == "fine"
     y = curve(n=200)[1]
-    said = lw.fit(network(2), (x, y), "heteroscedastic").diagnose((x, y))
+    said = pw.fit(network(2), (x, y), "heteroscedastic").diagnose((x, y))
     assert {each.topic for each in said} >= {"fit", "mode", "residuals", "evidence"}
     yes = (x[:, :1] > 0).double()
     yes[::3] = -1.0
-    said = lw.fit(network(), (x, yes), lw.Bernoulli(ignore_index=-1)).diagnose((x, yes))
+    said = pw.fit(network(), (x, yes), pw.Bernoulli(ignore_index=-1)).diagnose((x, yes))
     assert said["confidence"].numbers["surprise"] > 0
-    own = lw.Custom(lambda f, y: (f - y).cosh().log().sum(1) + 0.5 * (f - y).square().sum(1))
-    said = lw.fit(network(), (x, y), own).diagnose((x, y))
+    own = pw.Custom(lambda f, y: (f - y).cosh().log().sum(1) + 0.5 * (f - y).square().sum(1))
+    said = pw.fit(network(), (x, y), own).diagnose((x, y))
     assert {each.topic for each in said} >= {"fit", "mode", "evidence"} and "residuals" not in {
         each.topic for each in said
     }
@@ -248,13 +248,13 @@ def test_scales_and_groups() -> None:
     data = curve()
     model = network(norm=True)
     randomise(model)
-    la = lw.fit(model, data, lw.Gaussian(0.3))
+    la = pw.fit(model, data, pw.Gaussian(0.3))
     said = la.diagnose(data)["scales"]
     assert said.severity == "note" and "{0.weight + 0.bias}" in said.sentence and "scale_invariant" in said.advice
-    prior = lw.Prior.scale_invariant(model, data)
+    prior = pw.Prior.scale_invariant(model, data)
     assert la.with_prior(prior).diagnose(data)["scales"].severity == "fine"
-    assert la.with_prior(lw.Prior.g_prior()).diagnose(data)["scales"].severity == "fine"
-    held = la.with_prior(lw.Prior.groups({"0": 1e12, "*": 1.0})).diagnose(data)
+    assert la.with_prior(pw.Prior.g_prior()).diagnose(data)["scales"].severity == "fine"
+    held = la.with_prior(pw.Prior.groups({"0": 1e12, "*": 1.0})).diagnose(data)
     assert held["groups"].numbers["off"] == 1 and "'0'" in held["groups"].sentence
 
 
@@ -263,15 +263,15 @@ def test_the_best_constant() -> None:
     y = torch.tensor([0, 0, 1, 2, 2, 2])
     f = torch.zeros(6, 1, 3)
     shares = torch.tensor([2, 1, 3]) / 6
-    own, constant = constant_energy(lw.Categorical(), [(f[:2], y[:2, None]), (f[2:], y[2:, None])])
+    own, constant = constant_energy(pw.Categorical(), [(f[:2], y[:2, None]), (f[2:], y[2:, None])])
     assert abs(own - 6 * torch.log(torch.tensor(3.0))) < 1e-5
     assert abs(constant + 6 * float((shares * shares.log()).sum())) < 1e-5
     target = normal(20, 1, 2)
-    own, constant = constant_energy(lw.Gaussian(), [(torch.zeros_like(target), target)])
+    own, constant = constant_energy(pw.Gaussian(), [(torch.zeros_like(target), target)])
     assert abs(constant - 0.5 * float((target - target.mean(0)).square().sum())) < 1e-8
 
 
-def test_data_that_are_not_the_training_data(healthy: tuple[lw.Laplace, tuple[Tensor, Tensor]]) -> None:
+def test_data_that_are_not_the_training_data(healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
     """Others, and iterators, are refused."""
     la, (x, y) = healthy
     with pytest.raises(ValueError, match="data has 20 examples, and the posterior was fitted to 120"):

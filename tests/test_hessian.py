@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal, seeded
-from lapwing.random import Hashed
+from peewit.random import Hashed
 from tables import Table, curvature_of, moved, relative, table
 
 EXACT = 1e-8
@@ -76,14 +76,14 @@ def test_the_full_hessian(name: str) -> None:
     exact = hessian(case)
     for data in ((moved(case.x), moved(case.y)), cut(case.x, case.y, [2, 3])):
         model = case.case.make()[0].to(DEVICE)
-        la = lw.fit(model, data, case.likelihood, structure="full", curvature="hessian")
+        la = pw.fit(model, data, case.likelihood, structure="full", curvature="hessian")
         index = case.index(la)
         assert relative(curvature_of(la), exact[index][:, index]) < EXACT
         assert la.N == 5
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("curvature", ["ggn", "hessian", "empirical", "fisher", lw.MonteCarlo(3)], ids=str)
+@pytest.mark.parametrize("curvature", ["ggn", "hessian", "empirical", "fisher", pw.MonteCarlo(3)], ids=str)
 def test_products(name: str, curvature: Any) -> None:
     """Equal to products with the dense matrices, for one vector and for several, whatever the batches."""
     case = table(name)
@@ -100,7 +100,7 @@ def test_products(name: str, curvature: Any) -> None:
     v = torch.randn(2, 2, len(exact), generator=seeded(1), dtype=torch.float64)
     for data in ((moved(case.x), moved(case.y)), cut(case.x, case.y, [2, 3])):
         model = case.case.make()[0].to(DEVICE)
-        products = lw.products(model, data, case.likelihood, curvature=curvature)
+        products = pw.products(model, data, case.likelihood, curvature=curvature)
         assert relative(products.mv(moved(v)), v @ exact) < EXACT
         assert relative(products.mv(moved(v[0, 0])), v[0, 0] @ exact) < EXACT
 
@@ -116,10 +116,10 @@ def test_products_of_selected_weights() -> None:
     for weights, chosen in ((mask, mask), ("last_layer", last)):
         for curvature, exact in (("ggn", case.ggn), ("hessian", hessian(case))):
             v = torch.randn(int(chosen.sum()), generator=seeded(3), dtype=torch.float64)
-            made = lw.products(model, data, "classification", weights=weights, curvature=curvature).mv(moved(v))
+            made = pw.products(model, data, "classification", weights=weights, curvature=curvature).mv(moved(v))
             assert relative(made, exact[chosen][:, chosen] @ v) < EXACT
     with pytest.raises(ValueError, match=rf"\(3,\) was given; expected \(\.\.\., {len(case.ggn)}\)"):
-        lw.products(model, data, "classification").mv(torch.ones(3))
+        pw.products(model, data, "classification").mv(torch.ones(3))
 
 
 def test_an_indefinite_hessian_is_an_error_with_its_smallest_eigenvalue() -> None:
@@ -145,7 +145,7 @@ def test_clipped_eigenvalues() -> None:
     case = table("bare_nonlinear")
     values, vectors = torch.linalg.eigh(hessian(case))
     exact = (vectors * values.clamp(min=0)) @ vectors.T
-    la = case.fit("full", lw.Hessian(clip=True), prior=0.3)
+    la = case.fit("full", pw.Hessian(clip=True), prior=0.3)
     identity = torch.eye(la.D, dtype=torch.float64)
     assert relative(la.precision.mv(moved(identity)).cpu() - 0.3 * identity, exact) < EXACT
     covariance = torch.linalg.inv(exact + 0.3 * identity)
@@ -164,7 +164,7 @@ def test_the_noise_scales_the_hessian_once() -> None:
     """`H / sigma^2`, as for the exact curvature; a linear model's Hessian is its curvature."""
     model = built(torch.nn.Linear(3, 2))
     x, y = normal(5, 3), normal(5, 2, seed=2)
-    la = fitted(model, x, y, lw.Gaussian(noise=0.5), "full", curvature="hessian")
+    la = fitted(model, x, y, pw.Gaussian(noise=0.5), "full", curvature="hessian")
     assert relative(curvature_of(la), dense.ggn(model, x, y, "regression", names_of(model)) / 0.25) < EXACT
     masked = torch.rand(8, generator=seeded(1)) < 0.5
     model, y = built(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())), classes(2, 5)

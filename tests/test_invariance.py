@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from cases import randomise
 from conftest import DEVICE
 from invariant_networks import NETWORKS, Cosine, cnn, mlp
-from lapwing.invariance import invariant_sets, nonnegative
+from peewit.invariance import invariant_sets, nonnegative
 from tables import moved
 
 
@@ -125,12 +125,12 @@ def test_data_in_every_form() -> None:
     model, x = mlp(nn.LayerNorm).to(DEVICE), torch.randn(100, 4).to(DEVICE)
     y = torch.zeros(100)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x.cpu(), y), batch_size=32, shuffle=True)
-    first = lw.Prior.scale_invariant(model, (x, y)).sets
+    first = pw.Prior.scale_invariant(model, (x, y)).sets
     assert first == (("0.weight", "0.bias"), ("3.weight", "3.bias"))
-    assert lw.Prior.scale_invariant(model, [(x[:20], y[:20])]).sets == first
-    assert lw.Prior.scale_invariant(model, loader).sets == first
+    assert pw.Prior.scale_invariant(model, [(x[:20], y[:20])]).sets == first
+    assert pw.Prior.scale_invariant(model, loader).sets == first
     with pytest.raises(ValueError, match=r"first batch has 1 example; expected 2"):
-        lw.Prior.scale_invariant(model, (x[:1], y[:1]))
+        pw.Prior.scale_invariant(model, (x[:1], y[:1]))
 
 
 def test_nonnegative_least_squares() -> None:
@@ -168,16 +168,16 @@ def small() -> tuple[nn.Module, Tensor, Tensor]:
 def test_one_precision_per_tensor_or_per_set(small: tuple[nn.Module, Tensor, Tensor]) -> None:
     """The groups, their names and numbers, also without the weights that turn out to be unused."""
     model, x, y = small
-    each = lw.Prior.scale_invariant(model, (x, y), precision=2.0)
+    each = pw.Prior.scale_invariant(model, (x, y), precision=2.0)
     assert each.kind == "layerwise" and each.sets == (
         ("body.0.weight", "body.0.bias"),
         ("body.3.weight", "body.3.bias"),
     )
-    la = lw.fit(model, (x, y), "classification", prior=each)
-    plain = lw.fit(model, (x, y), "classification", prior=lw.Prior.layerwise(2.0))
+    la = pw.fit(model, (x, y), "classification", prior=each)
+    plain = pw.fit(model, (x, y), "classification", prior=pw.Prior.layerwise(2.0))
     assert torch.equal(la.log_evidence(), plain.log_evidence())
-    merged = lw.Prior.scale_invariant(model, (x, y), merge=True, precision=2.0)
-    la = lw.fit(model, (x, y), "classification", prior=merged)
+    merged = pw.Prior.scale_invariant(model, (x, y), merge=True, precision=2.0)
+    la = pw.fit(model, (x, y), "classification", prior=merged)
     names = ["body.0.weight + body.0.bias", "body.1.weight", "body.1.bias", "body.3.weight + body.3.bias"]
     assert [*la.prior.names(la.space)] == [*names, "body.4.weight", "body.4.bias", "body.6.weight", "body.6.bias"]
     numbers = la.prior.group(la.space)
@@ -199,8 +199,8 @@ def test_merged_sets_in_every_structure(small: tuple[nn.Module, Tensor, Tensor],
     """As the same groups given by name."""
     model, x, y = small
     values = [2.0, 0.3, 0.7, 1.3, 5.0, 0.9, 1.1, 4.0]
-    merged = lw.Prior.scale_invariant(model, (x, y), merge=True)
-    la = lw.fit(model, (x, y), "classification", structure=structure, prior=merged)
+    merged = pw.Prior.scale_invariant(model, (x, y), merge=True)
+    la = pw.fit(model, (x, y), "classification", structure=structure, prior=merged)
     la = la.with_prior(la.prior.with_precision(torch.tensor(values)))
     keys = [
         "body.0",
@@ -212,7 +212,7 @@ def test_merged_sets_in_every_structure(small: tuple[nn.Module, Tensor, Tensor],
         "body.6.weight",
         "body.6.bias",
     ]
-    named = lw.Prior.groups(dict(zip(keys, torch.tensor(values).tolist(), strict=True)))
+    named = pw.Prior.groups(dict(zip(keys, torch.tensor(values).tolist(), strict=True)))
     assert torch.allclose(la.log_evidence(), la.log_evidence(prior=named), rtol=1e-12)
 
 
@@ -228,8 +228,8 @@ def test_precisions_follow_their_sets_when_weights_are_unused() -> None:
             return self.c(torch.tanh(self.b(x)))
 
     sets = (("a.weight", "c.weight"), ("b.weight", "b.bias"))
-    prior = lw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0, 4.0]), sets=sets)  # a.w + c.w, a.b, b, c.b
-    la = lw.fit(
+    prior = pw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0, 4.0]), sets=sets)  # a.w + c.w, a.b, b, c.b
+    la = pw.fit(
         Network().to(DEVICE), (torch.randn(9, 3).to(DEVICE), torch.randint(2, (9,))), "classification", prior=prior
     )
     assert [*la.prior.names(la.space)] == ["b.weight + b.bias", "c.weight", "c.bias"]
@@ -240,13 +240,13 @@ def test_sets_are_shown_and_saved(small: tuple[nn.Module, Tensor, Tensor], tmp_p
     """In the table of weights only where there are some; in files always."""
     model, x, y = small
     for merge in (False, True):
-        prior = lw.Prior.scale_invariant(model, (x, y), merge=merge)
-        la = lw.fit(model, (x, y), "classification", prior=prior).tune("fixed_point", steps=200, tolerance=1e-3)
+        prior = pw.Prior.scale_invariant(model, (x, y), merge=merge)
+        la = pw.fit(model, (x, y), "classification", prior=prior).tune("fixed_point", steps=200, tolerance=1e-3)
         table = la.coverage()
         assert table["body.0.weight"].scale == "invariant with body.0.bias" and table["body.1.bias"].scale == ""
         assert str(table).splitlines()[2].split() == ["parameter", "shape", "rule", "approximation", "scale"]
         la.save(tmp_path / "posterior.safetensors")
-        again = lw.load(tmp_path / "posterior.safetensors", model)
+        again = pw.load(tmp_path / "posterior.safetensors", model)
         assert again.prior.sets == prior.sets and again.prior.kind == prior.kind
         assert torch.equal(again.log_evidence(), la.log_evidence())
     bare = la.with_prior(1.0).coverage()
@@ -257,13 +257,13 @@ def test_groups_that_straddle_a_set(small: tuple[nn.Module, Tensor, Tensor]) -> 
     """Of one precision all sets, of named groups those with a precision in common with others, else none."""
     model, x, y = small
     first, second = (("body.0.weight", "body.0.bias"), ("body.3.weight", "body.3.bias"))
-    space = lw.fit(model, (x, y), "classification").space
-    sets = lw.Prior.scale_invariant(model, (x, y)).sets
-    assert lw.Prior.scalar().straddling(space, sets) == [first, second]
-    assert lw.Prior.groups({"body.0": 1.0, "*": 2.0}).straddling(space, sets) == [second]
-    assert lw.Prior.groups({"*.weight": 1.0, "*": 2.0}).straddling(space, sets) == [first, second]
-    fine: list[lw.Prior] = [lw.Prior.layerwise(), lw.Prior.unitwise(), lw.Prior.diagonal(), lw.Prior.g_prior()]
-    for prior in [*fine, lw.Prior("scale_invariant", torch.ones(1), sets=sets)]:
+    space = pw.fit(model, (x, y), "classification").space
+    sets = pw.Prior.scale_invariant(model, (x, y)).sets
+    assert pw.Prior.scalar().straddling(space, sets) == [first, second]
+    assert pw.Prior.groups({"body.0": 1.0, "*": 2.0}).straddling(space, sets) == [second]
+    assert pw.Prior.groups({"*.weight": 1.0, "*": 2.0}).straddling(space, sets) == [first, second]
+    fine: list[pw.Prior] = [pw.Prior.layerwise(), pw.Prior.unitwise(), pw.Prior.diagonal(), pw.Prior.g_prior()]
+    for prior in [*fine, pw.Prior("scale_invariant", torch.ones(1), sets=sets)]:
         assert prior.straddling(space, sets) == []
-    other = lw.Prior("scale_invariant", torch.ones(1), sets=(("body.0.bias", "body.1.bias"),))
+    other = pw.Prior("scale_invariant", torch.ones(1), sets=(("body.0.bias", "body.1.bias"),))
     assert other.straddling(space, sets) == [first] and other.straddling(space) == []

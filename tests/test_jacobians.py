@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from lapwing import fused, jacobians
-from lapwing.jacobians import LARGEST_GRID, Acts, Explicit, Layout, Matrix, Stacked, Term, join, part_ways
-from lapwing.memory import Budget
-from lapwing.outermost import (
+from peewit import fused, jacobians
+from peewit.jacobians import LARGEST_GRID, Acts, Explicit, Layout, Matrix, Stacked, Term, join, part_ways
+from peewit.memory import Budget
+from peewit.outermost import (
     Outermost,
     identity_cotangents,
     outermost_pieces,

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
-from lapwing import fused
-from lapwing.arithmetic import Arithmetic
-from lapwing.jacobians import Acts, Layout, Matrix, Term
-from lapwing.memory import Budget
+from peewit import fused
+from peewit.arithmetic import Arithmetic
+from peewit.jacobians import Acts, Layout, Matrix, Term
+from peewit.memory import Budget
 
 ON_GPU = torch.device(DEVICE).type == "cuda"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -172,10 +172,10 @@ def test_networks(structure: str, in_parts: bool, monkeypatch: pytest.MonkeyPatc
         nn.Linear(32, 3),
     ).to(DEVICE)
     x, y = torch.randn(6, 2, 6, 6, device=DEVICE), torch.arange(6, device=DEVICE) % 3
-    wide = lw.fit(model.double(), (x.double(), y), "classification", structure=structure).functional(x.double())
+    wide = pw.fit(model.double(), (x.double(), y), "classification", structure=structure).functional(x.double())
     model.float()
     for arithmetic, bound in (("float32", 1e-4), ("auto", 3e-3), ("tf32", 3e-3)):
-        la = lw.fit(model, (x, y), "classification", structure=structure, arithmetic=arithmetic)
+        la = pw.fit(model, (x, y), "classification", structure=structure, arithmetic=arithmetic)
         made = la.functional(x)
         assert worst(made.cov, wide.cov) < bound
         variances = la.functional(x, variance_only=True).cov
@@ -188,11 +188,11 @@ def test_gradients_of_covariances() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2)).to(DEVICE)
     x, y = torch.randn(4, 2, 6, device=DEVICE), torch.arange(4, device=DEVICE) % 2
-    la = lw.fit(model, (x, y), "classification", arithmetic="float32")
+    la = pw.fit(model, (x, y), "classification", arithmetic="float32")
     asked = x[:1].clone().requires_grad_()
     (found,) = torch.autograd.grad(la.functional(asked, create_graph=True).cov.sum(), asked)
     wide = copy.deepcopy(model).double()
-    la = lw.fit(wide, (x.double(), y), "classification")
+    la = pw.fit(wide, (x.double(), y), "classification")
     asked = x[:1].double().requires_grad_()
     (expected,) = torch.autograd.grad(la.functional(asked, create_graph=True).cov.sum(), asked)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
@@ -216,7 +216,7 @@ def test_kernels_that_fail_leave_torchs_gradients(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).to(DEVICE)
     x, y = torch.randn(5, 4, 3, device=DEVICE), torch.zeros(5, 4, dtype=torch.long, device=DEVICE)
-    expected = lw.fit(model, (x, y), "classification", arithmetic="tf32").log_evidence()
+    expected = pw.fit(model, (x, y), "classification", arithmetic="tf32").log_evidence()
     monkeypatch.setattr(fused, "WORTH_PARTS", 1.0)
 
     def fails(*_: object, **__: object) -> None:
@@ -224,7 +224,7 @@ def test_kernels_that_fail_leave_torchs_gradients(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(fused, "launch", fails)
     with pytest.warns(UserWarning, match="no compiler"):
-        la = lw.fit(model, (x, y), "classification", arithmetic="float32")
+        la = pw.fit(model, (x, y), "classification", arithmetic="float32")
     assert float(la.log_evidence()) == pytest.approx(float(expected), rel=1e-3)
 
 
@@ -364,8 +364,8 @@ def test_transformers_and_norms() -> None:
 
     model = Small().to(DEVICE).eval()
     x, y = torch.randn(6, 1, 6, 6, device=DEVICE), torch.randint(3, (6,), device=DEVICE)
-    la = lw.fit(model, (x, y), "classification", arithmetic="float32")
+    la = pw.fit(model, (x, y), "classification", arithmetic="float32")
     found = la.functional(x).cov
     assert not fused.broken
-    reference = lw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification").functional(x.double())
+    reference = pw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification").functional(x.double())
     assert worst(found, reference.cov) < 1e-4

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, measured, names_of, normal
-from lapwing.random import DEFAULT_SEED
+from peewit.random import DEFAULT_SEED
 from tables import curvature_of, moved, relative, table
 
 EXACT = 1e-9
-EXACT_FOR_LINEAR = ("full", "block", lw.Kron(bias="joint"), lw.EKFAC(bias="joint"))
+EXACT_FOR_LINEAR = ("full", "block", pw.Kron(bias="joint"), pw.EKFAC(bias="joint"))
 LAW_CASES = ("mlp", "conv2d", "token_regression", "layer_norm", "gpt_positions")
 
 
@@ -36,8 +36,8 @@ def test_law_1_bayesian_linear_regression(structure: object, outputs: int) -> No
     with torch.no_grad():
         model.weight.copy_(mean[:3].T)
         model.bias.copy_(mean[3])
-    prior = lw.Prior.scalar(precision, mean=centre)
-    la = fitted(model, x, y, lw.Gaussian(noise=sigma), structure, prior=prior)
+    prior = pw.Prior.scalar(precision, mean=centre)
+    la = fitted(model, x, y, pw.Gaussian(noise=sigma), structure, prior=prior)
 
     assert relative(la.precision.solve(torch.eye(la.D).to(la.mode))[0, 0].cpu(), posterior[0, 0]) < EXACT
     variances = torch.cat([posterior.diagonal()[:3].repeat(outputs), posterior[3, 3].repeat(outputs)])
@@ -66,7 +66,7 @@ def test_law_1_bayesian_linear_regression(structure: object, outputs: int) -> No
 def test_law_2_log_determinants_in_function_space(name: str) -> None:
     """`logdet(H + D) - logdet(D) = logdet(I + S^T J D^-1 J^T S)` with `S S^T` the output Hessian."""
     case = table(name)
-    la = case.fit("full", prior=lw.Prior.layerwise([0.5 + 0.25 * i for i in range(len(case.names))]))
+    la = case.fit("full", prior=pw.Prior.layerwise([0.5 + 0.25 * i for i in range(len(case.names))]))
     delta = la.prior.delta(la.space, la.mode).cpu()
     rows = scaled_rows(case)
     kernel = (rows / delta) @ rows.T
@@ -121,7 +121,7 @@ def linear_layers(bias: bool) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4, bias=bias), nn.Linear(4, 4, bias=bias), nn.Linear(4, 2, bias=bias))
 
 
-@pytest.mark.parametrize("structure", [lw.Kron, lw.EKFAC])
+@pytest.mark.parametrize("structure", [pw.Kron, pw.EKFAC])
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_law_4_one_example(structure: type, approx: str, bias: bool) -> None:
@@ -134,7 +134,7 @@ def test_law_4_one_example(structure: type, approx: str, bias: bool) -> None:
     assert relative(curvature_of(la), expected) < EXACT
 
 
-@pytest.mark.parametrize("structure", [lw.Kron, lw.EKFAC])
+@pytest.mark.parametrize("structure", [pw.Kron, pw.EKFAC])
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_law_4_deep_linear_networks(structure: type, approx: str, bias: bool) -> None:
@@ -146,7 +146,7 @@ def test_law_4_deep_linear_networks(structure: type, approx: str, bias: bool) ->
     la = fitted(model, x, y, "regression", structure(approx=approx, bias="joint"))
     assert relative(curvature_of(la), expected) < EXACT
     # The other way of sharing is not exact here, so that the test above could fail.
-    other = lw.Kron(approx="reduce" if approx == "expand" else "expand", bias="joint")
+    other = pw.Kron(approx="reduce" if approx == "expand" else "expand", bias="joint")
     assert relative(curvature_of(fitted(model, x, y, "regression", other)), expected) > 1e-2
 
 
@@ -168,7 +168,7 @@ def test_law_4_the_correction_comes_closer(name: str, bias: str) -> None:
     """`|H - EKFAC|_F <= |H - KFAC|_F`."""
     case = table(name)
     distances = []
-    for structure in (lw.EKFAC(bias=bias), lw.Kron(bias=bias)):
+    for structure in (pw.EKFAC(bias=bias), pw.Kron(bias=bias)):
         la = case.fit(structure)
         index = case.index(la)
         distances.append(float((curvature_of(la) - case.ggn[index][:, index]).norm()))
@@ -209,7 +209,7 @@ def test_law_6_sampled_labels_tend_to_the_exact_curvature(name: str) -> None:
     def error(samples: int) -> float:
         squares = [
             (
-                curvature_of(case.fit("diag", lw.MonteCarlo(samples), generator=torch.Generator().manual_seed(seed)))
+                curvature_of(case.fit("diag", pw.MonteCarlo(samples), generator=torch.Generator().manual_seed(seed)))
                 - exact
             )
             .square()
@@ -239,7 +239,7 @@ def test_law_9_halves_add_up(name: str, structure: str) -> None:
     parts = cut(case.x, case.y, [2, 3])
     total = sum(
         curvature_of(
-            lw.fit(case.case.make()[0].to(DEVICE), [part], case.likelihood, structure=structure, curvature="ggn")
+            pw.fit(case.case.make()[0].to(DEVICE), [part], case.likelihood, structure=structure, curvature="ggn")
         )
         for part in parts
     )
@@ -256,7 +256,7 @@ def test_law_9_halves_add_up(name: str, structure: str) -> None:
 def test_law_9_halves_of_factors_add_up(name: str, approx: str) -> None:
     """Both factors and the counts of two parts add up; together they make the dense Kronecker product."""
     case = table(name)
-    structure = lw.Kron(approx=approx)
+    structure = pw.Kron(approx=approx)
     first, second = (measured(case.model, [part], case.likelihood, structure) for part in cut(case.x, case.y, [2, 3]))
     assert first.factors.keys() == second.factors.keys()
     for key, factors in first.factors.items():
@@ -276,9 +276,9 @@ def test_law_9_resumed_runs_draw_other_labels(name: str) -> None:
     """Monte Carlo sums of two runs add up to one run's when the second continues the numbering of examples."""
     case = table(name)
     sums = [
-        measured(case.model, [part], case.likelihood, lw.Full(), kind=lw.MonteCarlo(2), seed=DEFAULT_SEED, first=first)
+        measured(case.model, [part], case.likelihood, pw.Full(), kind=pw.MonteCarlo(2), seed=DEFAULT_SEED, first=first)
         for part, first in zip(cut(case.x, case.y, [2, 3]), (0, 2), strict=True)
     ]
-    expected = curvature_of(case.fit("full", lw.MonteCarlo(2)))
+    expected = curvature_of(case.fit("full", pw.MonteCarlo(2)))
     (first,), (second,) = (each.matrices.values() for each in sums)
     assert relative((first + second).cpu(), expected) < EXACT

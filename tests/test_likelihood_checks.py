@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from fitting import built, classes, cut, fitted, names_of, normal, weights_of
-from lapwing.likelihoods import Form
-from lapwing.likelihoods.heads import last_step, sums_to_one, warn_of_probabilities
 from networks import Network
+from peewit.likelihoods import Form
+from peewit.likelihoods.heads import last_step, sums_to_one, warn_of_probabilities
 from tables import curvature_of, moved, relative
 
 NAN, INF = float("nan"), float("inf")
@@ -64,7 +64,7 @@ REFUSED: dict[str, Row] = {
     "class: one too many axes": (row, classes(3, 5, 2), "classification", r"\(5, 3\) and labels \(5, 2\) do not fit"),
     "class: too large": (row, torch.tensor([0, 1, 2, 3, 0]), "classification", r"label 3 is outside 0\.\.2"),
     "class: negative": (row, torch.tensor([0, 1, 2, -1, 0]), "classification", "label -1 is outside.*-100 is ignored"),
-    "class: other ignored": (row, torch.tensor([0, -100, 2, 1, 0]), lw.Categorical(ignore_index=-1), "label -100"),
+    "class: other ignored": (row, torch.tensor([0, -100, 2, 1, 0]), pw.Categorical(ignore_index=-1), "label -100"),
     "class: flat float": (row, normal(5), "classification", r"float64 and shape \(5,\); expected integers"),
     "class: soft, wrong shape": (row, probabilities(5, 2), "classification", r"\(5, 2\).*outputs' shape \(5, 3\)"),
     "class: soft, wrong sum": (
@@ -75,12 +75,12 @@ REFUSED: dict[str, Row] = {
     ),
     "class: soft, negative": (row, changed(probabilities(5, 3), -0.1), "classification", "probabilities that sum"),
     "class: soft, NaN": (row, changed(probabilities(5, 3), NAN), "classification", "nan.*probabilities that sum"),
-    "class: soft, axis of examples": (row, probabilities(5, 3), lw.Categorical(axis=0), "axis 0.*holds the examples"),
-    "class: axis of examples": (row, classes(3, 5), lw.Categorical(axis=0), "do not fit"),
+    "class: soft, axis of examples": (row, probabilities(5, 3), pw.Categorical(axis=0), "axis 0.*holds the examples"),
+    "class: axis of examples": (row, classes(3, 5), pw.Categorical(axis=0), "do not fit"),
     "class: booleans": (row, torch.ones(5, dtype=torch.bool), "classification", "dtype torch.bool; expected integers"),
     "class: complex": (row, torch.ones(5, dtype=torch.complex64), "classification", "complex64; expected integers"),
-    "class: weights": (row, classes(3, 5), lw.Categorical(weight=WEIGHTS), "2 numbers, and the network 3 classes"),
-    "class: soft, weights": (row, probabilities(5, 3), lw.Categorical(weight=WEIGHTS), "2 numbers, and the network 3"),
+    "class: weights": (row, classes(3, 5), pw.Categorical(weight=WEIGHTS), "2 numbers, and the network 3 classes"),
+    "class: soft, weights": (row, probabilities(5, 3), pw.Categorical(weight=WEIGHTS), "2 numbers, and the network 3"),
     "class: one output": (lambda: row(1), classes(2, 5), "classification", "softmax is always 1.*binary"),
     "class: soft, one output": (lambda: row(1), torch.ones(5, 1), "classification", "softmax is always 1.*binary"),
     "class: no axis": (scalar, classes(2, 5), "classification", r"\(5,\); expected logits.*binary"),
@@ -96,9 +96,9 @@ REFUSED: dict[str, Row] = {
     "binary: class numbers": (row, classes(3, 5), "binary", r"\(5, 3\).*\(5,\) differ; expected equal shapes"),
     "binary: two": (row, changed(classes(2, 5, 3), 2), "binary", "target 2 was given; expected 0 or 1"),
     "binary: minus one": (row, changed(classes(2, 5, 3), -1), "binary", r"target -1.*Bernoulli\(ignore_index="),
-    "binary: another missing": (row, changed(classes(2, 5, 3), -100), lw.Bernoulli(-1), r"-100.*\(-1 is missing\)"),
+    "binary: another missing": (row, changed(classes(2, 5, 3), -100), pw.Bernoulli(-1), r"-100.*\(-1 is missing\)"),
     "binary: NaN": (row, changed(probabilities(5, 3), NAN), "binary", "target nan"),
-    "binary: NaN, missing allowed": (row, changed(probabilities(5, 3), NAN), lw.Bernoulli(-1), "target nan"),
+    "binary: NaN, missing allowed": (row, changed(probabilities(5, 3), NAN), pw.Bernoulli(-1), "target nan"),
     "binary: above one": (row, changed(probabilities(5, 3), 1.01), "binary", r"target 1\.01"),
     "binary: complex": (row, torch.ones(5, 3, dtype=torch.complex64), "binary", "complex64; expected 0 and 1"),
     # regression
@@ -113,11 +113,11 @@ REFUSED: dict[str, Row] = {
     "regression: noises": (
         row,
         normal(5, 3),
-        lw.Gaussian(WEIGHTS),
+        pw.Gaussian(WEIGHTS),
         "2 numbers, and the network 3 outputs; expected one",
     ),
-    "regression: residuals of NaN": (row, changed(normal(5, 3), NAN), lw.Gaussian("residuals"), "nan.*positive finite"),
-    "regression: residuals, broadcast": (row, normal(5, 1), lw.Gaussian("residuals"), "differ"),
+    "regression: residuals of NaN": (row, changed(normal(5, 3), NAN), pw.Gaussian("residuals"), "nan.*positive finite"),
+    "regression: residuals, broadcast": (row, normal(5, 1), pw.Gaussian("residuals"), "differ"),
     # heteroscedastic
     "hetero: odd": (row, normal(5, 3), "heteroscedastic", r"\(5, 3\).*expected an even number of outputs"),
     "hetero: no axis": (scalar, normal(5), "heteroscedastic", r"\(5,\).*expected an even number of outputs"),
@@ -131,13 +131,13 @@ REFUSED: dict[str, Row] = {
     "hetero: natural": (
         lambda: signed(1),
         normal(5),
-        lw.HeteroscedasticGaussian("natural"),
+        pw.HeteroscedasticGaussian("natural"),
         r"not finite.*parameters='natural'.*eta2, must be below zero.*'raw'",
     ),
     "hetero: variance": (
         lambda: signed(-1),
         normal(5),
-        lw.HeteroscedasticGaussian("mean_variance"),
+        pw.HeteroscedasticGaussian("mean_variance"),
         r"not finite.*parameters='mean_variance'.*variances, must be above zero",
     ),
     # counts
@@ -148,21 +148,21 @@ REFUSED: dict[str, Row] = {
     "count: broadcast": (row, classes(9, 5, 1), "count", "differ"),
     "count: booleans": (row, torch.ones(5, 3, dtype=torch.bool), "count", "bool; expected whole numbers"),
     # custom
-    "custom: NaN": (row, changed(normal(5, 3), NAN), lw.Custom(lambda f, y: (f - y).sum(1) ** 2), "NaN or Inf"),
+    "custom: NaN": (row, changed(normal(5, 3), NAN), pw.Custom(lambda f, y: (f - y).sum(1) ** 2), "NaN or Inf"),
     "custom: a sum": (
         row,
         normal(5, 3),
-        lw.Custom(lambda f, y: (f - y).square().sum()),
+        pw.Custom(lambda f, y: (f - y).square().sum()),
         r"returned \(\) for 5.*\(5,\)",
     ),
-    "custom: per output": (row, normal(5, 3), lw.Custom(lambda f, y: (f - y).square()), r"returned \(5, 3\) for 5"),
-    "custom: a number": (row, normal(5, 3), lw.Custom(lambda f, y: 1.0), "returned float"),
-    "custom: detached": (row, normal(5, 3), lw.Custom(lambda f, y: (f.detach() - y).sum(1)), "can be differentiated"),
-    "custom: not finite": (row, normal(5, 3), lw.Custom(lambda f, y: -(f - 9).log().sum(1)), "energy function is not"),
+    "custom: per output": (row, normal(5, 3), pw.Custom(lambda f, y: (f - y).square()), r"returned \(5, 3\) for 5"),
+    "custom: a number": (row, normal(5, 3), pw.Custom(lambda f, y: 1.0), "returned float"),
+    "custom: detached": (row, normal(5, 3), pw.Custom(lambda f, y: (f.detach() - y).sum(1)), "can be differentiated"),
+    "custom: not finite": (row, normal(5, 3), pw.Custom(lambda f, y: -(f - 9).log().sum(1)), "energy function is not"),
     "custom: Hessian": (
         row,
         normal(5, 3),
-        lw.Custom(lambda f, y: -(f - 9).sqrt().sum(1)),
+        pw.Custom(lambda f, y: -(f - 9).sqrt().sum(1)),
         "NaN or Inf|function is not",
     ),
 }
@@ -179,27 +179,27 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
         with pytest.raises(WRONG_VALUE, match=message):
             fitted(model, x, y, likelihood, structure)
     with pytest.raises(WRONG_VALUE, match=message):
-        lw.fit(copy.deepcopy(model), [(x, y)], likelihood, structure="diag", curvature="empirical")
+        pw.fit(copy.deepcopy(model), [(x, y)], likelihood, structure="diag", curvature="empirical")
     assert torch.equal(weights_of(model), before)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: lw.Categorical(weight=torch.tensor([1.0, -1.0])), "none negative"),
-        (lambda: lw.Categorical(weight=torch.tensor([1.0, NAN])), "finite number per class"),
-        (lambda: lw.Categorical(weight=torch.ones(2, 2)), "one finite number per class"),
-        (lambda: lw.Categorical(label_smoothing=1.0), "from 0 to 1"),
-        (lambda: lw.Categorical(label_smoothing=-0.1), "from 0 to 1"),
-        (lambda: lw.Gaussian(0.0), "positive standard deviation"),
-        (lambda: lw.Gaussian(NAN), "positive standard deviation"),
-        (lambda: lw.Gaussian(torch.tensor([1.0, -1.0])), "or one per output"),
-        (lambda: lw.Gaussian(torch.ones(2, 2)), "or one per output"),
-        (lambda: lw.Gaussian("resduals"), "'residuals'"),
-        (lambda: lw.Gaussian(1.0).with_noise(-1.0), "positive standard deviation"),
-        (lambda: lw.Gaussian("residuals").scale, "before it is fitted"),
-        (lambda: lw.HeteroscedasticGaussian("variance"), "expected one of.*'mean_variance'"),
-        (lambda: lw.Custom(3), r"Custom\(int\): expected a function"),
+        (lambda: pw.Categorical(weight=torch.tensor([1.0, -1.0])), "none negative"),
+        (lambda: pw.Categorical(weight=torch.tensor([1.0, NAN])), "finite number per class"),
+        (lambda: pw.Categorical(weight=torch.ones(2, 2)), "one finite number per class"),
+        (lambda: pw.Categorical(label_smoothing=1.0), "from 0 to 1"),
+        (lambda: pw.Categorical(label_smoothing=-0.1), "from 0 to 1"),
+        (lambda: pw.Gaussian(0.0), "positive standard deviation"),
+        (lambda: pw.Gaussian(NAN), "positive standard deviation"),
+        (lambda: pw.Gaussian(torch.tensor([1.0, -1.0])), "or one per output"),
+        (lambda: pw.Gaussian(torch.ones(2, 2)), "or one per output"),
+        (lambda: pw.Gaussian("resduals"), "'residuals'"),
+        (lambda: pw.Gaussian(1.0).with_noise(-1.0), "positive standard deviation"),
+        (lambda: pw.Gaussian("residuals").scale, "before it is fitted"),
+        (lambda: pw.HeteroscedasticGaussian("variance"), "expected one of.*'mean_variance'"),
+        (lambda: pw.Custom(3), r"Custom\(int\): expected a function"),
     ],
 )
 def test_options_that_make_no_sense(make: Callable[[], Any], message: str) -> None:
@@ -228,18 +228,18 @@ def test_options_that_make_no_sense(make: Callable[[], Any], message: str) -> No
 def test_noises(noise: Any, fits: bool) -> None:
     """Positive and finite, all of them, in one row at most; kept in double precision."""
     if fits:
-        assert lw.Gaussian(noise).scale.dtype == torch.float64
-        assert lw.Gaussian(2.0).with_noise(noise).noise == pytest.approx(noise)
+        assert pw.Gaussian(noise).scale.dtype == torch.float64
+        assert pw.Gaussian(2.0).with_noise(noise).noise == pytest.approx(noise)
         return
     words = "noise=.* was given; expected a positive standard deviation, or one per output"
-    for make, who in ((lw.Gaussian, "Gaussian"), (lw.Gaussian().with_noise, "with_noise")):
+    for make, who in ((pw.Gaussian, "Gaussian"), (pw.Gaussian().with_noise, "with_noise")):
         with pytest.raises(ValueError, match=f"^{who}: {words}"):
             make(noise)
 
 
 def test_noises_that_are_no_numbers() -> None:
     """Are named by their type, without what torch said of them."""
-    for make, who in ((lw.Gaussian, "Gaussian"), (lw.Gaussian().with_noise, "with_noise")):
+    for make, who in ((pw.Gaussian, "Gaussian"), (pw.Gaussian().with_noise, "with_noise")):
         with pytest.raises(TypeError, match=f"^{who}: noise is a dict; expected a positive") as raised:
             make({})
         assert raised.value.__suppress_context__
@@ -249,20 +249,20 @@ def test_noises_that_are_no_numbers() -> None:
 def test_smoothing_that_makes_no_sense(smoothing: Any) -> None:
     """Anything but a number from 0 to below 1."""
     with pytest.raises(ValueError, match=r"^Categorical\(label_smoothing=.*\): expected a number from 0 to 1"):
-        lw.Categorical(label_smoothing=smoothing)
+        pw.Categorical(label_smoothing=smoothing)
 
 
 def test_options_that_do() -> None:
     """At their limits; and what they make of the loss is said in full."""
     for smoothing in (0, 0.0, 0.999):
-        assert lw.Categorical(label_smoothing=smoothing).label_smoothing == smoothing
+        assert pw.Categorical(label_smoothing=smoothing).label_smoothing == smoothing
     rest = "the loss is no likelihood of the labels"
     weight = torch.tensor([0.0, 1e-3, 5.0])
-    assert lw.Categorical(weight=weight).caveat == f"with class weights {rest}"
-    assert lw.Categorical(label_smoothing=0.1).caveat == f"with label smoothing {rest}"
-    both = lw.Categorical(weight=weight, label_smoothing=0.1)
+    assert pw.Categorical(weight=weight).caveat == f"with class weights {rest}"
+    assert pw.Categorical(label_smoothing=0.1).caveat == f"with label smoothing {rest}"
+    both = pw.Categorical(weight=weight, label_smoothing=0.1)
     assert both.caveat == f"with class weights and label smoothing {rest}"
-    form = lw.Categorical().form(torch.zeros(5, 3), classes(3, 5))
+    form = pw.Categorical().form(torch.zeros(5, 3), classes(3, 5))
     with pytest.raises(ValueError, match=r"has 3 numbers, and the network 2 classes; expected one weight per class"):
         both.form(torch.zeros(5, 2), classes(2, 5))
     assert both.form(torch.zeros(5, 3), classes(3, 5)) == form
@@ -270,32 +270,32 @@ def test_options_that_do() -> None:
 
 # Targets (N, T) or (N, T, C), of which the last are wrong, and what is said of the first of these
 WRONG: list[tuple[Any, list[Any], list[Any], str]] = [
-    (lw.Categorical(), [[0, 1], [2, -100]], [[0, 1], [3, 4]], "label 3 is outside 0..2 .*3 outputs; -100 is ignored"),
-    (lw.Categorical(), [[0, 2]], [[-1, 1]], "label -1 is outside 0..2"),
-    (lw.Categorical(-7), [[-7, 2]], [[-100, 1]], "label -100 is outside 0..2 .*-7 is ignored"),
+    (pw.Categorical(), [[0, 1], [2, -100]], [[0, 1], [3, 4]], "label 3 is outside 0..2 .*3 outputs; -100 is ignored"),
+    (pw.Categorical(), [[0, 2]], [[-1, 1]], "label -1 is outside 0..2"),
+    (pw.Categorical(-7), [[-7, 2]], [[-100, 1]], "label -100 is outside 0..2 .*-7 is ignored"),
     (
-        lw.Categorical(),
+        pw.Categorical(),
         [[[0.0, 0.0, 1.0]]],
         [[[0.5, 0.5, 0.0], [-0.25, 0.75, 0.5]]],
         r"\[-0.25, 0.75, 0.5\] were given",
     ),
-    (lw.Categorical(), [[[0.25, 0.25, 0.505]]], [[[0.25, 0.25, 0.515]]], "that sum to one"),
-    (lw.Categorical(), [[[0.25, 0.25, 0.495]]], [[[0.25, 0.25, 0.485]]], "that sum to one"),
-    (lw.Categorical(), [[[1.0, 0.0, 0.0]]], [[[INF, 0.0, 0.0]]], "that sum to one"),
-    (lw.Categorical(), [[[1.0, 0.0, 0.0]]], [[[1.0, 0.0, 0.0], [NAN, 0.5, 0.5]]], r"\[nan, 0.5, 0.5\] were given"),
+    (pw.Categorical(), [[[0.25, 0.25, 0.505]]], [[[0.25, 0.25, 0.515]]], "that sum to one"),
+    (pw.Categorical(), [[[0.25, 0.25, 0.495]]], [[[0.25, 0.25, 0.485]]], "that sum to one"),
+    (pw.Categorical(), [[[1.0, 0.0, 0.0]]], [[[INF, 0.0, 0.0]]], "that sum to one"),
+    (pw.Categorical(), [[[1.0, 0.0, 0.0]]], [[[1.0, 0.0, 0.0], [NAN, 0.5, 0.5]]], r"\[nan, 0.5, 0.5\] were given"),
     (
-        lw.Bernoulli(),
+        pw.Bernoulli(),
         [[[0.0, 1.0, 0.3]]],
         [[[0.0, 1.5, -2.0]]],
         "target 1.5 was given; expected 0 or 1, or a probability. ",
     ),
-    (lw.Bernoulli(), [[[0.0, 1.0, 0.3]]], [[[0.0, 1.0, -2.0]]], "target -2 was given"),
-    (lw.Bernoulli(-7), [[[-7.0, 1.0, 0.3]]], [[[-7.0, 1.0, -2.0]]], r"target -2 .*probability \(-7 is missing\)\. "),
-    (lw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.5, -2.0]]], "target 1.5 was given; expected whole numbers from 0 on"),
-    (lw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.0, -2.0]]], "target -2 was given"),
-    (lw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.0, INF]]], "target inf was given"),
-    (lw.Gaussian(), [[[0.0, -1.0, 7.0]]], [[[0.0, 1.0, INF]]], "^regression: targets hold NaN or Inf"),
-    (lw.HeteroscedasticGaussian(), [[[0.0, -1.0]]], [[[0.0, NAN]]], "^heteroscedastic: targets hold NaN or Inf"),
+    (pw.Bernoulli(), [[[0.0, 1.0, 0.3]]], [[[0.0, 1.0, -2.0]]], "target -2 was given"),
+    (pw.Bernoulli(-7), [[[-7.0, 1.0, 0.3]]], [[[-7.0, 1.0, -2.0]]], r"target -2 .*probability \(-7 is missing\)\. "),
+    (pw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.5, -2.0]]], "target 1.5 was given; expected whole numbers from 0 on"),
+    (pw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.0, -2.0]]], "target -2 was given"),
+    (pw.Poisson(), [[[0.0, 1.0, 7.0]]], [[[0.0, 1.0, INF]]], "target inf was given"),
+    (pw.Gaussian(), [[[0.0, -1.0, 7.0]]], [[[0.0, 1.0, INF]]], "^regression: targets hold NaN or Inf"),
+    (pw.HeteroscedasticGaussian(), [[[0.0, -1.0]]], [[[0.0, NAN]]], "^heteroscedastic: targets hold NaN or Inf"),
 ]
 
 
@@ -311,9 +311,9 @@ def test_targets_without_a_likelihood(likelihood: Any, right: list[Any], wrong: 
 def test_names_and_classes_of_likelihoods() -> None:
     """A name, a class or a value; a name that is nearly right gets a hint."""
     model, x = row(), normal(5, 3)
-    for likelihood in ("binary", lw.Bernoulli, lw.Bernoulli()):
-        assert isinstance(fitted(model, x, classes(2, 5, 3), likelihood, "diag").likelihood, lw.Bernoulli)
-    assert isinstance(fitted(model, x, classes(2, 5, 3), "count", "diag").likelihood, lw.Poisson)
+    for likelihood in ("binary", pw.Bernoulli, pw.Bernoulli()):
+        assert isinstance(fitted(model, x, classes(2, 5, 3), likelihood, "diag").likelihood, pw.Bernoulli)
+    assert isinstance(fitted(model, x, classes(2, 5, 3), "count", "diag").likelihood, pw.Poisson)
     with pytest.raises(ValueError, match="did you mean 'heteroscedastic'"):
         fitted(model, x, classes(2, 5, 3), "heteroskedastic")
     with pytest.raises(TypeError, match="likelihood is a float"):
@@ -332,23 +332,23 @@ def test_energies_that_are_not_convex() -> None:
     """Negative curvature is left out with a warning that says how much; the gradient is not touched."""
     model, x, y = row(), normal(5, 3), normal(5, 3, seed=2)
     with pytest.warns(UserWarning, match=r"not convex.*down to -4"):
-        la = fitted(model, x, y, lw.Custom(saddle), "full")
+        la = fitted(model, x, y, pw.Custom(saddle), "full")
     jacobian = dense.jacobian(model, x, names_of(model))
     kept = torch.diag(torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64))
     assert relative(curvature_of(la), torch.einsum("nfd,fg,nge->de", jacobian, kept, jacobian)) < 1e-8
-    fitted(model, x, y, lw.Custom(saddle), "full", curvature="empirical")  # no warning
+    fitted(model, x, y, pw.Custom(saddle), "full", curvature="empirical")  # no warning
 
 
 def test_linear_energies_have_no_curvature() -> None:
     """Not an error: there is nothing to see in the outputs."""
     model, x, y = row(), normal(5, 3), normal(5, 3, seed=2)
-    la = fitted(model, x, y, lw.Custom(lambda f, y: (f * y).sum(1)), "diag")
+    la = fitted(model, x, y, pw.Custom(lambda f, y: (f * y).sum(1)), "diag")
     assert float(curvature_of(la).abs().max()) == 0
 
 
 def test_custom_energies_cannot_be_drawn_from_without_a_sampler() -> None:
     """Asked for, the Monte Carlo Fisher is refused; left to choose, the exact curvature is taken at any size."""
-    energy = lw.Custom(lambda f, y: (f - y).square().sum((1, 2, 3)) / 2)
+    energy = pw.Custom(lambda f, y: (f - y).square().sum((1, 2, 3)) / 2)
     model, x, y = image(4), normal(2, 2, 4, 5), normal(2, 4, 4, 5, seed=2)
     with pytest.raises(ValueError, match=r"no `sample`.*sample=.*'ggn' or 'empirical'"):
         fitted(model, x, y, energy, "diag", curvature="fisher")
@@ -361,10 +361,10 @@ def test_custom_energies_cannot_be_drawn_from_without_a_sampler() -> None:
 
 def test_caveats() -> None:
     """What keeps the evidence from being a marginal likelihood is said by the likelihood."""
-    assert "class weights and label smoothing" in lw.Categorical(weight=torch.ones(3), label_smoothing=0.1).caveat
-    assert "label smoothing" in lw.Categorical(label_smoothing=0.1).caveat
-    assert "constant" in lw.Custom(saddle).caveat
-    for plain in (lw.Categorical(), lw.Bernoulli(), lw.Gaussian(), lw.HeteroscedasticGaussian(), lw.Poisson()):
+    assert "class weights and label smoothing" in pw.Categorical(weight=torch.ones(3), label_smoothing=0.1).caveat
+    assert "label smoothing" in pw.Categorical(label_smoothing=0.1).caveat
+    assert "constant" in pw.Custom(saddle).caveat
+    for plain in (pw.Categorical(), pw.Bernoulli(), pw.Gaussian(), pw.HeteroscedasticGaussian(), pw.Poisson()):
         assert plain.caveat == ""
 
 
@@ -376,7 +376,7 @@ def warned(model: nn.Module, x: Tensor, y: Tensor, likelihood: Any) -> list[str]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batches = cut(x, y, [4, 4, 4])
-        lw.fit(copy.deepcopy(model).to(batches[0][0].device), batches, likelihood, structure="ekfac")
+        pw.fit(copy.deepcopy(model).to(batches[0][0].device), batches, likelihood, structure="ekfac")
     return [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
 
 
@@ -428,7 +428,7 @@ def test_what_is_said_of_probabilities() -> None:
     logits = normal(4, 1, 3).requires_grad_()
     sure, unsure = logits.softmax(-1), logits.sigmoid()
     rest = "These look like probabilities; logits are expected, of which the"
-    assert said(lw.Categorical(), sure, sure.grad_fn) == [
+    assert said(pw.Categorical(), sure, sure.grad_fn) == [
         (
             "Categorical: all outputs of the first batch are positive and sum to one over the 3 classes. "
             f"{rest} softmax is taken here. Leave the last Softmax out, or make it a LogSoftmax.",
@@ -442,16 +442,16 @@ def test_what_is_said_of_probabilities() -> None:
     limits = torch.tensor([[[0.0, 1.0, 0.5]]])
     for f in (unsure, sure, limits):
         assert (
-            said(lw.Bernoulli(), f, unsure.grad_fn) == said(lw.Bernoulli(), f, sure.grad_fn) == [(expected, __file__)]
+            said(pw.Bernoulli(), f, unsure.grad_fn) == said(pw.Bernoulli(), f, sure.grad_fn) == [(expected, __file__)]
         )
     for f in (limits - 0.1, limits + 0.1):
-        assert not said(lw.Bernoulli(), f, unsure.grad_fn)
+        assert not said(pw.Bernoulli(), f, unsure.grad_fn)
     for likelihood, f, node in (
-        (lw.Categorical(), unsure, unsure.grad_fn),
-        (lw.Bernoulli(), unsure, logits.exp().grad_fn),
-        (lw.Bernoulli(), unsure, None),
-        (lw.Gaussian(), sure, sure.grad_fn),
-        (lw.Poisson(), unsure, unsure.grad_fn),
+        (pw.Categorical(), unsure, unsure.grad_fn),
+        (pw.Bernoulli(), unsure, logits.exp().grad_fn),
+        (pw.Bernoulli(), unsure, None),
+        (pw.Gaussian(), sure, sure.grad_fn),
+        (pw.Poisson(), unsure, unsure.grad_fn),
     ):
         assert not said(likelihood, f, node)
 
@@ -507,7 +507,7 @@ def test_row_09_ignored_labels_add_no_curvature(structure: str, kind: str) -> No
     longer = torch.cat([x, classes(6, 3, 5, seed=9)])
     for index in (-100, -1, 255):
         ignored = torch.cat([y, torch.full((3, 5), index)])
-        likelihood = lw.Categorical(ignore_index=index)
+        likelihood = pw.Categorical(ignore_index=index)
         few = fitted(model, x, y, likelihood, structure, curvature=kind)
         many = fitted(model, longer, ignored, likelihood, structure, curvature=kind)
         assert relative(curvature_of(many), curvature_of(few)) < 1e-9
@@ -521,7 +521,7 @@ def test_row_09_ignored_tokens_are_those_of_torch() -> None:
     x, y = classes(6, 4, 5), classes(3, 4, 5)
     y[0, 2:], y[3] = -100, -100
     weight = torch.tensor([0.2, 3.0, 1.0], dtype=torch.float64)
-    la = fitted(model, x, y, lw.Categorical(weight=weight), "full")
+    la = fitted(model, x, y, pw.Categorical(weight=weight), "full")
     jacobian = dense.jacobian(model, x, names_of(model)).reshape(20, 3, -1)
     total = torch.zeros_like(curvature_of(la))
     for logits, label, j in zip(dense.outputs(model, x).reshape(20, 3), y.flatten(), jacobian, strict=True):
@@ -531,7 +531,7 @@ def test_row_09_ignored_tokens_are_those_of_torch() -> None:
     assert relative(curvature_of(la), total) < 1e-9
     loss = nn.functional.cross_entropy(dense.outputs(model, x).reshape(20, 3), y.flatten(), weight, reduction="sum")
     assert abs(la.totals.energy - float(loss)) < 1e-10
-    plain = fitted(model, x, y.clamp(min=0), lw.Categorical(weight=weight), "full")
+    plain = fitted(model, x, y.clamp(min=0), pw.Categorical(weight=weight), "full")
     assert relative(curvature_of(plain), total) > 0.05
 
 
@@ -563,7 +563,7 @@ def test_row_10_one_logit_is_two_classes() -> None:
     assert relative(binary.log_evidence(), two.log_evidence().cpu()) < 1e-12
 
 
-@pytest.mark.parametrize("likelihood", ["regression", "binary", "count", lw.Gaussian("residuals")], ids=str)
+@pytest.mark.parametrize("likelihood", ["regression", "binary", "count", pw.Gaussian("residuals")], ids=str)
 @pytest.mark.parametrize("shape", [(5, 1), (5,), (1, 3), (5, 3, 1)], ids=str)
 def test_row_16_targets_are_never_broadcast(likelihood: Any, shape: tuple[int, ...]) -> None:
     """Whatever would broadcast against outputs (5, 3) is refused."""
@@ -581,7 +581,7 @@ def test_row_16_targets_are_never_broadcast(likelihood: Any, shape: tuple[int, .
         "count",
         "heteroscedastic",
         "classification",
-        lw.Custom(lambda f, y: (f - y).pow(4).sum(1)),
+        pw.Custom(lambda f, y: (f - y).pow(4).sum(1)),
     ],
     ids=lambda given: given if isinstance(given, str) else "custom",
 )
@@ -593,4 +593,4 @@ def test_row_17_nan_is_an_error(likelihood: Any, where: str) -> None:
         y = y / 4
     (y if where == "target" else x)[6, 1] = math.nan
     with pytest.raises(ValueError, match=r"(?i)nan"):
-        lw.fit(model.to(moved(x).device), cut(x, y, [4, 4]), likelihood)
+        pw.fit(model.to(moved(x).device), cut(x, y, [4, 4]), likelihood)

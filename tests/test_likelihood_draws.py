@@ -13,11 +13,11 @@ from scipy import stats
 from torch import Tensor
 from torch.distributions import Categorical, Normal, Poisson
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import cut
-from lapwing.random import Hashed
 from likelihood_cases import BY_NAME, CASES, LikelihoodCase
+from peewit.random import Hashed
 from tables import curvature_of, relative
 from test_likelihoods import DRAWABLE, fit, form_of
 
@@ -32,16 +32,16 @@ def hashed(count: int, positions: int = 1, seed: int = 3) -> Hashed:
 @DRAWN
 def test_draws_do_not_depend_on_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, in parts, and by one example at a time: the same curvature; another generator gives another one."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)  # small batches are not put together
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)  # small batches are not put together
     case = BY_NAME[name]
-    whole = curvature_of(fit(case, "full", lw.MonteCarlo(8)))
-    assert torch.equal(curvature_of(fit(case, "full", lw.MonteCarlo(8))), whole)
+    whole = curvature_of(fit(case, "full", pw.MonteCarlo(8)))
+    assert torch.equal(curvature_of(fit(case, "full", pw.MonteCarlo(8))), whole)
     for sizes in ([1, 3], [2, 1, 1], [1, 1, 1, 1]):
         data = cut(case.x, case.y, sizes)
         model = copy.deepcopy(case.model).to(DEVICE)
-        made = lw.fit(model, data, case.likelihood, structure="full", curvature=lw.MonteCarlo(8))
+        made = pw.fit(model, data, case.likelihood, structure="full", curvature=pw.MonteCarlo(8))
         assert relative(curvature_of(made), whole) < 1e-12
-    other = curvature_of(fit(case, "full", lw.MonteCarlo(8), generator=torch.Generator().manual_seed(2)))
+    other = curvature_of(fit(case, "full", pw.MonteCarlo(8), generator=torch.Generator().manual_seed(2)))
     assert relative(other, whole) > 1e-3
 
 
@@ -88,7 +88,7 @@ def test_drawn_counts(rate: float) -> None:
     """Frequencies of counts are those of a Poisson distribution, for small and large rates."""
     count = 20_000
     f = torch.full((count, 1, 1), math.log(rate), dtype=torch.float64)
-    drawn = lw.Poisson().sample(f, torch.zeros_like(f), hashed(count)).flatten()
+    drawn = pw.Poisson().sample(f, torch.zeros_like(f), hashed(count)).flatten()
     assert bool((drawn == drawn.floor()).all()) and float(drawn.min()) >= 0
     probability = (
         Poisson(torch.tensor(rate, dtype=torch.float64))
@@ -113,9 +113,9 @@ def test_drawn_counts_of_huge_rates() -> None:
     """A million a piece: normal to three digits."""
     count = 20_000
     f = torch.full((count, 1, 1), math.log(1e6), dtype=torch.float64)
-    drawn = lw.Poisson().sample(f, torch.zeros_like(f), hashed(count)).flatten()
+    drawn = pw.Poisson().sample(f, torch.zeros_like(f), hashed(count)).flatten()
     assert uniform_distance(Normal(1e6, 1e3).cdf(drawn + 0.5)) < 1.95
-    again = lw.Poisson().sample(f.float(), f, hashed(count)).flatten()
+    again = pw.Poisson().sample(f.float(), f, hashed(count)).flatten()
     assert again.dtype == torch.float32 and relative(again.double(), drawn) < 1e-5
 
 
@@ -125,14 +125,14 @@ def test_drawn_classes_and_labels() -> None:
     f = torch.tensor([[0.2, -1.0, 1.5], [2.0, 0.0, -3.0]], dtype=torch.float64).expand(count, 2, 3)
     y = torch.zeros(count, 2, dtype=torch.long)
     y[:, 1] = torch.where(torch.arange(count) % 2 == 0, 1, -100)
-    drawn = lw.Categorical().sample(f, y, hashed(count, 2))
+    drawn = pw.Categorical().sample(f, y, hashed(count, 2))
     assert bool((drawn[:, 1][y[:, 1] == -100] == -100).all())
     for position in (0, 1):
         own = drawn[:, position][y[:, position] >= 0]
         expected = Categorical(logits=f[0, position]).probs * len(own)
         chi = ((torch.bincount(own, minlength=3) - expected).square() / expected).sum()
         assert float(chi) < 13.8  # once in a thousand with two degrees of freedom
-    chosen = lw.Bernoulli().sample(f, f, hashed(count, 2)).flatten(1)
+    chosen = pw.Bernoulli().sample(f, f, hashed(count, 2)).flatten(1)
     p = f[0].sigmoid().flatten()
     assert float(((chosen.mean(0) - p) / (p * (1 - p) / count).sqrt()).abs().max()) < 3.5
     correlation = torch.corrcoef(chosen.T) - torch.eye(6)
@@ -144,13 +144,13 @@ def test_drawn_numbers() -> None:
     count = 20_000
     f = torch.tensor([[0.2, -1.0, 1.5, 0.4], [2.0, 0.0, -3.0, 1.0]], dtype=torch.float64).expand(count, 2, 4)
     noise = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
-    each = lw.Gaussian(noise)
+    each = pw.Gaussian(noise)
     drawn = each.sample(f, f, hashed(count, 2))
     spread = noise / float(each.factor)  # at a common factor of one
     values: list[tuple[Tensor, Any]] = [(drawn, Normal(f, spread.expand(f.shape)))]
-    values.append((lw.Gaussian(0.3).sample(f, f, hashed(count, 2)), Normal(f, torch.ones_like(f))))
+    values.append((pw.Gaussian(0.3).sample(f, f, hashed(count, 2)), Normal(f, torch.ones_like(f))))
     for parameters in ("raw", "mean_log_variance"):
-        likelihood = lw.HeteroscedasticGaussian(parameters)
+        likelihood = pw.HeteroscedasticGaussian(parameters)
         values.append((likelihood.sample(f, f[..., :2], hashed(count, 2)), likelihood.distribution(f)))
     for made, distribution in values:
         places = distribution.cdf(made).flatten(1)
@@ -167,18 +167,18 @@ def test_drawn_counts_are_quantiles() -> None:
     f = RATES.log().repeat(20, 1, 1)
     draws = hashed(20, 3)
     expected = torch.as_tensor(stats.poisson.ppf(draws.uniform(3).numpy(), f.exp().numpy()))
-    assert torch.equal(lw.Poisson().sample(f, f, draws), expected)
+    assert torch.equal(pw.Poisson().sample(f, f, draws), expected)
     assert bool((expected == 0).any()) and bool((expected > 1e4).any())
     for place in ((0, 0), (0, 2), (2, 0)):
         alone = f[:, place[0] : place[0] + 1, place[1] : place[1] + 1]
         again = Fixed(draws.uniform(3)[:, place[0] : place[0] + 1, place[1] : place[1] + 1])
-        assert torch.equal(lw.Poisson().sample(alone, alone, again)[:, 0, 0], expected[:, place[0], place[1]])
+        assert torch.equal(pw.Poisson().sample(alone, alone, again)[:, 0, 0], expected[:, place[0], place[1]])
 
 
 def test_counts_of_rates_beyond_all_numbers() -> None:
     """Huge rates are their own counts to rounding, and infinite ones no error."""
     f = torch.tensor([[[70.0, 800.0]]], dtype=torch.float64)
-    huge, infinite = lw.Poisson().sample(f, f, hashed(1))[0, 0].tolist()
+    huge, infinite = pw.Poisson().sample(f, f, hashed(1))[0, 0].tolist()
     assert huge == pytest.approx(math.exp(70.0), rel=1e-12) and not math.isfinite(infinite)
 
 
@@ -200,17 +200,17 @@ def test_draws_at_given_numbers() -> None:
     torch.manual_seed(0)
     f = torch.randn(6, 4, 2, dtype=torch.float64)
     u = torch.rand(6, 4, 2, dtype=torch.float64)
-    assert torch.equal(lw.Bernoulli().sample(f, f, Fixed(u)), (u < 1 / (1 + (-f).exp())).double())
+    assert torch.equal(pw.Bernoulli().sample(f, f, Fixed(u)), (u < 1 / (1 + (-f).exp())).double())
     noise = torch.tensor([0.5, 2.0], dtype=torch.float64)  # whose geometric mean is one
-    torch.testing.assert_close(lw.Gaussian(noise).sample(f, f, Fixed(u)), f + u * noise)
-    torch.testing.assert_close(lw.Gaussian(3.0).sample(f, f, Fixed(u)), f + u)
+    torch.testing.assert_close(pw.Gaussian(noise).sample(f, f, Fixed(u)), f + u * noise)
+    torch.testing.assert_close(pw.Gaussian(3.0).sample(f, f, Fixed(u)), f + u)
     own = u[..., :1]
-    found = lw.HeteroscedasticGaussian("mean_log_variance").sample(f, own, Fixed(own))
+    found = pw.HeteroscedasticGaussian("mean_log_variance").sample(f, own, Fixed(own))
     torch.testing.assert_close(found, f[..., :1] + (f[..., 1:] / 2).exp() * own)
     f = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64).log().expand(6, 1, 3)
     u = torch.tensor([0.1, 0.49, 0.51, 0.69, 0.71, 1.0], dtype=torch.float64).reshape(6, 1, 1)
     y = torch.tensor([0, 1, 2, 0, -7, 1])[:, None]
-    likelihood = lw.Categorical(ignore_index=-7)
+    likelihood = pw.Categorical(ignore_index=-7)
     assert likelihood.sample(f, y, Fixed(u)).flatten().tolist() == [0, 0, 1, 1, -7, 2]
     score = likelihood.drawn_score(f, y, Fixed(u))[:, 0]
     expected = f[:, 0].exp() - torch.eye(3, dtype=torch.float64)[[0, 0, 1, 1, 2, 2]]
@@ -222,7 +222,7 @@ def test_a_class_is_drawn_where_probabilities_end_below_one() -> None:
     """By rounding their sum may be less than the number that is drawn: the last class is meant."""
     f = torch.zeros(1, 2, 7, dtype=torch.float64)
     beyond = Fixed(torch.full((1, 2, 1), 1.0 + 1e-9, dtype=torch.float64))
-    assert lw.Categorical().sample(f, torch.zeros(1, 2, dtype=torch.long), beyond).tolist() == [[6, 6]]
+    assert pw.Categorical().sample(f, torch.zeros(1, 2, dtype=torch.long), beyond).tolist() == [[6, 6]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -234,7 +234,7 @@ def test_custom_samplers_get_numbers_inside(dtype: torch.dtype) -> None:
         seen.extend((f, uniform))
         return f + uniform.reshape(f.shape)
 
-    likelihood = lw.Custom(lambda f, y: (f - y).square().sum((1, 2)) / 2, sample, shape=(2, 2))
+    likelihood = pw.Custom(lambda f, y: (f - y).square().sum((1, 2)) / 2, sample, shape=(2, 2))
     f = torch.randn(3, 1, 4, dtype=dtype).requires_grad_()
     u = torch.tensor([0.0, 0.25, 1.0 - 1e-17, 1.0], dtype=torch.float64).expand(3, 1, 4)
     score = likelihood.drawn_score(f, torch.zeros(3, 1, 2, 2), Fixed(u))
@@ -263,5 +263,5 @@ def test_scores_are_differentiated_where_that_is_asked_for(name: str) -> None:
 def test_every_likelihood_is_drawn_from() -> None:
     """Only energies without a sampler are left out above."""
     left_out = {type(case.likelihood) for case in CASES if case.name not in DRAWABLE}
-    assert left_out == {lw.Custom}
+    assert left_out == {pw.Custom}
     assert {type(BY_NAME[name].likelihood) for name in DRAWABLE} == {type(case.likelihood) for case in CASES}

@@ -11,32 +11,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, fitted, normal, weights_of
-from lapwing.likelihoods import Form, score
-from lapwing.random import DEFAULT_SEED, Hashed
 from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
+from peewit.likelihoods import Form, score
+from peewit.random import DEFAULT_SEED, Hashed
 from tables import curvature_of, moved, own_bases, relative
 
 EXACT = 1e-8
 DRAWS = 3
 EVERY = pytest.mark.parametrize("name", BY_NAME)
 STRUCTURES: dict[str, Any] = {
-    "full": lw.Full(),
-    "block": lw.Block(),
-    "diag": lw.Diag(),
-    "kron": lw.Kron(),
-    "kron reduce": lw.Kron(approx="reduce"),
-    "kron joint": lw.Kron(bias="joint"),
-    "ekfac": lw.EKFAC(),
+    "full": pw.Full(),
+    "block": pw.Block(),
+    "diag": pw.Diag(),
+    "kron": pw.Kron(),
+    "kron reduce": pw.Kron(approx="reduce"),
+    "kron joint": pw.Kron(bias="joint"),
+    "ekfac": pw.EKFAC(),
 }
-DRAWABLE = [case.name for case in CASES if not isinstance(case.likelihood, lw.Custom) or case.likelihood.sample]
+DRAWABLE = [case.name for case in CASES if not isinstance(case.likelihood, pw.Custom) or case.likelihood.sample]
 
 
-def fit(case: LikelihoodCase, structure: Any, curvature: Any = "ggn", **options: Any) -> lw.Laplace:
+def fit(case: LikelihoodCase, structure: Any, curvature: Any = "ggn", **options: Any) -> pw.Laplace:
     """A fit of a case on the device under test."""
     return fitted(case.model, case.x, case.y, case.likelihood, structure, curvature=curvature, **options)
 
@@ -51,11 +51,11 @@ def drawn(case: LikelihoodCase, sample: int, seed: int = DEFAULT_SEED) -> Tensor
     form = form_of(case)
     likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
     draws = Hashed(seed, torch.arange(len(f)), form.positions, sample)
-    if isinstance(likelihood, lw.Custom):
+    if isinstance(likelihood, pw.Custom):
         assert likelihood.sample is not None
         return likelihood.sample(case.f, draws.uniform(f.shape[-1])[:, 0])
     labels = likelihood.sample(f, likelihood.targets(case.y, form), draws)
-    if isinstance(likelihood, lw.Categorical):
+    if isinstance(likelihood, pw.Categorical):
         shape = [size for axis, size in enumerate(case.f.shape) if axis != (form.axis or 0) + 1]
         return labels.reshape(shape)
     if form.axis is None:
@@ -71,7 +71,7 @@ def columns(name: str, kind: str) -> Tensor:
     return case.columns(kind, [drawn(case, sample) for sample in range(DRAWS)] if kind == "fisher" else None)
 
 
-def expected(case: LikelihoodCase, structure: str, kind: str, la: lw.Laplace) -> Tensor:
+def expected(case: LikelihoodCase, structure: str, kind: str, la: pw.Laplace) -> Tensor:
     """(D, D): the dense curvature of a structure, noise included."""
     if kind == "hessian":
         return case.hessian
@@ -110,7 +110,7 @@ def test_curvature_evidence_and_covariance(name: str, structure: str) -> None:
     theta = weights_of(case.model)
     ones = torch.ones_like(theta)
     for kind in kinds_of(case, structure):
-        la = fit(case, STRUCTURES[structure], lw.MonteCarlo(DRAWS) if kind == "fisher" else kind, prior=1.0)
+        la = fit(case, STRUCTURES[structure], pw.MonteCarlo(DRAWS) if kind == "fisher" else kind, prior=1.0)
         dense_curvature = expected(case, structure, kind, la)
         assert relative(curvature_of(la), dense_curvature) < EXACT, kind
         delta = 0.7 if kind != "hessian" else 1 - 2 * float(torch.linalg.eigvalsh(dense_curvature)[0].clamp(max=0))
@@ -131,9 +131,9 @@ def test_products_with_every_curvature(name: str) -> None:
     case = BY_NAME[name]
     v = normal(2, len(weights_of(case.model)), seed=7)
     for kind in kinds_of(case, "full"):
-        curvature = lw.MonteCarlo(DRAWS) if kind == "fisher" else kind
+        curvature = pw.MonteCarlo(DRAWS) if kind == "fisher" else kind
         data = moved(case.x), moved(case.y)
-        made = lw.products(copy.deepcopy(case.model).to(DEVICE), data, case.likelihood, curvature=curvature)
+        made = pw.products(copy.deepcopy(case.model).to(DEVICE), data, case.likelihood, curvature=curvature)
         degree = 2 if kind == "empirical" else 1
         exact = case.hessian if kind == "hessian" else case.full(columns(name, kind))
         assert relative(made.mv(moved(v)) * float(case.likelihood.scale) ** degree, v @ exact) < EXACT, kind
@@ -169,7 +169,7 @@ def test_energies_and_constants_are_the_definition(name: str) -> None:
     """Of all examples together, at ordinary outputs and at large ones."""
     case = BY_NAME[name]
     assert relative(whole_energy(case, case.f, case.y), case.total) < 1e-12
-    if not isinstance(case.likelihood, (lw.Poisson, lw.HeteroscedasticGaussian)):
+    if not isinstance(case.likelihood, (pw.Poisson, pw.HeteroscedasticGaussian)):
         large = 12 * case.f
         total = sum(case.nll(f, y) for f, y in zip(large, case.y, strict=True))
         assert relative(whole_energy(case, large, case.y), total) < 1e-12
@@ -180,7 +180,7 @@ def test_roots_of_sure_networks(size: float) -> None:
     """In float32 too, curvature is exact to its own size, and finite, where one minus a probability would be zero."""
     torch.manual_seed(0)
     f = (size * torch.randn(40, 1, 6)).float()
-    root = lw.Categorical().root(f, torch.zeros(40, 1, dtype=torch.long)).double()
+    root = pw.Categorical().root(f, torch.zeros(40, 1, dtype=torch.long)).double()
     assert root.shape[-1] == 5 and bool(torch.isfinite(root).all())
     p = f.double().softmax(-1)
     others = (1 - torch.eye(6, dtype=torch.float64)) @ p[..., None]
@@ -215,7 +215,7 @@ def test_roots_are_the_output_curvature(name: str) -> None:
     assert bool(unlabelled.any()) == any(case.ignoring(y) for y in case.y)
 
 
-PROPER = [case.name for case in CASES if not isinstance(case.likelihood, lw.Custom) and not case.likelihood.caveat]
+PROPER = [case.name for case in CASES if not isinstance(case.likelihood, pw.Custom) and not case.likelihood.caveat]
 
 
 @pytest.mark.parametrize("name", PROPER)
@@ -226,14 +226,14 @@ def test_distributions_are_the_definition(name: str) -> None:
     f, y = form.flatten(case.f), case.likelihood.targets(case.y, form)
     distribution = case.likelihood.distribution(f)
     assert distribution is not None
-    if isinstance(case.likelihood, lw.Categorical):
+    if isinstance(case.likelihood, pw.Categorical):
         assert relative(distribution.probs, torch.softmax(f, -1)) < 1e-12
         if y.is_floating_point():
             return
         known = y >= 0
         made = distribution.log_prob(y.clamp(min=0))[known].sum()
     else:
-        known = y >= 0 if isinstance(case.likelihood, lw.Bernoulli) else torch.ones_like(y, dtype=torch.bool)
+        known = y >= 0 if isinstance(case.likelihood, pw.Bernoulli) else torch.ones_like(y, dtype=torch.bool)
         made = distribution.log_prob(y.to(f))[known].sum()
     assert relative(-made, case.total) < 1e-12
 
@@ -269,12 +269,12 @@ def test_probabilities_sum_to_one() -> None:
     """Over all classes, over yes and no, and over counts."""
     f = torch.tensor([[[0.3, -1.2, 2.0]]], dtype=torch.float64)
     every = torch.arange(3)[:, None]
-    assert torch.allclose(lw.Categorical().energy(f.expand(3, 1, 3), every).neg().exp().sum(), torch.ones(()).double())
+    assert torch.allclose(pw.Categorical().energy(f.expand(3, 1, 3), every).neg().exp().sum(), torch.ones(()).double())
     both = torch.tensor([0.0, 1.0])[:, None, None]
     one = f[:, :, :1].expand(2, 1, 1)
-    assert torch.allclose(lw.Bernoulli().energy(one, both).neg().exp().sum(), torch.ones(()).double())
+    assert torch.allclose(pw.Bernoulli().energy(one, both).neg().exp().sum(), torch.ones(()).double())
     counts = torch.arange(80.0, dtype=torch.float64)[:, None, None]
-    poisson = lw.Poisson()
+    poisson = pw.Poisson()
     rest = torch.stack([poisson.rest(count) for count in counts])
     total = (-poisson.energy(f[:, :, 2:].expand(80, 1, 1), counts) - rest).exp().sum()
     assert torch.allclose(total, torch.ones(()).double(), atol=1e-12)
@@ -284,17 +284,17 @@ def test_probabilities_sum_to_one() -> None:
 def test_sure_answers_keep_their_digits(logit: float) -> None:
     """Far from zero an energy is `exp(-|f|)`, not a difference that rounds to zero."""
     f = torch.tensor([[[logit]]], dtype=torch.float64)
-    made = lw.Bernoulli().energy(f, torch.tensor([[[float(logit > 0)]]]))
+    made = pw.Bernoulli().energy(f, torch.tensor([[[float(logit > 0)]]]))
     expected = torch.log1p(torch.exp(-torch.tensor(abs(logit), dtype=torch.float64)))
     assert relative(made, expected[None]) < 1e-12
-    root = lw.Bernoulli().root(f, torch.ones(1, 1, 1))
+    root = pw.Bernoulli().root(f, torch.ones(1, 1, 1))
     assert relative(root[0, 0, 0], (torch.exp(-abs(f)) / (1 + torch.exp(-abs(f))) ** 2).sqrt()[0, 0]) < 1e-12
 
 
 # Noise
 
 
-NOISY = [case.name for case in CASES if isinstance(case.likelihood, lw.Gaussian)]
+NOISY = [case.name for case in CASES if isinstance(case.likelihood, pw.Gaussian)]
 
 
 @pytest.mark.parametrize("kind", ["ggn", "fisher", "empirical", "hessian"])
@@ -315,7 +315,7 @@ def test_equal_noises_are_one_noise() -> None:
     for structure in ("kron", "full"):
         for kind in ("ggn", "fisher", "empirical"):
             one, each = (
-                fitted(case.model, case.x, case.y, lw.Gaussian(noise), structure, curvature=kind)
+                fitted(case.model, case.x, case.y, pw.Gaussian(noise), structure, curvature=kind)
                 for noise in (0.375, torch.full((3,), 0.375))  # the same in float32
             )
             assert relative(curvature_of(each), curvature_of(one)) < 1e-12
@@ -325,13 +325,13 @@ def test_equal_noises_are_one_noise() -> None:
 def test_a_common_factor_leaves_ratios() -> None:
     """`with_noise` of one number is the geometric mean; several numbers replace all."""
     noise = torch.tensor([0.4, 1.5, 0.9], dtype=torch.float64)
-    likelihood = lw.Gaussian(noise)
+    likelihood = pw.Gaussian(noise)
     assert abs(float(likelihood.factor) - (0.4 * 1.5 * 0.9) ** (1 / 3)) < 1e-12
     made = likelihood.with_noise(2.0)
     assert torch.allclose(made.noise / made.noise[0], noise / noise[0], rtol=1e-12)
     assert abs(float(made.noise.prod()) - 8.0) < 1e-12 and abs(float(made.scale) - 0.25) < 1e-12
     assert torch.equal(likelihood.with_noise(torch.tensor([1.0, 2.0, 3.0])).noise, torch.tensor([1.0, 2.0, 3.0]))
-    assert lw.Gaussian(0.3).with_noise(0.5).noise == 0.5
+    assert pw.Gaussian(0.3).with_noise(0.5).noise == 0.5
     assert torch.equal(likelihood.noise, noise)
     noise *= 2  # the caller's tensor, not the likelihood's
     assert abs(float(likelihood.factor) - (0.4 * 1.5 * 0.9) ** (1 / 3)) < 1e-12
@@ -361,14 +361,14 @@ def test_the_evidence_at_another_common_factor(name: str, structure: str) -> Non
 def test_noise_from_residuals(name: str) -> None:
     """One per output: the root mean square of the residuals over examples and positions."""
     case = BY_NAME[name]
-    la = fitted(case.model, case.x, case.y, lw.Gaussian("residuals"), "diag")
+    la = fitted(case.model, case.x, case.y, pw.Gaussian("residuals"), "diag")
     form = form_of(case)
     residuals = form.flatten(case.f - case.y).reshape(-1, form.outputs)
     noise = torch.stack([(column @ column / len(column)).sqrt() for column in residuals.T])
-    assert isinstance(la.likelihood, lw.Gaussian)
+    assert isinstance(la.likelihood, pw.Gaussian)
     made = torch.as_tensor(la.likelihood.noise, dtype=torch.float64).reshape(-1)
     assert relative(made, noise) < 1e-12
-    again = fitted(case.model, case.x, case.y, lw.Gaussian(noise), "diag")
+    again = fitted(case.model, case.x, case.y, pw.Gaussian(noise), "diag")
     assert relative(curvature_of(la), curvature_of(again)) < 1e-12
 
 
@@ -431,14 +431,14 @@ def test_constants_are_in_double_precision(name: str, dtype: torch.dtype) -> Non
         assert made.dtype == torch.float64 and made.shape == ()
     assert likelihood.log_z(3.0, likelihood.scale.to(dtype)).dtype == dtype
     labelled = likelihood.labelled(y)
-    counted = {lw.Custom: len(y), lw.Categorical: int(labelled.sum()), lw.Bernoulli: int((y >= 0).sum())}
+    counted = {pw.Custom: len(y), pw.Categorical: int(labelled.sum()), pw.Bernoulli: int((y >= 0).sum())}
     assert float(likelihood.scalars(y)) == counted.get(type(likelihood), y.numel())
     assert labelled.dtype == torch.bool and labelled.shape == y.shape[:2]
 
 
 @pytest.mark.parametrize(
     "likelihood",
-    [lw.Categorical(), lw.Bernoulli(), lw.Gaussian(), lw.HeteroscedasticGaussian("mean_variance"), lw.Poisson()],
+    [pw.Categorical(), pw.Bernoulli(), pw.Gaussian(), pw.HeteroscedasticGaussian("mean_variance"), pw.Poisson()],
     ids=lambda each: type(each).__name__,
 )
 def test_distributions_of_outputs_that_are_not_finite(likelihood: Any) -> None:
@@ -456,7 +456,7 @@ def test_cross_entropies_are_torchs(soft: bool, weighted: bool, smoothing: float
     f = torch.randn(6, 4, 3, dtype=torch.float64)
     weight = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64) if weighted else None
     y = torch.randn(6, 4, 3, dtype=torch.float64).softmax(-1) if soft else torch.randint(-1, 3, (6, 4))
-    likelihood = lw.Categorical(ignore_index=-1, weight=weight, label_smoothing=smoothing)
+    likelihood = pw.Categorical(ignore_index=-1, weight=weight, label_smoothing=smoothing)
     if weight is not None:
         own = weight.clone()
         weight *= 7  # the caller's tensor, not the likelihood's
@@ -476,23 +476,23 @@ def test_cross_entropies_are_torchs(soft: bool, weighted: bool, smoothing: float
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_a_single_class_is_sure(smoothing: float) -> None:
     """Beside labels that are ignored too: nothing is to be learnt, and nothing fails."""
-    likelihood = lw.Categorical(axis=-1, label_smoothing=smoothing)
+    likelihood = pw.Categorical(axis=-1, label_smoothing=smoothing)
     f, y = torch.randn(2, 3, 1, dtype=torch.float64), torch.tensor([[0, -100, 0], [-100, 0, 0]])
     assert likelihood.form(f, y).outputs == 1
     draws = Hashed(DEFAULT_SEED, torch.arange(2), 3)
     for made in (likelihood.energy(f, y), likelihood.root(f, y), likelihood.drawn_score(f, y, draws)):
         assert float(made.abs().max()) < 1e-12
     assert likelihood.root(f, y).shape == (2, 3, 1, 1)
-    assert [lw.Categorical.rank(outputs) for outputs in (1, 2, 3, 7)] == [1, 1, 2, 6]
+    assert [pw.Categorical.rank(outputs) for outputs in (1, 2, 3, 7)] == [1, 1, 2, 6]
 
 
 def test_one_noise_stays_a_number() -> None:
     """And a posterior that is stored has one; several stay a tensor."""
     for noise in (0.3, torch.tensor(0.3), torch.tensor([0.3])):
-        made = lw.Gaussian(noise).with_noise(torch.tensor([0.5], dtype=torch.float64))
-        assert type(made.noise) is float and made == lw.Gaussian(0.5)
-    assert float(lw.Gaussian().scale) == 1 and float(lw.Gaussian(0.1).scale) == pytest.approx(100, rel=1e-14)
-    several = lw.Gaussian(torch.tensor([0.5, 2.0])).with_noise(3.0)
+        made = pw.Gaussian(noise).with_noise(torch.tensor([0.5], dtype=torch.float64))
+        assert type(made.noise) is float and made == pw.Gaussian(0.5)
+    assert float(pw.Gaussian().scale) == 1 and float(pw.Gaussian(0.1).scale) == pytest.approx(100, rel=1e-14)
+    several = pw.Gaussian(torch.tensor([0.5, 2.0])).with_noise(3.0)
     assert isinstance(several.noise, Tensor)
     torch.testing.assert_close(several.noise, torch.tensor([1.5, 6.0], dtype=torch.float64))
 
@@ -500,14 +500,14 @@ def test_one_noise_stays_a_number() -> None:
 def test_ratios_of_noises() -> None:
     """A common factor leaves them; a millionth beside each other is more than rounding."""
     noise = torch.tensor([0.4, 1.5, 0.9], dtype=torch.float64)
-    likelihood = lw.Gaussian(noise)
-    assert likelihood.same_ratios(lw.Gaussian(7 * noise)) and lw.Gaussian(2.0).same_ratios(lw.Gaussian(0.1))
+    likelihood = pw.Gaussian(noise)
+    assert likelihood.same_ratios(pw.Gaussian(7 * noise)) and pw.Gaussian(2.0).same_ratios(pw.Gaussian(0.1))
     for place, factor in ((0, 1.1), (1, 0.9), (2, 1 + 2e-6)):
         other = noise.clone()
         other[place] *= factor
-        assert not likelihood.same_ratios(lw.Gaussian(other)) and not lw.Gaussian(other).same_ratios(likelihood)
+        assert not likelihood.same_ratios(pw.Gaussian(other)) and not pw.Gaussian(other).same_ratios(likelihood)
     other = noise * torch.tensor([1 + 3e-7, 1.0, 1.0], dtype=torch.float64)
-    assert likelihood.same_ratios(lw.Gaussian(other))
+    assert likelihood.same_ratios(pw.Gaussian(other))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -517,7 +517,7 @@ def test_roots_are_in_the_precision_of_the_outputs(name: str, dtype: torch.dtype
     case = BY_NAME[name]
     form = form_of(case)
     likelihood, f = case.likelihood.bound(form), form.flatten(case.f).to(dtype)
-    if isinstance(likelihood, lw.Custom):
+    if isinstance(likelihood, pw.Custom):
         return
     assert likelihood.root(f, likelihood.targets(case.y, form)).dtype == dtype
 
@@ -552,7 +552,7 @@ HALVES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 @pytest.mark.parametrize(("shape", "given"), HALVES)
 def test_half_as_many_targets_as_outputs(shape: tuple[int, ...], given: tuple[int, ...]) -> None:
     """Of which a single one need not have an axis."""
-    likelihood, y = lw.HeteroscedasticGaussian(), torch.randn(given)
+    likelihood, y = pw.HeteroscedasticGaussian(), torch.randn(given)
     axis = 1 if len(shape) > 3 else len(shape) - 1
     form = likelihood.form(torch.zeros(shape), y)
     assert form == Form(axis - 1, shape[1:])
@@ -568,7 +568,7 @@ def test_hessians_of_custom_energies() -> None:
     """In closed form; differentiable where the outputs are, and zero where only something else is differentiable."""
     torch.manual_seed(0)
     f, y = torch.randn(4, 1, 3, dtype=torch.float64), torch.randn(4, 1, 3, dtype=torch.float64)
-    cubic = lw.Custom(lambda f, y: (f @ CURVED * f).sum(1) / 2 + f.pow(3).sum(1) * 5)
+    cubic = pw.Custom(lambda f, y: (f @ CURVED * f).sum(1) / 2 + f.pow(3).sum(1) * 5)
     expected = CURVED + torch.diag_embed(30 * f)
     torch.testing.assert_close(cubic.hessian(f, y), expected)
     assert not cubic.hessian(f, y).requires_grad
@@ -577,11 +577,11 @@ def test_hessians_of_custom_energies() -> None:
     torch.testing.assert_close(gradient, torch.full_like(f, 30))
     share = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     for energy in (lambda f, y: (f * y).sum(1), lambda f, y: (f * y).sum(1) * share):
-        found = lw.Custom(energy).hessian(f, y)
+        found = pw.Custom(energy).hessian(f, y)
         assert found.shape == (4, 1, 3, 3) and not bool(found.any())
     with torch.no_grad():
         assert cubic.energy(asked, y).shape == (4,)
-    assert lw.Custom(lambda f, y: y.sum(1)).energy(f, y).shape == (4,)
+    assert pw.Custom(lambda f, y: y.sum(1)).energy(f, y).shape == (4,)
 
 
 @pytest.mark.parametrize(("lowest", "said"), [(-1.5e-4, True), (-0.7e-4, False), (0.0, False)])
@@ -590,7 +590,7 @@ def test_negative_curvature_beyond_rounding_is_said(lowest: float, said: bool) -
     f, y = torch.zeros(2, 1, 2, dtype=torch.float64), torch.zeros(2, 1, 2, dtype=torch.float64)
     for size in (1e-3, 1.0, 1e3):
         values = size * torch.tensor([1.0, lowest], dtype=torch.float64)
-        likelihood = lw.Custom(lambda f, y, values=values: (f.square() * values).sum(1) / 2)
+        likelihood = pw.Custom(lambda f, y, values=values: (f.square() * values).sum(1) / 2)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             root = likelihood.root(f, y)
@@ -599,15 +599,15 @@ def test_negative_curvature_beyond_rounding_is_said(lowest: float, said: bool) -
         torch.testing.assert_close(root @ root.mT, torch.diag(values.clamp(min=0)).expand(2, 1, 2, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not bool(lw.Custom(lambda f, y: (f * y).sum(1)).root(f, y).any())
+        assert not bool(pw.Custom(lambda f, y: (f * y).sum(1)).root(f, y).any())
 
 
 def test_custom_distributions_take_outputs_in_their_shape() -> None:
     """Behind any leading axes; in one axis where no data were seen."""
     seen: list[Tensor] = []
-    likelihood = lw.Custom(lambda f, y: f.sum((1, 2)), predictive=seen.append)
+    likelihood = pw.Custom(lambda f, y: f.sum((1, 2)), predictive=seen.append)
     f = torch.randn(7, 5, 1, 6)
     likelihood.distribution(f)
     likelihood.bound(Form(1, (2, 3), whole=True)).distribution(f)
     assert torch.equal(seen[0], f[:, :, 0]) and torch.equal(seen[1], f.reshape(7, 5, 2, 3))
-    assert lw.Custom(lambda f, y: f.sum(1)).distribution(f) is None
+    assert pw.Custom(lambda f, y: f.sum(1)).distribution(f) is None

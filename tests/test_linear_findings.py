@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from fitting import built, classes, fitted, normal
-from lapwing import curvature
+from peewit import curvature
 from tables import moved
 
 
@@ -46,8 +46,8 @@ def test_turns_that_run_out_end_at_the_best_place() -> None:
     """Not at one that was still to be tried."""
     model, x, y = separable()
     for steps in (2, 3, 4, 5):
-        la = fitted(model, x, y, "classification", "kron", prior=lw.Prior.layerwise())
-        with pytest.warns(lw.TuningWarning):
+        la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.layerwise())
+        with pytest.warns(pw.TuningWarning):
             made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=steps, tolerance=1e-6)
         assert made.trace is not None
         assert float(made.log_evidence()) > max(made.trace.values) - 0.05
@@ -67,7 +67,7 @@ def test_groups_keep_their_precisions_when_weights_are_added() -> None:
 
     model = built(Routed())
     x, y = normal(6, 2), classes(2, 6)
-    prior = lw.Prior("scale_invariant", torch.tensor([7.0, 1.0]), sets=(("b.weight", "d.weight"),))
+    prior = pw.Prior("scale_invariant", torch.tensor([7.0, 1.0]), sets=(("b.weight", "d.weight"),))
     la = fitted(model, x, y, "classification", "diag", prior=prior)
     before = dict(zip(la.prior.names(la.space), la.prior.precision.tolist(), strict=True))
     more = la.update((moved(200 * x.abs()), moved(y)))
@@ -92,7 +92,7 @@ def test_a_reader_may_write_over_its_last_batch(together: int, monkeypatch: pyte
                 yield moved(place), moved(labels)
 
     right = fitted(model, x, y, "classification", "kron")
-    found = lw.fit(right.model, Reader(), "classification")
+    found = pw.fit(right.model, Reader(), "classification")
     assert found.totals.energy == pytest.approx(right.totals.energy, rel=1e-12)
 
 
@@ -101,7 +101,7 @@ def test_a_mode_of_another_prior_is_not_taken_for_this_one() -> None:
     model, x, y = separable()
     data = moved(x), moved(y)
     other = fitted(model, x, y, "classification", "kron").at_linear_mode(data).with_prior(100.0)
-    with pytest.warns(lw.TuningWarning, match="under another prior"):
+    with pytest.warns(pw.TuningWarning, match="under another prior"):
         other.predict(data[0], mean="linear")
     own = other.at_linear_mode(data)
     with warnings.catch_warnings():
@@ -115,7 +115,7 @@ def test_ratios_of_a_g_prior_are_in_its_own_units() -> None:
     """`|theta~|^2 / |theta*|^2`, both in the ratios of the curvature."""
     model, x, y = separable()
     data = moved(x), moved(y)
-    la = fitted(model, x, y, "classification", "kron", prior=lw.Prior.g_prior(3.0)).at_linear_mode(data)
+    la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.g_prior(3.0)).at_linear_mode(data)
     assert la.linear is not None and la.prior.base is not None
     away, base = la.mode, la.prior.base
     there = away + la.linear.displacement
@@ -135,7 +135,7 @@ def test_sets_of_another_network_are_refused() -> None:
     """Before a file is written that could not be read."""
     model, x, y = separable()
     with pytest.raises(ValueError, match=r"nope\.weight, which the network does not have"):
-        fitted(model, x, y, "classification", prior=lw.Prior("layerwise", torch.ones(1), sets=(("nope.weight",),)))
+        fitted(model, x, y, "classification", prior=pw.Prior("layerwise", torch.ones(1), sets=(("nope.weight",),)))
 
 
 def test_a_noise_at_its_limit_is_said() -> None:
@@ -143,8 +143,8 @@ def test_a_noise_at_its_limit_is_said() -> None:
     x = normal(30, 3)
     y = x @ normal(3, 1, seed=4)
     model = built(nn.Linear(3, 1))
-    la = fitted(model, x, y, lw.Gaussian(1.0), "full")
-    with pytest.warns(lw.TuningWarning, match="The noise is at the smallest allowed"):
+    la = fitted(model, x, y, pw.Gaussian(1.0), "full")
+    with pytest.warns(pw.TuningWarning, match="The noise is at the smallest allowed"):
         la.tune(mode="linear", data=(moved(x), moved(y)))
 
 
@@ -173,7 +173,7 @@ def test_a_diagnosis_of_other_data_says_so() -> None:
     """As many examples, but not those of the fit."""
     model, x, y = separable()
     la = fitted(model, x, y, "classification", "kron")
-    with pytest.warns(lw.TuningWarning, match="other data"):
+    with pytest.warns(pw.TuningWarning, match="other data"):
         la.diagnose((moved(5 * x), moved(y.roll(3))))
 
 
@@ -181,10 +181,10 @@ def test_a_network_wrapped_for_several_devices() -> None:
     """It is the one inside that is asked, and that names the weights."""
     model, x, y = separable()
     data = moved(x), moved(y)
-    la = fitted(model, x, y, "classification", "kron", prior=lw.Prior.layerwise())
+    la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.layerwise())
     wrapped = nn.DataParallel(la.model)
-    prior = lw.Prior.scale_invariant(wrapped, data)
-    made = lw.fit(wrapped, data, "classification", prior=prior)
+    prior = pw.Prior.scale_invariant(wrapped, data)
+    made = pw.fit(wrapped, data, "classification", prior=prior)
     assert made.space.names == la.space.names
     assert float(made.at_linear_mode(data).log_evidence()) == pytest.approx(
         float(la.at_linear_mode(data).log_evidence())

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
 import likelihood_cases
+import peewit as pw
 from conftest import DEVICE
 from fitting import Broken, Gained, built, classes, cut, fitted, normal, weights_of
-from lapwing.linear import examples
-from lapwing.linear.finding import opened
-from lapwing.linear.solver import Solver
-from lapwing.linear.streaming import Streamed
-from lapwing.linear.target import Target
+from peewit.linear import examples
+from peewit.linear.finding import opened
+from peewit.linear.solver import Solver
+from peewit.linear.streaming import Streamed
+from peewit.linear.target import Target
 from reference_linear import Linear
 from tables import moved, table
 from test_purity import changed, same, snapshot
@@ -78,7 +78,7 @@ def squares(noise: float, f: Tensor, y: Tensor) -> Tensor:
     return -torch.distributions.Normal(f, noise).log_prob(y).sum()
 
 
-def reference_of(name: str, la: lw.Laplace) -> Linear:
+def reference_of(name: str, la: pw.Laplace) -> Linear:
     """The definition for a network of the table."""
     case = table(name)
     index = case.index(la)
@@ -98,7 +98,7 @@ def reference_of(name: str, la: lw.Laplace) -> Linear:
     )
 
 
-def found(la: lw.Laplace, data: Any, **options: Any) -> lw.LinearMode:
+def found(la: pw.Laplace, data: Any, **options: Any) -> pw.LinearMode:
     """Its mode, as near as it comes."""
     options = {"tolerance": EXACT, "steps": 1000, **options}
     made = la.at_linear_mode(data, **options).linear
@@ -115,13 +115,13 @@ def simple() -> tuple[nn.Module, Tensor, Tensor]:
     return model, normal(30, 4), classes(3, 30)
 
 
-def classifier(structure: Any = "kron", **options: Any) -> tuple[lw.Laplace, tuple[Tensor, Tensor]]:
+def classifier(structure: Any = "kron", **options: Any) -> tuple[pw.Laplace, tuple[Tensor, Tensor]]:
     """A fit of it, and its data."""
     model, x, y = simple()
     return fitted(model, x, y, "classification", structure, **options), (moved(x), moved(y))
 
 
-def dense_classifier(la: lw.Laplace) -> Linear:
+def dense_classifier(la: pw.Laplace) -> Linear:
     """Its definition."""
     import reference_dense as dense
     from fitting import names_of
@@ -146,7 +146,7 @@ def dense_classifier(la: lw.Laplace) -> Linear:
 def test_every_network(name: str) -> None:
     """The gradient of the definition vanishes, which convexity makes the mode; energy and evidence are those there."""
     case = table(name)
-    la = case.fit("diag", prior=lw.Prior.scalar(0.7, mean=0.1))
+    la = case.fit("diag", prior=pw.Prior.scalar(0.7, mean=0.1))
     mode = found(la, (moved(case.x), moved(case.y)), tolerance=1e-14)
     expected = reference_of(name, la)
     e = mode.displacement.cpu()
@@ -165,7 +165,7 @@ def test_every_likelihood(name: str) -> None:
     case = next(each for each in likelihood_cases.CASES if each.name == name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The energy of the custom likelihood is not convex")
-        la = fitted(case.model, case.x, case.y, case.likelihood, "full", prior=lw.Prior.scalar(0.8))
+        la = fitted(case.model, case.x, case.y, case.likelihood, "full", prior=pw.Prior.scalar(0.8))
         mode = found(la, (moved(case.x), moved(case.y)))
     expected = Linear(case.f, case.jacobian, case.y, case.nll, la.mode.cpu(), la.prior.delta(la.space, la.mode).cpu())
     e = mode.displacement.cpu()
@@ -173,7 +173,7 @@ def test_every_likelihood(name: str) -> None:
     assert float(expected.gradient(e).norm()) < 1e-6 * float(expected.gradient(start).norm())
     assert float(expected.loss(e)) < float(expected.loss(start))
     at = replace(la, linear=mode).evidence()
-    if not isinstance(case.likelihood, lw.Custom):
+    if not isinstance(case.likelihood, pw.Custom):
         assert abs(at.log_likelihood + float(expected.energy(e))) < 1e-7
 
 
@@ -205,7 +205,7 @@ def test_the_decrement_is_the_gradient_in_the_posterior() -> None:
     expected = 0.5 * g @ torch.linalg.solve(la.precision.mv(torch.eye(la.D).to(la.mode)).cpu(), g)
     assert abs(mode.decrements[0] - float(expected)) < 1e-10
     x = data[0]
-    exact = fitted(simple()[0], x.cpu(), normal(30, 3), lw.Gaussian(0.4), "full")
+    exact = fitted(simple()[0], x.cpu(), normal(30, 3), pw.Gaussian(0.4), "full")
     mode = exact.at_linear_mode((x, moved(normal(30, 3)))).linear
     assert abs(mode.losses[0] - mode.losses[-1] - mode.decrements[0]) < 1e-9
     assert len(mode.losses) == 2 and mode.products <= 2
@@ -228,7 +228,7 @@ def test_weights_that_cannot_move_end_at_the_priors_mean() -> None:
         model[0].bias[2] = -100.0
     x, y = normal(12, 3), classes(2, 12)
     for structure in ("kron", "diag", "full"):
-        la = fitted(model, x, y, "classification", structure, prior=lw.Prior.scalar(2.0, mean=0.25))
+        la = fitted(model, x, y, "classification", structure, prior=pw.Prior.scalar(2.0, mean=0.25))
         made = found(la, (moved(x), moved(y)))
         after = (la.mode + made.displacement).cpu()
         assert torch.allclose(after[6:9], torch.full((3,), 0.25).double(), atol=1e-8)
@@ -299,7 +299,7 @@ def test_batches_do_not_matter(sizes: list[int]) -> None:
     assert torch.allclose(found(la, cut(x, y, sizes), memory=40_000).displacement, expected, atol=1e-8)
 
 
-def kept(la: lw.Laplace, data: Any, memory: float | None = None) -> type:
+def kept(la: pw.Laplace, data: Any, memory: float | None = None) -> type:
     """Which of the two ways is taken."""
     with opened(la, data, memory, False) as solver:
         return type(solver)
@@ -384,14 +384,14 @@ def test_other_data_are_refused_or_remarked_on() -> None:
     la, (x, y) = classifier("kron")
     with pytest.raises(ValueError, match=r"data has 29 examples, and the posterior was fitted to 30; expected"):
         la.at_linear_mode((x[:29], y[:29]))
-    with pytest.warns(lw.TuningWarning, match=r"energy is .* on this data and was .* other data, or augmentations"):
+    with pytest.warns(pw.TuningWarning, match=r"energy is .* on this data and was .* other data, or augmentations"):
         la.at_linear_mode((x + 1, y))
 
 
 def test_not_enough_steps() -> None:
     """It says how far it is, and starts there next time."""
     la, data = classifier("diag")
-    with pytest.warns(lw.TuningWarning, match=r"was not reached: 2 steps were not enough.*nats above its minimum"):
+    with pytest.warns(pw.TuningWarning, match=r"was not reached: 2 steps were not enough.*nats above its minimum"):
         some = la.at_linear_mode(data, steps=2, tolerance=1e-10)
     assert some.linear is not None and not some.linear.converged
     rest = some.at_linear_mode(data, tolerance=1e-10).linear
@@ -416,7 +416,7 @@ def test_outputs_are_made_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> 
     """Every so many steps from the weights themselves; it changes nothing but roundings."""
     la, data = classifier("diag")
     expected = found(la, data)
-    monkeypatch.setattr("lapwing.linear.solver.REFRESH", 3)
+    monkeypatch.setattr("peewit.linear.solver.REFRESH", 3)
     often = found(la, data)
     assert often.products > expected.products
     assert torch.allclose(often.displacement, expected.displacement, atol=1e-8)
@@ -474,13 +474,13 @@ def test_the_network_is_untouched(name: str) -> None:
     case = table(name)
     model = case.case.make()[0].to(DEVICE).train()
     x, y = moved(case.x), moved(case.y)
-    la = lw.fit(model, (x, y), case.likelihood)
+    la = pw.fit(model, (x, y), case.likelihood)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     before, inputs = snapshot(model), snapshot_of(x)
     la.at_linear_mode((x, y))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lw.TuningWarning)
+        warnings.simplefilter("ignore", pw.TuningWarning)
         la.at_linear_mode((x, y), memory=100, steps=3)
     assert changed(model, before) == [] and same(snapshot_of(x), inputs)
     with pytest.raises(KeyError, match="gone"):
@@ -518,7 +518,7 @@ def test_devices_and_arithmetic_keep_it() -> None:
     at = la.at_linear_mode(data)
     assert at.to(DEVICE).log_evidence() == at.log_evidence()
     model = simple()[0]
-    narrow = lw.fit(copy.deepcopy(model).float().to(DEVICE), (data[0].float(), data[1]), "classification")
+    narrow = pw.fit(copy.deepcopy(model).float().to(DEVICE), (data[0].float(), data[1]), "classification")
     made = narrow.at_linear_mode((data[0].float(), data[1]))
     wide = made.with_arithmetic("float64")
     assert wide.linear.displacement.dtype == torch.float64 == wide.mode.dtype
@@ -530,17 +530,17 @@ def test_devices_and_arithmetic_keep_it() -> None:
 
 def test_files(tmp_path: Path) -> None:
     """The mode with its report is read back as it was, and a file without one has none."""
-    la, data = classifier("kron", prior=lw.Prior.layerwise(0.5))
+    la, data = classifier("kron", prior=pw.Prior.layerwise(0.5))
     at = la.at_linear_mode(data)
     at.save(tmp_path / "at")
-    back = lw.load(tmp_path / "at", la.model)
+    back = pw.load(tmp_path / "at", la.model)
     assert torch.equal(back.log_evidence(), at.log_evidence())
     for name in ("energy", "rest", "scale", "losses", "decrements", "gradients", "passes", "products", "stopped"):
         assert getattr(back.linear, name) == getattr(at.linear, name), name
     assert torch.equal(back.linear.displacement, at.linear.displacement)
     assert back.evidence().where == "the mode of the linear model"
     la.save(tmp_path / "without")
-    assert lw.load(tmp_path / "without", la.model).linear is None
+    assert pw.load(tmp_path / "without", la.model).linear is None
 
 
 # The evidence
@@ -550,8 +550,8 @@ def test_the_partial_derivative_is_the_total_one() -> None:
     """By the envelope theorem: against differences of evidences whose modes are each found anew."""
     model, x, _ = simple()
     y = normal(30, 3)
-    prior = lw.Prior.layerwise([0.5, 1, 2, 3])
-    la = fitted(model, x, y, lw.Gaussian(torch.tensor([0.3, 0.5, 0.8])), "full", prior=prior)
+    prior = pw.Prior.layerwise([0.5, 1, 2, 3])
+    la = fitted(model, x, y, pw.Gaussian(torch.tensor([0.3, 0.5, 0.8])), "full", prior=prior)
     data = moved(x), moved(y)
     at = la.at_linear_mode(data, tolerance=EXACT)
     precision = la.prior.precision.clone().requires_grad_()
@@ -583,7 +583,7 @@ def test_a_linear_models_evidence_does_not_depend_on_the_weights() -> None:
         with torch.no_grad():
             model.weight.mul_(10)
         for structure in ("full", "kron"):
-            la = fitted(model, x, y, lw.Gaussian(noise), structure, prior=delta)
+            la = fitted(model, x, y, pw.Gaussian(noise), structure, prior=delta)
             at = la.at_linear_mode((moved(x), moved(y)), tolerance=EXACT)
             assert float(at.log_evidence()) == pytest.approx(float(marginal.log_prob(y[:, 0])), abs=1e-9)
             assert float(la.log_evidence()) < float(at.log_evidence())
@@ -704,7 +704,7 @@ def test_wrong_questions() -> None:
     with pytest.raises(ValueError, match=r"mode='liner' is not known; did you mean 'linear'\?"):
         fitted(*simple(), "classification", mode="liner")
     with pytest.raises(ValueError, match=r"mode='linear' passes over the data many times; a one-shot iterator"):
-        lw.fit(la.model, iter([data]), "classification", mode="linear")
+        pw.fit(la.model, iter([data]), "classification", mode="linear")
     with pytest.raises(ValueError, match=r"label 7 is outside 0..2"):
         la.at_linear_mode((data[0], torch.full_like(data[1], 7)))
     with pytest.raises(TypeError, match="data is a int"):
@@ -720,7 +720,7 @@ def test_room_is_a_share_of_what_is_free() -> None:
 def test_the_preconditioner_is_the_posterior() -> None:
     """In place, block by block: the same as solving with the whole."""
     for structure in STRUCTURES:
-        la, _ = classifier(structure, prior=lw.Prior.layerwise([0.5, 1.0, 2.0, 3.0]))
+        la, _ = classifier(structure, prior=pw.Prior.layerwise([0.5, 1.0, 2.0, 3.0]))
         g = moved(normal(la.D))
         expected = la.precision.solve(g)
         squared = Target.of(la).precondition(made := g.clone())

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from fitting import built, classes, fitted, normal
-from lapwing.linear.solver import Solver
-from lapwing.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton, settled_off
-from lapwing.tuning.ascent import gradient_of
-from lapwing.tuning.profile import Place, Point, profile
+from peewit.linear.solver import Solver
+from peewit.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton, settled_off
+from peewit.tuning.ascent import gradient_of
+from peewit.tuning.profile import Place, Point, profile
 from tables import moved
 from test_purity import changed, snapshot
 
@@ -76,7 +76,7 @@ def test_a_linear_model_from_any_weights(method: str, seed: int) -> None:
     """Precisions, noise, mode and evidence are those of Bayesian linear regression, whatever the weights are."""
     x, y = regression_data()
     model = linear_network(seed, 10.0**seed)
-    la = fitted(model, x, y, "regression", "full", prior=lw.Prior.layerwise(1.0))
+    la = fitted(model, x, y, "regression", "full", prior=pw.Prior.layerwise(1.0))
     made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-9)
     top = best(x, y)
     assert made.trace.converged
@@ -97,7 +97,7 @@ def test_a_linear_model_from_any_weights(method: str, seed: int) -> None:
 def test_where_it_ends_nothing_moves(method: str) -> None:
     """MacKay's fixed point holds at the mode that these precisions have, and the total derivative vanishes."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.groups({"0": 1.0, "2": 1.0}))
+    la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.groups({"0": 1.0, "2": 1.0}))
     made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-5, noise=False)
     again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
     assert torch.allclose(again.linear.displacement, made.linear.displacement, atol=1e-3)
@@ -148,7 +148,7 @@ def test_every_structure(structure: str) -> None:
 def test_the_trace_and_the_start() -> None:
     """It begins at `P_g / |theta_g - mu_g|^2`, and every step has its decrement, gradient and products."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.layerwise(1.0, mean=0.1))
+    la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0, mean=0.1))
     made = la.tune(mode="linear", data=(moved(x), moved(y)))
     weights = [parameter.detach() for parameter in model.parameters()]
     start = torch.stack([each.numel() / (each - 0.1).square().sum() for each in weights])
@@ -172,7 +172,7 @@ def test_covariance_under_rescaling() -> None:
         model = linear_network(0)
         with torch.no_grad():
             model.weight.mul_(k)
-        la = fitted(model, x / k, y, lw.Gaussian(0.4), "full", prior=lw.Prior.layerwise(1.0))
+        la = fitted(model, x / k, y, pw.Gaussian(0.4), "full", prior=pw.Prior.layerwise(1.0))
         traces.append(la.tune(mode="linear", data=(moved(x / k), moved(y)), tolerance=1e-8).trace)
     first, second = traces
     assert torch.allclose(first.precisions[:, 0], 49 * second.precisions[:, 0], rtol=1e-6)
@@ -200,8 +200,8 @@ def test_groups_without_a_use_are_switched_off(method: str) -> None:
     residual = x[:, 1:] - x[:, :1] * (x[:, :1] * x[:, 1:]).sum(0) / x[:, :1].square().sum()
     basis = torch.linalg.qr(residual).Q
     y = y - basis @ (basis.T @ y)  # nothing in the targets that the others could explain
-    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.layerwise(1.0))
-    with pytest.warns(lw.TuningWarning, match=r"'other.weight' switched off: less than 0.001 effective dimensions"):
+    la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0))
+    with pytest.warns(pw.TuningWarning, match=r"'other.weight' switched off: less than 0.001 effective dimensions"):
         made = la.tune(method, mode="linear", data=(moved(x), moved(y)), noise=False)
     assert made.trace.converged
     assert float(made.evidence().effective_dimensions[1]) < 1e-3
@@ -216,20 +216,20 @@ def test_weights_at_the_priors_mean_keep_their_precision_at_the_start(method: st
     model = linear_network(0)
     with torch.no_grad():
         model.bias.zero_()
-    la = fitted(model, x, y, "regression", "full", prior=lw.Prior.layerwise([2.0, 3.0]))
+    la = fitted(model, x, y, "regression", "full", prior=pw.Prior.layerwise([2.0, 3.0]))
     made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-3)
     assert float(made.trace.precisions[0, 1]) == pytest.approx(3.0)
     assert torch.allclose(made.prior.precision.log().cpu(), best(x, y)[:2], atol=2e-3)
 
 
-@pytest.mark.parametrize("prior", [lw.Prior.scalar(), lw.Prior.g_prior(), lw.Prior.unitwise()])
-def test_other_priors(prior: lw.Prior) -> None:
+@pytest.mark.parametrize("prior", [pw.Prior.scalar(), pw.Prior.g_prior(), pw.Prior.unitwise()])
+def test_other_priors(prior: pw.Prior) -> None:
     """One precision, ratios of the curvature, one per unit: total derivatives vanish."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=prior)
+    la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=prior)
     with warnings.catch_warnings():
         if prior.kind == "unitwise":
-            warnings.filterwarnings("ignore", ".*switched off", lw.TuningWarning)
+            warnings.filterwarnings("ignore", ".*switched off", pw.TuningWarning)
         made = la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=1e-6, noise=False)
     precision = made.prior.precision.log().clone().requires_grad_()
     value = made.log_evidence(prior=made.prior.with_precision(precision.exp()))
@@ -242,7 +242,7 @@ def test_noise_alone_and_prior_alone() -> None:
     """What is not tuned stays as it is."""
     x, y = regression_data()
     data = moved(x), moved(y)
-    la = fitted(linear_network(0), x, y, lw.Gaussian(0.9), "full", prior=1.5)
+    la = fitted(linear_network(0), x, y, pw.Gaussian(0.9), "full", prior=1.5)
     alone = la.tune(mode="linear", data=data, prior=False, tolerance=1e-9)
     assert alone.prior is la.prior
     values = {noise: marginal(x, y, 1.5, 1.5, noise) for noise in (alone.likelihood.noise * f for f in (0.99, 1, 1.01))}
@@ -257,7 +257,7 @@ def test_noise_alone_and_prior_alone() -> None:
 def test_a_loader_read_anew() -> None:
     """Shuffled and too large to keep: the same precisions; nothing of the user's is touched."""
     x, y = regression_data()
-    la = fitted(linear_network(0), x, y, "regression", "full", prior=lw.Prior.layerwise(1.0))
+    la = fitted(linear_network(0), x, y, "regression", "full", prior=pw.Prior.layerwise(1.0))
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     before = snapshot(la.model)
     made = la.tune(mode="linear", data=loader, memory=100, tolerance=1e-6)
@@ -268,13 +268,13 @@ def test_a_loader_read_anew() -> None:
 def test_the_trained_weights_again() -> None:
     """`tune()` is by the evidence there, and leaves the linear mode behind; validation keeps it."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02))
+    la = fitted(model, x, y, pw.Gaussian(0.02))
     at = la.at_linear_mode((moved(x), moved(y)))
     plain, after = la.tune(), at.tune()
     assert after.linear is None
     assert torch.allclose(after.prior.precision, plain.prior.precision)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lw.TuningWarning)
+        warnings.simplefilter("ignore", pw.TuningWarning)
         kept = at.tune("grid", grid=[0.5, 1.0, 2.0], data=(moved(x), moved(y)))
     assert kept.linear is at.linear
 
@@ -282,8 +282,8 @@ def test_the_trained_weights_again() -> None:
 def test_too_few_turns() -> None:
     """It says so, and precisions and mode still belong together."""
     model, x, y = network()
-    la = fitted(model, x, y, lw.Gaussian(0.02), "full", prior=lw.Prior.layerwise(1.0))
-    with pytest.warns(lw.TuningWarning, match=r"Tuning did not converge: 2 turns were not enough"):
+    la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0))
+    with pytest.warns(pw.TuningWarning, match=r"Tuning did not converge: 2 turns were not enough"):
         made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=2, tolerance=1e-9)
     assert not made.trace.converged and not made.linear.converged
     assert made.evidence().where == "the mode of the linear model"
@@ -293,7 +293,7 @@ def test_too_few_turns() -> None:
 def test_newtons_step_is_that_of_the_marginal_likelihood() -> None:
     """In log precision and log scale, with a mode that follows: by second derivatives of the closed form."""
     x, y = regression_data()
-    la = fitted(linear_network(0), x, y, lw.Gaussian(0.3), "full", prior=0.8)
+    la = fitted(linear_network(0), x, y, pw.Gaussian(0.3), "full", prior=0.8)
     at = la.at_linear_mode((moved(x), moved(y)), tolerance=1e-17)
     problem = profile(at._question, at.prior)
     point = problem.at(problem.start())
@@ -371,7 +371,7 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the evidence moves by less than its rounding, a turn that lowers it has not gone too far."""
     x, y = normal(40, 4), classes(3, 40)
     model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
-    la, data = fitted(model, x, y, "classification", prior=lw.Prior.layerwise(1.0)), (moved(x), moved(y))
+    la, data = fitted(model, x, y, "classification", prior=pw.Prior.layerwise(1.0)), (moved(x), moved(y))
     turned_back: list[int] = []
     own, place = Solver.energy, iter(range(10_000))
     monkeypatch.setattr(Pace, "slow", lambda self: turned_back.append(1))
@@ -385,7 +385,7 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
         return len(turned_back)
 
     assert tune() > 0
-    monkeypatch.setattr("lapwing.linear.solver.rounding", lambda size, dtype: 2e-3)
+    monkeypatch.setattr("peewit.linear.solver.rounding", lambda size, dtype: 2e-3)
     assert tune() == 0
 
 

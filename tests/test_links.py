@@ -11,7 +11,7 @@ from scipy import integrate, special
 from torch import Tensor
 
 from fitting import normal, seeded
-from lapwing.predictions import links
+from peewit.predictions import links
 from tables import moved, relative
 
 EXACT = 1e-12

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
-from lapwing.random import Hashed
+from peewit.random import Hashed
 from tables import NAMES, ROUTED, curvature_of, moved, own_bases, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -45,7 +45,7 @@ def test_full_diag_and_block_are_the_exact_curvature(name: str) -> None:
 def test_kron_is_the_dense_kronecker_product(name: str, approx: str, bias: str) -> None:
     """Equal to the Kronecker products of factors made by loops."""
     case = table(name)
-    la = case.fit(lw.Kron(approx=approx, bias=bias))
+    la = case.fit(pw.Kron(approx=approx, bias=bias))
     index = case.index(la)
     generic = frozenset(row.name for row in la.coverage() if row.rule == "generic") if name in ROUTED else frozenset()
     expected = case.kron(generic, approx=approx, bias=bias)[index][:, index]
@@ -57,7 +57,7 @@ def test_ekfac_is_the_dense_corrected_kronecker_product(name: str) -> None:
     """Our bases diagonalise factors made by loops, and the curvature has the exact second moments along them."""
     case = table(name)
     bias = ("separate", "joint")[NAMES.index(name) % 2]
-    la = case.fit(lw.EKFAC(bias=bias))
+    la = case.fit(pw.EKFAC(bias=bias))
     index = case.index(la)
     generic = frozenset(row.name for row in la.coverage() if row.rule == "generic") if name in ROUTED else frozenset()
     blocks, whole = case.blocks(generic, bias=bias)
@@ -83,14 +83,14 @@ def test_other_curvatures(name: str) -> None:
     index = case.index(la)
     expected = dense.empirical(case.model, case.x, case.y, *settings)[index][:, index]
     assert relative(curvature_of(la), expected) < tolerance(name, EXACT)
-    factored = case.fit(lw.Kron(), "empirical")
+    factored = case.fit(pw.Kron(), "empirical")
     generic = frozenset(row.name for row in la.coverage() if row.rule == "generic") if name in ROUTED else frozenset()
     assert relative(curvature_of(factored), case.kron(generic, curvature="empirical")[index][:, index]) < tolerance(
         name, EXACT
     )
 
     samples = 3
-    la = case.fit("full", lw.MonteCarlo(samples))
+    la = case.fit("full", pw.MonteCarlo(samples))
     f = dense.outputs(case.model, case.x)
     form = case.likelihood.form(f, case.y)
     targets = case.likelihood.targets(case.y, form)

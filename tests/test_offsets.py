@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, fitted, normal
-from lapwing.jacobians import Acts, Layout, Matrix, Term
-from lapwing.layers import geometry, offsets
-from lapwing.layers.base import Part
-from lapwing.layers.conv import Window, patches
-from lapwing.layers.geometry import Axis
-from lapwing.layers.offsets import PatchMoments
-from lapwing.memory import Budget
-from lapwing.structures.factors import KronSums, add_gradients, add_inputs
+from peewit.jacobians import Acts, Layout, Matrix, Term
+from peewit.layers import geometry, offsets
+from peewit.layers.base import Part
+from peewit.layers.conv import Window, patches
+from peewit.layers.geometry import Axis
+from peewit.layers.offsets import PatchMoments
+from peewit.memory import Budget
+from peewit.structures.factors import KronSums, add_gradients, add_inputs
 from tables import curvature_of, relative, table
 
 LARGE = Budget(1 << 30)
@@ -261,7 +261,7 @@ def test_fits_by_offsets_are_those_of_the_definition(name: str, bias: str, monke
     case = table(name)
     expected = case.kron(bias=bias)
     for memory in (None, 1):
-        la = case.fit(lw.Kron(bias=bias), memory=memory)
+        la = case.fit(pw.Kron(bias=bias), memory=memory)
         expected_here = expected[case.index(la)][:, case.index(la)]
         assert relative(curvature_of(la), expected_here) < 1e-9
     assert used
@@ -272,7 +272,7 @@ def test_reduced_fits_by_sums_over_windows(bias: str) -> None:
     """Averages over positions come from sums of pixels, not from patches."""
     for name in NETWORKS[:-1]:
         case = table(name)
-        la = case.fit(lw.Kron(approx="reduce", bias=bias))
+        la = case.fit(pw.Kron(approx="reduce", bias=bias))
         expected = case.kron(approx="reduce", bias=bias)[case.index(la)][:, case.index(la)]
         assert relative(curvature_of(la), expected) < 1e-9
 

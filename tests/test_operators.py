@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from lapwing.jacobians import Explicit, Layout, Matrix, Stacked
-from lapwing.layers.base import Part
-from lapwing.operators import Block, Blocks, Dense, Diagonal, Dual, Rotated, rows_of, share, squares
-from lapwing.outermost import spread
+from peewit.jacobians import Explicit, Layout, Matrix, Stacked
+from peewit.layers.base import Part
+from peewit.operators import Block, Blocks, Dense, Diagonal, Dual, Rotated, rows_of, share, squares
+from peewit.outermost import spread
 from test_jacobians import (
     COLUMNS,
     EXAMPLES,

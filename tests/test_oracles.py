@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal
 from tables import curvature_of, moved, relative
@@ -85,7 +85,7 @@ def test_curvlinops_kronecker_factors(name: str, likelihood: str, approx: str, b
         kfac_approx=approx,
         separate_weight_and_bias=bias == "separate",
     )
-    la = fitted(model, x, y, likelihood, lw.Kron(approx=approx, bias=bias), curvature=kind)
+    la = fitted(model, x, y, likelihood, pw.Kron(approx=approx, bias=bias), curvature=kind)
     factor = {"classification": 1, "regression": 4 if kind == "empirical" else 2}[likelihood]
     assert relative(curvature_of(la), dense_of(operator, la.D) / factor) < 1e-7
 
@@ -139,7 +139,7 @@ def test_laplace_torch(name: str, likelihood: str, structure: str, weights: str)
         theirs = laplace_of(model, x, y, likelihood, "CurvlinopsGGN", structure, **options)
         evidence = theirs.log_marginal_likelihood().detach()
         mean, cov = theirs._glm_predictive_distribution(x)
-    family = lw.Gaussian(noise=sigma) if likelihood == "regression" else likelihood
+    family = pw.Gaussian(noise=sigma) if likelihood == "regression" else likelihood
     la = fitted(model, x, y, family, structure, weights=weights, prior=1.3)
     made_of = la.functional(moved(x))
     assert relative(made_of.mean, mean.detach()) < 1e-10

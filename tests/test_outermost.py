@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, covered, fitted, normal, seeded
-from lapwing.predictions import links
+from peewit.predictions import links
 from tables import moved, relative
 
 EXACT = 1e-9
@@ -100,7 +100,7 @@ class Head:
     @property
     def likelihood(self) -> Any:
         """Ours."""
-        return lw.Gaussian() if self.y is None else lw.Categorical(axis=None if self.axis == -1 else self.axis)
+        return pw.Gaussian() if self.y is None else pw.Categorical(axis=None if self.axis == -1 else self.axis)
 
     @property
     def words(self) -> str:
@@ -139,11 +139,11 @@ HEADS = {
     "squashed": Head(dense_layers(nn.Tanh(), outputs=3), LAST, (7, 3), (7,), closed=False),
 }
 STRUCTURES = {
-    "expand": (lw.Kron("expand"), {"approx": "expand"}),
-    "reduce": (lw.Kron("reduce"), {"approx": "reduce"}),
-    "joint": (lw.Kron("expand", "joint"), {"approx": "expand", "bias": "joint"}),
-    "ekfac": (lw.EKFAC(), {}),
-    "ekfac joint": (lw.EKFAC("expand", "joint"), {"bias": "joint"}),
+    "expand": (pw.Kron("expand"), {"approx": "expand"}),
+    "reduce": (pw.Kron("reduce"), {"approx": "reduce"}),
+    "joint": (pw.Kron("expand", "joint"), {"approx": "expand", "bias": "joint"}),
+    "ekfac": (pw.EKFAC(), {}),
+    "ekfac joint": (pw.EKFAC("expand", "joint"), {"bias": "joint"}),
     "diag": ("diag", {}),
     "block": ("block", {}),
     "full": ("full", {}),
@@ -209,12 +209,12 @@ def test_samples(name: str) -> None:
     assert relative(drawn.flatten(2), expected + dense.outputs(model, x).flatten(1)) < EXACT
 
 
-def priors(la: lw.Laplace) -> Iterator[tuple[lw.Prior, Tensor]]:
+def priors(la: pw.Laplace) -> Iterator[tuple[pw.Prior, Tensor]]:
     """Priors and the precision of every weight (D,) under them, for a weight (5, 4) and a bias (5,)."""
     units = torch.rand(10, generator=seeded(4), dtype=torch.float64) + 0.5
-    yield lw.Prior.scalar(0.7), torch.full((25,), 0.7, dtype=torch.float64)
-    yield lw.Prior.layerwise([0.5, 2.0]), torch.tensor([0.5] * 20 + [2.0] * 5, dtype=torch.float64)
-    yield lw.Prior.unitwise(units.to(DEVICE)), torch.cat([units[:5].repeat_interleave(4), units[5:]])
+    yield pw.Prior.scalar(0.7), torch.full((25,), 0.7, dtype=torch.float64)
+    yield pw.Prior.layerwise([0.5, 2.0]), torch.tensor([0.5] * 20 + [2.0] * 5, dtype=torch.float64)
+    yield pw.Prior.unitwise(units.to(DEVICE)), torch.cat([units[:5].repeat_interleave(4), units[5:]])
 
 
 @pytest.mark.parametrize("structure", ["expand", "diag", "full"])
@@ -285,7 +285,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield calls
 
 
-def many(structure: Any, examples: int = 40, **options: Any) -> tuple[nn.Module, lw.Laplace]:
+def many(structure: Any, examples: int = 40, **options: Any) -> tuple[nn.Module, pw.Laplace]:
     """300 outputs on 6 features; the last layer alone is uncertain."""
     torch.manual_seed(0)
     model = built(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, MANY)))
@@ -411,8 +411,8 @@ def test_random_draws() -> None:
     model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
     x, y = normal(9, 3), normal(9, 3, seed=8)
     noise = torch.tensor([0.4, 0.7, 1.1], dtype=torch.float64)
-    prior = lw.Prior.unitwise([0.5, 1.0, 2.0] * 2)
-    la = fitted(model, x, y, lw.Gaussian(noise), weights="2", prior=prior, curvature="fisher")
+    prior = pw.Prior.unitwise([0.5, 1.0, 2.0] * 2)
+    la = fitted(model, x, y, pw.Gaussian(noise), weights="2", prior=prior, curvature="fisher")
     pred = la.predict(moved(x))
     cov = pred.covariance.cpu() + torch.diag(noise.square())
     expected = torch.distributions.MultivariateNormal(model(x).detach(), cov).log_prob(y)
@@ -443,7 +443,7 @@ def test_dense_curvature_in_single_precision() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 4))
     x, y = normal(2000, 3).float(), normal(2000, 4, seed=8).float()
-    la = fitted(model, x, y, lw.Gaussian(0.1), "full", weights="2", prior=0.01)
+    la = fitted(model, x, y, pw.Gaussian(0.1), "full", weights="2", prior=0.01)
     found = la.functional(moved(x[:20]), variance_only=True).cov.cpu()
     matrix = la.precision.blocks[0].operator.matrix.double().cpu()
     jacobian = dense.jacobian(model.double(), x[:20].double(), ["2.weight", "2.bias"])
@@ -466,7 +466,7 @@ def test_weight_and_bias_of_one_parameter() -> None:
     torch.manual_seed(0)
     model = Shared().double().to(DEVICE)
     x = torch.randn(5, 6, dtype=torch.float64, device=DEVICE)
-    la = lw.fit(model, (x, torch.arange(5, device=DEVICE) % 3), "classification", structure="full")
+    la = pw.fit(model, (x, torch.arange(5, device=DEVICE) % 3), "classification", structure="full")
     rows = torch.stack(
         [
             torch.stack([torch.autograd.grad(each, model.matrix, retain_graph=True)[0].flatten() for each in output])

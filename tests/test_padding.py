@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, covered, fitted, normal, seeded
 from tables import moved, relative
@@ -95,7 +95,7 @@ def test_a_mask_that_has_part_of_the_padding_row() -> None:
 def test_files_and_updates_keep_it(tmp_path: Any) -> None:
     """What is certain follows from the network and the curvature."""
     model, x, y = network()
-    la = lw.fit(model.to(DEVICE), (moved(x), moved(y)), "regression")
+    la = pw.fit(model.to(DEVICE), (moved(x), moved(y)), "regression")
     la.save(tmp_path / "posterior")
-    for other in (lw.load(tmp_path / "posterior", model), la.update((moved(x), moved(y)))):
+    for other in (pw.load(tmp_path / "posterior", model), la.update((moved(x), moved(y)))):
         assert bool((other.sample(3)[:, 4 * PADDING : 4 * (PADDING + 1)] == 0.5).all())

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fitting import normal
-from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
-from lapwing.layers.base import Part
-from lapwing.structures import passes, rounding
-from lapwing.structures.factors import Factors, KronSums
-from lapwing.structures.passes import Measurement, measure_corrections, measure_factors
-from lapwing.structures.rounding import Rounding
+from peewit.jacobians import Acts, Explicit, Layout, Matrix, Term
+from peewit.layers.base import Part
+from peewit.structures import passes, rounding
+from peewit.structures.factors import Factors, KronSums
+from peewit.structures.passes import Measurement, measure_corrections, measure_factors
+from peewit.structures.rounding import Rounding
 from stand_ins import ROOM, batch_of, source_of
 
 WEIGHT, BIAS, NORM = Part("m.weight", 0, 6), Part("m.bias", 0, 3), Part("n.weight", 0, 4)

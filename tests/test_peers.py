@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal
@@ -30,7 +30,7 @@ def test_row_01_a_grid_takes_its_best(scored: str, order: int) -> None:
     data = (moved(new), moved(labels)) if scored == "validation" else None
     tuned = la.tune("grid", grid=grid, data=data)
     scores = [
-        float(la.log_evidence(prior=value)) if data is None else -lw.validation_nll(la.with_prior(value), data)
+        float(la.log_evidence(prior=value)) if data is None else -pw.validation_nll(la.with_prior(value), data)
         for value in grid
     ]
     best = scores.index(max(scores))
@@ -45,7 +45,7 @@ def test_row_02_a_grid_in_regression_scores_the_variance_too(scored: str) -> Non
     model = built(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
     x = normal(30, 3)
     y = model(x).detach() + 0.3 * normal(30, 1, seed=4)
-    la = fitted(model, x, y, lw.Gaussian(0.25))
+    la = fitted(model, x, y, pw.Gaussian(0.25))
     grid = [10.0 ** (place / 2) for place in range(-8, 13)]
     new = normal(60, 3, seed=6)
     data = (moved(new), moved(model(new).detach() + 0.3 * normal(60, 1, seed=7))) if scored == "validation" else None
@@ -73,7 +73,7 @@ def test_row_03_the_gradient_in_the_noise(structure: str, curvature: str) -> Non
 def test_row_05_damping(name: str, bias: str) -> None:
     """The prior is added to the Kronecker product itself, never `(A + sqrt(delta) I) (x) (G + sqrt(delta) I)`."""
     case = table(name)
-    la = case.fit(lw.Kron(bias=bias), prior=0.4)
+    la = case.fit(pw.Kron(bias=bias), prior=0.4)
     index = case.index(la)
     factored = case.kron(bias=bias)[index][:, index]
     identity = torch.eye(la.D, dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_row_06_grouped_convolutions(groups: int, approx: str) -> None:
     model = built(nn.Sequential(nn.Conv2d(4, 8, 2, groups=groups), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)))
     x, y = normal(1, 4, 2, 2), classes(3, 1)
     exact = dense.ggn(model, x, y, "classification", names_of(model))
-    la = fitted(model, x, y, "classification", lw.Kron(approx=approx))
+    la = fitted(model, x, y, "classification", pw.Kron(approx=approx))
     size = model[0].weight.numel()
     group = torch.arange(groups).repeat_interleave(size // groups)
     expected = exact[:size, :size] * (group[:, None] == group)
@@ -129,7 +129,7 @@ def test_row_07_empirical_fisher_in_regression(structure: str) -> None:
     sigma = 0.3
     model = case.case.make()[0].to(DEVICE)
     data = moved(case.x), moved(case.y)
-    la = lw.fit(model, data, lw.Gaussian(noise=sigma), structure=structure, curvature="empirical")
+    la = pw.fit(model, data, pw.Gaussian(noise=sigma), structure=structure, curvature="empirical")
     exact = dense.empirical(case.model, case.x, case.y, "regression", case.names)
     made = curvature_of(la)
     if structure == "kron":
@@ -143,7 +143,7 @@ def test_row_07_empirical_fisher_in_regression(structure: str) -> None:
         assert relative(made.trace(), exact.trace() / sigma**4) < EXACT
 
 
-@pytest.mark.parametrize("curvature", ["empirical", "ggn", lw.MonteCarlo(3)], ids=str)
+@pytest.mark.parametrize("curvature", ["empirical", "ggn", pw.MonteCarlo(3)], ids=str)
 def test_row_08_last_layer_diagonal_curvature_is_not_zero(curvature: object) -> None:
     """The last layer alone has the entries that it has among all layers."""
     case = table("mlp")
@@ -171,7 +171,7 @@ def test_row_11_examples_are_what_was_seen(structure: str) -> None:
     }
     for number, loader in loaders.items():
         index = torch.tensor(chosen) if number == 4 else torch.arange(8)
-        la = lw.fit(model, loader, "classification", structure=structure, curvature="ggn")
+        la = pw.fit(model, loader, "classification", structure=structure, curvature="ggn")
         assert number == la.N
         exact = dense.ggn(model.cpu(), x[index], y[index], "classification", names_of(model))
         model.to(DEVICE)
@@ -229,12 +229,12 @@ def test_row_13_labels_differ_between_batches() -> None:
     model = case.case.make()[0].to(DEVICE)
     batch = cut(case.x, case.y, [5])[0]
     once, twice = (
-        curvature_of(lw.fit(model, [batch] * times, "classification", structure="full", curvature="fisher"))
+        curvature_of(pw.fit(model, [batch] * times, "classification", structure="full", curvature="fisher"))
         for times in (1, 2)
     )
     assert relative(twice, 2 * once) > 0.05
     # Repeating the data more often than that tends to the exact curvature, which repeated draws would not.
-    many = curvature_of(lw.fit(model, [batch] * 1000, "classification", structure="full", curvature="fisher")) / 1000
+    many = curvature_of(pw.fit(model, [batch] * 1000, "classification", structure="full", curvature="fisher")) / 1000
     assert relative(many, case.ggn) < 0.1 < relative(once, case.ggn)
 
 
@@ -307,13 +307,13 @@ def test_row_20_asking_for_the_evidence_sets_nothing(structure: str) -> None:
     la = case.fit(structure, prior=0.5)
     before = la.log_evidence(), la.precision.variance(), la.functional(x).cov, la.precision.logdet()
     other = la.log_evidence(prior=7.0, noise=0.4)
-    layered = la.log_evidence(prior=lw.Prior.layerwise(torch.rand(len(case.names), dtype=torch.float64) + 0.5))
+    layered = la.log_evidence(prior=pw.Prior.layerwise(torch.rand(len(case.names), dtype=torch.float64) + 0.5))
     assert not torch.allclose(other, before[0]) and not torch.allclose(layered, before[0])
     after = la.log_evidence(), la.precision.variance(), la.functional(x).cov, la.precision.logdet()
     assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
     assert la.prior.precision.item() == 0.5 and float(la.likelihood.scale) == 1.0
     model = case.case.make()[0].to(DEVICE)
-    again = lw.fit(model, (x, moved(case.y)), lw.Gaussian(noise=0.4), structure=structure, curvature="ggn", prior=7.0)
+    again = pw.fit(model, (x, moved(case.y)), pw.Gaussian(noise=0.4), structure=structure, curvature="ggn", prior=7.0)
     assert relative(other, again.log_evidence().cpu()) < 1e-10
     tuned = la.tune()
     assert tuned.prior.precision.item() != 0.5 and la.trace is None
@@ -325,10 +325,10 @@ def test_row_20_asking_for_the_evidence_sets_nothing(structure: str) -> None:
 def test_row_19_there_is_no_posterior_before_a_fit() -> None:
     """A `Laplace` comes from data alone: there is none that would answer with its prior."""
     model = built(nn.Linear(3, 2))
-    with pytest.raises(TypeError, match=r"lapwing\.fit\(model, data, likelihood\)"):
-        lw.Laplace(model)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"peewit\.fit\(model, data, likelihood\)"):
+        pw.Laplace(model)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        lw.Laplace(model, "classification").predict(normal(2, 3))  # type: ignore[call-arg,arg-type]
+        pw.Laplace(model, "classification").predict(normal(2, 3))  # type: ignore[call-arg,arg-type]
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "block", "full"])

@@ -11,22 +11,22 @@ import torch
 from scipy import integrate
 from torch import Tensor, distributions
 
-import lapwing as lw
+import peewit as pw
 from fitting import classes, covered, normal, seeded
-from lapwing.likelihoods import Form
-from lapwing.memory import Budget
-from lapwing.predictions import links
-from lapwing.predictions import question as predictive
-from lapwing.predictions.beliefs import Normal, Samples
+from peewit.likelihoods import Form
+from peewit.memory import Budget
+from peewit.predictions import links
+from peewit.predictions import question as predictive
+from peewit.predictions.beliefs import Normal, Samples
 from tables import moved, relative
 
 EXACT = 1e-10
 LIKELIHOODS: dict[str, Any] = {
-    "classes": lw.Categorical(),
-    "binary": lw.Bernoulli(),
-    "regression": lw.Gaussian(0.5),
-    "heteroscedastic": lw.HeteroscedasticGaussian(),
-    "count": lw.Poisson(),
+    "classes": pw.Categorical(),
+    "binary": pw.Bernoulli(),
+    "regression": pw.Gaussian(0.5),
+    "heteroscedastic": pw.HeteroscedasticGaussian(),
+    "count": pw.Poisson(),
 }
 SHAPES: dict[str, tuple[int | None, tuple[int, ...]]] = {  # of one example's output, with its axis of outputs
     "(N,)": (None, ()),
@@ -116,7 +116,7 @@ def test_regression_in_closed_form() -> None:
     """Densities, variances and intervals of `N(mean, covariance + noise)`, with one noise per output."""
     noise = torch.tensor([0.3, 0.5, 0.8], dtype=torch.float64)
     belief = believed(1, (2, 3))
-    pred = made(belief, lw.Gaussian(noise))
+    pred = made(belief, pw.Gaussian(noise))
     y = normal(5, 2, 3, seed=8)
     exact = distributions.MultivariateNormal(belief.mean.cpu(), belief.covariance.cpu() + torch.diag(noise.square()))
     assert relative(pred.log_prob(moved(y)), exact.log_prob(y).sum(1)) < EXACT
@@ -132,7 +132,7 @@ def test_regression_in_closed_form() -> None:
 def test_regression_samples() -> None:
     """Their covariance over outputs is the exact one, within error bars; with and without correlations."""
     belief = believed(0, (3,), examples=2, scale=2.0)
-    pred = made(belief, lw.Gaussian(0.2))
+    pred = made(belief, pw.Gaussian(0.2))
     draws = pred.sample(20_000, seeded(6))
     for place in range(2):
         cov = belief.covariance[place, 0].cpu()
@@ -145,7 +145,7 @@ def test_regression_samples() -> None:
 def test_regression_as_a_mixture() -> None:
     """`link="mc"` tends to the closed form: density of all outputs together, moments and quantiles."""
     belief = believed(0, (2,))
-    exact, mixed = made(belief, lw.Gaussian(0.5)), made(belief, lw.Gaussian(0.5), "mc")
+    exact, mixed = made(belief, pw.Gaussian(0.5)), made(belief, pw.Gaussian(0.5), "mc")
     y = moved(normal(5, 2, seed=8))
     assert float((mixed.log_prob(y) - exact.log_prob(y)).abs().max()) < 2e-2
     assert relative(mixed.variance, exact.variance.cpu()) < 5e-3
@@ -160,13 +160,13 @@ def test_a_factor_in_place_of_blocks() -> None:
     factored = Normal(belief.form, belief.budget, belief.mean, None, 4096, 7, moved(thin))
     blocks = Normal(belief.form, belief.budget, belief.mean, moved(thin @ thin.mT), 4096, 7)
     y = moved(normal(5, 4, seed=8))
-    left, right = (made(each, lw.Gaussian(0.5)) for each in (factored, blocks))
+    left, right = (made(each, pw.Gaussian(0.5)) for each in (factored, blocks))
     assert relative(left.log_prob(y), right.log_prob(y).cpu()) < 1e-8
     assert relative(left.variance, right.variance.cpu()) < EXACT
-    left, right = (made(each, lw.Categorical(), "mc") for each in (factored, blocks))
+    left, right = (made(each, pw.Categorical(), "mc") for each in (factored, blocks))
     assert float((left.probs - right.probs).abs().max()) < 3e-3
     assert float((left.entropy - right.entropy).abs().max()) < 5e-3
-    left, right = (made(each, lw.Categorical()) for each in (factored, blocks))
+    left, right = (made(each, pw.Categorical()) for each in (factored, blocks))
     assert relative(left.probs, right.probs.cpu()) < EXACT
 
 
@@ -181,23 +181,23 @@ def test_class_probabilities_and_entropies(scale: float) -> None:
     exact = p.mean(0)[:, 0]
     error = 4 * float(p.std(0).max()) / math.sqrt(len(p)) + 1e-3
     for link in ("mc", "probit"):
-        pred = made(belief, lw.Categorical(), link)
+        pred = made(belief, pw.Categorical(), link)
         total = distributions.Categorical(exact).entropy()
         inner = torch.special.entr(p).sum(-1).mean(0)[:, 0]
         assert float((pred.entropy.cpu() - total).abs().max()) < error
         assert float((pred.aleatoric.cpu() - inner).abs().max()) < error
         assert float((pred.epistemic.cpu() - (total - inner)).abs().max()) < error
         assert bool((pred.epistemic > 0).all())
-    assert float((made(belief, lw.Categorical(), "mc").probs.cpu() - exact).abs().max()) < error
+    assert float((made(belief, pw.Categorical(), "mc").probs.cpu() - exact).abs().max()) < error
     expected = links.probit(belief.mean, belief.variance)[:, 0]
-    assert relative(made(belief, lw.Categorical()).probs, expected.cpu()) < EXACT
+    assert relative(made(belief, pw.Categorical()).probs, expected.cpu()) < EXACT
 
 
 @pytest.mark.parametrize("link", ["bridge", "bridge_normalised"])
 def test_the_bridge_is_a_dirichlet(link: str) -> None:
     """Probabilities and entropies of one distribution, in closed form."""
     belief = believed(0, (3,))
-    pred = made(belief, lw.Categorical(), link)
+    pred = made(belief, pw.Categorical(), link)
     alpha = links.bridge(belief.mean[:, 0], belief.covariance[:, 0], link == "bridge_normalised").cpu()
     exact = distributions.Dirichlet(alpha)
     assert relative(pred.probs, exact.mean) < EXACT
@@ -211,7 +211,7 @@ def test_the_bridge_is_a_dirichlet(link: str) -> None:
 def test_log_probabilities_of_labels(link: str) -> None:
     """Sums over positions of log probabilities; ignored labels add nothing; soft targets their cross entropy."""
     belief = believed(1, (4, 3))
-    pred = made(belief, lw.Categorical(), link)
+    pred = made(belief, pw.Categorical(), link)
     y = classes(3, 5, 4)
     y[0, 1] = y[2] = -100
     p = pred.probs.cpu()
@@ -225,7 +225,7 @@ def test_log_probabilities_of_labels(link: str) -> None:
 
 def test_sets_of_classes() -> None:
     """The smallest set whose probability reaches the level, by trying all of them."""
-    pred = made(believed(0, (4,)), lw.Categorical())
+    pred = made(believed(0, (4,)), pw.Categorical())
     for level in (0.3, 0.6, 0.95):
         mask = pred.interval(level)
         for p, inside in zip(pred.probs.tolist(), mask.tolist(), strict=True):
@@ -253,8 +253,8 @@ def test_drawn_labels(family: str) -> None:
 def test_binary_by_quadrature() -> None:
     """Probabilities and entropies of single labels against adaptive quadrature, however uncertain."""
     belief = believed(0, (3,), examples=3, scale=3.0)
-    pred = made(belief, lw.Bernoulli(), "mc")
-    probit = made(belief, lw.Bernoulli())
+    pred = made(belief, pw.Bernoulli(), "mc")
+    probit = made(belief, pw.Bernoulli())
     for place in range(9):
         mean, variance = float(belief.mean.flatten()[place]), float(belief.variance.flatten()[place])
         exact = distributions.Normal(mean, math.sqrt(variance))
@@ -279,7 +279,7 @@ def test_binary_by_quadrature() -> None:
 
 def test_log_probabilities_of_several_labels() -> None:
     """The sum over labels, missing ones left out; sets of labels."""
-    pred = made(believed(0, (3,)), lw.Bernoulli(ignore_index=-1))
+    pred = made(believed(0, (3,)), pw.Bernoulli(ignore_index=-1))
     y = classes(2, 5, 3)
     y[1, 2] = y[4] = -1
     each = distributions.Bernoulli(pred.probs.cpu()).log_prob(y.clamp(min=0).double())
@@ -296,16 +296,16 @@ def test_log_probabilities_of_several_labels() -> None:
 def test_counts() -> None:
     """Moments of a lognormal rate; probabilities that sum to one; quantiles and draws."""
     belief = believed(0, (2,), examples=3)
-    pred = made(belief, lw.Poisson())
+    pred = made(belief, pw.Poisson())
     rate = distributions.LogNormal(belief.mean[:, 0].cpu(), belief.variance[:, 0].cpu().sqrt())
     assert relative(pred.mean, rate.mean) < EXACT and relative(pred.aleatoric, rate.mean) < EXACT
     assert relative(pred.epistemic, rate.variance) < 1e-8
-    other = made(belief, lw.Poisson(), "mc")
+    other = made(belief, pw.Poisson(), "mc")
     assert relative(other.mean, rate.mean) < 1e-6 and relative(other.epistemic, rate.variance) < 1e-4
 
     counts = torch.arange(400)
     grid = counts[:, None, None].expand(400, 3, 2)
-    single = [made(replaced(belief, k), lw.Poisson()) for k in range(2)]
+    single = [made(replaced(belief, k), pw.Poisson()) for k in range(2)]
     logs = torch.stack(
         [torch.stack([one.log_prob(moved(row[:, k])) for row in grid]) for k, one in enumerate(single)], -1
     )
@@ -334,7 +334,7 @@ def test_counts_that_overflow() -> None:
     """Rates that have no float still leave a density and bounds."""
     form = Form(None, ())
     belief = Normal(form, Budget(1 << 20), torch.tensor([[[2.0]]]), torch.tensor([[[[300.0]]]]), 64, 1)
-    pred = made(belief, lw.Poisson())
+    pred = made(belief, pw.Poisson())
     assert bool(torch.isfinite(pred.log_prob(torch.tensor([3]))).all())
     lower, upper = pred.interval(0.5)
     assert float(lower) >= 0 and math.isfinite(float(upper))
@@ -346,7 +346,7 @@ def test_counts_that_overflow() -> None:
 @pytest.mark.parametrize("parameters", ["raw", "natural", "mean_variance", "mean_log_variance"])
 def test_heteroscedastic(parameters: str) -> None:
     """The mixture over outputs: moments, densities, quantiles and draws against independent draws."""
-    likelihood = lw.HeteroscedasticGaussian(parameters)
+    likelihood = pw.HeteroscedasticGaussian(parameters)
     belief = believed(0, (2,), examples=3, scale=0.3)
     centre = belief.mean.clone()
     centre[..., 1] = {"natural": -2.0, "mean_variance": 1.5}.get(parameters, 0.5)
@@ -380,8 +380,8 @@ def test_heteroscedastic(parameters: str) -> None:
 def test_heteroscedastic_in_closed_form(link: str) -> None:
     """Gaussian predictives by the delta rule, with the noise added."""
     belief = believed(0, (4,))
-    pred = made(belief, lw.HeteroscedasticGaussian(), link)
-    mean, cov, noise = links.delta_rule(lw.HeteroscedasticGaussian().natural, belief.mean, belief.covariance, link)
+    pred = made(belief, pw.HeteroscedasticGaussian(), link)
+    mean, cov, noise = links.delta_rule(pw.HeteroscedasticGaussian().natural, belief.mean, belief.covariance, link)
     exact = distributions.MultivariateNormal(mean[:, 0].cpu(), (cov + torch.diag_embed(noise))[:, 0].cpu())
     y = normal(5, 2, seed=8)
     assert relative(pred.log_prob(moved(y)), exact.log_prob(y)) < EXACT
@@ -395,7 +395,7 @@ def test_heads_without_a_valid_variance() -> None:
     belief = believed(0, (2,), examples=3)
     centre = torch.full_like(belief.mean, 0.3)
     wide = Normal(belief.form, belief.budget, centre, 2 * torch.eye(2).to(centre).expand(3, 1, 2, 2), 4096, 7)
-    pred = made(wide, lw.HeteroscedasticGaussian("mean_variance"))
+    pred = made(wide, pw.HeteroscedasticGaussian("mean_variance"))
     for value in (pred.mean, pred.variance, *pred.interval(0.9), pred.sample(50, seeded(1)), pred.log_prob(pred.mean)):
         assert bool(torch.isfinite(value).all())
 
@@ -414,7 +414,7 @@ def laplace_energy(f: Tensor, y: Tensor) -> Tensor:
 )
 def test_densities_of_one_noisy_target_far_out(parameters: str, far: float) -> None:
     """Against a sum over a fine grid of both outputs, also where no quasi-random point comes near."""
-    likelihood = lw.HeteroscedasticGaussian(parameters=parameters)
+    likelihood = pw.HeteroscedasticGaussian(parameters=parameters)
     centre = torch.tensor([[[0.4, 1.0]], [[-0.3, 2.0]]], dtype=torch.float64)
     centre[..., 1] *= -1 if parameters == "natural" else 1
     cov = torch.tensor([[0.05, 0.02], [0.02, 0.03]], dtype=torch.float64).expand(2, 1, 2, 2)
@@ -437,7 +437,7 @@ def test_intervals_of_wrapped_and_of_unknown_distributions() -> None:
     """`Independent` has the function of its parts; what torch has not is refused with another way."""
     belief = believed(0, (2,))
     plain, wrapped, heavy = (
-        made(belief, lw.Custom(laplace_energy, predictive=make, shape=(2,)))
+        made(belief, pw.Custom(laplace_energy, predictive=make, shape=(2,)))
         for make in (
             lambda f: distributions.Normal(f, 0.5),
             lambda f: distributions.Independent(distributions.Normal(f, 0.5), 1),
@@ -454,12 +454,12 @@ def test_intervals_of_wrapped_and_of_unknown_distributions() -> None:
 def test_custom_likelihoods(shape: tuple[int, ...]) -> None:
     """Outputs alone without a distribution, and its mixture with one."""
     belief = believed(len(shape) - 1 if len(shape) < 3 else 0, shape)
-    plain = made(belief, lw.Custom(laplace_energy))
+    plain = made(belief, pw.Custom(laplace_energy))
     assert plain.mean.shape == plain.epistemic.shape == (5, *shape)
     for ask in (lambda: plain.log_prob(plain.mean), lambda: plain.interval(0.9), lambda: plain.sample(2)):
         with pytest.raises(ValueError, match="distribution of y"):
             ask()
-    likelihood = lw.Custom(laplace_energy, predictive=lambda f: distributions.Laplace(f, 1.0), shape=shape)
+    likelihood = pw.Custom(laplace_energy, predictive=lambda f: distributions.Laplace(f, 1.0), shape=shape)
     draws = belief.random(50, seeded(1))
     pred = made(Samples(belief.form, belief.budget, draws), likelihood, method="sampled")
     f = belief.form.restore(draws).cpu()
@@ -483,7 +483,7 @@ def test_custom_likelihoods(shape: tuple[int, ...]) -> None:
 
 def test_targets_are_checked() -> None:
     """Never broadcast; out of range, of the wrong dtype or number: a message."""
-    pred = made(believed(0, (3,)), lw.Gaussian())
+    pred = made(believed(0, (3,)), pw.Gaussian())
     for y in (torch.zeros(5, 1), torch.zeros(5), torch.zeros(1, 3), torch.zeros(3), torch.zeros(())):
         with pytest.raises(ValueError, match="expected"):
             pred.log_prob(y)
@@ -491,18 +491,18 @@ def test_targets_are_checked() -> None:
         pred.log_prob(torch.full((5, 3), math.nan))
     with pytest.raises(TypeError, match="expected a tensor"):
         pred.log_prob([1.0] * 5)
-    labels = made(believed(0, (3,)), lw.Categorical())
+    labels = made(believed(0, (3,)), pw.Categorical())
     with pytest.raises(ValueError, match=r"outside 0\.\.2"):
         labels.log_prob(torch.tensor([0, 1, 2, 3, 0]))
     with pytest.raises(ValueError, match="expected whole numbers"):
-        made(believed(0, (3,)), lw.Poisson()).log_prob(torch.full((5, 3), -1))
+        made(believed(0, (3,)), pw.Poisson()).log_prob(torch.full((5, 3), -1))
 
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 95, True, "0.9", math.nan])
 def test_levels_are_checked(level: Any) -> None:
     """A probability between 0 and 1."""
     with pytest.raises(ValueError, match="between 0 and 1"):
-        made(believed(), lw.Categorical()).interval(level)
+        made(believed(), pw.Categorical()).interval(level)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True])
@@ -544,11 +544,11 @@ def test_memory_changes_nothing() -> None:
 
 def test_reprs_can_be_read() -> None:
     """How many inputs, how, the first values, the mean uncertainty."""
-    assert repr(made(believed(), lw.Gaussian(0.5))).splitlines()[0] == "Regression for 5 inputs (exact)"
-    assert "epistemic" in repr(made(believed(), lw.Gaussian(0.5)))
+    assert repr(made(believed(), pw.Gaussian(0.5))).splitlines()[0] == "Regression for 5 inputs (exact)"
+    assert "epistemic" in repr(made(believed(), pw.Gaussian(0.5)))
     one = believed(examples=1)
-    assert repr(made(one, lw.Categorical())).startswith("Classes for 1 input (probit)\n  probs [")
+    assert repr(made(one, pw.Categorical())).startswith("Classes for 1 input (probit)\n  probs [")
     draws = Samples(one.form, one.budget, one.random(3, seeded(1)))
-    assert "3 draws of the weights" in repr(made(draws, lw.Categorical(), method="sampled"))
+    assert "3 draws of the weights" in repr(made(draws, pw.Categorical(), method="sampled"))
     with pytest.raises(AttributeError, match="it has aleatoric"):
-        _ = made(one, lw.Gaussian()).probs
+        _ = made(one, pw.Gaussian()).probs

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, distributions, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, covered, fitted, normal, seeded
@@ -22,7 +22,7 @@ EXACT = 1e-8
 STEP = 1e-5
 
 
-def dense_joint(case: Table, la: lw.Laplace) -> Tensor:
+def dense_joint(case: Table, la: pw.Laplace) -> Tensor:
     """(N F, N F): the covariance of all outputs from the dense Jacobian."""
     covariance = torch.linalg.inv(curvature_of(la) + torch.eye(la.D, dtype=torch.float64))
     made = dense.joint_functional_covariance(case.jacobian, covariance)
@@ -160,7 +160,7 @@ def test_sampled_weights(name: str) -> None:
 def test_sampled_weights_of_a_subnetwork() -> None:
     """Weights outside a mask keep their values."""
     case = table("mlp")
-    la = case.fit("diag", weights=lw.Subnetwork.largest_magnitude(3), prior=1.0)
+    la = case.fit("diag", weights=pw.Subnetwork.largest_magnitude(3), prior=1.0)
     pred: Any = la.predict(moved(case.x), method="sampled", samples=200)
     linear: Any = la.predict(moved(case.x))
     assert float(pred.output_variance.max()) < 10 * float(linear.output_variance.max())
@@ -169,7 +169,7 @@ def test_sampled_weights_of_a_subnetwork() -> None:
 
 def test_sampled_weights_agree_with_the_linear_model() -> None:
     """For a linear network both ways tend to the same Gaussian."""
-    la = fitted(built(nn.Linear(3, 2)), normal(20, 3), normal(20, 2, seed=2), lw.Gaussian(0.3), "full")
+    la = fitted(built(nn.Linear(3, 2)), normal(20, 3), normal(20, 2, seed=2), pw.Gaussian(0.3), "full")
     x = moved(normal(3, 3, seed=4))
     sampled: Any = la.predict(x, method="sampled", samples=4000)
     exact: Any = la.predict(x)
@@ -191,7 +191,7 @@ def test_parts_of_any_size(name: str, options: Any) -> None:
     """Single inputs, small budgets and 10,000 inputs at once give the same predictions, in single precision too."""
     case = table(name)
     model = copy.deepcopy(case.model).float().to(DEVICE)
-    la = lw.fit(model, (moved(case.x.float()), moved(case.y)), "classification", prior=20.0)
+    la = pw.fit(model, (moved(case.x.float()), moved(case.y)), "classification", prior=20.0)
     number = 10_000 if name == "mlp" else 300
     x = moved(normal(number, *case.x.shape[1:], seed=8).float())
     whole: Any = la.predict(x, **options)
@@ -250,7 +250,7 @@ def test_half_precision() -> None:
     """A bfloat16 network gets predictions in float32."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE, torch.bfloat16)
     data = moved(normal(20, 4).bfloat16()), moved(classes(3, 20))
-    la = lw.fit(model, data, "classification")
+    la = pw.fit(model, data, "classification")
     for options in ({}, {"link": "mc"}, {"link": "bridge"}, {"method": "sampled"}):
         pred: Any = la.predict(data[0], **options)
         assert pred.probs.dtype == torch.float32
@@ -430,7 +430,7 @@ def test_a_bandit_with_thompson_sampling() -> None:
         weights = torch.linalg.solve(x.T @ x / 0.25 + torch.eye(3, dtype=torch.float64), x.T @ y / 0.25)
         with torch.no_grad():
             model.weight.copy_(weights[None])
-        la = lw.fit(model, (moved(x), moved(y[:, None])), lw.Gaussian(0.5), structure="full")
+        la = pw.fit(model, (moved(x), moved(y[:, None])), pw.Gaussian(0.5), structure="full")
         chosen = int(la.functional_samples(moved(arms), 1, generator=generator)[0, :, 0].argmax())
         regret.append(float(rewards.max() - rewards[chosen]))
         noise = 0.5 * torch.randn((), generator=generator, dtype=torch.float64)

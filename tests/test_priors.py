@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, weights_of
-from lapwing.priors import FLOOR, as_prior, together
-from lapwing.space import Space
+from peewit.priors import FLOOR, as_prior, together
+from peewit.space import Space
 from tables import Table, curvature_of, moved, relative, table
 from test_evidence import EVERY, EXACT, NOISE, curvature, definition, differences, fit, positive, sizes
 
@@ -51,7 +51,7 @@ def test_unitwise_priors(name: str, structure: str, kind: str) -> None:
     precisions = positive(int(group.max()) + 1).requires_grad_()
     noise = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
     la = fit(case, structure, kind)
-    prior = lw.Prior.unitwise(precisions, mean=0.1)
+    prior = pw.Prior.unitwise(precisions, mean=0.1)
     regression = case.case.likelihood == "regression"
     made = la.log_evidence(prior=prior, noise=noise if regression else None)
     at = precisions.detach()
@@ -73,7 +73,7 @@ def test_gradients_of_units_that_happen_to_agree(name: str, structure: str) -> N
     value, group = definition(case, structure), units(case)
     precisions = torch.full((int(group.max()) + 1,), 0.7, dtype=torch.float64, requires_grad=True)
     la = fit(case, structure)
-    (gradient,) = torch.autograd.grad(la.log_evidence(prior=lw.Prior.unitwise(precisions)), precisions)
+    (gradient,) = torch.autograd.grad(la.log_evidence(prior=pw.Prior.unitwise(precisions)), precisions)
     assert relative(gradient, differences(lambda p: value(p[group]), precisions.detach())) < 1e-6
 
 
@@ -83,7 +83,7 @@ def test_covariances_under_unitwise_priors(name: str, structure: str) -> None:
     """The posterior covariance and that of the outputs are the dense ones."""
     case = table(name)
     la = fit(case, structure)
-    prior = lw.Prior.unitwise(positive(lw.Prior.unitwise().count(la.space)))
+    prior = pw.Prior.unitwise(positive(pw.Prior.unitwise().count(la.space)))
     chosen = la.with_prior(prior)
     delta = prior.delta(la.space, la.mode).cpu()
     covariance = torch.linalg.inv(curvature_of(la) + torch.diag(delta))
@@ -101,24 +101,24 @@ def test_covariances_under_unitwise_priors(name: str, structure: str) -> None:
 def test_unitwise_priors_that_are_refused(structure: str, words: str) -> None:
     """With the alternatives; also where all units have the same precision and a gradient or tuning is asked for."""
     la = fit(table("mlp"), structure)
-    count = lw.Prior.unitwise().count(la.space)
+    count = pw.Prior.unitwise().count(la.space)
     even = torch.full((count,), 0.5, dtype=torch.float64)
     for ask in (
-        lambda: la.log_evidence(prior=lw.Prior.unitwise(positive(count))),
-        lambda: la.log_evidence(prior=lw.Prior.unitwise(even.clone().requires_grad_())),
-        lambda: la.with_prior(lw.Prior.unitwise(even)).tune(),
-        lambda: la.with_prior(lw.Prior.unitwise(2.0)).tune("fixed_point"),
+        lambda: la.log_evidence(prior=pw.Prior.unitwise(positive(count))),
+        lambda: la.log_evidence(prior=pw.Prior.unitwise(even.clone().requires_grad_())),
+        lambda: la.with_prior(pw.Prior.unitwise(even)).tune(),
+        lambda: la.with_prior(pw.Prior.unitwise(2.0)).tune("fixed_point"),
     ):
         with pytest.raises(ValueError, match=words):
             ask()
     # One number for all units is a scalar prior, which every structure holds.
-    assert torch.equal(la.log_evidence(prior=lw.Prior.unitwise(even)), la.log_evidence(prior=0.5))
+    assert torch.equal(la.log_evidence(prior=pw.Prior.unitwise(even)), la.log_evidence(prior=0.5))
 
 
 def test_units_and_their_names() -> None:
     """Rows of a matrix, channels of a convolution, elements of a vector; with masks those that are selected."""
     space = Space(("conv.weight", "conv.bias", "gain"), (torch.Size([2, 3, 2]), torch.Size([2]), torch.Size([])))
-    prior = lw.Prior.unitwise(torch.arange(1.0, 6.0))
+    prior = pw.Prior.unitwise(torch.arange(1.0, 6.0))
     assert prior.count(space) == 5
     assert prior.group(space).tolist() == [0] * 6 + [1] * 6 + [2, 3, 4]
     assert list(prior.names(space)) == ["conv.weight[0]", "conv.weight[1]", "conv.bias[0]", "conv.bias[1]", "gain[0]"]
@@ -129,15 +129,15 @@ def test_units_and_their_names() -> None:
     masked = Space(space.names, space.shapes, mask)
     assert prior.group(masked).tolist() == [0, 2, 4]
     assert prior.delta(masked, torch.zeros(3)).tolist() == [1.0, 3.0, 5.0]
-    assert list(lw.Prior.diagonal().names(masked)) == ["conv.weight[1]", "conv.bias[0]", "gain[0]"]
-    assert list(lw.Prior.diagonal().names(space)[11:14]) == ["conv.weight[11]", "conv.bias[0]", "conv.bias[1]"]
-    assert lw.Prior.unitwise(torch.arange(1.0, 6.0)).only(masked, masked.only(["conv.bias"])).precision.tolist() == [
+    assert list(pw.Prior.diagonal().names(masked)) == ["conv.weight[1]", "conv.bias[0]", "gain[0]"]
+    assert list(pw.Prior.diagonal().names(space)[11:14]) == ["conv.weight[11]", "conv.bias[0]", "conv.bias[1]"]
+    assert pw.Prior.unitwise(torch.arange(1.0, 6.0)).only(masked, masked.only(["conv.bias"])).precision.tolist() == [
         3,
         4,
     ]
     for wrong in ([1.0, 2.0], -1.0, float("nan")):
         with pytest.raises(ValueError, match=r"expected 1 or 5|positive"):
-            lw.Prior.unitwise(wrong).count(space)
+            pw.Prior.unitwise(wrong).count(space)
 
 
 def floor_by_hand(diagonal: Tensor, lengths: list[int]) -> Tensor:
@@ -154,11 +154,11 @@ def test_g_priors(name: str, structure: str) -> None:
         with pytest.raises(
             ValueError, match=r"cannot hold exactly; use a scalar or layerwise prior, or structure='diag'"
         ):
-            fit(case, structure, prior=lw.Prior.g_prior(2.0)).log_evidence()
+            fit(case, structure, prior=pw.Prior.g_prior(2.0)).log_evidence()
         return
     if structure == "kron joint" and name == "batch_norm1d":
         return
-    la = fit(case, structure, prior=lw.Prior.g_prior(2.0))
+    la = fit(case, structure, prior=pw.Prior.g_prior(2.0))
     exact = curvature(case, structure, "ggn").diagonal()
     base = la.prior.delta(la.space, la.mode).cpu() / 2.0
     expected = floor_by_hand(exact, sizes(case).tolist()) / la.N
@@ -179,17 +179,17 @@ def test_g_priors_are_bound_once() -> None:
     """At the fit, by `with_prior` or when asked; unbound ones and those of other weights say what to do."""
     case = table("mlp")
     la = case.fit("full")
-    bound = la.with_prior(lw.Prior.g_prior(3.0))
+    bound = la.with_prior(pw.Prior.g_prior(3.0))
     assert bound.prior.base is not None and bound.prior.bound(la.curvature, 7) is bound.prior
-    assert torch.equal(la.log_evidence(prior=lw.Prior.g_prior(3.0)), bound.log_evidence())
-    assert torch.equal(case.fit("full", prior=lw.Prior.g_prior(3.0)).log_evidence(), bound.log_evidence())
+    assert torch.equal(la.log_evidence(prior=pw.Prior.g_prior(3.0)), bound.log_evidence())
+    assert torch.equal(case.fit("full", prior=pw.Prior.g_prior(3.0)).log_evidence(), bound.log_evidence())
     assert torch.equal(bound.with_prior(bound.prior.with_precision(3.0)).log_evidence(), bound.log_evidence())
     with pytest.raises(ValueError, match=r"Prior.g_prior takes its ratios from a curvature; use la.with_prior"):
-        lw.Prior.g_prior(1.0).delta(la.space, la.mode)
+        pw.Prior.g_prior(1.0).delta(la.space, la.mode)
     with pytest.raises(ValueError, match=r"was bound to the curvature of \d+ weights.*give an unbound"):
         table("mlp_regression").fit("full", prior=bound.prior)
     with pytest.raises(ValueError, match="expected one factor"):
-        lw.Prior.g_prior(torch.ones(2))
+        pw.Prior.g_prior(torch.ones(2))
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
@@ -198,7 +198,7 @@ def test_g_priors_of_weights_without_curvature(structure: str) -> None:
     model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
     x = normal(9, 3)
     x[:, 1] = 0.0  # no curvature in a column of the first weight
-    la = fitted(model, x, classes(2, 9), "classification", structure, prior=lw.Prior.g_prior(0.3))
+    la = fitted(model, x, classes(2, 9), "classification", structure, prior=pw.Prior.g_prior(0.3))
     delta = la.prior.delta(la.space, la.mode)
     assert bool((delta > 0).all()) and bool(torch.isfinite(la.log_evidence()))
     assert bool(torch.isfinite(la.functional(moved(normal(2, 3, seed=4))).cov).all())
@@ -214,7 +214,7 @@ def test_g_priors_follow_the_units_of_the_inputs(structure: str) -> None:
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         other.weight /= factors
-    prior = lw.Prior.g_prior(0.3)
+    prior = pw.Prior.g_prior(0.3)
     first = fitted(model, x, y, "classification", structure, prior=prior)
     second = fitted(other, x * factors, y, "classification", structure, prior=prior)
     assert relative(second.log_evidence(), first.log_evidence().cpu()) < EXACT
@@ -263,7 +263,7 @@ def test_with_noise() -> None:
     other = la.with_noise(0.3)
     assert relative(other.log_evidence(), la.log_evidence(noise=0.3).cpu()) < 1e-12
     model = case.case.make()[0].to(DEVICE)
-    again = lw.fit(model, (moved(case.x), moved(case.y)), lw.Gaussian(0.3), structure="kron", curvature="ggn")
+    again = pw.fit(model, (moved(case.x), moved(case.y)), pw.Gaussian(0.3), structure="kron", curvature="ggn")
     x = moved(case.x)
     assert relative(other.functional(x).cov, again.functional(x).cov.cpu()) < EXACT
     assert relative(other.predict(x).variance, again.predict(x).variance.cpu()) < EXACT
@@ -280,27 +280,27 @@ def test_with_noise() -> None:
 
 SPACE = Space(("a.weight", "a.bias", "b", "c"), tuple(map(torch.Size, ([3, 2], [3], [], [2]))))
 MASKED = Space(SPACE.names, SPACE.shapes, torch.tensor([1, 0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 0], dtype=torch.bool))
-EVERY_KIND: dict[str, tuple[lw.Prior, list[int], list[str]]] = {
-    "scalar": (lw.Prior.scalar(2.0), [0] * 12, ["all"]),
-    "g_prior": (replace(lw.Prior.g_prior(2.0), base=torch.arange(1.0, 13.0)), [0] * 12, ["all"]),
-    "layerwise": (lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]), [0] * 6 + [1] * 3 + [2, 3, 3], [*SPACE.names]),
+EVERY_KIND: dict[str, tuple[pw.Prior, list[int], list[str]]] = {
+    "scalar": (pw.Prior.scalar(2.0), [0] * 12, ["all"]),
+    "g_prior": (replace(pw.Prior.g_prior(2.0), base=torch.arange(1.0, 13.0)), [0] * 12, ["all"]),
+    "layerwise": (pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]), [0] * 6 + [1] * 3 + [2, 3, 3], [*SPACE.names]),
     "unitwise": (
-        lw.Prior.unitwise(torch.arange(1.0, 10.0)),
+        pw.Prior.unitwise(torch.arange(1.0, 10.0)),
         [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8],
         [f"a.weight[{i}]" for i in range(3)] + [f"a.bias[{i}]" for i in range(3)] + ["b[0]", "c[0]", "c[1]"],
     ),
     "diagonal": (
-        lw.Prior.diagonal(torch.arange(1.0, 13.0)),
+        pw.Prior.diagonal(torch.arange(1.0, 13.0)),
         [*range(12)],
         [f"a.weight[{i}]" for i in range(6)] + [f"a.bias[{i}]" for i in range(3)] + ["b[0]", "c[0]", "c[1]"],
     ),
     "groups": (
-        lw.Prior.groups({"a.b*": 5.0, "a": 6.0, "none": 7.0, "*": 8.0}),
+        pw.Prior.groups({"a.b*": 5.0, "a": 6.0, "none": 7.0, "*": 8.0}),
         [1] * 6 + [0] * 3 + [3] * 3,
         ["a.b*", "a", "none", "*"],
     ),
     "scale_invariant": (
-        lw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0]), sets=(("a.bias", "c"), ("b",))),
+        pw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0]), sets=(("a.bias", "c"), ("b",))),
         [0] * 6 + [1] * 3 + [2] + [1] * 2,
         ["a.weight", "a.bias + c", "b"],
     ),
@@ -358,7 +358,7 @@ def test_precisions_of_the_weights_that_are_left(kept: list[str], kind: str) -> 
         return
     size = MASKED.size
     numbers = torch.arange(1.0, size + 1)
-    own = lw.Prior.diagonal(numbers) if kind == "diagonal" else replace(prior, base=numbers, mean=0.0)
+    own = pw.Prior.diagonal(numbers) if kind == "diagonal" else replace(prior, base=numbers, mean=0.0)
     assert MASKED.mask is not None
     there = torch.zeros(12, dtype=torch.bool)
     there[left] = True
@@ -371,32 +371,32 @@ def test_precisions_of_the_weights_that_are_left(kept: list[str], kind: str) -> 
 def test_priors_of_two_weights_and_of_empty_ones() -> None:
     """The least there is: two groups, some elements of them, tensors without elements, no tensor at all."""
     two = Space(("a", "b"), (torch.Size([2]), torch.Size([2])), torch.tensor([True, False, True, True]))
-    layers = lw.Prior.layerwise([1.0, 2.0])
+    layers = pw.Prior.layerwise([1.0, 2.0])
     assert layers.delta(two, torch.zeros(3)).tolist() == [1.0, 2.0, 2.0]
     assert layers.only(two, two.only(["b"])).precision.tolist() == [2.0]
-    for prior in (lw.Prior.scalar(3.0), lw.Prior.g_prior(3.0), lw.Prior.groups({"*": 3.0}), lw.Prior.unitwise(3.0)):
+    for prior in (pw.Prior.scalar(3.0), pw.Prior.g_prior(3.0), pw.Prior.groups({"*": 3.0}), pw.Prior.unitwise(3.0)):
         assert prior.group(two).numel() == int(prior.stretches(two).sizes.sum()) == 3
     half = Space(("a",), (torch.Size([4]),), torch.tensor([True, False, True, False]))
-    assert lw.Prior.layerwise(3.0).group(half).tolist() == [0, 0]  # the elements that are selected, in one group too
+    assert pw.Prior.layerwise(3.0).group(half).tolist() == [0, 0]  # the elements that are selected, in one group too
     single = Space(("a", "b"), (torch.Size([1]), torch.Size([1])))
     for kind in ("layerwise", "diagonal", "unitwise", "scale_invariant"):
-        own = lw.Prior(kind, torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
+        own = pw.Prior(kind, torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
         left = own.only(single, single.only(["b"]))
         assert left.precision.tolist() == [2.0] and torch.as_tensor(left.mean).tolist() == [4.0]
-    one = lw.Prior.scalar(1.0, mean=torch.tensor(0.5)).only(single, single.only(["b"]))
+    one = pw.Prior.scalar(1.0, mean=torch.tensor(0.5)).only(single, single.only(["b"]))
     assert torch.as_tensor(one.mean).tolist() == 0.5
     empty = Space(("a", "b"), (torch.Size([0, 3]), torch.Size([2])))
-    for prior in (layers, lw.Prior.unitwise([1.0, 2.0])):
+    for prior in (layers, pw.Prior.unitwise([1.0, 2.0])):
         assert prior.stretches(empty).lengths.min() > 0 and prior.group(empty).numel() == 2
-    nothing = lw.Prior("scale_invariant", torch.ones(1))
+    nothing = pw.Prior("scale_invariant", torch.ones(1))
     assert nothing.count(Space((), ())) == 0
-    ratios = replace(lw.Prior.g_prior(2.0), base=torch.ones(2, dtype=torch.float64))
+    ratios = replace(pw.Prior.g_prior(2.0), base=torch.ones(2, dtype=torch.float64))
     assert ratios.delta(single, torch.zeros(2)).dtype == torch.float32
 
 
 def test_precisions_of_weights_that_come_later() -> None:
     """Numbers go along with the names of their sets; a set that nobody has seen is missing."""
-    prior = lw.Prior("scale_invariant", torch.tensor([5.0, 6.0]), sets=(("a.weight", "c"),))
+    prior = pw.Prior("scale_invariant", torch.tensor([5.0, 6.0]), sets=(("a.weight", "c"),))
     early = SPACE.only(["b", "c"])
     assert prior.delta(early, torch.zeros(3)).tolist() == [5.0, 6.0, 6.0]
     carried = prior.carried(early, SPACE.only(["a.weight", "b", "c"]))
@@ -405,74 +405,74 @@ def test_precisions_of_weights_that_come_later() -> None:
         prior.carried(early, SPACE)
     alone = replace(prior, precision=torch.tensor([5.0]))
     assert alone.carried(early, SPACE) is alone
-    layers = lw.Prior.layerwise([1.0, 2.0])
+    layers = pw.Prior.layerwise([1.0, 2.0])
     assert layers.carried(early, SPACE) is layers
 
 
 def test_priors_that_do_not_fit_their_weights() -> None:
     """By what was given and what was expected."""
-    bound = replace(lw.Prior.g_prior(1.0), base=torch.ones(5))
+    bound = replace(pw.Prior.g_prior(1.0), base=torch.ones(5))
     refused: list[tuple[Any, type[Exception], str]] = [
-        (lambda: lw.Prior.scalar([1.0, 2.0]), ValueError, "Prior.scalar: 2 precisions were given; expected one. See"),
+        (lambda: pw.Prior.scalar([1.0, 2.0]), ValueError, "Prior.scalar: 2 precisions were given; expected one. See"),
         (
-            lambda: lw.Prior.g_prior([1.0, 2.0]),
+            lambda: pw.Prior.g_prior([1.0, 2.0]),
             ValueError,
             "Prior.g_prior: 2 precisions were given; expected one factor",
         ),
-        (lambda: lw.Prior.layerwise([]), ValueError, r"Prior.layerwise: prior precision \[\] was given"),
-        (lambda: lw.Prior.unitwise([1.0, math.inf]), ValueError, "Prior.unitwise: prior precision .* positive finite"),
-        (lambda: lw.Prior.layerwise([1.0, -1.0]), ValueError, "Prior.layerwise: prior precision .* positive finite"),
-        (lambda: lw.Prior.diagonal("x"), TypeError, "Prior.diagonal: prior precision is a str, 'x'; expected numbers"),
-        (lambda: lw.Prior.scalar(1.0, mean="x"), TypeError, "The prior's mean is a str"),
-        (lambda: lw.Prior.scalar(1.0, mean=math.nan), ValueError, "The prior's mean nan was given; expected finite"),
+        (lambda: pw.Prior.layerwise([]), ValueError, r"Prior.layerwise: prior precision \[\] was given"),
+        (lambda: pw.Prior.unitwise([1.0, math.inf]), ValueError, "Prior.unitwise: prior precision .* positive finite"),
+        (lambda: pw.Prior.layerwise([1.0, -1.0]), ValueError, "Prior.layerwise: prior precision .* positive finite"),
+        (lambda: pw.Prior.diagonal("x"), TypeError, "Prior.diagonal: prior precision is a str, 'x'; expected numbers"),
+        (lambda: pw.Prior.scalar(1.0, mean="x"), TypeError, "The prior's mean is a str"),
+        (lambda: pw.Prior.scalar(1.0, mean=math.nan), ValueError, "The prior's mean nan was given; expected finite"),
         (
-            lambda: lw.Prior("layerwize", torch.ones(1)),
+            lambda: pw.Prior("layerwize", torch.ones(1)),
             ValueError,
             r"'layerwize'\) is not known; did you mean 'layerwise'",
         ),
-        (lambda: lw.Prior.groups({}), TypeError, "expected a mapping from patterns"),
-        (lambda: lw.Prior.groups({1: 2.0}), TypeError, "expected a mapping from patterns"),
-        (lambda: lw.Prior.groups([1.0]), TypeError, "expected a mapping from patterns"),
-        (lambda: lw.Prior.groups({"a": 1.0}).count(SPACE), ValueError, r"no pattern of \['a'\] fits 'b'"),
-        (lambda: lw.Prior.layerwise([1.0, 2.0]).count(SPACE), ValueError, "2 precisions were given; expected 1 or 4"),
-        (lambda: lw.Prior.layerwise([1.0, 2.0]).count(SPACE.only(["b"])), ValueError, "given; expected 1 for the sel"),
-        (lambda: lw.Prior.unitwise([1.0, 2.0]).count(SPACE), ValueError, "expected 1 or 9"),
-        (lambda: lw.Prior.diagonal([1.0, 2.0]).count(MASKED), ValueError, "expected 1 or 5"),
-        (lambda: lw.Prior.scalar(1.0, mean=torch.zeros(3)).count(SPACE), ValueError, "3 numbers; expected 1 or 12"),
+        (lambda: pw.Prior.groups({}), TypeError, "expected a mapping from patterns"),
+        (lambda: pw.Prior.groups({1: 2.0}), TypeError, "expected a mapping from patterns"),
+        (lambda: pw.Prior.groups([1.0]), TypeError, "expected a mapping from patterns"),
+        (lambda: pw.Prior.groups({"a": 1.0}).count(SPACE), ValueError, r"no pattern of \['a'\] fits 'b'"),
+        (lambda: pw.Prior.layerwise([1.0, 2.0]).count(SPACE), ValueError, "2 precisions were given; expected 1 or 4"),
+        (lambda: pw.Prior.layerwise([1.0, 2.0]).count(SPACE.only(["b"])), ValueError, "given; expected 1 for the sel"),
+        (lambda: pw.Prior.unitwise([1.0, 2.0]).count(SPACE), ValueError, "expected 1 or 9"),
+        (lambda: pw.Prior.diagonal([1.0, 2.0]).count(MASKED), ValueError, "expected 1 or 5"),
+        (lambda: pw.Prior.scalar(1.0, mean=torch.zeros(3)).count(SPACE), ValueError, "3 numbers; expected 1 or 12"),
         (lambda: bound.count(SPACE), ValueError, "bound to the curvature of 5 weights, and 12 are"),
-        (lambda: lw.Prior.g_prior().delta(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
+        (lambda: pw.Prior.g_prior().delta(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
         (
-            lambda: lw.Prior.scalar(1e300).delta(SPACE, torch.zeros(12)),
+            lambda: pw.Prior.scalar(1e300).delta(SPACE, torch.zeros(12)),
             ValueError,
             r"from 1e\+300 to 1e\+300 are outside",
         ),
         (
-            lambda: lw.Prior.scalar(1e-60).delta(SPACE, torch.zeros(12)),
+            lambda: pw.Prior.scalar(1e-60).delta(SPACE, torch.zeros(12)),
             ValueError,
             "outside the range of torch.float32",
         ),
-        (lambda: lw.Prior.layerwise([1e300, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
-        (lambda: lw.Prior.layerwise([1e-60, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
-        (lambda: lw.Prior.g_prior().parts(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
+        (lambda: pw.Prior.layerwise([1e300, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
+        (lambda: pw.Prior.layerwise([1e-60, 1, 1, 1]).delta(SPACE, torch.zeros(12)), ValueError, "outside the range"),
+        (lambda: pw.Prior.g_prior().parts(SPACE, torch.zeros(12)), ValueError, "takes its ratios from a curvature"),
         (
-            lambda: lw.Prior.scalar(1.0, mean=torch.zeros(3)).centre(SPACE, torch.zeros(12)),
+            lambda: pw.Prior.scalar(1.0, mean=torch.zeros(3)).centre(SPACE, torch.zeros(12)),
             ValueError,
             "expected 1 or 12",
         ),
         (lambda: as_prior(True), TypeError, "prior is a bool; expected a positive number or a Prior"),
         (lambda: as_prior("x"), TypeError, "prior is a str"),
         (
-            lambda: lw.Prior.groups({"a": 1.0, "d": 2.0}).known(SPACE.names),
+            lambda: pw.Prior.groups({"a": 1.0, "d": 2.0}).known(SPACE.names),
             ValueError,
             "'d' fits no parameter.*are a.weight, a.bias, b, c\\.",
         ),
         (
-            lambda: lw.Prior.groups({"d": 2.0}).known([*SPACE.names, "e"]),
+            lambda: pw.Prior.groups({"d": 2.0}).known([*SPACE.names, "e"]),
             ValueError,
             "are a.weight, a.bias, b, c, \\.\\.\\.",
         ),
         (
-            lambda: lw.Prior("layerwise", torch.ones(1), sets=(("a.bias", "x"),)).known(SPACE.names),
+            lambda: pw.Prior("layerwise", torch.ones(1), sets=(("a.bias", "x"),)).known(SPACE.names),
             ValueError,
             "Prior.scale_invariant has sets with x, which the network does not have",
         ),
@@ -480,27 +480,27 @@ def test_priors_that_do_not_fit_their_weights() -> None:
     for ask, error, words in refused:
         with pytest.raises(error, match=words):
             ask()
-    lw.Prior.groups({"a": 1.0, "b": 2.0, "c*": 1.0}).known(SPACE.names)
+    pw.Prior.groups({"a": 1.0, "b": 2.0, "c*": 1.0}).known(SPACE.names)
 
 
 def test_numbers_as_priors() -> None:
     """One for all weights, or one for each group of another prior; both have its mean."""
-    own = lw.Prior.layerwise([1.0, 2.0], mean=0.25)
+    own = pw.Prior.layerwise([1.0, 2.0], mean=0.25)
     assert as_prior(own) is own
     assert as_prior(3.0).kind == "scalar" and as_prior(3.0).precision.tolist() == [3.0] and as_prior(3).mean == 0.0
     several = as_prior(torch.tensor([3.0, 4.0]), own)
     assert several.kind == "layerwise" and several.precision.tolist() == [3.0, 4.0] and several.mean == 0.25
     one = as_prior(torch.tensor([3.0]), own)
     assert one.kind == "scalar" and one.precision.tolist() == [3.0] and one.mean == 0.25
-    for made in (lw.Prior.scalar(), lw.Prior.layerwise(), lw.Prior.diagonal(), lw.Prior.unitwise(), lw.Prior.g_prior()):
+    for made in (pw.Prior.scalar(), pw.Prior.layerwise(), pw.Prior.diagonal(), pw.Prior.unitwise(), pw.Prior.g_prior()):
         assert made.precision.tolist() == [1.0] and made.precision.dtype == torch.float64 and made.mean == 0.0
         assert made.with_precision(0.7).precision.tolist() == [0.7]
-    assert lw.Prior.scalar(torch.tensor(2)).precision.dtype == torch.float64
-    assert lw.Prior.scalar(torch.tensor(2.0)).precision.dtype == torch.float32
-    assert lw.Prior.groups({"a": 2.0}, mean=0.5).mean == 0.5 and lw.Prior.unitwise(1.0, mean=0.5).mean == 0.5
-    assert lw.Prior.layerwise([0.5, 3.0]).least == 0.5 and lw.Prior.layerwise([2.0, 3.0]).least == 1.0
+    assert pw.Prior.scalar(torch.tensor(2)).precision.dtype == torch.float64
+    assert pw.Prior.scalar(torch.tensor(2.0)).precision.dtype == torch.float32
+    assert pw.Prior.groups({"a": 2.0}, mean=0.5).mean == 0.5 and pw.Prior.unitwise(1.0, mean=0.5).mean == 0.5
+    assert pw.Prior.layerwise([0.5, 3.0]).least == 0.5 and pw.Prior.layerwise([2.0, 3.0]).least == 1.0
     for shape in ([2, 2], [4]):
-        made = lw.Prior.layerwise(torch.ones(shape))
+        made = pw.Prior.layerwise(torch.ones(shape))
         assert made.precision.shape == (4,) == made.with_precision(torch.ones(shape)).precision.shape
 
 
@@ -508,7 +508,7 @@ def test_centres() -> None:
     """One number for all weights, or one each, in the dtype of the weights."""
     for mean in (0.1, torch.tensor(0.1, dtype=torch.float64), torch.full((3, 4), 0.1, dtype=torch.float64)):
         for dtype in (torch.float64, torch.float32):
-            made = lw.Prior.scalar(1.0, mean=mean).centre(SPACE, torch.zeros(12, dtype=dtype))
+            made = pw.Prior.scalar(1.0, mean=mean).centre(SPACE, torch.zeros(12, dtype=dtype))
             assert made.dtype == dtype and made.tolist() == torch.full((12,), 0.1, dtype=dtype).tolist()
 
 
@@ -517,9 +517,9 @@ def test_names_in_a_few_words() -> None:
     assert (
         together(["a"]) == "a" and together(["a", "b", "c"]) == "a + b + c" and together(list("abcd")) == "a and 3 more"
     )
-    names = lw.Prior.unitwise().names(SPACE)
+    names = pw.Prior.unitwise().names(SPACE)
     assert names[-1] == "c[1]" and names[2:4] == ["a.weight[2]", "a.bias[0]"] and len(names) == 9
     with pytest.raises(IndexError):
         names[9]
-    some = lw.Prior.diagonal().names(MASKED)
+    some = pw.Prior.diagonal().names(MASKED)
     assert list(some) == ["a.weight[0]", "a.weight[5]", "a.bias[1]", "b[0]", "c[0]"] and len(some) == 5

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import Broken, built, classes, cut, normal
-from lapwing import batches
-from lapwing.batches import INSIDE, Attributes, Replacement, hide_made
 from networks import Network
+from peewit import batches
+from peewit.batches import INSIDE, Attributes, Replacement, hide_made
 from tables import moved, table
 
 NETWORKS = (
@@ -117,7 +117,7 @@ def test_every_question_leaves_everything_as_it_was(name: str, structure: str) -
     """Fit, covariances, samples, predictions, evidence, coverage and products change nothing, and repeat."""
     model, x, y, likelihood = prepared(name)
     before = snapshot(model)
-    la = lw.fit(model, cut(x, y, [3, 2]), likelihood, structure=structure)
+    la = pw.fit(model, cut(x, y, [3, 2]), likelihood, structure=structure)
     assert changed(model, before) == []
     questions: dict[str, Callable[[], Any]] = {
         "functional": lambda: la.functional(x).cov,
@@ -131,12 +131,12 @@ def test_every_question_leaves_everything_as_it_was(name: str, structure: str) -
         "evidence": lambda: la.log_evidence(),
         "other evidence": lambda: la.log_evidence(prior=3.0),
         "coverage": lambda: str(la.coverage()),
-        "products": lambda: lw.products(model, (x, y), likelihood).mv(torch.ones(2, sum_of(model))),
-        "hessian products": lambda: lw.products(model, (x, y), likelihood, curvature="hessian").mv(
+        "products": lambda: pw.products(model, (x, y), likelihood).mv(torch.ones(2, sum_of(model))),
+        "hessian products": lambda: pw.products(model, (x, y), likelihood, curvature="hessian").mv(
             torch.ones(sum_of(model))
         ),
-        "fit": lambda: lw.fit(model, (x, y), likelihood, structure=structure, curvature="fisher").log_evidence(),
-        "last layer": lambda: lw.fit(model, (x, y), likelihood, weights="last_layer").log_evidence(),
+        "fit": lambda: pw.fit(model, (x, y), likelihood, structure=structure, curvature="fisher").log_evidence(),
+        "last layer": lambda: pw.fit(model, (x, y), likelihood, weights="last_layer").log_evidence(),
     }
     first = {}
     for what, ask in questions.items():
@@ -176,15 +176,15 @@ ERRORS = (Failure("in the middle"), KeyboardInterrupt())
 @pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
 def test_a_loader_that_fails(name: str, structure: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception from the data reaches the caller as it is, and nothing is left behind."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     model, x, y, likelihood = prepared(name)
     before = snapshot(model)
     with pytest.raises(type(error)) as caught:
-        lw.fit(model, Broken(cut(x, y, [2, 3]), error), likelihood, structure=structure)
+        pw.fit(model, Broken(cut(x, y, [2, 3]), error), likelihood, structure=structure)
     assert caught.value is error
     assert changed(model, before) == []
     with pytest.raises(type(error)):
-        lw.products(model, Broken(cut(x, y, [2, 3]), error), likelihood).mv(torch.ones(sum_of(model)))
+        pw.products(model, Broken(cut(x, y, [2, 3]), error), likelihood).mv(torch.ones(sum_of(model)))
     assert changed(model, before) == []
 
 
@@ -215,24 +215,24 @@ class Fragile(nn.Module):
 @pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
 def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in any forward pass of a fit, prediction or product leaves nothing behind."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     model = built(Fragile(error)).to(DEVICE).train()
     x, y = moved(normal(6, 4)), moved(classes(3, 6))
     batches = cut(x, y, [2, 2, 2])
-    la = lw.fit(model, batches, "classification")
+    la = pw.fit(model, batches, "classification")
     before = snapshot(model)
     vector = torch.ones(la.D)
     calls: list[Callable[[], Any]] = [
-        lambda: lw.fit(model, batches, "classification"),
-        lambda: lw.fit(model, batches, "classification", structure="ekfac"),
-        lambda: lw.fit(model, batches, "classification", structure="full", curvature="hessian"),
-        lambda: lw.products(model, batches, "classification").mv(vector),
+        lambda: pw.fit(model, batches, "classification"),
+        lambda: pw.fit(model, batches, "classification", structure="ekfac"),
+        lambda: pw.fit(model, batches, "classification", structure="full", curvature="hessian"),
+        lambda: pw.products(model, batches, "classification").mv(vector),
         lambda: la.functional(x, memory=1000),
         lambda: la.functional_samples(x, 2, generator=torch.Generator()),
         lambda: la.predict(x, memory=1000),
     ]
     if which == 1:
-        calls.append(lambda: lw.fit(model, batches, "classification", weights="last_layer"))
+        calls.append(lambda: pw.fit(model, batches, "classification", weights="last_layer"))
     reached = 0
     for call in calls:
         model.passes.count, model.passes.fails = 0, which
@@ -249,14 +249,14 @@ def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pyt
 
 def test_wrong_labels_in_a_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label out of range in the second batch is refused, and nothing is left behind."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     model, x, y, likelihood = prepared("train_mode")
     y = y.clone()
     y[3] = 17
     before = snapshot(model)
     for structure in ("kron", "diag"):
         with pytest.raises(ValueError, match="label 17 is outside"):
-            lw.fit(model, cut(x, y, [3, 2]), likelihood, structure=structure)
+            pw.fit(model, cut(x, y, [3, 2]), likelihood, structure=structure)
         assert changed(model, before) == []
 
 
@@ -273,7 +273,7 @@ def test_buffers_that_the_network_replaces() -> None:
     model.register_buffer("running", normal(4, seed=7))
     model = model.to(DEVICE)
     before = snapshot(model)
-    la = lw.fit(model, (moved(normal(5, 4)), moved(classes(3, 5))), "classification")
+    la = pw.fit(model, (moved(normal(5, 4)), moved(classes(3, 5))), "classification")
     assert changed(model, before) == []
     la.functional(moved(normal(2, 4)))
     assert changed(model, before) == []
@@ -290,14 +290,14 @@ def test_shuffled_loaders_do_not_advance_the_global_generator(workers: int) -> N
         {},
         {"structure": "ekfac"},
         {"weights": "last_layer"},
-        {"structure": "diag", "weights": lw.Subnetwork.largest_variance(5)},
-        {"structure": "diag", "weights": lw.Subnetwork.random(5)},
+        {"structure": "diag", "weights": pw.Subnetwork.largest_variance(5)},
+        {"structure": "diag", "weights": pw.Subnetwork.random(5)},
         {"structure": "full", "curvature": "hessian", "prior": 50.0},
         {"curvature": "fisher"},
     ):
-        lw.fit(model, loader, "classification", **options)
+        pw.fit(model, loader, "classification", **options)
         assert (options, changed(model, before)) == (options, [])
-    lw.products(model, loader, "classification").mv(torch.ones(sum_of(model)))
+    pw.products(model, loader, "classification").mv(torch.ones(sum_of(model)))
     assert changed(model, before) == []
 
 
@@ -306,11 +306,11 @@ def test_inside_inference_mode_and_without_gradients() -> None:
     case = table("mlp")
     model = case.case.make()[0].to(DEVICE)
     data = moved(case.x), moved(case.y)
-    expected = lw.fit(model, data, "classification").functional(data[0]).cov
+    expected = pw.fit(model, data, "classification").functional(data[0]).cov
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             before = snapshot(model)
-            la = lw.fit(model, data, "classification")
+            la = pw.fit(model, data, "classification")
             assert repeated(la.functional(data[0]).cov, expected)
             assert torch.isfinite(la.log_evidence())
             assert changed(model, before) == []
@@ -343,20 +343,20 @@ def test_buffers_that_a_forward_pass_fills_or_makes(structure: str) -> None:
     model = built(Remembering()).to(DEVICE)
     x, y = moved(normal(6, 4)), moved(classes(3, 6))
     before = snapshot(model)
-    la = lw.fit(model, (x, y), "classification", structure=structure)
+    la = pw.fit(model, (x, y), "classification", structure=structure)
     made = la.functional(x[:2])
     la.predict(x, method="sampled", samples=2)
-    lw.products(model, (x, y), "classification").mv(torch.ones(la.D))
+    pw.products(model, (x, y), "classification").mv(torch.ones(la.D))
     assert changed(model, before) == []
     assert model.seen is None and list(model._buffers) == ["seen", "calls"] and not model._non_persistent_buffers_set
     with torch.no_grad():
         assert torch.equal(made.mean, copy.deepcopy(model)(x[:2]))
     with pytest.raises(RuntimeError):
-        lw.fit(model, Broken(cut(x, y, [3, 3]), RuntimeError("stop")), "classification")
+        pw.fit(model, Broken(cut(x, y, [3, 3]), RuntimeError("stop")), "classification")
     assert changed(model, before) == []
     model(x)
     kept = snapshot(model)
-    lw.fit(model, (x, y), "classification", structure=structure)
+    pw.fit(model, (x, y), "classification", structure=structure)
     assert changed(model, kept) == [] and model.seen is not None
 
 
@@ -382,9 +382,9 @@ def test_hooks_on_the_gradients_of_parameters(name: str, branches: bool) -> None
     model, x, y = built(Powers(branches)).to(DEVICE), moved(normal(6, 4)), moved(normal(6, 3))
 
     def asked() -> list[Tensor]:
-        la = lw.fit(model, (x, y), "regression", structure="full", curvature="ggn")
-        products = lw.products(model, (x, y), "regression")
-        hessian = lw.products(model, (x, y), "regression", curvature="hessian")
+        la = pw.fit(model, (x, y), "regression", structure="full", curvature="ggn")
+        products = pw.products(model, (x, y), "regression")
+        hessian = pw.products(model, (x, y), "regression", curvature="hessian")
         vector = torch.arange(la.D).double()
         return [la.functional(x).cov, la.log_evidence(), products.mv(vector), hessian.mv(vector)]
 
@@ -418,9 +418,9 @@ def test_numbers_that_a_user_sets_after_a_fit_are_not_hidden() -> None:
     """Where the network itself would make others."""
     model = built(Given())
     x, y = normal(6, 4), normal(6, 2)
-    lw.fit(model, (x, y), "regression")
+    pw.fit(model, (x, y), "regression")
     model.gain = torch.arange(4, dtype=x.dtype, device=x.device)
-    la = lw.fit(model, (x, y), "regression")
+    la = pw.fit(model, (x, y), "regression")
     torch.testing.assert_close(la.predict(x).mean, model(x).detach())
     assert torch.equal(model.gain, torch.arange(4, dtype=x.dtype, device=x.device))
 
@@ -443,10 +443,10 @@ def test_a_refused_network_may_be_set_up_and_fitted() -> None:
     model = built(Standardised())
     x, y = normal(6, 4), normal(6, 2)
     with pytest.raises(ValueError, match="expected examples to be independent"):
-        lw.fit(model, (x, y), "regression")
+        pw.fit(model, (x, y), "regression")
     assert model.mean is None
     model(x)
-    la = lw.fit(model, (x, y), "regression")
+    la = pw.fit(model, (x, y), "regression")
     torch.testing.assert_close(la.predict(x[:3]).mean, model(x).detach()[:3])
 
 
@@ -560,13 +560,13 @@ def test_what_a_pass_made_of_newer_weights_is_hidden() -> None:
 
     model = built(Keeping())
     x, y = normal(6, 4), normal(6, 2)
-    lw.fit(model, (x, y), "regression", structure="full")
+    pw.fit(model, (x, y), "regression", structure="full")
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(1.5)
         model(x)
-    la = lw.fit(model, (x, y), "regression", structure="full")
+    la = pw.fit(model, (x, y), "regression", structure="full")
     assert la.coverage()["table"].rule != "unused"
     model.kept = None
-    expected = lw.fit(model, (x, y), "regression", structure="full")
+    expected = pw.fit(model, (x, y), "regression", structure="full")
     torch.testing.assert_close(la.functional(x).cov, expected.functional(x).cov)

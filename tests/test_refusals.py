@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal
 from tables import moved, relative
@@ -19,11 +19,11 @@ def layers(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2), *more)
 
 
-@pytest.mark.parametrize("structure", ["ekfac", lw.EKFAC(bias="joint")])
+@pytest.mark.parametrize("structure", ["ekfac", pw.EKFAC(bias="joint")])
 def test_a_prior_that_the_structure_cannot_hold(structure: Any) -> None:
     """As `with_prior` does, and not at the first question; a prior that fits is accepted."""
     model, x, y = built(layers()), normal(6, 4), normal(6, 2)
-    prior = lw.Prior.g_prior()
+    prior = pw.Prior.g_prior()
     with pytest.raises(ValueError) as later:
         fitted(model, x, y, "regression", structure).with_prior(prior)
     with pytest.raises(ValueError) as made:
@@ -40,11 +40,11 @@ def test_scripted_networks(how: str) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         made = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x)
         inner = nn.Sequential(torch.jit.script(model[:2]), model[2])
-    for call in (lw.fit, lw.products):
+    for call in (pw.fit, pw.products):
         with pytest.raises(ValueError, match="scripted or traced networks; expected the plain module"):
             call(made, (x, y), "regression")
-    part = lw.fit(inner, (x, y), "regression", structure="full", weights=["1"])
-    whole = lw.fit(model, (x, y), "regression", structure="full", weights=["2"])
+    part = pw.fit(inner, (x, y), "regression", structure="full", weights=["1"])
+    whole = pw.fit(model, (x, y), "regression", structure="full", weights=["2"])
     assert relative(part.functional(x).cov, whole.functional(x).cov) < 1e-12
 
 
@@ -58,14 +58,14 @@ def test_quantised_networks() -> None:
         torch.backends.quantized.engine = torch.backends.quantized.supported_engines[-1]
         whole = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 5)))
     with pytest.raises(ValueError, match=r"weights are quantised \(0\)"):
-        lw.fit(whole, (x, y), "regression")
+        pw.fit(whole, (x, y), "regression")
     behind = nn.Sequential(nn.LayerNorm(4), *whole)
     with pytest.raises(ValueError, match=r"0.weight, 0.bias has no gradient.*quantised layers \(1\).*before it was"):
-        lw.fit(behind, (x, y), "regression")
+        pw.fit(behind, (x, y), "regression")
     after = nn.Sequential(nn.LayerNorm(4), *whole, nn.Linear(5, 5))
     with pytest.raises(ValueError, match="choose weights= after its last quantised layer"):
-        lw.fit(after, (x, y), "regression")
-    assert lw.fit(after, (x, y), "regression", weights=["2"]).D == 30
+        pw.fit(after, (x, y), "regression")
+    assert pw.fit(after, (x, y), "regression", weights=["2"]).D == 30
 
 
 def test_networks_without_outputs() -> None:
@@ -76,12 +76,12 @@ def test_networks_without_outputs() -> None:
     x = moved(normal(6, 4))
     for y, likelihood in ((classes(2, 6), "classification"), (normal(6, 0), "regression"), (normal(6, 0), RESIDUALS)):
         with pytest.raises(ValueError, match=r"no outputs: its shape is \(N, 0\); expected one per example"):
-            lw.fit(model, (x, moved(y)), likelihood)
+            pw.fit(model, (x, moved(y)), likelihood)
     with pytest.raises(ValueError, match="no outputs"):
-        lw.products(model, (x, moved(normal(6, 0))), "regression").mv(torch.ones(15))
+        pw.products(model, (x, moved(normal(6, 0))), "regression").mv(torch.ones(15))
 
 
-RESIDUALS = lw.Gaussian(noise="residuals")
+RESIDUALS = pw.Gaussian(noise="residuals")
 
 
 class Spectral(nn.Module):
@@ -102,9 +102,9 @@ def test_complex_weights(structure: str) -> None:
     model, x, y = Spectral().to(DEVICE), moved(normal(6, 4)), moved(normal(6, 1))
     for weights in ("all", ["gain"]):
         with pytest.raises(ValueError, match=r"'gain' is torch.complex128.*torch.view_as_complex.*weights="):
-            lw.fit(model, (x, y), "regression", structure=structure, weights=weights)
-    named = lw.fit(model, (x, y), "regression", structure=structure, weights=["head"])
-    last = lw.fit(model, (x, y), "regression", structure=structure, weights="last_layer")
+            pw.fit(model, (x, y), "regression", structure=structure, weights=weights)
+    named = pw.fit(model, (x, y), "regression", structure=structure, weights=["head"])
+    last = pw.fit(model, (x, y), "regression", structure=structure, weights="last_layer")
     assert named.D == last.D == 4
     with torch.no_grad():
         model.gain.imag += 1.0
@@ -112,7 +112,7 @@ def test_complex_weights(structure: str) -> None:
         named.functional(x)
     with torch.no_grad():
         model.gain.imag -= 1.0
-    last = lw.fit(model, (x, y), "regression", structure=structure, weights="last_layer")
+    last = pw.fit(model, (x, y), "regression", structure=structure, weights="last_layer")
     hidden = (x.to(torch.complex128) @ model.gain).abs().detach()
     rows = torch.cat([hidden, torch.ones(6, 1).to(x)], 1)
     if structure == "full":

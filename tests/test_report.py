@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy
 import pytest
 
-from lapwing.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
-from lapwing.report import markup, words
-from lapwing.report.page import embedded
-from lapwing.report.pictures import gallery, png
-from lapwing.report.sections import scores_table
-from lapwing.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
+from peewit.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
+from peewit.report import markup, words
+from peewit.report.page import embedded
+from peewit.report.pictures import gallery, png
+from peewit.report.sections import scores_table
+from peewit.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
 from reports import bins, classification, near, regression, specimen
 
 
@@ -299,7 +299,7 @@ def test_the_gallery_says_what_was_predicted() -> None:
 
 def test_nothing_is_said_of_unknown_inputs_without_any() -> None:
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report.page import made
+    from peewit.report.page import made
 
     report = classification()
     for place, each in enumerate(report.methods):
@@ -341,7 +341,7 @@ class Outline(HTMLParser):
 @pytest.fixture(scope="module", params=["classification", "regression"])
 def text(request: pytest.FixtureRequest) -> str:
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report.page import made
+    from peewit.report.page import made
 
     return made({"classification": classification, "regression": regression}[request.param]())
 
@@ -366,7 +366,7 @@ def test_the_page_is_one_file_that_fetches_nothing(text: str) -> None:
 
 def test_every_figure_has_words_and_numbers() -> None:
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report.plots import plots
+    from peewit.report.plots import plots
 
     for report in (classification(), regression()):
         found = plots(report)
@@ -390,7 +390,7 @@ def test_every_figure_has_words_and_numbers() -> None:
 
 def test_tables_behind_figures_hold_the_numbers_of_the_report() -> None:
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report.plots import plots
+    from peewit.report.plots import plots
 
     found = {plot.name: plot for plot in plots(classification())}
 
@@ -407,7 +407,7 @@ def test_tables_behind_figures_hold_the_numbers_of_the_report() -> None:
 
 def test_a_page_that_would_be_too_large_leaves_figures_out_and_keeps_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report import page
+    from peewit.report import page
 
     whole = page.made(classification())
     monkeypatch.setattr(page, "LARGEST", len(whole.encode()) - 20_000)
@@ -418,7 +418,7 @@ def test_a_page_that_would_be_too_large_leaves_figures_out_and_keeps_numbers(mon
 
 def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report import page
+    from peewit.report import page
 
     path = tmp_path / "report.html"
     assert classification().to_html(path) == path and path.stat().st_size > 1_000_000
@@ -438,7 +438,7 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_odd_reports_make_pages() -> None:
     """One method, no classes, nothing beside: all that can be missing is missing."""
     pytest.importorskip("plotly", reason="no plotly")
-    from lapwing.report.page import made
+    from peewit.report.page import made
 
     full = classification().methods[0]
     bare = Scores(

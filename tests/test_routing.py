@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import cut
-from lapwing import routing
-from lapwing.layers.base import Owned
 from networks import Network, parameter
+from peewit import routing
+from peewit.layers.base import Owned
 from tables import curvature_of, moved, relative, table
 
 ROUTED = (
@@ -50,11 +50,11 @@ def test_routed_weights_have_the_rule_of_their_layer(name: str) -> None:
 @pytest.mark.parametrize("name", ROUTED)
 def test_batches_do_not_matter_to_factors(name: str, approx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kronecker factors equal loops however the data is cut, examples alone included."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     case = table(name)
     for sizes in ([1] * 5, [1, 4]):
         model = case.case.make()[0].to(DEVICE)
-        la = lw.fit(model, cut(case.x, case.y, sizes), case.likelihood, structure=lw.Kron(approx), curvature="ggn")
+        la = pw.fit(model, cut(case.x, case.y, sizes), case.likelihood, structure=pw.Kron(approx), curvature="ggn")
         index = case.index(la)
         assert relative(curvature_of(la), case.kron(approx=approx)[index][:, index]) < 1e-8, sizes
 
@@ -85,16 +85,16 @@ def exact(model: nn.Module, x: Tensor, y: Tensor, approx: str = "expand") -> Ten
     return reference.kron(model, x, y, "regression", names, approx=approx)
 
 
-def fitted(x: Tensor, sizes: list[int], structure: Any = "kron") -> tuple[nn.Module, lw.Laplace, Tensor]:
+def fitted(x: Tensor, sizes: list[int], structure: Any = "kron") -> tuple[nn.Module, pw.Laplace, Tensor]:
     """The network, a fit of it to some batches, and the targets."""
     model, y = routed_by_sign(), torch.zeros(len(x), 2, dtype=torch.float64)
     data = cut(moved(x), moved(y), sizes)
-    return model, lw.fit(routed_by_sign().to(DEVICE), data, lw.Gaussian(), structure=structure, curvature="ggn"), y
+    return model, pw.fit(routed_by_sign().to(DEVICE), data, pw.Gaussian(), structure=structure, curvature="ggn"), y
 
 
 def test_as_many_rows_as_before_and_other_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that looked as if an axis held their examples, until a batch has the same number, of others."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     even = [[1, -1]] * 4
     for later in list(itertools.permutations([[1, 1], [-1, -1], [1, -1], [-1, 1]]))[::4]:
         x = tokens([*even, *later])
@@ -102,7 +102,7 @@ def test_as_many_rows_as_before_and_other_owners(monkeypatch: pytest.MonkeyPatch
         assert {row.rule for row in la.coverage()} == {"linear"}
         names = ["weight", "head"]
         assert relative(curvature_of(la), dense.ggn(model, x, y, "regression", names)) < 1e-9
-        _, la, _ = fitted(x, [4, 4], lw.Kron("reduce"))
+        _, la, _ = fitted(x, [4, 4], pw.Kron("reduce"))
         assert relative(curvature_of(la), exact(model, x, y, "reduce")) < 1e-9
 
 
@@ -110,7 +110,7 @@ def test_as_many_rows_as_before_and_other_owners(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("sizes", [[3, 2], [1] * 5, [5]])
 def test_an_expert_without_tokens(structure: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first batch, in a later one, or in all: its weights keep the prior, and count where inputs go to it."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
     for signs in ([[1, 1]] * 3 + [[-1, 1]] * 2, [[-1, 1]] * 3 + [[1, 1]] * 2, [[1, 1]] * 5, [[-1, -1]] * 5):
         x = tokens(signs)
         model, la, y = fitted(x, sizes, structure)
@@ -143,7 +143,7 @@ def test_rows_that_examples_share_are_not_owned() -> None:
     x = torch.randn(5, 2, dtype=torch.float64)
     y = torch.zeros(5, 2, dtype=torch.float64)
     for data in ((x, y), cut(x, y, [1, 4])):
-        la = lw.fit(model, data, lw.Gaussian(), structure="full", curvature="ggn")
+        la = pw.fit(model, data, pw.Gaussian(), structure="full", curvature="ggn")
         assert {row.name: row.rule for row in la.coverage()}["table.weight"] == "generic"
         assert relative(curvature_of(la), dense.ggn(model, x, y, "regression", list(la.space.names))) < 1e-9
 
@@ -188,7 +188,7 @@ def test_without_scaled_gradients(name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Where gradients cannot be scaled exactly, which examples reach a row tells the same."""
     monkeypatch.setattr(routing.Routing, "_scaled", lambda *args: False)
     case = table(name)
-    la = case.fit(lw.Kron("reduce"))
+    la = case.fit(pw.Kron("reduce"))
     index = case.index(la)
     assert not la.plan.generic
     assert relative(curvature_of(la), case.kron(approx="reduce")[index][:, index]) < 1e-8
@@ -209,6 +209,6 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     case = table("switch_masks")
     la = case.fit("kron")
     la.save(tmp_path / "posterior")
-    again = lw.load(tmp_path / "posterior", case.case.make()[0].to(DEVICE))
+    again = pw.load(tmp_path / "posterior", case.case.make()[0].to(DEVICE))
     x = moved(case.x)
     assert relative(again.functional(x).cov, la.functional(x).cov) < 1e-12

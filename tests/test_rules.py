@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import DEVICE
-from lapwing import fused
-from lapwing.jacobians import Acts, Layout, Term
-from lapwing.layers import HANDLERS
-from lapwing.layers.base import (
+from peewit import fused
+from peewit.jacobians import Acts, Layout, Term
+from peewit.layers import HANDLERS
+from peewit.layers.base import (
     BatchAxis,
     Contribution,
     Owned,
@@ -29,10 +29,10 @@ from lapwing.layers.base import (
     positions_last,
     settled,
 )
-from lapwing.layers.contractions import Letters, written
-from lapwing.layers.elementwise import align, reduce_to, stretched
-from lapwing.layers.embedding import CertainPadding, KeptTables
-from lapwing.layers.norm import frozen_batch_norm
+from peewit.layers.contractions import Letters, written
+from peewit.layers.elementwise import align, reduce_to, stretched
+from peewit.layers.embedding import CertainPadding, KeptTables
+from peewit.layers.norm import frozen_batch_norm
 
 EXAMPLES, COLUMNS = 3, 2
 MATRICES = {"convolution", "transposed convolution", "linear", "bilinear", "embedding"}  # with Kronecker factors

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from cases import randomise
 from conftest import DEVICE
 from fitting import classes, normal
 from invariant_networks import ResNet, Stream, cnn, mlp
 from tables import moved
 
-pytestmark = pytest.mark.filterwarnings("ignore::lapwing.TuningWarning")  # groups that are switched off
+pytestmark = pytest.mark.filterwarnings("ignore::peewit.TuningWarning")  # groups that are switched off
 FACTOR = 7.0
 TURNS = 2  # each of which keeps the law, from a start that does; some tests go on to the end
 
@@ -84,17 +84,17 @@ def pair(name: str) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
 
 
 @functools.cache
-def prior_of(name: str, merge: bool) -> lw.Prior:
+def prior_of(name: str, merge: bool) -> pw.Prior:
     """With the sets of a network."""
     model, _, x, y = pair(name)
-    return lw.Prior.scale_invariant(model, (x, y), merge=merge)
+    return pw.Prior.scale_invariant(model, (x, y), merge=merge)
 
 
 def variances(
-    model: nn.Module, x: Tensor, y: Tensor, structure: str, prior: lw.Prior, steps: int = TURNS
-) -> tuple[lw.Laplace, Tensor]:
+    model: nn.Module, x: Tensor, y: Tensor, structure: str, prior: pw.Prior, steps: int = TURNS
+) -> tuple[pw.Laplace, Tensor]:
     """The tuned posterior, and the variances of the outputs at the data."""
-    la = lw.fit(model, (x, y), "classification", structure=structure, prior=prior)
+    la = pw.fit(model, (x, y), "classification", structure=structure, prior=prior)
     method = "fixed_point" if steps == TURNS else "evidence"  # which is faster, at switching groups off too
     la = la.tune(method, mode="linear", data=(x, y), tolerance=1e-6, steps=steps)
     return la, la.functional(x, variance_only=True).cov
@@ -111,7 +111,7 @@ def test_rescaling_changes_no_output(name: str) -> None:
     model, other, x, y = pair(name)
     assert torch.allclose(model(x), other(x), rtol=1e-10, atol=1e-10)
     assert LAWS[name].own in prior_of(name, False).sets
-    assert lw.Prior.scale_invariant(other, (x, y)).sets == prior_of(name, False).sets
+    assert pw.Prior.scale_invariant(other, (x, y)).sets == prior_of(name, False).sets
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -135,8 +135,8 @@ def test_one_precision_per_tensor_or_set(name: str, structure: str, merge: bool)
 def test_one_precision_for_all_breaks_the_law(name: str) -> None:
     """The scale of weights that does not matter decides the precision of those whose scale does."""
     model, other, x, y = pair(name)
-    first, before = variances(model, x, y, "kron", lw.Prior.scalar(), 40)
-    second, after = variances(other, x, y, "kron", lw.Prior.scalar(), 40)
+    first, before = variances(model, x, y, "kron", pw.Prior.scalar(), 40)
+    second, after = variances(other, x, y, "kron", pw.Prior.scalar(), 40)
     assert first.trace is not None and first.trace.converged
     assert second.trace is not None and second.trace.converged
     assert apart(after, before) > 0.1
@@ -149,8 +149,8 @@ def test_one_precision_for_all_breaks_the_law(name: str) -> None:
 def test_a_g_prior_needs_no_groups(name: str, structure: str) -> None:
     """Its one factor is that of weights in units of their own curvature."""
     model, other, x, y = pair(name)
-    first, before = variances(model, x, y, structure, lw.Prior.g_prior())
-    second, after = variances(other, x, y, structure, lw.Prior.g_prior())
+    first, before = variances(model, x, y, structure, pw.Prior.g_prior())
+    second, after = variances(other, x, y, structure, pw.Prior.g_prior())
     assert apart(after, before) < 1e-6
     assert apart(second.prior.precision, first.prior.precision) < 1e-6
 
@@ -159,8 +159,8 @@ def test_a_g_prior_needs_no_groups(name: str, structure: str) -> None:
 def test_at_the_end(name: str, structure: str) -> None:
     """One precision per tensor, tuned until nothing moves."""
     model, other, x, y = pair(name)
-    first, before = variances(model, x, y, structure, lw.Prior.layerwise(), 60)
-    second, after = variances(other, x, y, structure, lw.Prior.layerwise(), 60)
+    first, before = variances(model, x, y, structure, pw.Prior.layerwise(), 60)
+    second, after = variances(other, x, y, structure, pw.Prior.layerwise(), 60)
     assert first.trace is not None and first.trace.converged
     assert second.trace is not None and second.trace.converged
     assert apart(after, before) < 1e-6
@@ -183,12 +183,12 @@ def test_every_channel_by_its_own_factor(structure: str) -> None:
         norm.running_mean *= factors
         norm.running_var.copy_(factors**2 * (norm.running_var + norm.eps) - norm.eps)
     assert torch.allclose(model(x), other(x), rtol=1e-10, atol=1e-10)
-    first, before = variances(model, x, y, structure, lw.Prior.unitwise())
-    second, after = variances(other, x, y, structure, lw.Prior.unitwise())
+    first, before = variances(model, x, y, structure, pw.Prior.unitwise())
+    second, after = variances(other, x, y, structure, pw.Prior.unitwise())
     assert apart(after, before) < 1e-6
     on = (first.evidence().effective_dimensions > 1e-3)[:12]
     ratio = (second.prior.precision / first.prior.precision)[:12]
     assert bool(on.any()) and apart(ratio[on], factors.cpu().pow(-2).repeat(2)[on].to(ratio)) < 1e-6
-    _, before = variances(model, x, y, structure, lw.Prior.layerwise())
-    _, after = variances(other, x, y, structure, lw.Prior.layerwise())
+    _, before = variances(model, x, y, structure, pw.Prior.layerwise())
+    _, after = variances(other, x, y, structure, pw.Prior.layerwise())
     assert apart(after, before) > 1e-3

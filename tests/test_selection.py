@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, names_of, normal, seeded, weights_of
@@ -30,11 +30,11 @@ def shuffled() -> tuple[nn.Module, Tensor, Tensor]:
     return built(Network(reversed_forward, **members)), normal(6, 4), classes(3, 6)
 
 
-def against_dense(la: lw.Laplace, model: nn.Module, x: Any, y: Tensor, index: Tensor, names: list[str]) -> None:
+def against_dense(la: pw.Laplace, model: nn.Module, x: Any, y: Tensor, index: Tensor, names: list[str]) -> None:
     """Curvature, covariances and samples equal the dense ones of the selected weights; the rest is certain."""
     exact = dense.ggn(model, x, y, "classification", names)[index][:, index]
     made = curvature_of(la.with_prior(1.0))
-    if isinstance(la.structure, lw.Diag):
+    if isinstance(la.structure, pw.Diag):
         exact = torch.diag(exact.diagonal())
     assert relative(made, exact) < EXACT
     jacobian = dense.jacobian(model, x, names)[:, :, index]
@@ -98,7 +98,7 @@ def test_names_and_patterns(structure: str, weights: Any, chosen: list[str]) -> 
             assert row.approximation not in ("fixed", "left out")
 
 
-@pytest.mark.parametrize("structure", ["kron", "ekfac", "block", lw.Kron(bias="joint")], ids=str)
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "block", pw.Kron(bias="joint")], ids=str)
 @pytest.mark.parametrize("weights", ["last_layer", "second", "*.weight"])
 def test_selected_layers_have_the_blocks_of_a_whole_fit(structure: Any, weights: str) -> None:
     """Block-diagonal structures: selecting layers takes their blocks out of the whole, covariances follow."""
@@ -106,7 +106,7 @@ def test_selected_layers_have_the_blocks_of_a_whole_fit(structure: Any, weights:
     la = fitted(model, x, y, "classification", structure, weights=weights)
     every = fitted(model, x, y, "classification", structure)
     index = places(model, list(every.space.names), list(la.space.names))
-    if structure != lw.Kron(bias="joint") or weights != "*.weight":  # there weight and bias are one factor
+    if structure != pw.Kron(bias="joint") or weights != "*.weight":  # there weight and bias are one factor
         assert relative(curvature_of(la), curvature_of(every)[index][:, index]) < EXACT
     covariance = torch.linalg.inv(curvature_of(la) + torch.eye(la.D, dtype=torch.float64))
     expected = dense.functional_covariance(dense.jacobian(model, x, list(la.space.names)), covariance)
@@ -179,7 +179,7 @@ def test_masks(structure: str, form: str) -> None:
     flat = torch.cat([masks.get(name, torch.zeros(model.get_parameter(name).shape, dtype=torch.bool)).flatten()
                       for name in names_of(model)])  # fmt: skip
     weights = masks if form == "mapping" else flat
-    for prior in (0.8, lw.Prior.diagonal(torch.rand(int(flat.sum()), generator=seeded(5), dtype=torch.float64) + 0.5)):
+    for prior in (0.8, pw.Prior.diagonal(torch.rand(int(flat.sum()), generator=seeded(5), dtype=torch.float64) + 0.5)):
         la = fitted(model, x, y, "classification", structure, weights=weights, prior=prior)
         assert int(flat.sum()) == la.D and "head.weight" not in la.space.names
         against_dense(la, model, x, y, flat.nonzero()[:, 0], names_of(model))
@@ -203,15 +203,15 @@ def test_subnetworks(structure: str) -> None:
     names = names_of(model)
     theta, exact = weights_of(model), dense.ggn(model, x, y, "classification", names)
     scores = {
-        lw.Subnetwork.largest_magnitude: theta.abs(),
-        lw.Subnetwork.largest_variance: 1 / (exact.diagonal() + 0.8),
+        pw.Subnetwork.largest_magnitude: theta.abs(),
+        pw.Subnetwork.largest_variance: 1 / (exact.diagonal() + 0.8),
     }
     for make, score in scores.items():
         la = fitted(model, x, y, "classification", structure, weights=make(9), prior=0.8)
         against_dense(la, model, x, y, score.topk(9).indices.sort().values, names)
     chosen = []
     for generator in (None, None, seeded(1), seeded(2)):
-        la = fitted(model, x, y, "classification", structure, weights=lw.Subnetwork.random(9, generator))
+        la = fitted(model, x, y, "classification", structure, weights=pw.Subnetwork.random(9, generator))
         assert la.D == 9
         chosen.append((la.space.names, la.space.mask.tolist()))
     assert chosen[0] == chosen[1] and chosen[2] != chosen[3]
@@ -220,7 +220,7 @@ def test_subnetworks(structure: str) -> None:
 def test_subnetworks_with_unused_layers() -> None:
     """Weights that are never used are not chosen by variance, though theirs is the prior's."""
     model, x, y = shuffled()
-    la = fitted(model, x, y, "classification", "diag", weights=lw.Subnetwork.largest_variance(20))
+    la = fitted(model, x, y, "classification", "diag", weights=pw.Subnetwork.largest_variance(20))
     assert la.D == 20 and not any(name.startswith("spare") for name in la.space.names)
 
 
@@ -229,7 +229,7 @@ def test_subnetworks_of_impossible_size(size: Any) -> None:
     """The size and what is possible are named."""
     model, x, y = shuffled()
     with pytest.raises(ValueError, match=r"Subnetwork size .*expected a whole number from 1 to"):
-        fitted(model, x, y, "classification", "diag", weights=lw.Subnetwork.largest_magnitude(size))
+        fitted(model, x, y, "classification", "diag", weights=pw.Subnetwork.largest_magnitude(size))
 
 
 @pytest.mark.parametrize("name", ["lora_modules", "lora_parameters"])
@@ -251,7 +251,7 @@ def test_lora(name: str, structure: str) -> None:
 def test_structures_that_cannot_hold_masks_say_which_can(structure: str) -> None:
     """The alternatives are in the message."""
     model, x, y = shuffled()
-    for weights in ({"head.weight": torch.eye(3, 5) > 0}, lw.Subnetwork.largest_magnitude(3)):
+    for weights in ({"head.weight": torch.eye(3, 5) > 0}, pw.Subnetwork.largest_magnitude(3)):
         with pytest.raises(ValueError, match=r"single elements.*'diag' or 'full'"):
             fitted(model, x, y, "classification", structure, weights=weights)
 
@@ -327,7 +327,7 @@ def test_what_the_last_layer_is_not_all_of(how: str, taken: str, others: list[st
     y = moved(classes(3, 6))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        la = lw.fit(model, (x, y), "classification", weights="last_layer", structure="diag")
+        la = pw.fit(model, (x, y), "classification", weights="last_layer", structure="diag")
     assert la.space.names == (f"{taken}.weight", f"{taken}.bias")
     assert len(said) == bool(others)
     if others:
@@ -335,4 +335,4 @@ def test_what_the_last_layer_is_not_all_of(how: str, taken: str, others: list[st
         every = [f"{taken}.weight", f"{taken}.bias", *others]
         assert f"takes {taken}.weight, {taken}.bias; {', '.join(others)} also reaches the output" in text
         assert f"weights={every}" in text
-        assert set(lw.fit(model, (x, y), "classification", weights=every, structure="diag").space.names) == {*every}
+        assert set(pw.fit(model, (x, y), "classification", weights=every, structure="diag").space.names) == {*every}

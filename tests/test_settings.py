@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-import lapwing as lw
+import peewit as pw
 from fitting import built, classes, fitted, normal
 from tables import moved, relative
 
 
-def regression(noise: Any = 0.5, structure: Any = "full", **options: Any) -> lw.Laplace:
+def regression(noise: Any = 0.5, structure: Any = "full", **options: Any) -> pw.Laplace:
     """Two outputs, the same network every time."""
     torch.manual_seed(0)
     model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
     x = normal(25, 3)
-    return fitted(model, x, model(x).detach() + 0.4 * normal(25, 2, seed=5), lw.Gaussian(noise), structure, **options)
+    return fitted(model, x, model(x).detach() + 0.4 * normal(25, 2, seed=5), pw.Gaussian(noise), structure, **options)
 
 
 NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
@@ -32,7 +32,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "one limit": ({"limits": 5}, "limits=5: expected two positive precisions"),
     "limits of words": ({"limits": ("a", "b")}, "expected two positive precisions"),
     "limits reversed": ({"limits": (2.0, 1.0)}, "the smaller first"),
-    "a prior for a switch": ({"prior": lw.Prior.scalar(2.0)}, "expected True or False.*start="),
+    "a prior for a switch": ({"prior": pw.Prior.scalar(2.0)}, "expected True or False.*start="),
     "a noise for a switch": ({"noise": 0.3}, "noise=0.3.*expected True or False.*with_noise"),
     "a temperature for a switch": ({"temperature": 2.0}, "expected True or False.*with_temperature"),
     "one number as grid": ({"method": "grid", "grid": 5.0}, "grid=5.0: expected numbers, or a mapping"),
@@ -71,7 +71,7 @@ def test_groups_are_named_by_patterns() -> None:
     """Numbers of modules are not names."""
     patterns: Any = {0: 1.0, "*": 2.0}
     with pytest.raises(TypeError, match="expected a mapping from patterns"):
-        lw.Prior.groups(patterns)
+        pw.Prior.groups(patterns)
 
 
 @pytest.mark.parametrize("fitted_with", [0.5, torch.tensor([1.0, 2.0])])
@@ -88,27 +88,27 @@ def test_other_ratios_of_noises_need_another_fit(fitted_with: Any) -> None:
 @pytest.mark.parametrize(
     ("structure", "prior", "message"),
     [
-        (lw.EKFAC(bias="joint"), lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]), r"EKFAC\(bias='separate'\) with a layer"),
-        (lw.EKFAC(), lw.Prior.unitwise(torch.arange(1.0, 13.0)), "structure='kron', or a scalar or layerwise prior"),
+        (pw.EKFAC(bias="joint"), pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]), r"EKFAC\(bias='separate'\) with a layer"),
+        (pw.EKFAC(), pw.Prior.unitwise(torch.arange(1.0, 13.0)), "structure='kron', or a scalar or layerwise prior"),
     ],
 )
-def test_the_alternatives_to_a_refused_prior_hold(structure: Any, prior: lw.Prior, message: str) -> None:
+def test_the_alternatives_to_a_refused_prior_hold(structure: Any, prior: pw.Prior, message: str) -> None:
     """A layerwise prior is no way out where one was refused."""
     with pytest.raises(ValueError, match=message):
         regression(structure=structure, prior=prior).log_evidence()
 
 
-def wide(structure: str, precision: float) -> lw.Laplace:
+def wide(structure: str, precision: float) -> pw.Laplace:
     """Many weights in float32, of which the data determine few."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(400, 800), nn.Tanh(), nn.Linear(800, 3))
     return fitted(model, torch.randn(20, 400), torch.arange(20) % 3, "classification", structure, prior=precision)
 
 
-def spectra(la: lw.Laplace) -> torch.Tensor:
+def spectra(la: pw.Laplace) -> torch.Tensor:
     """Eigenvalues of the curvature in float64."""
     found: Callable[..., Any] = la.curvature.spectrum
-    return found(lw.Prior.scalar().stretches(la.space)).double()
+    return found(pw.Prior.scalar().stretches(la.space)).double()
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag"])
@@ -159,14 +159,14 @@ def test_one_short_step_of_the_fixed_point_is_no_convergence(away: float) -> Non
     """Begun near the top, the first update is short; how slowly the rest shrink is not known from it."""
     la = regression(2.0, structure="diag")
     top = la.tune(noise=False).prior.precision
-    near = la.tune("fixed_point", start=lw.Prior.scalar(top * (1 + away)), noise=False)
+    near = la.tune("fixed_point", start=pw.Prior.scalar(top * (1 + away)), noise=False)
     assert relative(near.prior.precision, top) < 1e-6
 
 
 @pytest.mark.parametrize("options", [{"limits": (1e4, 1e5)}, {"method": "grid", "grid": [1e4, 1e5]}])
 def test_warnings_point_at_the_line_that_asked(options: Any) -> None:
     """And not at ours, where Python would show only the first of them."""
-    with pytest.warns(lw.TuningWarning) as found:
+    with pytest.warns(pw.TuningWarning) as found:
         regression().tune(**options)
     assert {warning.filename for warning in found} == {__file__}
 
@@ -179,7 +179,7 @@ def test_the_floor_of_a_g_prior_is_that_of_the_tensor_with_a_mask_too() -> None:
     mask = {"0.weight": torch.arange(12).reshape(4, 3) % 4 != 1, "1.weight": torch.tensor([[True, False, True, True]])}
     x, y = normal(9, 3), normal(9, 1, seed=4)
     found = [
-        fitted(model, x, y, "regression", structure, weights=mask, prior=lw.Prior.g_prior(1.0)).prior.base
+        fitted(model, x, y, "regression", structure, weights=mask, prior=pw.Prior.g_prior(1.0)).prior.base
         for structure in ("diag", "full")
     ]
     assert found[0] is not None and found[1] is not None
@@ -192,9 +192,9 @@ def test_a_prior_that_the_structure_cannot_hold_is_refused_where_it_is_given() -
     la = fitted(model, normal(6, 3), classes(2, 6), "classification", "kron")
     before = la.log_evidence()
     with pytest.raises(ValueError, match="structure='diag', 'block' or 'full'"):
-        la.with_prior(lw.Prior.diagonal(torch.rand(la.D, dtype=torch.float64) + 0.5))
+        la.with_prior(pw.Prior.diagonal(torch.rand(la.D, dtype=torch.float64) + 0.5))
     assert torch.equal(la.log_evidence(), before)
-    assert la.with_prior(lw.Prior.unitwise(2.0)).prior.kind == "unitwise"
+    assert la.with_prior(pw.Prior.unitwise(2.0)).prior.kind == "unitwise"
 
 
 def test_a_posterior_is_not_called() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import normal, seeded
 from tables import moved, relative
@@ -27,7 +27,7 @@ QUESTIONS = {
 }
 
 
-def fitted(name: str) -> tuple[lw.Laplace, Tensor]:
+def fitted(name: str) -> tuple[pw.Laplace, Tensor]:
     """A small posterior, and targets."""
     x = normal(12, 2, seed=1)
     y = {
@@ -40,7 +40,7 @@ def fitted(name: str) -> tuple[lw.Laplace, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE)
-    return lw.fit(model, (moved(x), moved(y)), name), moved(y)
+    return pw.fit(model, (moved(x), moved(y)), name), moved(y)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -83,7 +83,7 @@ def test_autocast_changes_no_answer() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Linear(2, 300).to(DEVICE)
-    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(noise=0.1))
+    la = pw.fit(model, (moved(x), moved(y)), pw.Gaussian(noise=0.1))
     pred = la.predict(moved(x[:3]))
     covariance, density = pred.covariance, pred.log_prob(moved(y[:3]))
     with torch.autocast(torch.device(DEVICE).type, dtype=torch.bfloat16):
@@ -98,7 +98,7 @@ def test_huge_rates_give_no_negative_counts() -> None:
         model.weight.fill_(100.0)
         model.bias.zero_()
     x = torch.linspace(0, 0.01, 10)[:, None]
-    la = lw.fit(model, (moved(x), moved(torch.ones(10, 1))), "count", prior=1e6)
+    la = pw.fit(model, (moved(x), moved(torch.ones(10, 1))), "count", prior=1e6)
     made = la.predict(moved(torch.tensor([[0.1], [0.5]]))).sample(50, seeded(1))
     assert bool((made >= 0).all())
     assert 4e20 < float(made[:, 1].median()) < 6e22

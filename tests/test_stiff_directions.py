@@ -11,27 +11,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal
-from lapwing.linear import directions, finding, plane, solver
-from lapwing.linear.directions import Outer, Rows
-from lapwing.linear.finding import opened
-from lapwing.linear.solver import Solver
-from lapwing.linear.target import Target
-from lapwing.operators import Blocks, Rotated
+from peewit.linear import directions, finding, plane, solver
+from peewit.linear.directions import Outer, Rows
+from peewit.linear.finding import opened
+from peewit.linear.solver import Solver
+from peewit.linear.target import Target
+from peewit.operators import Blocks, Rotated
 from tables import moved, table
 from test_linear_mode import NETWORKS, classifier, dense_classifier, found, reference_of
 
 PRIORS = {
-    "scalar": lw.Prior.scalar(0.02),
-    "layerwise": lw.Prior.layerwise([0.02, 0.5, 0.03, 0.7]),
-    "unitwise": lw.Prior.unitwise([0.02 * (1 + place % 5) for place in range(18)]),
+    "scalar": pw.Prior.scalar(0.02),
+    "layerwise": pw.Prior.layerwise([0.02, 0.5, 0.03, 0.7]),
+    "unitwise": pw.Prior.unitwise([0.02 * (1 + place % 5) for place in range(18)]),
 }
 BY_STRUCTURE = [
     *((structure, prior) for structure in ("kron", "block") for prior in PRIORS),
     ("ekfac", "layerwise"),
-    (lw.Kron(bias="joint"), "scalar"),
+    (pw.Kron(bias="joint"), "scalar"),
 ]
 
 
@@ -56,7 +56,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield counts
 
 
-def learned(la: lw.Laplace, data: Any, number: int = 8) -> tuple[Solver, Target]:
+def learned(la: pw.Laplace, data: Any, number: int = 8) -> tuple[Solver, Target]:
     """A solver that has taken a step and learned some directions."""
     target = Target.of(la)
     with opened(la, data, None, False) as made:
@@ -103,7 +103,7 @@ def test_directions_and_their_products(structure: Any, prior: str) -> None:
     assert sorted(ratios.tolist()) == pytest.approx(sorted(best_ratios(la, len(u))), rel=1e-6)
 
 
-def best_ratios(la: lw.Laplace, number: int) -> list[float]:
+def best_ratios(la: pw.Laplace, number: int) -> list[float]:
     """The largest `u^T P u / u^T Lambda u` of every block, by dense matrices."""
     identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
     precision, delta = la.precision.mv(identity), la.prior.delta(la.space, la.mode)
@@ -126,7 +126,7 @@ def prior_is_even(delta: Tensor) -> bool:
 
 def test_columns_of_several_matrices() -> None:
     """Outer products in a block of several groups, as the vectors they stand for."""
-    layout = lw.jacobians.Layout((3, 2, 4), (1, 0, 2), (2, 3, 4))  # groups are the tensor's second axis
+    layout = pw.jacobians.Layout((3, 2, 4), (1, 0, 2), (2, 3, 4))  # groups are the tensor's second axis
     groups, left, right = torch.tensor([0, 1, 1]), normal(3, 3), normal(3, 4)
     made = Outer(layout, groups, left, right)
     rows = torch.zeros(3, 2, 3, 4, dtype=left.dtype)
@@ -151,7 +151,7 @@ def test_columns_of_several_matrices() -> None:
 def test_every_network(name: str, seen: list[int]) -> None:
     """The gradient of the definition vanishes where directions are in the plane from the first step on."""
     case = table(name)
-    la = case.fit("kron", prior=lw.Prior.scalar(0.05, mean=0.1))
+    la = case.fit("kron", prior=pw.Prior.scalar(0.05, mean=0.1))
     mode = found(la, (moved(case.x), moved(case.y)), tolerance=1e-14)
     expected = reference_of(name, la)
     e = mode.displacement.cpu()
@@ -205,7 +205,7 @@ def sharing() -> tuple[nn.Module, Tensor, Tensor]:
     return model, normal(60, 5), classes(3, 60)
 
 
-def products(precisions: lw.Prior) -> float:
+def products(precisions: pw.Prior) -> float:
     """That a solve takes."""
     model, x, y = sharing()
     la = fitted(model, x, y, "classification", "kron", prior=precisions)
@@ -214,7 +214,7 @@ def products(precisions: lw.Prior) -> float:
 
 def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one layer takes over from another is not steep, which no block by itself can know."""
-    prior = lw.Prior.scalar(1e-2)
+    prior = pw.Prior.scalar(1e-2)
     some = products(prior)
     monkeypatch.setattr(finding, "MOST", 0)
     assert some < 0.7 * products(prior)
@@ -222,7 +222,7 @@ def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.Mo
 
 def test_tuning_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same precisions and evidence, whatever was in the plane."""
-    la, data = classifier("kron", prior=lw.Prior.scalar(1.0))
+    la, data = classifier("kron", prior=pw.Prior.scalar(1.0))
     monkeypatch.setattr(solver, "PATIENCE", 1)
     some = la.tune(mode="linear", data=data, tolerance=1e-4)
     monkeypatch.setattr(finding, "MOST", 0)
@@ -244,8 +244,8 @@ def test_a_turn_takes_ten_products_at_most(monkeypatch: pytest.MonkeyPatch) -> N
         return made
 
     monkeypatch.setattr(Solver, "solve", counted)
-    la = fitted(model, x, y, "classification", "kron", prior=lw.Prior.layerwise(1.0))
-    with pytest.warns(lw.TuningWarning, match="switched off"):
+    la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.layerwise(1.0))
+    with pytest.warns(pw.TuningWarning, match="switched off"):
         la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=0.05)
     assert 9 <= max(taken) <= 10
 
@@ -274,7 +274,7 @@ def test_some_are_forgotten_and_others_kept() -> None:
 def test_a_single_solve_learns_nothing_that_it_cannot_use(seen: list[int]) -> None:
     """Directions cost products, and the last steps are for using them."""
     la, data = classifier("kron", prior=0.02)
-    with pytest.warns(lw.TuningWarning, match="5 steps were not enough"):
+    with pytest.warns(pw.TuningWarning, match="5 steps were not enough"):
         la.at_linear_mode(data, tolerance=1e-12, steps=5)
     assert seen and not any(seen)
 
@@ -318,7 +318,7 @@ def test_energies_along_many_vectors(piece: int, batched: bool, monkeypatch: pyt
     """Value, gradient and second derivative of `sum energy(u + c v)` are those of automatic differentiation."""
     monkeypatch.setattr(plane, "NUMBERS", piece)
     cube = (lambda f: f**3) if batched else OnceOnly.apply
-    likelihood = lw.Custom(lambda f, y: ((f - y) ** 2).sum(-1) + 0.1 * cube(f).sum(-1))
+    likelihood = pw.Custom(lambda f, y: ((f - y) ** 2).sum(-1) + 0.1 * cube(f).sum(-1))
     u, y = normal(9, 1, 2), normal(9, 1, 2) + 1
     few, more = [normal(9, 1, 2) * 2], [normal(2, 9, 1, 2), normal(3, 9, 1, 2) - 1]
     every = torch.cat([few[0][None], *more])
@@ -352,8 +352,8 @@ def test_ratios_of_blocks_with_absent_bases_and_groups(name: str, prior: str) ->
     """`v^T P v / v^T Lambda v` of the directions themselves, also where one side of a block has no basis."""
     model, x, y = (embedded if name == "embedding" else depthwise)()
     count = sum(len(parameter) for parameter in model.parameters())
-    chosen = lw.Prior.unitwise([0.05 * (1 + place % 3) for place in range(count)])
-    la = fitted(model, x, y, "classification", "kron", prior=chosen if prior == "unitwise" else lw.Prior.g_prior(1.0))
+    chosen = pw.Prior.unitwise([0.05 * (1 + place % 3) for place in range(count)])
+    la = fitted(model, x, y, "classification", "kron", prior=chosen if prior == "unitwise" else pw.Prior.g_prior(1.0))
     made, target = learned(la, (moved(x), moved(y)), 12)
     u, delta = vectors_of(made, target), la.prior.delta(la.space, la.mode)
     true = (u * la.precision.mv(u)).sum(1) / (u * delta * u).sum(1)
@@ -413,10 +413,10 @@ def test_the_noise_is_in_the_ratios() -> None:
     """Of a dense block too, whose eigenvectors were made under another noise."""
     x, y = normal(30, 4), normal(30, 2, seed=3)
     model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)))
-    la = fitted(model, x, y, lw.Gaussian(3.0), "block", prior=0.1)
+    la = fitted(model, x, y, pw.Gaussian(3.0), "block", prior=0.1)
     made, _ = learned(la, (moved(x), moved(y)))
     for noise in (3.0, 0.1):
-        own = Target.of(replace(la, likelihood=lw.Gaussian(noise)))
+        own = Target.of(replace(la, likelihood=pw.Gaussian(noise)))
         fresh = directions.Directions().ratios(own)
         assert all(torch.allclose(each, fresh[place], rtol=1e-6) for place, each in made.directions.ratios(own).items())
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from cases import BY_NAME
 from conftest import DEVICE
 from fitting import built, names_of, normal, weights_of
-from lapwing.layers.base import BatchAxis, Ref
 from networks import Network, parameter
+from peewit.layers.base import BatchAxis, Ref
 from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -53,14 +53,14 @@ def stored(model: nn.Module, how: Callable[[Tensor], Tensor]) -> nn.Module:
     return model
 
 
-def refitted(name: str, model: nn.Module, structure: Any) -> lw.Laplace:
+def refitted(name: str, model: nn.Module, structure: Any) -> pw.Laplace:
     """A row of the table fitted with another network."""
     case = table(name)
     data = (moved(case.x), moved(case.y))
-    return lw.fit(model, data, case.likelihood, structure=structure, curvature="ggn")
+    return pw.fit(model, data, case.likelihood, structure=structure, curvature="ggn")
 
 
-def rules(la: lw.Laplace) -> dict[str, str]:
+def rules(la: pw.Laplace) -> dict[str, str]:
     """The rule of every weight."""
     return {row.name: row.rule for row in la.coverage()}
 
@@ -249,8 +249,8 @@ def test_posteriors_of_views(meeting: str, order: tuple[int, ...]) -> None:
     assert not model.p.is_contiguous()
     delta = 0.5 + torch.arange(len(exact)).double()
     model = model.to(DEVICE)
-    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure="full", curvature="ggn")
-    la = la.with_prior(lw.Prior.diagonal(delta))
+    la = pw.fit(model, (moved(x), moved(y)), pw.Gaussian(), structure="full", curvature="ggn")
+    la = la.with_prior(pw.Prior.diagonal(delta))
     precision = exact + torch.diag(delta)
     assert relative(la.precision.mv(torch.eye(la.D, dtype=torch.float64, device=DEVICE)), precision) < EXACT
     expected = jacobian @ torch.linalg.inv(precision) @ jacobian.mT
@@ -265,12 +265,12 @@ def test_priors_masks_and_samples_in_the_order_of_the_weights() -> None:
     size = len(case.ggn)
     units = sum(len(each) for each in plain.parameters())
     priors = [
-        lw.Prior.unitwise(0.5 + torch.arange(units).double(), mean=0.3),
-        lw.Prior.diagonal(0.5 + torch.arange(size).double(), mean=-0.2),
+        pw.Prior.unitwise(0.5 + torch.arange(units).double(), mean=0.3),
+        pw.Prior.diagonal(0.5 + torch.arange(size).double(), mean=-0.2),
     ]
     for prior in priors:
         fits = [
-            lw.fit(each, data, "classification", structure="full", curvature="ggn", prior=prior)
+            pw.fit(each, data, "classification", structure="full", curvature="ggn", prior=prior)
             for each in (plain, other)
         ]
         assert torch.equal(fits[0].mode, fits[1].mode)
@@ -284,7 +284,7 @@ def test_priors_masks_and_samples_in_the_order_of_the_weights() -> None:
         assert relative(probs[1], probs[0].cpu()) < EXACT
     mask = torch.arange(size) % 3 == 1
     for structure in ("diag", "full"):
-        la = lw.fit(other, data, "classification", structure=structure, curvature="ggn", weights=mask)
+        la = pw.fit(other, data, "classification", structure=structure, curvature="ggn", weights=mask)
         exact = case.ggn[mask][:, mask]
         assert relative(curvature_of(la), torch.diag(exact.diagonal()) if structure == "diag" else exact) < EXACT
     assert torch.equal(weights_of(plain), weights_of(other))
@@ -302,7 +302,7 @@ def test_elements_that_share_memory() -> None:
     x, y = normal(6, 4), normal(6, 2, seed=3)
     expected = dense.ggn(model, x, y, "regression", names_of(model))
     model = model.to(DEVICE)
-    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure="full", curvature="ggn")
+    la = pw.fit(model, (moved(x), moved(y)), pw.Gaussian(), structure="full", curvature="ggn")
     assert relative(curvature_of(la), expected) < EXACT
 
 
@@ -340,7 +340,7 @@ def test_complex_numbers(name: str, structure: str) -> None:
     names = names_of(model)
     exact = dense.ggn(model, x, y, "regression", names)
     model = model.to(DEVICE)
-    la = lw.fit(model, (moved(x), moved(y)), lw.Gaussian(), structure=structure, curvature="ggn")
+    la = pw.fit(model, (moved(x), moved(y)), pw.Gaussian(), structure=structure, curvature="ggn")
     assert (rules(la)["p"] == "generic") == (name not in ("real gain", "gain in front", "real shift"))
     assert not la.functional(moved(x)).cov.is_complex()
     found = curvature_of(la)
@@ -365,8 +365,8 @@ def test_complex_weights_are_refused() -> None:
     model = Network(forward, p=nn.Parameter(torch.randn(4, dtype=torch.complex128)), head=nn.Linear(4, 2).double())
     data = (normal(6, 4), normal(6, 2, seed=3))
     with pytest.raises(ValueError, match=r"'p' is torch.complex128.*view_as_complex"):
-        lw.fit(model, data, "regression")
-    la = lw.fit(model, data, "regression", weights=["head"])
+        pw.fit(model, data, "regression")
+    la = pw.fit(model, data, "regression", weights=["head"])
     assert la.D == 10
     assert la.identity.still(model)
     with torch.no_grad():
@@ -391,8 +391,8 @@ def test_group_norms_of_inputs_in_channels_last(named: bool) -> None:
     torch.manual_seed(0)
     model, y = Net().double().to(DEVICE), torch.randint(3, (5,), device=DEVICE)
     x = torch.randn(5, 4, 2, 3, dtype=torch.float64, device=DEVICE)
-    la = lw.fit(model, (x.contiguous(memory_format=torch.channels_last), y), "classification", structure="full")
-    expected = lw.fit(model, (x, y), "classification", structure="full")
+    la = pw.fit(model, (x.contiguous(memory_format=torch.channels_last), y), "classification", structure="full")
+    expected = pw.fit(model, (x, y), "classification", structure="full")
     assert rules(la)["norm.weight"] == "group norm" and "agree with plain reverse mode" in la.coverage().verified
     torch.testing.assert_close(curvature_of(la), curvature_of(expected), rtol=1e-9, atol=1e-12)
 
@@ -402,7 +402,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import lapwing as lw
+import peewit as pw
 
 CALLS = {
     "F.group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),
@@ -443,7 +443,7 @@ for name, norm in CALLS.items():
         x, y = torch.randn(5, 4, 2, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
         turned = x.contiguous(memory_format=torch.channels_last)
         model.conv.to(memory_format=torch.channels_last)
-        la = lw.fit(model, (turned, y), "regression", structure="full", curvature="ggn")
+        la = pw.fit(model, (turned, y), "regression", structure="full", curvature="ggn")
         assert not la.plan.corrections, la.plan.corrections
         plain = Net(norm, False).double()
         plain.load_state_dict(model.state_dict())
@@ -456,7 +456,7 @@ for name, norm in CALLS.items():
         for place in range(5):
             one = la.functional(turned[place : place + 1]).cov[0]
             torch.testing.assert_close(one, expected[place], rtol=1e-8, atol=1e-12)
-        lw.fit(model, (turned, y), "regression", structure="full", curvature="hessian")
+        pw.fit(model, (turned, y), "regression", structure="full", curvature="hessian")
         la.diagnose((turned, y))
         la.at_linear_mode((turned, y))
 """
@@ -464,7 +464,7 @@ for name, norm in CALLS.items():
 
 def test_bare_norms_of_inputs_in_channels_last() -> None:
     """Calls without a module, in a process of their own: on a CPU, torch alone would end it."""
-    paths = [str(Path(lw.__file__).parents[1]), *sys.path]
+    paths = [str(Path(pw.__file__).parents[1]), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     made = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BARE], env=environment, capture_output=True, text=True, timeout=300
@@ -488,5 +488,5 @@ def test_bare_norms_keep_their_rule(strided: bool) -> None:
 
     model = Net().double().to(DEVICE)
     x, y = torch.randn(5, 4, 2, 3).double().to(DEVICE), torch.randint(3, (5,), device=DEVICE)
-    la = lw.fit(model, (x, y), "classification", structure="full")
+    la = pw.fit(model, (x, y), "classification", structure="full")
     assert rules(la)["scale"] == "group norm"

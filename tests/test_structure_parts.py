@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from fitting import built, classes, fitted, measured, normal
-from lapwing.groups import Groups
-from lapwing.jacobians import Layout
-from lapwing.layers.base import Part
-from lapwing.memory import budget
-from lapwing.space import Space
-from lapwing.structures import common, eigen, factors, kron
-from lapwing.structures.diag import Diag, DiagCurvature
-from lapwing.structures.factors import Factors, KronSums
-from lapwing.structures.sums import check_sums, joined_sums
+from peewit.groups import Groups
+from peewit.jacobians import Layout
+from peewit.layers.base import Part
+from peewit.memory import budget
+from peewit.space import Space
+from peewit.structures import common, eigen, factors, kron
+from peewit.structures.diag import Diag, DiagCurvature
+from peewit.structures.factors import Factors, KronSums
+from peewit.structures.sums import check_sums, joined_sums
 from tables import curvature_of, moved, relative
 
 WEIGHT, BIAS = Part("a.weight", 0, 12), Part("a.bias", 0, 6)
@@ -554,7 +554,7 @@ def network_sums(structure: Any, bias: str = "separate") -> tuple[KronSums, Spac
     model = built(nn.Sequential(nn.Embedding(5, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
     data = moved(classes(5, 12)), moved(classes(2, 12))
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    sums = measured(model, data, lw.Categorical(), structure(bias=bias))
+    sums = measured(model, data, pw.Categorical(), structure(bias=bias))
     return sums, Space(tuple(shapes), tuple(shapes.values()))
 
 
@@ -579,7 +579,7 @@ def instead(key: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def test_sums_that_fit_are_taken() -> None:
     """Of both structures, with biases apart or not."""
     for bias in ("separate", "joint"):
-        for structure, corrected in ((lw.Kron, False), (lw.EKFAC, True)):
+        for structure, corrected in ((pw.Kron, False), (pw.EKFAC, True)):
             sums, own = network_sums(structure, bias)
             check_sums(sums, own, corrected)
             structure(bias=bias).check(sums, own)
@@ -660,14 +660,14 @@ WRONG_FACTORS: dict[str, tuple[dict[str, Any], str]] = {
 def test_factors_that_do_not_fit_are_refused(name: str) -> None:
     """By what is wrong with them."""
     changes, words = WRONG_FACTORS[name]
-    sums, own = network_sums(lw.Kron)
+    sums, own = network_sums(pw.Kron)
     with pytest.raises(ValueError, match=words):
         check_sums(altered(sums, **changes), own, corrected=False)
 
 
 def test_other_sums_that_do_not_fit_are_refused() -> None:
     """Second moments, their bases, and layouts of blocks with a bias."""
-    sums, own = network_sums(lw.EKFAC)
+    sums, own = network_sums(pw.EKFAC)
     none = instead(LINEAR, lambda pair: (None, None))
     check_sums(altered(sums, bases=none), own, corrected=True)
     for changes, words in (
@@ -689,7 +689,7 @@ def test_other_sums_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             check_sums(altered(sums, **changes), own, corrected=True)
-    sums, own = network_sums(lw.Kron, "joint")
+    sums, own = network_sums(pw.Kron, "joint")
     key = next(key for key in sums.layouts if len(key) == 2)
     for layout, words in (
         (Layout.plain(1, 3, 2), r"The layout of '2.weight' with its bias is \(1, 2, 4\)"),
@@ -716,24 +716,24 @@ def test_sums_of_parts_of_weights() -> None:
 
 def test_joined_sums_are_those_of_both() -> None:
     """Each added, what only one of them has is taken, and the earlier ones stay as they were."""
-    earlier, own = network_sums(lw.Kron)
+    earlier, own = network_sums(pw.Kron)
     before = earlier.factors[STRAIGHT].inputs.clone(), earlier.others[NORM].clone()
-    later, _ = network_sums(lw.Kron)
+    later, _ = network_sums(pw.Kron)
     twice = joined_sums(earlier, later, own)
     close(twice.factors[STRAIGHT].inputs, 2 * before[0])
     close(twice.others[NORM], 2 * before[1])
     assert twice.factors[STRAIGHT].count == 2 * earlier.factors[STRAIGHT].count
     close(earlier.factors[STRAIGHT].inputs, before[0])
     close(earlier.others[NORM], before[1])
-    fresh, _ = network_sums(lw.Kron)
+    fresh, _ = network_sums(pw.Kron)
     some = altered(fresh, factors=without(STRAIGHT), layouts=without(LINEAR), others=without(NORM))
-    for one, other in ((earlier, some), (some, network_sums(lw.Kron)[0])):
+    for one, other in ((earlier, some), (some, network_sums(pw.Kron)[0])):
         made = joined_sums(one, other, own)
         close(made.factors[STRAIGHT].inputs, before[0])
         close(made.others[NORM], before[1])
         assert set(made.layouts) == set(earlier.layouts)
-    corrected, _ = network_sums(lw.EKFAC)
-    again = joined_sums(corrected, network_sums(lw.EKFAC)[0], own)
+    corrected, _ = network_sums(pw.EKFAC)
+    again = joined_sums(corrected, network_sums(pw.EKFAC)[0], own)
     close(again.corrected[LINEAR], 2 * corrected.corrected[LINEAR])
     lacking = altered(corrected, corrected=without(LINEAR))
     close(joined_sums(lacking, corrected, own).corrected[LINEAR], corrected.corrected[LINEAR])
@@ -741,7 +741,7 @@ def test_joined_sums_are_those_of_both() -> None:
 
 def test_sums_of_another_use_are_refused() -> None:
     """Another layout, another shape, or ranges that overlap: by the weight."""
-    sums, own = network_sums(lw.Kron)
+    sums, own = network_sums(pw.Kron)
     half = (Part("2.weight", 0, 3),)
     for changes in (
         {"layouts": instead(LINEAR, lambda layout: Layout((2, 3), (1, 0), (1, 3, 2)))},
@@ -799,7 +799,7 @@ def test_auto_reduces_where_an_example_has_one_output(pooled: bool) -> None:
     model, x = built(Pooled(pooled)), normal(5, 3, 3)
     y = normal(5, 2, seed=2) if pooled else normal(5, 3, 2, seed=2)
     made = {
-        approx: curvature_of(fitted(model, x, y, lw.Gaussian(1.0), lw.Kron(approx=approx)))  # type: ignore[arg-type]
+        approx: curvature_of(fitted(model, x, y, pw.Gaussian(1.0), pw.Kron(approx=approx)))  # type: ignore[arg-type]
         for approx in ("auto", "reduce", "expand")
     }
     assert relative(made["reduce"], made["expand"]) > 1e-2

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from fitting import normal
-from lapwing import fused
-from lapwing.arithmetic import Arithmetic
-from lapwing.curvature import Held, PlanChanged, held_bytes
-from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
-from lapwing.layers.base import Part
-from lapwing.memory import Budget, budget
-from lapwing.structures import factors, rounding
-from lapwing.structures.factors import Factors, KronSums, add_gradients, add_inputs, add_other
-from lapwing.structures.rounding import Rounding
+from peewit import fused
+from peewit.arithmetic import Arithmetic
+from peewit.curvature import Held, PlanChanged, held_bytes
+from peewit.jacobians import Acts, Explicit, Layout, Matrix, Term
+from peewit.layers.base import Part
+from peewit.memory import Budget, budget
+from peewit.structures import factors, rounding
+from peewit.structures.factors import Factors, KronSums, add_gradients, add_inputs, add_other
+from peewit.structures.rounding import Rounding
 from stand_ins import ROOM, batch_of, source_of
 
 KEY = (Part("a.weight", 0, 84),)

@@ -12,24 +12,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import normal
-from lapwing import operators
-from lapwing.jacobians import Acts, Explicit, Layout, Matrix, Term
-from lapwing.layers import generic
-from lapwing.layers.base import Part
-from lapwing.layers.embedding import EMBEDDING
-from lapwing.layers.geometry import Alike
-from lapwing.likelihoods.categorical import fitting_axes
-from lapwing.memory import budget
-from lapwing.plan import Plan
-from lapwing.pushing import Push
-from lapwing.structures import factors, kron
-from lapwing.tracer import doubled
-from lapwing.tuning.alternate import newton
+from peewit import operators
+from peewit.jacobians import Acts, Explicit, Layout, Matrix, Term
+from peewit.layers import generic
+from peewit.layers.base import Part
+from peewit.layers.embedding import EMBEDDING
+from peewit.layers.geometry import Alike
+from peewit.likelihoods.categorical import fitting_axes
+from peewit.memory import budget
+from peewit.plan import Plan
+from peewit.pushing import Push
+from peewit.structures import factors, kron
+from peewit.tracer import doubled
+from peewit.tuning.alternate import newton
 from stand_ins import ROOM
 from tables import curvature_of, relative, table
 
@@ -50,7 +50,7 @@ def test_long_sides_keep_their_diagonal(
     monkeypatch.setattr(factors, "LARGEST_SIDE", longest)
     monkeypatch.setattr(kron, "LARGEST_SIDE", longest)
     case = table(name)
-    la = case.fit(lw.Kron(approx=approx, bias=bias))
+    la = case.fit(pw.Kron(approx=approx, bias=bias))
     blocks, whole = case.blocks(approx=approx, bias=bias)
     shorter = [
         block
@@ -75,7 +75,7 @@ def test_a_position_with_some_gradient_counts(approx: str) -> None:
     x, y = torch.randn(4, 5, 3).double().to(DEVICE), torch.randint(3, (4, 5)).to(DEVICE)
     y[1:3, ::2] = -100
     assert bool((model[:2](x) == 0).any(-1).all())
-    la = lw.fit(model, (x, y), lw.Categorical(axis=-1), structure=lw.Kron(approx=approx))
+    la = pw.fit(model, (x, y), pw.Categorical(axis=-1), structure=pw.Kron(approx=approx))
     names = [name for name, _ in model.named_parameters()]
     expected = reference.kron(model.cpu(), x.cpu(), y.cpu(), "classification", names, approx=approx)
     assert relative(curvature_of(la), expected) < 1e-8
@@ -89,7 +89,7 @@ def test_the_table_names_sides_that_are_diagonal(monkeypatch: pytest.MonkeyPatch
     model = nn.Sequential(nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
     model = model.to(DEVICE)
     x, y = torch.randn(6, 5, device=DEVICE), torch.randn(6, 3, device=DEVICE)
-    rows = {row.name: row.approximation for row in lw.fit(model, (x, y), "regression").coverage()}
+    rows = {row.name: row.approximation for row in pw.fit(model, (x, y), "regression").coverage()}
     assert rows["0.weight"].endswith(", columns diagonal")
     assert rows["2.weight"].endswith(", rows diagonal")
     assert rows["4.weight"].endswith(", rows and columns diagonal")
@@ -159,9 +159,9 @@ def test_warnings_of_tuning_point_at_the_call(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE)
     data = torch.randn(20, 3).double().to(DEVICE), torch.randn(20, 2).double().to(DEVICE)
-    la = lw.fit(model, data, lw.Gaussian(0.5))
+    la = pw.fit(model, data, pw.Gaussian(0.5))
     given = {"data": data} if options.get("method") == "validation" or "mode" in options else {}
-    with pytest.warns(lw.TuningWarning) as found:
+    with pytest.warns(pw.TuningWarning) as found:
         la.tune(**given, **options)
     assert {each.filename for each in found} == {__file__}
 
@@ -200,7 +200,7 @@ def test_a_later_batch_may_use_further_weights() -> None:
     x, y = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 2).double().to(DEVICE)
     x[:, 0] = x[:, 0].abs() * torch.tensor([-1, -1, 1, 1, -1, -1], device=DEVICE)
     batches = [(x[start : start + 2], y[start : start + 2]) for start in (0, 2, 4)]
-    la = lw.fit(model, batches, "regression", structure="full")
+    la = pw.fit(model, batches, "regression", structure="full")
     names = [name for name, _ in model.named_parameters()]
     place = torch.cat([torch.arange(*reference.ranges(model, names)[name]) for name in la.space.names])
     expected = dense.ggn(model.cpu(), x.cpu(), y.cpu(), "regression", names)[place][:, place]
@@ -212,7 +212,7 @@ def test_outputs_without_weights_do_not_move() -> None:
     model = Switched().double().to(DEVICE)
     x, y = torch.randn(4, 3).double().to(DEVICE), torch.randn(4, 2).double().to(DEVICE)
     x[:, 0] = x[:, 0].abs()
-    la = lw.fit(model, (x, y), "regression")
+    la = pw.fit(model, (x, y), "regression")
     vectors = torch.randn(5, la.D).double().to(DEVICE)
     push = Push(model, la.space, Plan(), budget(None, x.device))
     jacobian = dense.jacobian(Switched().double(), x.cpu(), list(la.space.names))
@@ -243,7 +243,7 @@ def test_a_weight_used_whole_and_in_part() -> None:
     """Its first rows are a block of their own, with both uses as positions; what nothing depends on is left out."""
     model = Packed().double().to(DEVICE)
     x, y = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 4).double().to(DEVICE)
-    full, kron = (lw.fit(model, (x, y), "regression", structure=structure) for structure in ("full", "kron"))
+    full, kron = (pw.fit(model, (x, y), "regression", structure=structure) for structure in ("full", "kron"))
     assert full.space.names == kron.space.names == ("weight",)
     model, x, y = model.cpu(), x.cpu(), y.cpu()
     assert relative(curvature_of(full), dense.ggn(model, x, y, "regression", ["weight"])) < 1e-8
@@ -266,7 +266,7 @@ def test_batches_of_single_tokens_and_of_sequences(lengths: tuple[int, int]) -> 
     model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 3, bias=False)).double().to(DEVICE)
     batches = [(torch.randint(4, (4, length)).to(DEVICE), torch.randn(4, length, 3).double()) for length in lengths]
     batches = [(tokens, y.to(DEVICE)) for tokens, y in batches]
-    la = lw.fit(model, batches, "regression", structure=lw.Kron(approx="auto"))
+    la = pw.fit(model, batches, "regression", structure=pw.Kron(approx="auto"))
     tokens = torch.cat([each.flatten() for each, _ in batches]).cpu()
     table_, weight = (each.detach().cpu() for each in model.parameters())
     counts = torch.bincount(tokens, minlength=5).double()
@@ -309,8 +309,8 @@ def test_precisions_of_unused_weights_are_dropped(precision: Any, left: list[flo
     """One for all stays one; of several, those of the weights that are used stay."""
     model = Unread().double().to(DEVICE)
     data = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 2).double().to(DEVICE)
-    for prior in (lw.Prior.layerwise(precision), lw.Prior.scale_invariant(model, data, precision=precision)):
-        la = lw.fit(model, data, "regression", prior=prior)
+    for prior in (pw.Prior.layerwise(precision), pw.Prior.scale_invariant(model, data, precision=precision)):
+        la = pw.fit(model, data, "regression", prior=prior)
         assert la.space.names == ("first.weight", "second.weight")
         assert la.prior.precision.reshape(-1).tolist() == left
         expected = torch.tensor(left).expand(2).double().repeat_interleave(torch.tensor([12, 8]))
@@ -337,7 +337,7 @@ def test_output_covariances_of_a_head_on_tokens_in_a_row(structure: str, weights
     """From the operator's own covariance and the dense Jacobian."""
     model = Flattened().double().to(DEVICE)
     x, y = torch.randn(5, 3, 3).double().to(DEVICE), torch.randn(5, 3, 2).double().to(DEVICE)
-    la = lw.fit(model, (x, y), "regression", structure=structure, weights=weights)
+    la = pw.fit(model, (x, y), "regression", structure=structure, weights=weights)
     identity = torch.eye(la.D, dtype=torch.float64, device=DEVICE)
     covariance = torch.linalg.inv(la.precision.mv(identity).cpu())
     jacobian = dense.jacobian(Flattened().double(), x.cpu(), list(la.space.names))
@@ -356,7 +356,7 @@ def test_every_form_of_a_gaussian_has_its_natural_parameters(parameters: str) ->
         "mean_variance": (mean, variance),
         "mean_log_variance": (mean, variance.log()),
     }
-    first, second = lw.HeteroscedasticGaussian(parameters).natural(torch.cat(outputs[parameters], -1))
+    first, second = pw.HeteroscedasticGaussian(parameters).natural(torch.cat(outputs[parameters], -1))
     torch.testing.assert_close(first, mean / variance)
     torch.testing.assert_close(second, -0.5 / variance)
 
@@ -364,20 +364,20 @@ def test_every_form_of_a_gaussian_has_its_natural_parameters(parameters: str) ->
 @pytest.mark.parametrize(
     ("bias", "prior", "words"),
     [
-        ("separate", lw.Prior.unitwise([1.0, 2.0, 3.0, 4.0]), "use structure='kron', or a scalar or layerwise prior"),
+        ("separate", pw.Prior.unitwise([1.0, 2.0, 3.0, 4.0]), "use structure='kron', or a scalar or layerwise prior"),
         (
             "joint",
-            lw.Prior.layerwise([1.0, 2.0]),
+            pw.Prior.layerwise([1.0, 2.0]),
             r"use EKFAC\(bias='separate'\) with a layerwise prior, structure='kron', or a scalar prior",
         ),
     ],
 )
-def test_a_prior_that_ekfac_cannot_hold_names_what_can(bias: Any, prior: lw.Prior, words: str) -> None:
+def test_a_prior_that_ekfac_cannot_hold_names_what_can(bias: Any, prior: pw.Prior, words: str) -> None:
     """A joint block has a weight and a bias, which a layerwise prior tells apart."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double().to(DEVICE)
     data = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 2).double().to(DEVICE)
-    la = lw.fit(model, data, "regression", structure=lw.EKFAC(bias=bias))
+    la = pw.fit(model, data, "regression", structure=pw.EKFAC(bias=bias))
     with pytest.raises(ValueError, match=words):
         la.with_prior(prior).log_evidence()
 
@@ -397,7 +397,7 @@ def test_padding_may_be_counted_from_the_end(padding: int | None) -> None:
 
     model = Looked().double().to(DEVICE)
     x, y = torch.tensor([[0, 1, 2], [3, 3, 1], [2, 2, 0]], device=DEVICE), torch.tensor([0, 1, 0], device=DEVICE)
-    la = lw.fit(model, (x, y), "classification", structure="full", prior=1.0)
+    la = pw.fit(model, (x, y), "classification", structure="full", prior=1.0)
     assert la.coverage()["table"].rule == "embedding" and not la.plan.corrections
     jacobian = []
     for output in model(x):
@@ -554,7 +554,7 @@ def test_a_range_that_was_not_used_has_zeros() -> None:
 
 def test_a_prior_is_around_zero() -> None:
     """Unless it is told otherwise."""
-    assert lw.Prior("scalar", torch.ones(1)).mean == 0.0
+    assert pw.Prior("scalar", torch.ones(1)).mean == 0.0
 
 
 def test_axes_of_classes() -> None:
@@ -563,14 +563,14 @@ def test_axes_of_classes() -> None:
     assert fitting_axes((3, 3, 3), torch.zeros(3, 3)) == [1, 2]
     for labels in (torch.zeros(5, 1), torch.zeros(5)):
         with pytest.raises(ValueError, match="the network has one output"):
-            lw.Categorical().form(torch.zeros(5, 1), labels.long())
+            pw.Categorical().form(torch.zeros(5, 1), labels.long())
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 3, 5])
 def test_natural_parameters_of_any_number_of_outputs(outputs: int) -> None:
     """The first half of the outputs, and the second."""
     f = normal(4, 2 * outputs)
-    first, second = lw.HeteroscedasticGaussian(parameters="natural").natural(f)
+    first, second = pw.HeteroscedasticGaussian(parameters="natural").natural(f)
     assert torch.equal(first, f[:, :outputs]) and torch.equal(second, f[:, outputs:])
 
 
@@ -578,9 +578,9 @@ def test_one_deviation_for_each_output() -> None:
     """Or one for all, or one that is yet to be found."""
     f = y = torch.zeros(4, 2)
     for noise in (0.1, "residuals", [0.1, 0.2]):
-        assert lw.Gaussian(noise).form(f, y).outputs == 2
+        assert pw.Gaussian(noise).form(f, y).outputs == 2
     with pytest.raises(ValueError, match="has 3 numbers, and the network 2 outputs"):
-        lw.Gaussian([0.1, 0.2, 0.3]).form(f, y)
+        pw.Gaussian([0.1, 0.2, 0.3]).form(f, y)
 
 
 class Off(nn.Module):
@@ -624,5 +624,5 @@ def test_products_are_tried_on_examples_that_reach_every_weight() -> None:
             for out in model(x).flatten()
         ]
     )
-    found = lw.products(model, (x, y), "regression").mv(torch.eye(rows.shape[1], dtype=torch.float64))
+    found = pw.products(model, (x, y), "regression").mv(torch.eye(rows.shape[1], dtype=torch.float64))
     torch.testing.assert_close(found, rows.T @ rows)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
-from lapwing.batches import evaluation
-from lapwing.memory import Budget
-from lapwing.outermost import identity_cotangents
-from lapwing.tape import Tape
-from lapwing.tracer import Tracer
+from peewit.batches import evaluation
+from peewit.memory import Budget
+from peewit.outermost import identity_cotangents
+from peewit.tape import Tape
+from peewit.tracer import Tracer
 from random_networks import stored_transposed
 from tables import NAMES, Table, curvature_of, moved, relative, table, tolerance
 
@@ -37,10 +37,10 @@ def some(x: Any, chosen: slice) -> Any:
     return tuple(value[chosen] for value in x) if isinstance(x, tuple) else x[chosen]
 
 
-def fit(case: Table, model: nn.Module, structure: Any) -> lw.Laplace:
+def fit(case: Table, model: nn.Module, structure: Any) -> pw.Laplace:
     """Fit a network of the case in another memory layout, or in another dtype."""
     data = tuple(cast(moved(each), next(model.parameters()).dtype) for each in (case.x, case.y))
-    return lw.fit(model.to(DEVICE), data, case.likelihood, structure=structure, curvature="ggn")
+    return pw.fit(model.to(DEVICE), data, case.likelihood, structure=structure, curvature="ggn")
 
 
 def cast(x: Any, dtype: torch.dtype) -> Any:
@@ -162,7 +162,7 @@ def test_products_are_the_matrix_of_the_fit(name: str) -> None:
     """Products with every unit vector: symmetric, the dense curvature, and the matrix inside a full posterior."""
     case = table(name)
     model = case.case.make()[0].to(DEVICE)
-    products = lw.products(model, (moved(case.x), moved(case.y)), case.likelihood)
+    products = pw.products(model, (moved(case.x), moved(case.y)), case.likelihood)
     found = products.mv(torch.eye(products.space.size, dtype=torch.float64, device=DEVICE)).cpu()
     assert relative(found, found.T) < tolerance(name, EXACT)
     index = case.index(products)
@@ -204,6 +204,6 @@ def test_float32_of_unstandardised_inputs(structure: str) -> None:
     found = {}
     for dtype in (torch.float32, torch.float64):
         network = copy.deepcopy(model).to(DEVICE, dtype)
-        la = lw.fit(network, (x.to(DEVICE, dtype), y.to(DEVICE, dtype)), lw.Gaussian(0.1), structure=structure)
+        la = pw.fit(network, (x.to(DEVICE, dtype), y.to(DEVICE, dtype)), pw.Gaussian(0.1), structure=structure)
         found[dtype] = la.with_arithmetic("float32").functional(x[:5].to(DEVICE, dtype)).cov.double()
     assert relative(found[torch.float32], found[torch.float64]) < 0.05

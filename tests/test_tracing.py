@@ -18,22 +18,22 @@ from torch.autograd.graph import get_gradient_edge
 
 import reference_dense as dense
 from conftest import DEVICE
-from lapwing import pushing, routing
-from lapwing.arithmetic import as_arithmetic
-from lapwing.batches import evaluation
-from lapwing.jacobians import Explicit, Layout, Matrix, Term
-from lapwing.layers.base import BatchAxis, Contribution, Part
-from lapwing.layers.unbind import Unbind
-from lapwing.memory import Budget
-from lapwing.outermost import Outermost, identity_cotangents
-from lapwing.plan import Plan, signature
-from lapwing.pushing import Push, flatten, unflatten
-from lapwing.recording import Again, Recording, following
-from lapwing.space import make_space
-from lapwing.tape import Tape, merge
-from lapwing.tracer import Tracer, _equals, _reached, _repeats, _rows, cut_of, doubled, reorders
-from lapwing.verification import LENGTHS
 from networks import Network, parameter
+from peewit import pushing, routing
+from peewit.arithmetic import as_arithmetic
+from peewit.batches import evaluation
+from peewit.jacobians import Explicit, Layout, Matrix, Term
+from peewit.layers.base import BatchAxis, Contribution, Part
+from peewit.layers.unbind import Unbind
+from peewit.memory import Budget
+from peewit.outermost import Outermost, identity_cotangents
+from peewit.plan import Plan, signature
+from peewit.pushing import Push, flatten, unflatten
+from peewit.recording import Again, Recording, following
+from peewit.space import make_space
+from peewit.tape import Tape, merge
+from peewit.tracer import Tracer, _equals, _reached, _repeats, _rows, cut_of, doubled, reorders
+from peewit.verification import LENGTHS
 from test_jacobians import COLUMNS, EXAMPLES, normal, places, term_of, written_out
 
 close = torch.testing.assert_close
@@ -1055,7 +1055,7 @@ class Counted(nn.Module):
 def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers in the layers and the output, and three rows of each weight that has the generic rule."""
     verified: list[Any] = []
-    monkeypatch.setattr("lapwing.tracer.verify", lambda *given: verified.append(given))
+    monkeypatch.setattr("peewit.tracer.verify", lambda *given: verified.append(given))
     model, x = Counted().double().to(DEVICE), normal(examples, 3)
     tracer = tracer_of(model)
     assert tracer.cost(x) == tracer.cost(x[:1]) == 8 * (2 + 2)
@@ -1078,7 +1078,7 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
 def test_outputs_that_nothing_can_be_learnt_from(forward: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are refused before anything is compared."""
     compared: list[Any] = []
-    monkeypatch.setattr("lapwing.tracer.verify", lambda *given: compared.append(given))
+    monkeypatch.setattr("peewit.tracer.verify", lambda *given: compared.append(given))
     with pytest.raises(ValueError, match=words):
         tracer_of(network(forward, a=nn.Linear(4, 4))).cost(normal(5, 4))
     assert not compared

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, names_of, normal
-from lapwing import routing
+from peewit import routing
 from tables import curvature_of, moved, relative
 
 
@@ -187,7 +187,7 @@ def test_a_weight_that_turns_generic_late(structure: str, how: str) -> None:
     model = built(Network(forward, first=nn.Linear(4, 5, bias=False), head=nn.Linear(5, 3)))
     lengths = (3, 2, 6)
     batches = [(normal(4, length, 4, seed=length), classes(3, 4, seed=length)) for length in lengths]
-    la = lw.fit(model.to(DEVICE), [moved(batch) for batch in batches], "classification", structure=structure)
+    la = pw.fit(model.to(DEVICE), [moved(batch) for batch in batches], "classification", structure=structure)
     made = curvature_of(la)
     assert made.shape == (la.D, la.D)
     model = model.cpu()
@@ -196,7 +196,7 @@ def test_a_weight_that_turns_generic_late(structure: str, how: str) -> None:
     expected = torch.diag(exact.diagonal())[own, own] if structure == "diag" else exact[own, own]
     assert relative(made[own, own], expected) < 1e-8
     with pytest.raises(ValueError, match="one-shot"):
-        lw.fit(model.to(DEVICE), iter([moved(batch) for batch in batches]), "classification", structure="kron")
+        pw.fit(model.to(DEVICE), iter([moved(batch) for batch in batches]), "classification", structure="kron")
 
 
 @pytest.mark.parametrize("how", ["last", "two", "sorted"])
@@ -242,12 +242,12 @@ def test_the_class_axis_does_not_change_between_batches() -> None:
     """(B, C, T) outputs with T equal to C in some batches keep the axis that others show, or ask."""
     model = built(nn.Conv1d(2, 3, 1))
     wide, square = ((normal(2, 2, t, seed=t), classes(3, 2, t, seed=t)) for t in (4, 3))
-    la = lw.fit(model.to(DEVICE), [moved(wide), moved(square)], "classification", structure="full")
+    la = pw.fit(model.to(DEVICE), [moved(wide), moved(square)], "classification", structure="full")
     model = model.cpu()
     exact = sum(dense.ggn(model, x, y, "classification", names_of(model), axis=1) for x, y in (wide, square))
     assert relative(curvature_of(la), exact) < 1e-8
     with pytest.raises(ValueError, match="axis="), pytest.warns(UserWarning, match="axis="):
-        lw.fit(model.to(DEVICE), [moved(square), moved(wide)], "classification")
+        pw.fit(model.to(DEVICE), [moved(square), moved(wide)], "classification")
 
 
 @pytest.mark.parametrize("weights", ["all", "last_layer"])
@@ -259,9 +259,9 @@ def test_max_norm_leaves_the_users_table_alone(weights: str) -> None:
     whole = Network(lambda net, x: net.head(net.body[1](net.body[0](x))[0][:, -1]), body=model, head=head)
     kept = embedding.weight.detach().clone()
     x, y = moved(torch.randint(6, (4, 3))), moved(classes(3, 4))
-    la = lw.fit(whole, (x, y), "classification", weights=weights)
+    la = pw.fit(whole, (x, y), "classification", weights=weights)
     la.functional(x)
-    lw.products(whole, (x, y), "classification", weights=weights).mv(torch.ones(la.D))
+    pw.products(whole, (x, y), "classification", weights=weights).mv(torch.ones(la.D))
     assert torch.equal(embedding.weight, kept)
 
 
@@ -299,9 +299,9 @@ def test_inference_mode_and_autocast_around_a_call_change_nothing() -> None:
     """The numbers, and what can be done with them, are those of a plain call."""
     model = built(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))).to(DEVICE)
     data = moved((normal(5, 4), classes(3, 5)))
-    plain = lw.fit(model, data, "classification")
+    plain = pw.fit(model, data, "classification")
     with torch.inference_mode(), torch.autocast(torch.device(DEVICE).type, dtype=torch.bfloat16):
-        la = lw.fit(model, data, "classification")
+        la = pw.fit(model, data, "classification")
         made = la.functional(data[0]).cov
     assert torch.equal(made, plain.functional(data[0]).cov)
     precision = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
@@ -313,7 +313,7 @@ def test_weights_changed_after_the_fit_are_noticed() -> None:
     """In place, through `.data`, or in a buffer: predictions with other weights are refused."""
     model = built(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))).to(DEVICE)
     data = moved((normal(5, 4), classes(3, 5)))
-    la = lw.fit(model, data, "classification", weights="last_layer")
+    la = pw.fit(model, data, "classification", weights="last_layer")
     for change, undo in (
         (lambda: model[0].weight.data.mul_(2.0), lambda: model[0].weight.data.div_(2.0)),
         (lambda: model[1].running_mean.add_(1.0), lambda: model[1].running_mean.sub_(1.0)),
@@ -338,7 +338,7 @@ def test_threads_share_a_network() -> None:
     data = moved((normal(5, 4), classes(3, 5)))
     values: list[Tensor] = []
     threads = [
-        threading.Thread(target=lambda: values.append(lw.fit(model, data, "classification").log_evidence()))
+        threading.Thread(target=lambda: values.append(pw.fit(model, data, "classification").log_evidence()))
         for _ in range(4)
     ]
     for thread in threads:
@@ -359,7 +359,7 @@ def test_compiled_networks(where: str) -> None:
         compiled: Any = torch.compile(model)
     else:
         compiled = nn.Sequential(torch.compile(model[0]), model[1], model[2])
-    la = lw.fit(compiled, moved((x, y)), "classification", structure="full")
+    la = pw.fit(compiled, moved((x, y)), "classification", structure="full")
     assert relative(curvature_of(la), exact) < 1e-8
     assert la.functional(moved(x)).cov.shape == (5, 3, 3)
     if where == "whole":

@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from conftest import DEVICE
 from fitting import built, cut, fitted, normal, weights_of
-from lapwing.tape import Tape
-from lapwing.tuning import profile as profiles
-from lapwing.tuning.ascent import gradient_of, newton, vector
-from lapwing.tuning.settings import LIMITS
-from lapwing.tuning.validation import minimise
+from peewit.tape import Tape
+from peewit.tuning import profile as profiles
+from peewit.tuning.ascent import gradient_of, newton, vector
+from peewit.tuning.settings import LIMITS
+from peewit.tuning.validation import minimise
 from tables import curvature_of, moved, relative, table
 from test_evidence import EVERY, STRUCTURES, curvature, definition, fit
 
 PRIORS: dict[str, Any] = {
-    "scalar": lw.Prior.scalar(1.0, mean=0.05),
-    "layerwise": lw.Prior.layerwise(1.0),
-    "unitwise": lw.Prior.unitwise(1.0),
-    "g_prior": lw.Prior.g_prior(1.0),
-    "diagonal": lw.Prior.diagonal(1.0),
-    "groups": lw.Prior.groups({"0": 2.0, "*": 0.5}),
+    "scalar": pw.Prior.scalar(1.0, mean=0.05),
+    "layerwise": pw.Prior.layerwise(1.0),
+    "unitwise": pw.Prior.unitwise(1.0),
+    "g_prior": pw.Prior.g_prior(1.0),
+    "diagonal": pw.Prior.diagonal(1.0),
+    "groups": pw.Prior.groups({"0": 2.0, "*": 0.5}),
 }
 HELD = {
     "kron": {"scalar", "layerwise", "unitwise", "g_prior", "groups"},
@@ -35,7 +35,7 @@ HELD = {
     "kron joint": {"scalar", "layerwise", "g_prior", "groups"},
     "ekfac": {"scalar", "layerwise", "groups"},
 }
-quiet = pytest.mark.filterwarnings("ignore::lapwing.TuningWarning")
+quiet = pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
 
 
 def held(structure: str, prior: str) -> bool:
@@ -110,7 +110,7 @@ def test_the_gradient_and_the_fixed_point_agree(structure: str, prior: str, kind
     if not held(structure, prior):
         return
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), STRUCTURES[structure], curvature=kind, prior=PRIORS[prior])
+    la = fitted(model, x, y, pw.Gaussian(0.7), STRUCTURES[structure], curvature=kind, prior=PRIORS[prior])
     first, second = la.tune(), la.tune("fixed_point")
     assert first.trace is not None and second.trace is not None and first.trace.converged and second.trace.converged
     assert relative(second.prior.precision, first.prior.precision) < 2e-6
@@ -156,7 +156,7 @@ def test_effective_dimensions_are_their_definition(structure: str, prior: str) -
 def test_the_evidence_says_when_it_is_no_marginal_likelihood() -> None:
     """With a temperature, and with whatever the likelihood itself says."""
 
-    class Odd(lw.Categorical):
+    class Odd(pw.Categorical):
         caveat = "an odd likelihood"
 
     case = table("mlp")
@@ -164,12 +164,12 @@ def test_the_evidence_says_when_it_is_no_marginal_likelihood() -> None:
     warm = la.with_temperature(2.0).evidence()
     assert not warm.is_marginal_likelihood and "temperature 2" in warm.note
     model = case.case.make()[0].to(DEVICE)
-    odd = lw.fit(model, (moved(case.x), moved(case.y)), Odd(), structure="diag").evidence()
+    odd = pw.fit(model, (moved(case.x), moved(case.y)), Odd(), structure="diag").evidence()
     assert not odd.is_marginal_likelihood and odd.note == "an odd likelihood"
     assert "no marginal likelihood: an odd likelihood" in repr(odd)
 
 
-@pytest.mark.parametrize("structure", ["full", "block", lw.Kron(bias="joint")], ids=str)
+@pytest.mark.parametrize("structure", ["full", "block", pw.Kron(bias="joint")], ids=str)
 @pytest.mark.parametrize("method", ["evidence", "fixed_point"])
 def test_bayesian_linear_regression(structure: Any, method: Any) -> None:
     """Evidence, gamma and the optimum of precision and noise are those of the closed form."""
@@ -183,7 +183,7 @@ def test_bayesian_linear_regression(structure: Any, method: Any) -> None:
         with torch.no_grad():
             model.weight.copy_(mode[None, :3])
             model.bias.copy_(mode[3:])
-        la = fitted(model, x[:, :3], y, lw.Gaussian(noise), structure, prior=precision)
+        la = fitted(model, x[:, :3], y, pw.Gaussian(noise), structure, prior=precision)
         covariance = noise**2 * torch.eye(30, dtype=torch.float64) + x @ x.T / precision
         marginal = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=torch.float64), covariance)
         assert relative(la.log_evidence(), marginal.log_prob(y[:, 0])) < 1e-9
@@ -204,7 +204,7 @@ def test_bayesian_linear_regression(structure: Any, method: Any) -> None:
 def test_prior_and_noise_apart(which: str, method: Any) -> None:
     """What is not asked for stays; what is, is at its own optimum."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron", prior=0.3)
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron", prior=0.3)
     tuned = la.tune(method, prior=which == "prior", noise=which == "noise")
     if which == "prior":
         assert float(tuned.likelihood.scale) == float(la.likelihood.scale)
@@ -223,7 +223,7 @@ def test_prior_and_noise_apart(which: str, method: Any) -> None:
 def test_a_temperature_stays_while_others_are_tuned(method: Any) -> None:
     """The optimum is that of the tempered evidence."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron").with_temperature(3.0)
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron").with_temperature(3.0)
     tuned = la.tune(method)
     assert tuned.temperature == 3.0
     at = [tuned.prior.precision.clone().requires_grad_(), tuned.likelihood.scale.rsqrt().clone().requires_grad_()]
@@ -238,7 +238,7 @@ def test_derivatives_of_the_profile(structure: str, prior: str) -> None:
     if not held(structure, prior):
         return
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), structure, curvature="empirical", prior=PRIORS[prior]).with_temperature(
+    la = fitted(model, x, y, pw.Gaussian(0.7), structure, curvature="empirical", prior=PRIORS[prior]).with_temperature(
         1.6
     )
     problem = profiles.profile(la._question, la.prior)
@@ -289,7 +289,7 @@ def test_tuning_is_pure(structure: str, method: Any) -> None:
     model, x, y = regression_network()
     data = Watched(cut(x, y, [10, 15]))
     model = model.to(DEVICE)
-    la = lw.fit(model, data, lw.Gaussian(0.7), structure=structure, prior=lw.Prior.layerwise(1.0))
+    la = pw.fit(model, data, pw.Gaussian(0.7), structure=structure, prior=pw.Prior.layerwise(1.0))
     data.closed = True
     before = la.log_evidence(), la.precision.variance(), la.prior.precision.clone(), torch.get_rng_state()
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -307,13 +307,13 @@ def test_tuning_is_pure(structure: str, method: Any) -> None:
     if method == "evidence":
         far = la.tune(start=torch.tensor([1e-4, 1e3, 10.0, 0.1], dtype=torch.float64))
         assert relative(far.prior.precision, first.prior.precision) < 1e-6
-        assert relative(la.tune(start=lw.Prior.layerwise(50.0)).prior.precision, first.prior.precision) < 1e-6
+        assert relative(la.tune(start=pw.Prior.layerwise(50.0)).prior.precision, first.prior.precision) < 1e-6
 
 
 def test_a_trace_can_be_read_and_plotted() -> None:
     """Values, precisions, noises and effective dimensions for every step, with the names of the groups."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron", prior=lw.Prior.layerwise(1.0))
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron", prior=pw.Prior.layerwise(1.0))
     trace = la.tune().trace
     assert trace is not None
     assert list(trace.groups) == ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -330,7 +330,7 @@ def test_a_trace_can_be_read_and_plotted() -> None:
 def test_a_grid_shows_its_curve_and_takes_its_best() -> None:
     """Every value is scored by the evidence or on validation data, also over noise and temperature."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron")
     values = [10.0 ** (place / 4) for place in range(-12, 12)]
     tuned = la.tune("grid", grid=values)
     scores = [float(la.log_evidence(prior=value)) for value in values]
@@ -345,12 +345,12 @@ def test_a_grid_shows_its_curve_and_takes_its_best() -> None:
     new = moved(normal(12, 3, seed=8)), moved(normal(12, 2, seed=9))
     scored = la.tune("grid", grid={"prior": [0.1, 1.0, 10.0], "temperature": [0.5, 2.0]}, data=new)
     expected = [
-        lw.validation_nll(la.with_prior(p).with_temperature(t), new) for p in (0.1, 1.0, 10.0) for t in (0.5, 2.0)
+        pw.validation_nll(la.with_prior(p).with_temperature(t), new) for p in (0.1, 1.0, 10.0) for t in (0.5, 2.0)
     ]
     assert scored.trace.values == pytest.approx(expected)
-    assert lw.validation_nll(scored, new) == pytest.approx(min(expected))
+    assert pw.validation_nll(scored, new) == pytest.approx(min(expected))
     # Of several precisions the grid moves the geometric mean, and keeps the ratios.
-    ratios = la.with_prior(lw.Prior.groups({"0": 4.0, "*": 1.0})).tune("grid", grid=[0.5, 3.0, 40.0])
+    ratios = la.with_prior(pw.Prior.groups({"0": 4.0, "*": 1.0})).tune("grid", grid=[0.5, 3.0, 40.0])
     assert float(ratios.prior.precision[0] / ratios.prior.precision[1]) == pytest.approx(4.0)
     assert float(ratios.prior.precision.log().mean().exp()) in [pytest.approx(value) for value in (0.5, 3.0, 40.0)]
 
@@ -362,8 +362,8 @@ def test_validation_by_hand() -> None:
     x, y = moved(case.x), moved(case.y)
     probs = la.predict(x).probs
     expected = -probs.cpu()[torch.arange(len(y)), case.y].log().mean()
-    assert lw.validation_nll(la, (x, y)) == pytest.approx(float(expected))
-    assert lw.validation_nll(la, [(x[:2], y[:2]), (x[2:], y[2:])]) == pytest.approx(float(expected))
+    assert pw.validation_nll(la, (x, y)) == pytest.approx(float(expected))
+    assert pw.validation_nll(la, [(x[:2], y[:2]), (x[2:], y[2:])]) == pytest.approx(float(expected))
     case = table("mlp_regression")
     la = case.fit("full").with_noise(0.6)
     x, y = moved(case.x), moved(case.y)
@@ -371,7 +371,7 @@ def test_validation_by_hand() -> None:
     # Outputs share weights, so their errors are correlated.
     spread = made.covariance + 0.36 * torch.eye(2, dtype=torch.float64, device=made.mean.device)
     normal_ = torch.distributions.MultivariateNormal(made.mean, spread)
-    assert lw.validation_nll(la, (x, y)) == pytest.approx(float(-normal_.log_prob(y).sum() / len(y)))
+    assert pw.validation_nll(la, (x, y)) == pytest.approx(float(-normal_.log_prob(y).sum() / len(y)))
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])
@@ -379,7 +379,7 @@ def test_validation_by_hand() -> None:
 def test_validation_finds_the_least_nll(likelihood: str) -> None:
     """Over the prior, and over noise or temperature with it: no neighbour is better, and no training data is read."""
     model, x, y = regression_network()
-    family: Any = lw.Gaussian(0.7)
+    family: Any = pw.Gaussian(0.7)
     new = normal(40, 3, seed=8)
     targets = model(new).detach() + 0.5 * normal(40, 2, seed=9)
     if likelihood == "classification":  # a network that is too sure for a fifth of wrong labels
@@ -389,7 +389,7 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
             for parameter in model[2].parameters():
                 parameter *= 8
     data = Watched(cut(x, y, [25]))
-    la = lw.fit(model.to(DEVICE), data, family, structure="kron", prior=lw.Prior.layerwise([1.0, 2.0, 1.0, 4.0]))
+    la = pw.fit(model.to(DEVICE), data, family, structure="kron", prior=pw.Prior.layerwise([1.0, 2.0, 1.0, 4.0]))
     data.closed = True
     held_out = moved(new), moved(targets)
     for options in ({}, {"temperature": True}, {"prior": False, "temperature": True}):
@@ -398,22 +398,22 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
         assert torch.equal(tuned.prior.precision, again.prior.precision) and tuned.trace.values == again.trace.values
         assert tuned.trace.objective == "validation NLL"
         assert not any("allowed" in told for told in tuned.trace.warnings)  # inside all limits
-        best = lw.validation_nll(tuned, held_out)
-        assert best == pytest.approx(min(tuned.trace.values)) and best <= lw.validation_nll(la, held_out)
+        best = pw.validation_nll(tuned, held_out)
+        assert best == pytest.approx(min(tuned.trace.values)) and best <= pw.validation_nll(la, held_out)
         ratio = tuned.prior.precision / la.prior.precision
         assert float(ratio.max() / ratio.min()) == pytest.approx(1.0)
         for factor in (0.8, 1.25):
             if options.get("prior", True):
                 other = tuned.with_prior(tuned.prior.with_precision(tuned.prior.precision * factor))
-                assert lw.validation_nll(other, held_out) > best + 1e-5
+                assert pw.validation_nll(other, held_out) > best + 1e-5
             if options.get("temperature"):
                 other = tuned.with_temperature(tuned.temperature * factor)
-                assert lw.validation_nll(other, held_out) > best + 1e-5
+                assert pw.validation_nll(other, held_out) > best + 1e-5
             else:
                 assert tuned.temperature == 1.0
             if likelihood == "regression":
                 other = tuned.with_noise(float(tuned.likelihood.scale) ** -0.5 * factor)
-                assert lw.validation_nll(other, held_out) > best + 1e-5
+                assert pw.validation_nll(other, held_out) > best + 1e-5
 
 
 def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,10 +430,10 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
         asked.append(options)
         return Answer()
 
-    monkeypatch.setattr(lw.Laplace, "predict", predict)
+    monkeypatch.setattr(pw.Laplace, "predict", predict)
     data = moved(case.x), moved(case.y)
-    assert lw.validation_nll(la, data, link="mc") == 2.0
-    with pytest.warns(lw.TuningWarning, match="smallest value"):
+    assert pw.validation_nll(la, data, link="mc") == 2.0
+    with pytest.warns(pw.TuningWarning, match="smallest value"):
         la.tune("grid", grid=[0.5, 1.0], data=data, predict={"method": "sampled"})
     assert asked == [{"link": "mc"}, {"method": "sampled"}, {"method": "sampled"}]
 
@@ -469,7 +469,7 @@ def test_scores_are_those_of_predictions(name: str, structure: str, prior: str, 
 def test_validation_data_in_buffers_that_are_written_over(method: Any) -> None:
     """A loader that yields the same tensors again and again, with other values, is like one that does not."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron")
     new, targets = normal(40, 3, seed=8), normal(40, 2, seed=9) * torch.arange(40).double()[:, None] / 40
 
     class Reused:
@@ -484,14 +484,14 @@ def test_validation_data_in_buffers_that_are_written_over(method: Any) -> None:
     made = [la.tune(method, data=data, **options) for data in (Reused(), cut(new, targets, [10] * 4))]
     assert torch.equal(made[0].prior.precision, made[1].prior.precision)
     assert made[0].trace.values == made[1].trace.values
-    assert min(made[0].trace.values) == pytest.approx(lw.validation_nll(made[0], Reused()))
+    assert min(made[0].trace.values) == pytest.approx(pw.validation_nll(made[0], Reused()))
 
 
 @quiet
 def test_jacobians_are_pulled_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For all settings of a search where they fit the budget, else for all settings that are known beforehand."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron")
     data = moved(normal(9, 3, seed=7)), moved(normal(9, 2, seed=6))
     passes, pull = [], Tape.pull
     monkeypatch.setattr(Tape, "pull", lambda self, *given: passes.append(self.examples) or pull(self, *given))
@@ -513,7 +513,7 @@ def test_validation_of_many_outputs_and_of_none() -> None:
     data = moved(normal(3, 2, seed=2)), moved(torch.arange(3))
     tuned = la.tune("grid", grid=[0.5, 2.0], data=data)
     for value, precision in zip(tuned.trace.values, (0.5, 2.0), strict=True):
-        assert value == pytest.approx(lw.validation_nll(la.with_prior(precision), data), rel=1e-12)
+        assert value == pytest.approx(pw.validation_nll(la.with_prior(precision), data), rel=1e-12)
     with pytest.raises(ValueError, match="data has no examples"):
         la.tune("grid", grid=[0.5, 2.0], data=[])
 
@@ -549,9 +549,9 @@ def test_what_cannot_be_asked() -> None:
             ask()
 
 
-def warned(la: lw.Laplace, words: str, *args: Any, **options: Any) -> lw.Laplace:
+def warned(la: pw.Laplace, words: str, *args: Any, **options: Any) -> pw.Laplace:
     """Tune, with a warning that is in the trace too; all numbers are finite."""
-    with pytest.warns(lw.TuningWarning, match=words):
+    with pytest.warns(pw.TuningWarning, match=words):
         tuned = la.tune(*args, **options)
     assert any(words.split(".*")[0] in text for text in tuned.trace.warnings)
     assert bool(torch.isfinite(tuned.prior.precision).all()) and bool(torch.isfinite(tuned.log_evidence()))
@@ -567,7 +567,7 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
     model, x, y = regression_network()
     with torch.no_grad():
         model[2].bias.zero_()
-    la = fitted(model, x, y, lw.Gaussian(0.7), structure, prior=lw.Prior.layerwise(1.0))
+    la = fitted(model, x, y, pw.Gaussian(0.7), structure, prior=pw.Prior.layerwise(1.0))
     tuned = warned(la, "'2.bias' switched off", method, limits=(1e-6, 1e6))
     assert float(tuned.prior.precision[3]) == pytest.approx(1e6)
     assert float(tuned.evidence().effective_dimensions[3]) < 1e-3
@@ -575,17 +575,17 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
     dead = built(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     with torch.no_grad():
         dead[0].bias.fill_(-100.0)
-    la = fitted(dead, x, y, lw.Gaussian(0.7), structure, prior=lw.Prior.layerwise(0.5))
+    la = fitted(dead, x, y, pw.Gaussian(0.7), structure, prior=pw.Prior.layerwise(0.5))
     tuned = warned(la, "The data say nothing about '0.weight'", method)
     assert tuned.prior.precision[:3].tolist() == [0.5, 0.5, 0.5]
 
     simple, given = few_digits()
-    exact = fitted(simple, given, simple(given).detach(), lw.Gaussian(0.7), structure)
+    exact = fitted(simple, given, simple(given).detach(), pw.Gaussian(0.7), structure)
     assert exact.totals.energy == 0
     tuned = warned(exact, "The noise is at the smallest allowed.*residuals are zero", method)
     assert 0 < float(tuned.likelihood.scale) ** -0.5 < 1e-5
 
-    la = fitted(model, x, y, lw.Gaussian(0.7), structure)
+    la = fitted(model, x, y, pw.Gaussian(0.7), structure)
     warned(la, "The precision of 'all' is at the largest allowed", method, limits=(1e-4, 1e-3))
     warned(la, "The precision of 'all' is at the smallest allowed", method, limits=(1e4, 1e5))
     warned(la, "Tuning did not converge", method, steps=1)
@@ -596,7 +596,7 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
 def test_far_starts(structure: str, start: float) -> None:
     """There is one top, and it is found from everywhere."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), structure, prior=lw.Prior.layerwise(1.0))
+    la = fitted(model, x, y, pw.Gaussian(0.7), structure, prior=pw.Prior.layerwise(1.0))
     usual, far = la.tune(), la.with_noise(0.7 * start**0.3).tune(start=start)
     assert float((far.prior.precision / usual.prior.precision - 1).abs().max()) < 1e-5
     assert abs(float(far.likelihood.scale / usual.likelihood.scale) - 1) < 1e-6
@@ -605,7 +605,7 @@ def test_far_starts(structure: str, start: float) -> None:
 def test_edges_of_grids_and_searches_are_warned_about() -> None:
     """The best value at an end of a grid, and a search that was stopped."""
     model, x, y = regression_network()
-    la = fitted(model, x, y, lw.Gaussian(0.7), "kron")
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron")
     warned(la, "The best prior is at the smallest value of its grid", "grid", grid=[100.0, 1000.0])
     warned(la, "The best prior is at the largest value of its grid", "grid", grid=[1e-5, 1e-4])
     data = moved(normal(9, 3, seed=7)), moved(normal(9, 2, seed=6))
@@ -617,8 +617,8 @@ def test_edges_of_grids_and_searches_are_warned_about() -> None:
 def test_float32(structure: str, prior: str) -> None:
     """A network in float32 is tuned to the same place, and by small steps, not until rounding stops it."""
     model, x, y = regression_network()
-    wide = fitted(model, x, y, lw.Gaussian(0.7), structure, prior=PRIORS[prior]).tune()
-    narrow = fitted(model.float(), x.float(), y.float(), lw.Gaussian(0.7), structure, prior=PRIORS[prior]).tune()
+    wide = fitted(model, x, y, pw.Gaussian(0.7), structure, prior=PRIORS[prior]).tune()
+    narrow = fitted(model.float(), x.float(), y.float(), pw.Gaussian(0.7), structure, prior=PRIORS[prior]).tune()
     inside = wide.prior.precision < 1e3
     assert relative(narrow.prior.precision[inside], wide.prior.precision[inside]) < 1e-3
     assert narrow.trace.converged and "next step" in narrow.trace.stopped
@@ -630,7 +630,7 @@ def test_masks_are_tuned_by_unit() -> None:
     mask = {"0.weight": torch.zeros(4, 3, dtype=torch.bool), "2.bias": torch.ones(2, dtype=torch.bool)}
     mask["0.weight"][1] = True
     for structure in ("diag", "full"):
-        la = fitted(model, x, y, lw.Gaussian(0.7), structure, weights=mask, prior=lw.Prior.unitwise(0.5))
+        la = fitted(model, x, y, pw.Gaussian(0.7), structure, weights=mask, prior=pw.Prior.unitwise(0.5))
         tuned = la.tune()
         assert tuned.prior.precision[[0, 2, 3]].tolist() == [0.5, 0.5, 0.5]
         assert float(tuned.log_evidence()) > float(la.log_evidence())
@@ -656,6 +656,6 @@ def test_an_indefinite_hessian() -> None:
     """Where there is no posterior at the start, the error says so; with enough prior it is tuned or warned about."""
     model, x, y = regression_network()
     targets = y + 8.0
-    la = fitted(model, x, targets, lw.Gaussian(1.0), "full", curvature="hessian", prior=1e-3)
+    la = fitted(model, x, targets, pw.Gaussian(1.0), "full", curvature="hessian", prior=1e-3)
     with pytest.raises(ValueError, match="not positive definite"):
         la.tune()

@@ -15,17 +15,17 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-import lapwing as lw
+import peewit as pw
 from fitting import normal
-from lapwing.groups import Groups, Rows
-from lapwing.space import Space
-from lapwing.tuning import alternate, ascent, search
-from lapwing.tuning.ascent import Path, Range
-from lapwing.tuning.profile import Place, Point, Profile, rounded
-from lapwing.tuning.search import axes, bounds, complaints, listed, noise_at_its_limit, noise_limits
-from lapwing.tuning.settings import Passing, checked, checked_limits, listable, positive
-from lapwing.tuning.trace import Step, Trace
-from lapwing.tuning.validation import minimise, scan
+from peewit.groups import Groups, Rows
+from peewit.space import Space
+from peewit.tuning import alternate, ascent, search
+from peewit.tuning.ascent import Path, Range
+from peewit.tuning.profile import Place, Point, Profile, rounded
+from peewit.tuning.search import axes, bounds, complaints, listed, noise_at_its_limit, noise_limits
+from peewit.tuning.settings import Passing, checked, checked_limits, listable, positive
+from peewit.tuning.trace import Step, Trace
+from peewit.tuning.validation import minimise, scan
 
 BENT: dict[str, tuple[Callable[[Any], float], list[float]]] = {
     "valley": (lambda z: (1 - z[0]) ** 2 + 20 * (z[1] - z[0] ** 2) ** 2, [-1.0, 1.0]),
@@ -116,7 +116,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         "  7 products over the data\n  noise 0.5"
     )
     assert repr(trace.warned("Three.")).endswith("\n  warning: Three.")
-    monkeypatch.setattr("lapwing.tuning.trace.KEPT", 6)
+    monkeypatch.setattr("peewit.tuning.trace.KEPT", 6)
     assert len(Trace.of("grid", "log evidence", ("a", "b"), steps_of([1.0] * 3), "", True, []).precisions) == 3
     cut_short = Trace.of("grid", "log evidence", ("a", "b"), steps_of([1.0] * 4), "", True, [])
     assert cut_short.precisions[:, 0].tolist() == [1.0, 4.0] and len(cut_short) == 4
@@ -124,7 +124,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for groups in (8, 9):
         names = [f"g{place}" for place in range(groups)]
         alone = [Step(1.0, torch.ones(1), None, 1.0, None)]
-        monkeypatch.setattr("lapwing.tuning.trace.KEPT", 100)
+        monkeypatch.setattr("peewit.tuning.trace.KEPT", 100)
         assert ("  precision: g0 1, g1 1" in repr(Trace.of("grid", "log evidence", names, alone, "", True, []))) == (
             groups == 8
         )
@@ -220,7 +220,7 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
     groups = Groups.of(torch.tensor(GROUPS), 3)
     rows = Rows.of(torch.tensor(EIGENVALUES, dtype=torch.float64), groups)
     squares = torch.tensor([1.5, 0.7, 0.2], dtype=torch.float64)
-    return replace(Profile(question, lw.Prior.layerwise([0.5, 1.0, 2.0]), groups.sizes, squares, rows), **more)
+    return replace(Profile(question, pw.Prior.layerwise([0.5, 1.0, 2.0]), groups.sizes, squares, rows), **more)
 
 
 def evidence_at(problem: Profile, z: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ def test_groups_without_curvature() -> None:
 @pytest.mark.parametrize("cached", [4, 1 << 16])
 def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several of a group beside each other: sums over all of them, at once or in parts."""
-    monkeypatch.setattr("lapwing.groups.CACHED", cached)
+    monkeypatch.setattr("peewit.groups.CACHED", cached)
     values, groups = normal(64).abs(), Groups(torch.tensor([0, 1, 2]), torch.tensor([40, 23, 1]), 3)
     problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
     assert problem.eigenvalues is not None and problem.eigenvalues.values.shape[1] > 1
@@ -559,7 +559,7 @@ def test_precisions_to_begin_with() -> None:
     problem = spectral(
         squares=torch.tensor([1.5, 0.0, 1e-9]).double(),
         sizes=torch.tensor([3, 2, 1]),
-        prior=lw.Prior.layerwise([7.0, 8.0, 9.0]),
+        prior=pw.Prior.layerwise([7.0, 8.0, 9.0]),
     )
     asked: Any = SimpleNamespace(limits=(1e-3, 1e3))
     assert alternate.begun(problem, asked).prior.precision.tolist() == [2.0, 8.0, 1e3]
@@ -608,7 +608,7 @@ def test_what_tune_does_unless_it_is_told() -> None:
     assert settings(method="grid", data=(), grid={"temperature": [1.0]}).temperature is True
     assert not settings(method="grid", grid=[1.0]).temperature and settings(steps=1).steps == 1
     assert settings(method="validation", data=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
-    assert lw.tuning.settings.LIMITS == (1e-10, 1e10) and lw.tuning.settings.TEMPERATURES == (1e-4, 1e4)
+    assert pw.tuning.settings.LIMITS == (1e-10, 1e10) and pw.tuning.settings.TEMPERATURES == (1e-4, 1e4)
 
 
 @pytest.mark.parametrize(
@@ -710,7 +710,7 @@ def test_axes_of_a_grid() -> None:
 class Scored:
     """As much of a posterior as searches by scores look at: a prior, a noise and a temperature."""
 
-    prior: lw.Prior
+    prior: pw.Prior
     noise: float = 0.5
     temperature: float = 1.0
     trace: Any = None
@@ -724,7 +724,7 @@ class Scored:
         """With a noise."""
         return SimpleNamespace(scale=torch.tensor(self.noise**-2), with_noise=None)
 
-    def with_prior(self, prior: lw.Prior) -> Scored:
+    def with_prior(self, prior: pw.Prior) -> Scored:
         """Another prior."""
         return replace(self, prior=prior)
 
@@ -757,7 +757,7 @@ def scored(
     monkeypatch.setattr(search, "repeated", lambda data, device: data)
     usual = {"method": by, "prior": True, "noise": True, "temperature": True, "data": (), "grid": None, "steps": 300}
     usual |= {"tolerance": 1e-4, "limits": (1e-3, 1e3), "predict": {}} | given
-    la = Scored(given.get("start", lw.Prior.layerwise([4.0, 1.0])))
+    la = Scored(given.get("start", pw.Prior.layerwise([4.0, 1.0])))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = (search.by_validation if by == "validation" else search.by_grid)(la, SimpleNamespace(**usual))  # type: ignore[arg-type]
@@ -851,7 +851,7 @@ def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, each in enumerate(tried):
         assert found.trace.precisions[place].tolist() == pytest.approx(each.prior.precision.tolist())
     assert found.trace.noises == (0.3, 0.4) * 3 and found.trace.temperatures == (1.0,) * 6
-    alone, _ = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid, start=lw.Prior.layerwise(4.0))
+    alone, _ = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid, start=pw.Prior.layerwise(4.0))
     assert alone.trace.groups == ("all",) and found.trace.groups == ("a", "b")
     low, _ = scored(
         monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"prior": [1.0, 7.0]}, noise=False, temperature=False

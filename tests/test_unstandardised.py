@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 from fitting import normal
-from lapwing.layers.offsets import PatchMoments
-from lapwing.structures.rounding import amplified
+from peewit.layers.offsets import PatchMoments
+from peewit.structures.rounding import amplified
 
 STRUCTURES = ("kron", "ekfac", "block", "full", "diag")
 
@@ -129,7 +129,7 @@ def test_variances_and_evidence(case: str, structure: str) -> None:
     make, arguments, noise, prior = CASES[case]
     net, x, y = make(*arguments)
     variance, evidence = Perceptron(net, x).answers(structure, noise, prior, y)
-    la = lw.fit(net, (x, y), lw.Gaussian(noise), structure=structure, prior=prior)
+    la = pw.fit(net, (x, y), pw.Gaussian(noise), structure=structure, prior=prior)
     made = la.functional(x)
     assert made.cov.dtype == made.mean.dtype == torch.float32
     assert off(made.cov, variance) < 0.05  # the network's own rounding is part of it
@@ -143,8 +143,8 @@ def test_variances_and_evidence(case: str, structure: str) -> None:
 def test_other_questions(structure: str) -> None:
     """Samples, other priors and noises, and tuning agree with the same network in float64."""
     net, x, y = weather(200, 40)
-    la = lw.fit(net, (x, y), lw.Gaussian(0.5), structure=structure)
-    wide = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.5), structure=structure)
+    la = pw.fit(net, (x, y), pw.Gaussian(0.5), structure=structure)
+    wide = pw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), pw.Gaussian(0.5), structure=structure)
     tuned, expected = la.tune(), wide.tune()
     assert off(tuned.prior.precision, expected.prior.precision) < 0.01
     assert abs(float(tuned.likelihood.noise) / float(expected.likelihood.noise) - 1) < 0.01
@@ -168,11 +168,11 @@ def test_batches_of_any_size(structure: str) -> None:
     def once() -> Iterator[tuple[Tensor, Tensor]]:
         yield from batches
 
-    family = lw.Gaussian(0.1)
+    family = pw.Gaussian(0.1)
     for memory in (None, 2e5):  # the second cuts batches
-        la = lw.fit(net, once(), family, structure=structure, prior=0.1, memory=memory)
+        la = pw.fit(net, once(), family, structure=structure, prior=0.1, memory=memory)
         assert off(la.functional(x).cov, variance) < 0.05
-    first = lw.fit(net, batches[:3], family, structure=structure, prior=0.1)
+    first = pw.fit(net, batches[:3], family, structure=structure, prior=0.1)
     assert off(first.update(batches[3:]).functional(x).cov, variance) < 0.05
 
 
@@ -185,7 +185,7 @@ def test_small_numbers_first(structure: str, scale: float) -> None:
     variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
     batches = [(x[start : start + 8], y[start : start + 8]) for start in range(0, 240, 8)]
     for data in (batches, iter(batches)):
-        la = lw.fit(net, data, lw.Gaussian(0.1), structure=structure, prior=0.1, memory=1e4)
+        la = pw.fit(net, data, pw.Gaussian(0.1), structure=structure, prior=0.1, memory=1e4)
         assert off(la.functional(x).cov, variance) < 0.05
 
 
@@ -200,7 +200,7 @@ def test_joint_bias() -> None:
         rows = torch.einsum("no,ni->noi", gradients, inputs).flatten(1)
         precision = matrix + 0.1 * torch.eye(len(matrix), dtype=torch.float64)
         total += (torch.linalg.solve(precision, rows.T).T * rows).sum(1)
-    la = lw.fit(net, (x, y), lw.Gaussian(0.1), structure=lw.Kron(bias="joint"), prior=0.1)
+    la = pw.fit(net, (x, y), pw.Gaussian(0.1), structure=pw.Kron(bias="joint"), prior=0.1)
     assert off(la.functional(x).cov, total) < 0.05
 
 
@@ -220,9 +220,9 @@ def test_pixels(approx: str, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> 
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=g))
         net[0].weight.mul_(0.01)
         net[3].weight.mul_(1 / size)
-    structure = lw.Kron(approx=approx, bias="joint")
+    structure = pw.Kron(approx=approx, bias="joint")
     zeros = torch.zeros(40, 1)
-    la = lw.fit(net, (x, zeros), lw.Gaussian(0.01), structure=structure, weights=["0.weight", "0.bias"], prior=0.01)
+    la = pw.fit(net, (x, zeros), pw.Gaussian(0.01), structure=structure, weights=["0.weight", "0.bias"], prior=0.01)
     w, b, v = (parameter.detach().double() for parameter in net.parameters())
     patches = F.unfold(x.double(), 3).mT  # (N, T, I)
     hidden = torch.tanh(patches @ w.flatten(1).T + b)  # (N, T, O)
@@ -241,8 +241,8 @@ def test_pixels(approx: str, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> 
 def test_precisions_of_rows() -> None:
     """A prior that differs inside a block, under which factors are decomposed again."""
     net, x, y = weather(200, 40)
-    prior = lw.Prior.unitwise(torch.logspace(-2, 0, 82))
-    la = lw.fit(net, (x, y), lw.Gaussian(0.1), prior=prior)
+    prior = pw.Prior.unitwise(torch.logspace(-2, 0, 82))
+    la = pw.fit(net, (x, y), pw.Gaussian(0.1), prior=prior)
     delta = prior.delta(la.space, la.mode).double()
     own, start = Perceptron(net, x), 0
     total = torch.zeros(len(x), dtype=torch.float64)
@@ -276,7 +276,7 @@ def test_linear_models(kind: str, dtype: torch.dtype) -> None:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(1e-3)
-    la = lw.fit(net.to(dtype), (x, y.to(dtype)), lw.Gaussian(0.1), prior=0.01)
+    la = pw.fit(net.to(dtype), (x, y.to(dtype)), pw.Gaussian(0.1), prior=0.01)
     wide = x.double()
     precision = wide.T @ wide / 0.1**2 + 0.01 * torch.eye(4, dtype=torch.float64)
     expected = (torch.linalg.solve(precision, wide.T).T * wide).sum(1)
@@ -289,10 +289,10 @@ def test_kept_and_converted(structure: str, tmp_path: object) -> None:
     """Files and other arithmetics lose nothing."""
     net, x, y = weather(150, 40)
     variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
-    la = lw.fit(net, (x, y), lw.Gaussian(0.1), structure=structure, prior=0.1)
+    la = pw.fit(net, (x, y), pw.Gaussian(0.1), structure=structure, prior=0.1)
     la.save(f"{tmp_path}/kept.safetensors")
     for made in (
-        lw.load(f"{tmp_path}/kept.safetensors", net),
+        pw.load(f"{tmp_path}/kept.safetensors", net),
         la.with_arithmetic("float32"),
         la.with_arithmetic("float64").with_arithmetic("auto"),
     ):
@@ -305,7 +305,7 @@ def test_graph() -> None:
     net, x, y = weather(150, 40)
     slopes = []
     for model, dtype in ((net, torch.float32), (copy.deepcopy(net).double(), torch.float64)):
-        la = lw.fit(model, (x.to(dtype), y.to(dtype)), lw.Gaussian(0.1))
+        la = pw.fit(model, (x.to(dtype), y.to(dtype)), pw.Gaussian(0.1))
         given = x[:5].to(dtype).requires_grad_()
         (slope,) = torch.autograd.grad(la.functional(given, create_graph=True).cov.log().sum(), given)
         slopes.append(slope.double())
@@ -341,7 +341,7 @@ def standardised() -> tuple[nn.Sequential, Tensor, Tensor]:
 def test_plain_inputs_stay_in_float32(structure: str) -> None:
     """Where rounding does not show nothing is paid, and nothing said."""
     net, x, y = standardised()
-    la = lw.fit(net, (x, y), lw.Gaussian(1.0), structure=structure)
+    la = pw.fit(net, (x, y), pw.Gaussian(1.0), structure=structure)
     if structure == "kron":
         assert {each.inputs.dtype for (key, _), each in la.sums.factors.items() if key[0].name == "0.weight"} == {
             torch.float32
@@ -356,12 +356,12 @@ def test_plain_inputs_stay_in_float32(structure: str) -> None:
 def test_said_where_it_still_shows() -> None:
     """A prior far below that of the fit: a finding says so, and another fit needs none."""
     net, x, y = standardised()
-    la = lw.fit(net, (x, y), lw.Gaussian(1.0))
+    la = pw.fit(net, (x, y), pw.Gaussian(1.0))
     smaller = la.with_prior(1e-6)
     found = smaller.diagnose((x, y))["rounding"]
     assert found.severity == "warning" and "arithmetic='float64'" in found.advice and "Fit again" in found.advice
     assert smaller._network(None).budget.arithmetic.name == "float32"
-    again = lw.fit(net, (x, y), lw.Gaussian(1.0), prior=1e-6)
+    again = pw.fit(net, (x, y), pw.Gaussian(1.0), prior=1e-6)
     assert again.diagnose((x, y))["rounding"].severity == "fine"
 
 
@@ -371,13 +371,13 @@ def test_warning() -> None:
     far = 1e4 * x
     with torch.no_grad():
         net[0].weight.mul_(1e-4)
-    with pytest.warns(lw.RoundingWarning, match=r"times the prior precision of '0.weight'.*Standardise") as caught:
-        la = lw.fit(net, (far, y), lw.Gaussian(0.01), prior=1e-3)
+    with pytest.warns(pw.RoundingWarning, match=r"times the prior precision of '0.weight'.*Standardise") as caught:
+        la = pw.fit(net, (far, y), pw.Gaussian(0.01), prior=1e-3)
     assert caught[0].filename == __file__
-    with pytest.warns(lw.RoundingWarning) as caught:
+    with pytest.warns(pw.RoundingWarning) as caught:
         la.update((far, y))
     assert caught[0].filename == __file__
-    with pytest.warns(lw.RoundingWarning) as caught:
+    with pytest.warns(pw.RoundingWarning) as caught:
         la.tune(prior=False)
     assert caught[-1].filename == __file__
     assert la.diagnose((far, y))["rounding"].severity == "warning"
@@ -412,9 +412,9 @@ def test_inputs_far_from_zero(structure: str, data: str) -> None:
     if data == "in order":  # the first batch has other inputs than the others
         order = x[:, 3].argsort()
         x, y = x[order], y[order]
-    exact = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.1), structure=structure)
+    exact = pw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), pw.Gaussian(0.1), structure=structure)
     given: Any = batches(x, y) if data == "iterator" and structure != "ekfac" else (x, y)
-    la = lw.fit(net, given, lw.Gaussian(0.1), structure=structure)
+    la = pw.fit(net, given, pw.Gaussian(0.1), structure=structure)
     ratio = la.functional(x[::30]).cov.double() / exact.functional(x[::30].double()).cov
     assert float((ratio - 1).abs().max()) < 0.02
     assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.3
@@ -432,9 +432,9 @@ def test_convolutions_of_raw_pixels() -> None:
         net[0].weight.mul_(0.01)
     y = torch.randint(3, (200,), generator=g)
     wide = copy.deepcopy(net).double()
-    for structure in (lw.Kron(), lw.Kron(approx="reduce"), lw.Kron(bias="joint"), lw.Block()):
-        la = lw.fit(net, (x, y), "classification", structure=structure, prior=1e-3)
-        exact = lw.fit(wide, (x.double(), y), "classification", structure=structure, prior=1e-3)
+    for structure in (pw.Kron(), pw.Kron(approx="reduce"), pw.Kron(bias="joint"), pw.Block()):
+        la = pw.fit(net, (x, y), "classification", structure=structure, prior=1e-3)
+        exact = pw.fit(wide, (x.double(), y), "classification", structure=structure, prior=1e-3)
         made, expected = (
             own.functional(given[:20]).cov.double().diagonal(dim1=-2, dim2=-1)
             for own, given in ((la, x), (exact, x.double()))
@@ -447,7 +447,7 @@ def test_updates_of_raw_inputs(structure: str) -> None:
     """Half of the data first, and half later: as the network in float64."""
     net, x, y = raw(2000)
     la, exact = (
-        lw.fit(own, (x[:1000].to(dtype), y[:1000].to(dtype)), lw.Gaussian(0.1), structure=structure).update(
+        pw.fit(own, (x[:1000].to(dtype), y[:1000].to(dtype)), pw.Gaussian(0.1), structure=structure).update(
             (x[1000:].to(dtype), y[1000:].to(dtype))
         )
         for own, dtype in ((net, torch.float32), (copy.deepcopy(net).double(), torch.float64))
@@ -459,7 +459,7 @@ def test_updates_of_raw_inputs(structure: str) -> None:
 
 @pytest.mark.parametrize(
     ("structure", "hidden"),
-    [*((lw.Kron(bias=bias), hidden) for bias in ("separate", "joint") for hidden in (60, 150)), (lw.Block(), 60)],
+    [*((pw.Kron(bias=bias), hidden) for bias in ("separate", "joint") for hidden in (60, 150)), (pw.Block(), 60)],
     ids=str,
 )
 def test_smaller_priors(structure: Any, hidden: int) -> None:
@@ -469,10 +469,10 @@ def test_smaller_priors(structure: Any, hidden: int) -> None:
     net = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
     with torch.no_grad():
         net[0].weight.mul_(0.01)
-    if isinstance(structure, lw.Block):
+    if isinstance(structure, pw.Block):
         net = net[:2].append(nn.Linear(hidden, 1))
-    la = lw.fit(net, (x, y), lw.Gaussian(0.3), structure=structure)
-    exact = lw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), lw.Gaussian(0.3), structure=structure)
+    la = pw.fit(net, (x, y), pw.Gaussian(0.3), structure=structure)
+    exact = pw.fit(copy.deepcopy(net).double(), (x.double(), y.double()), pw.Gaussian(0.3), structure=structure)
     for prior in (1.0, 0.1, 0.01, 0.001):
         one, two = la.with_prior(prior), exact.with_prior(prior)
         ratio = one.functional(x[::50]).cov.double() / two.functional(x[::50].double()).cov
@@ -493,8 +493,8 @@ def test_columns_that_are_exactly_dependent(structure: str, width: int, prior: f
     torch.manual_seed(0)
     net = nn.Linear(x.shape[1], 1)
     wide, unseen = copy.deepcopy(net).double(), torch.zeros(1, x.shape[1])
-    la = lw.fit(net, (x, y), lw.Gaussian(noise), structure=structure, prior=prior)
-    exact = lw.fit(wide, (x.double(), y.double()), lw.Gaussian(noise), structure=structure, prior=prior)
+    la = pw.fit(net, (x, y), pw.Gaussian(noise), structure=structure, prior=prior)
+    exact = pw.fit(wide, (x.double(), y.double()), pw.Gaussian(noise), structure=structure, prior=prior)
     assert float(la.functional(unseen).cov / exact.functional(unseen.double()).cov) == pytest.approx(1, abs=0.02)
     assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.1
 
@@ -520,6 +520,6 @@ def test_a_group_without_gradients_in_the_first_batch() -> None:
     net, x, y = Gated(), torch.randn(600, 2, 140) + 500, torch.randn(600, 2)
     x[:300, 1] += 200
     for data, wide in (((x, y), (x.double(), y.double())), (list(batches(x, y, 100)), None)):
-        la = lw.fit(net, data, "regression", prior=1e-3)
-        exact = lw.fit(copy.deepcopy(net).double(), wide or (x.double(), y.double()), "regression", prior=1e-3)
+        la = pw.fit(net, data, "regression", prior=1e-3)
+        exact = pw.fit(copy.deepcopy(net).double(), wide or (x.double(), y.double()), "regression", prior=1e-3)
         assert abs(float(la.log_evidence() - exact.log_evidence())) < 0.1

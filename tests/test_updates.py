@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import Broken, built, classes, cut, fitted, names_of, normal, seeded
-from lapwing.batches import take
+from peewit.batches import take
 from saving import STRUCTURES, assert_same, content_of
 from tables import curvature_of, moved, relative, table
 
@@ -38,7 +38,7 @@ def pieces(case: Any, *sizes: int) -> list[tuple[Any, Tensor]]:
     return cut(case.x, case.y, list(sizes))
 
 
-def assert_close(one: lw.Laplace, other: lw.Laplace, x: Any, bound: float = EXACT) -> None:
+def assert_close(one: pw.Laplace, other: pw.Laplace, x: Any, bound: float = EXACT) -> None:
     """The same posterior, up to the order of sums."""
     assert one.space.names == other.space.names and one.rules == other.rules
     assert (one.N, one.totals.form) == (other.N, other.totals.form)
@@ -52,14 +52,14 @@ def assert_close(one: lw.Laplace, other: lw.Laplace, x: Any, bound: float = EXAC
 
 
 @pytest.mark.parametrize("structure", ADDITIVE)
-@pytest.mark.parametrize("curvature", ["ggn", lw.MonteCarlo(2), "empirical"])
+@pytest.mark.parametrize("curvature", ["ggn", pw.MonteCarlo(2), "empirical"])
 @pytest.mark.parametrize("name", CASES)
 def test_update_equals_fitting_on_both(name: str, curvature: Any, structure: str) -> None:
     """Drawn labels are those of one fit; the first posterior stays as it was."""
     case = table(name)
     first, second = pieces(case, 2, 3)
     whole = case.fit(ADDITIVE[structure], curvature)
-    la = lw.fit(copy.deepcopy(whole.model), first, case.likelihood, structure=ADDITIVE[structure], curvature=curvature)
+    la = pw.fit(copy.deepcopy(whole.model), first, case.likelihood, structure=ADDITIVE[structure], curvature=curvature)
     before = curvature_of(la)
     la.update(second)  # leaves no trace in the next one
     made = la.update(second)
@@ -74,7 +74,7 @@ def test_update_equals_the_definition(structure: str) -> None:
     case = table("token_classifier")
     first, second = pieces(case, 2, 3)
     expected = {"expand": case.kron(), "diag": torch.diag(case.ggn.diagonal()), "full": case.ggn}[structure]
-    la = lw.fit(case.fit("diag").model, first, case.likelihood, structure=ADDITIVE[structure], curvature="ggn")
+    la = pw.fit(case.fit("diag").model, first, case.likelihood, structure=ADDITIVE[structure], curvature="ggn")
     assert relative(curvature_of(la.update(second)), expected) < EXACT
 
 
@@ -83,28 +83,28 @@ def test_update_twice_and_after_loading(structure: str, tmp_path: Path) -> None:
     """Data in three parts, with a file between them."""
     case = table("conv2d_groups")
     parts = pieces(case, 1, 2, 2)
-    whole = case.fit(ADDITIVE[structure], lw.MonteCarlo(2), prior=0.3, generator=seeded(4))
-    la = lw.fit(
+    whole = case.fit(ADDITIVE[structure], pw.MonteCarlo(2), prior=0.3, generator=seeded(4))
+    la = pw.fit(
         whole.model,
         parts[0],
         case.likelihood,
         structure=ADDITIVE[structure],
-        curvature=lw.MonteCarlo(2),
+        curvature=pw.MonteCarlo(2),
         prior=0.3,
         generator=seeded(4),
     )
     la = la.update(parts[1])
     la.save(tmp_path / "a.safetensors")
-    loaded = lw.load(tmp_path / "a.safetensors", whole.model)
+    loaded = pw.load(tmp_path / "a.safetensors", whole.model)
     assert_same(la, loaded, moved(case.x))
     made = loaded.update([parts[2]])
     assert_close(made, whole, moved(case.x))
     made.save(tmp_path / "a.safetensors")
-    assert_same(made, lw.load(tmp_path / "a.safetensors", whole.model), moved(case.x))
+    assert_same(made, pw.load(tmp_path / "a.safetensors", whole.model), moved(case.x))
 
 
 @pytest.mark.parametrize("structure", ADDITIVE)
-@pytest.mark.parametrize("curvature", ["ggn", lw.MonteCarlo(2), "empirical"])
+@pytest.mark.parametrize("curvature", ["ggn", pw.MonteCarlo(2), "empirical"])
 def test_update_with_ignored_labels(structure: str, curvature: Any) -> None:
     """In the first part, in the second, and whole examples of them."""
     case = table("token_classifier")
@@ -113,9 +113,9 @@ def test_update_with_ignored_labels(structure: str, curvature: Any) -> None:
     y[3] = -100
     options: dict[str, Any] = {"structure": ADDITIVE[structure], "curvature": curvature}
     model = case.fit("diag").model
-    whole = lw.fit(model, (moved(case.x), moved(y)), case.likelihood, **options)
+    whole = pw.fit(model, (moved(case.x), moved(y)), case.likelihood, **options)
     first, second = cut(case.x, y, [2, 3])
-    assert_close(lw.fit(model, first, case.likelihood, **options).update(second), whole, moved(case.x))
+    assert_close(pw.fit(model, first, case.likelihood, **options).update(second), whole, moved(case.x))
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -123,8 +123,8 @@ def test_update_of_a_hessian(clip: bool) -> None:
     """Clipped after it was added, since negative parts of one cancel positive ones of the other."""
     case = table("mlp")
     first, second = pieces(case, 2, 3)
-    whole = case.fit("full", lw.Hessian(clip), prior=50.0)
-    la = lw.fit(whole.model, first, case.likelihood, structure="full", curvature=lw.Hessian(clip), prior=50.0)
+    whole = case.fit("full", pw.Hessian(clip), prior=50.0)
+    la = pw.fit(whole.model, first, case.likelihood, structure="full", curvature=pw.Hessian(clip), prior=50.0)
     made = la.update(second)
     assert relative(curvature_of(made), curvature_of(whole)) < EXACT
     assert float(made.log_evidence()) == pytest.approx(float(whole.log_evidence()), rel=1e-10)
@@ -138,7 +138,7 @@ def test_ekfac_keeps_its_basis(name: str, structure: str) -> None:
     """Second moments of all data along the first eigenvectors, by the dense matrix; the coverage says so."""
     case = table(name)
     first, second = pieces(case, 3, 2)
-    la = lw.fit(case.fit("diag").model, first, case.likelihood, structure=STRUCTURES[structure], curvature="ggn")
+    la = pw.fit(case.fit("diag").model, first, case.likelihood, structure=STRUCTURES[structure], curvature="ggn")
     made = la.update(second).update(second)
     exact = case.ggn + dense.ggn(
         case.model, second[0].cpu(), second[1].cpu(), case.case.likelihood, case.names, case.case.axis
@@ -170,7 +170,7 @@ def test_ekfac_needs_two_passes() -> None:
     """As in a fit."""
     case = table("mlp")
     first, second = pieces(case, 3, 2)
-    la = lw.fit(case.fit("diag").model, first, case.likelihood, structure="ekfac")
+    la = pw.fit(case.fit("diag").model, first, case.likelihood, structure="ekfac")
     with pytest.raises(ValueError, match="passes over the data twice, and a one-shot iterator was given"):
         la.update(iter([second]))
 
@@ -180,7 +180,7 @@ def test_one_shot_iterators(structure: str) -> None:
     """One pass is enough."""
     case = table("mlp")
     first, second = pieces(case, 3, 2)
-    la = lw.fit(case.fit("diag").model, first, case.likelihood, structure=ADDITIVE[structure])
+    la = pw.fit(case.fit("diag").model, first, case.likelihood, structure=ADDITIVE[structure])
     assert_close(la.update(iter([second])), la.update(second), moved(case.x))
 
 
@@ -209,11 +209,11 @@ def test_weights_that_only_some_data_use(structure: str, late: bool, tmp_path: P
     x[:, 0] = x[:, 0].abs() * torch.tensor([-1.0 if late else 1.0] * 4 + [1.0 if late else -1.0] * 4)
     first, second = cut(x, y, [4, 4])
     options: dict[str, Any] = {"structure": STRUCTURES[structure], "curvature": "ggn"}
-    options["prior"] = lw.Prior.groups({"always": 0.5, "*": 2.0})
-    la = lw.fit(model, first, "classification", **options)
+    options["prior"] = pw.Prior.groups({"always": 0.5, "*": 2.0})
+    la = pw.fit(model, first, "classification", **options)
     assert ("sometimes.weight" in la.space.names) is not late
     la.save(tmp_path / "a.safetensors")
-    made = lw.load(tmp_path / "a.safetensors", model).update(second)
+    made = pw.load(tmp_path / "a.safetensors", model).update(second)
     assert "sometimes.weight" in made.space.names and la.asked.size == made.D
     assert made.rules["sometimes.weight"] == "linear"
     if structure != "ekfac":
@@ -223,7 +223,7 @@ def test_weights_that_only_some_data_use(structure: str, late: bool, tmp_path: P
         if structure in ("diag", "full"):
             assert relative(found, exact if structure == "full" else torch.diag(exact.diagonal())) < 1e-8
     made.save(tmp_path / "a.safetensors")
-    assert_same(made, lw.load(tmp_path / "a.safetensors", model), moved(x[4:]))
+    assert_same(made, pw.load(tmp_path / "a.safetensors", model), moved(x[4:]))
 
 
 def test_a_prior_that_does_not_know_new_weights() -> None:
@@ -232,7 +232,7 @@ def test_a_prior_that_does_not_know_new_weights() -> None:
     x, y = normal(8, 3), classes(2, 8)
     x[:, 0] = x[:, 0].abs() * torch.tensor([-1.0] * 4 + [1.0] * 4)
     first, second = cut(x, y, [4, 4])
-    la = lw.fit(model, first, "classification", prior=lw.Prior.layerwise([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    la = pw.fit(model, first, "classification", prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     with pytest.raises(ValueError, match=r"sometimes.weight, sometimes.bias was not used by the earlier .*with_prior"):
         la.update(second)
     assert la.asked.size == la.with_prior(2.0).update(second).D
@@ -261,7 +261,7 @@ def test_a_network_that_treats_later_data_otherwise(structure: str) -> None:
     x, y = normal(8, 3), classes(2, 8)
     x[:, 0] = x[:, 0].abs() * torch.tensor([-1.0] * 4 + [1.0] * 4)
     first, second = cut(x, y, [4, 4])
-    la = lw.fit(model, first, "classification", structure=STRUCTURES[structure])
+    la = pw.fit(model, first, "classification", structure=STRUCTURES[structure])
     plan = copy.deepcopy(la.plan)
     if structure in ("diag", "block", "full"):
         exact = sum(
@@ -280,8 +280,8 @@ def test_an_update_keeps_the_class_axis() -> None:
     """Where later outputs have as many positions as classes, the earlier ones tell which axis is which."""
     model = built(nn.Conv1d(2, 3, 1)).to(DEVICE)
     batches = [(moved(normal(4, 2, t)), moved(classes(3, 4, t))) for t in (5, 3)]
-    whole = lw.fit(model, batches, "classification", structure="full", curvature="ggn")
-    made = lw.fit(model, batches[0], "classification", structure="full", curvature="ggn").update(batches[1])
+    whole = pw.fit(model, batches, "classification", structure="full", curvature="ggn")
+    made = pw.fit(model, batches[0], "classification", structure="full", curvature="ggn").update(batches[1])
     assert_close(made, whole, batches[0][0])
 
 
@@ -290,8 +290,8 @@ def test_an_update_keeps_prior_and_noise() -> None:
     case = table("mlp_regression")
     first, second = pieces(case, 2, 3)
     model = case.fit("diag").model
-    la = lw.fit(model, first, lw.Gaussian(0.5)).with_prior(lw.Prior.scalar(3.0, mean=0.2)).update(second)
-    whole = lw.fit(model, (moved(case.x), moved(case.y)), lw.Gaussian(0.5), prior=lw.Prior.scalar(3.0, mean=0.2))
+    la = pw.fit(model, first, pw.Gaussian(0.5)).with_prior(pw.Prior.scalar(3.0, mean=0.2)).update(second)
+    whole = pw.fit(model, (moved(case.x), moved(case.y)), pw.Gaussian(0.5), prior=pw.Prior.scalar(3.0, mean=0.2))
     assert float(la.log_evidence()) == pytest.approx(float(whole.log_evidence()), rel=1e-12)
 
 
@@ -299,7 +299,7 @@ def test_options_and_batches_of_an_update() -> None:
     """Any batching and budget give the same; bad data is refused as in a fit, and nothing is lost."""
     case = table("mlp")
     first, second = pieces(case, 2, 3)
-    la = lw.fit(case.fit("diag").model, first, case.likelihood, curvature="fisher")
+    la = pw.fit(case.fit("diag").model, first, case.likelihood, curvature="fisher")
     made = la.update(second)
     single = [(take(second[0], slice(i, i + 1)), second[1][i : i + 1]) for i in range(3)]
     assert_close(la.update(single, memory=1e5, progress=False), made, moved(case.x))
@@ -326,7 +326,7 @@ def test_an_update_is_pure() -> None:
     """The network's mode and gradients, the random state, and what the posterior knows of the network."""
     case = table("batch_norm1d")
     first, second = pieces(case, 2, 3)
-    la = lw.fit(case.fit("diag").model.train(), first, case.likelihood)
+    la = pw.fit(case.fit("diag").model.train(), first, case.likelihood)
     state, kept = torch.get_rng_state(), {name: value.clone() for name, value in la.model.state_dict().items()}
     plan = copy.deepcopy(la.plan)
     la.update(second)
@@ -391,7 +391,7 @@ def test_between_devices(name: str, structure: str, tmp_path: Path) -> None:
     assert float(there.log_evidence()) == pytest.approx(float(la.log_evidence()), rel=1e-9)
     assert str(there.coverage()) == str(la.coverage())
     la.save(tmp_path / "a.safetensors")
-    loaded = lw.load(tmp_path / "a.safetensors", there.model)
+    loaded = pw.load(tmp_path / "a.safetensors", there.model)
     assert relative(loaded.functional(case.x).cov, expected) < 1e-9
     there.save(tmp_path / "b.safetensors")
     first, second = (content_of(tmp_path / f"{name}.safetensors")[1] for name in "ab")

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import lapwing as lw
+import peewit as pw
 import reference_dense as dense
 from cases import CASES
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal
-from lapwing.layers import generic, linear
-from lapwing.tape import Tape
 from networks import Network, parameter
+from peewit.layers import generic, linear
+from peewit.tape import Tape
 from tables import curvature_of, moved, relative, table
 
 
@@ -183,7 +183,7 @@ MISREAD: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def used_ggn(model: nn.Module, x: Any, y: Tensor, la: lw.Laplace) -> tuple[Tensor, Tensor]:
+def used_ggn(model: nn.Module, x: Any, y: Tensor, la: pw.Laplace) -> tuple[Tensor, Tensor]:
     """The dense curvature and Jacobian of the weights that a posterior holds."""
     kept = [name for name in names_of(model) if name in la.space.names]
     return dense.ggn(model, x, y, "classification", kept), dense.jacobian(model, x, kept)
@@ -202,7 +202,7 @@ def test_curvature_and_covariances(name: str) -> None:
     assert relative(curvature_of(full), exact) < 1e-8
     diagonal = fitted(model, x, y, "classification", "diag")
     assert relative(curvature_of(diagonal).diagonal(), exact.diagonal()) < 1e-8
-    split = lw.fit(
+    split = pw.fit(
         copy.deepcopy(model).to(DEVICE), cut(x, y, [4, 1, 2]), "classification", structure="full", curvature="ggn"
     )
     assert relative(curvature_of(split), exact) < 1e-8
@@ -240,7 +240,7 @@ def test_layouts_that_depend_on_the_length() -> None:
     for forward in (either, counted):
         model = built(Network(forward, a=nn.Linear(2, 2), b=nn.Linear(2, 3)))
         data = [(normal(5, 3, 2), classes(3, 5)), (normal(2, 2, 2), classes(3, 2)), (normal(4, 4, 2), classes(3, 4))]
-        la = lw.fit(model.to(DEVICE), moved(tuple(data)), "classification", structure="full", curvature="ggn")
+        la = pw.fit(model.to(DEVICE), moved(tuple(data)), "classification", structure="full", curvature="ggn")
         model = model.cpu()
         exact = sum(dense.ggn(model, x, y, "classification", names_of(model)) for x, y in data)
         assert relative(curvature_of(la), exact) < 1e-8
@@ -279,7 +279,7 @@ def simple() -> nn.Module:
     return built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
 
 
-def exactly_right(model: nn.Module) -> lw.Laplace:
+def exactly_right(model: nn.Module) -> pw.Laplace:
     """A fit that is the dense one."""
     x, y = normal(7, 4), classes(3, 7)
     la = fitted(model, x, y, "classification", "full")
@@ -374,9 +374,9 @@ def test_networks_that_are_hard_to_copy_in_float64(single: bool) -> None:
     model(x)
     if single:  # then plain derivatives count as exact
         with pytest.raises(ValueError, match=r"^a\.weight, a\.bias: the derivatives of single examples are not those"):
-            lw.fit(model, (x, y), "classification")
+            pw.fit(model, (x, y), "classification")
     else:
-        la = lw.fit(model, (x, y), "classification")
+        la = pw.fit(model, (x, y), "classification")
         assert not la.plan.corrections and la.coverage()["a.weight"].rule == "linear"
 
 
@@ -433,10 +433,10 @@ def test_rounding_is_no_reason_for_distrust(name: str, dtype: torch.dtype) -> No
     """No weight of any network in the table loses its rule, in any precision."""
     own = table(name)
     model = own.case.make()[0].to(device=DEVICE, dtype=dtype)
-    x = lw.batches.map_tensors(lambda each: each.to(dtype) if each.is_floating_point() else each, moved(own.x))
+    x = pw.batches.map_tensors(lambda each: each.to(dtype) if each.is_floating_point() else each, moved(own.x))
     y = moved(own.y)
     try:
-        la = lw.fit(model, (x, y.to(dtype) if y.is_floating_point() else y), own.likelihood, structure="diag")
+        la = pw.fit(model, (x, y.to(dtype) if y.is_floating_point() else y), own.likelihood, structure="diag")
     except RuntimeError as error:
         assert dtype == torch.bfloat16 and "not implemented" in str(error)
         return
@@ -450,9 +450,9 @@ def test_lengths_are_looked_at_a_few_times() -> None:
         Network(lambda net, x: net.b(torch.tanh(net.a(x)).flatten(1, -2).mean(1)), a=nn.Linear(2, 4), b=nn.Linear(4, 3))
     )
     data = [(normal(3, length, 2), classes(3, 3)) for length in range(2, 9)]
-    la = lw.fit(model.to(DEVICE), moved(tuple(data)), "classification")
+    la = pw.fit(model.to(DEVICE), moved(tuple(data)), "classification")
     assert len(la.plan.verified) == 3
-    la = lw.fit(model, moved((*data, (normal(3, 2, 2, 2), classes(3, 3)))), "classification")
+    la = pw.fit(model, moved((*data, (normal(3, 2, 2, 2), classes(3, 3)))), "classification")
     assert len(la.plan.verified) == 4
 
 
@@ -487,7 +487,7 @@ def test_saved_references_that_matter_at_other_weights_alone() -> None:
     model.held, plain.held = [model.a.weight], [plain.a.weight]
     plain.body = lambda net, x: net.b(x) + F.relu(net.gate) * net.a(x)
     x, y = normal(7, 4), classes(3, 7)
-    given, expected = (lw.fit(each.to(DEVICE), (moved(x), moved(y)), "classification") for each in (model, plain))
+    given, expected = (pw.fit(each.to(DEVICE), (moved(x), moved(y)), "classification") for each in (model, plain))
     one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
     assert relative(one.epistemic, other.epistemic) < 1e-8
 
@@ -504,7 +504,7 @@ def test_saved_references_follow_the_sampled_weights() -> None:
     for la, direct in ((given, {"b.weight", "b.bias"}), (expected, set(expected.space.names))):
         network, jacobian = la._network(None), dense.jacobian(copy.deepcopy(la.model).cpu(), x, [*la.space.names])
         for _ in range(2):  # references that were not found are not looked for again
-            with lw.batches.evaluation(la.model, network.selected), torch.no_grad():
+            with pw.batches.evaluation(la.model, network.selected), torch.no_grad():
                 _, found = network.push(moved(x), torch.eye(la.D, dtype=torch.float64, device=DEVICE))
             assert relative(found.permute(1, 2, 0), jacobian) < 1e-8
         assert [*la.plan.direct.values()] == [direct]
@@ -554,9 +554,9 @@ def test_what_a_network_keeps_does_not_go_stale() -> None:
     weights = {name: own.reshape(held.get_parameter(name).shape) for name, own in weights.items()}
     for scale in (1.0, 2.0):  # one after the other: the second is not to see what the first kept
         at = {name: scale * own for name, own in weights.items()}
-        with lw.batches.evaluation(held):
-            found = lw.batches.call(lw.batches.under(held, at), moved(x))
-            lw.batches.restore_buffers(held)
+        with pw.batches.evaluation(held):
+            found = pw.batches.call(pw.batches.under(held, at), moved(x))
+            pw.batches.restore_buffers(held)
         wanted = torch.func.functional_call(expected.model, at, (moved(x),))
         assert relative(found.detach(), wanted.detach()) < 1e-12
     assert held.kept == {} and not hasattr(held, "gain")
@@ -582,12 +582,12 @@ def test_what_a_network_kept_before_the_fit_is_said() -> None:
     model = built(Caching()).to(DEVICE).eval()
     model(x)
     with pytest.raises(ValueError, match=r"output takes '(gain|kept)', which an earlier pass computed"):
-        lw.fit(model, (x, y), "classification")
+        pw.fit(model, (x, y), "classification")
     model = built(Caching()).to(DEVICE).eval()
     with torch.no_grad():
         model(x)
     with pytest.warns(UserWarning, match=r"^table has no gradient, and beside it '(gain|kept)' holds a tensor"):
-        la = lw.fit(model, (x, y), "classification")
+        la = pw.fit(model, (x, y), "classification")
     assert la.coverage()["table"].rule == "unused"
 
 
@@ -595,12 +595,12 @@ def test_what_is_kept_of_weights_that_are_not_asked_for_is_no_obstacle() -> None
     """The last layer is asked for, and what an earlier pass kept was computed from others."""
     x, y = moved(normal(7, 4)), moved(classes(3, 7))
     model = built(Caching()).to(DEVICE).eval()
-    expected = lw.fit(copy.deepcopy(model), (x, y), "classification", weights=["b.weight", "b.bias"], structure="full")
+    expected = pw.fit(copy.deepcopy(model), (x, y), "classification", weights=["b.weight", "b.bias"], structure="full")
     model(x)
-    la = lw.fit(model, (x, y), "classification", weights=["b.weight", "b.bias"], structure="full")
+    la = pw.fit(model, (x, y), "classification", weights=["b.weight", "b.bias"], structure="full")
     assert relative(curvature_of(la), curvature_of(expected)) < 1e-12
     with pytest.raises(ValueError, match=r"output takes 'gain', which an earlier pass computed"):
-        lw.fit(model, (x, y), "classification", weights=["table"])
+        pw.fit(model, (x, y), "classification", weights=["table"])
 
 
 class Growing(nn.Module):
@@ -620,13 +620,13 @@ def test_numbers_that_say_what_is_kept() -> None:
     """The network is called between the fit and a prediction, and fitted again: the number goes with the table."""
     x, y = moved(normal(7, 5, 4)), moved(classes(3, 7))
     model = built(Growing()).to(DEVICE)
-    la = lw.fit(model, (x, y), "classification")
+    la = pw.fit(model, (x, y), "classification")
     before = la.predict(x).probs
     assert model.longest == 0
     model(x)
     table = model.table
     assert relative(la.predict(x).probs, before) < 1e-12
-    assert relative(lw.fit(model, (x, y), "classification").predict(x).probs, before) < 1e-12
+    assert relative(pw.fit(model, (x, y), "classification").predict(x).probs, before) < 1e-12
     assert model.longest == 5 and model.table is table
 
 
@@ -651,11 +651,11 @@ def test_what_modules_share_is_there_after_a_fit() -> None:
     model = built(nn.Sequential(Sharing(kept), nn.Linear(4, 4), Sharing(kept), nn.Linear(4, 3))).to(DEVICE)
     kept = model[0].kept
     assert model[2].kept is kept
-    lw.fit(model, (x, y), "classification")
+    pw.fit(model, (x, y), "classification")
     assert kept == {}
     model(x)
     table, last = kept["table"], model[2].last
-    lw.fit(model, (x, y), "classification")
+    pw.fit(model, (x, y), "classification")
     assert kept["table"] is table and model[2].last is last
 
 
@@ -669,7 +669,7 @@ def test_what_a_network_shows_is_no_cache() -> None:
     model = built(Network(showing, a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)
     model(moved(normal(7, 4)))
     shown = model.shown
-    la = lw.fit(model, (moved(normal(7, 4)), moved(classes(3, 7))), "classification")
+    la = pw.fit(model, (moved(normal(7, 4)), moved(classes(3, 7))), "classification")
     assert la.coverage().verified.startswith("derivatives of 2 examples") and model.shown is shown
 
 
@@ -712,15 +712,15 @@ def test_examples_that_meet_behind_batches_of_equal_ones(
     how: str, sizes: list[int], merged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are found with the first batch that has two examples that differ, put together with others or not."""
-    monkeypatch.setattr("lapwing.curvature.MERGED_EXAMPLES", merged)
+    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", merged)
     x, y = normal(9, 4), classes(3, 9)
     x[:6] = x[0]
     model = built(Network(MEETINGS[how], a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)
     outputs = [model(moved(x[each]))[0].detach() for each in (slice(0, 5), slice(0, 9))]
     assert float((outputs[0] - outputs[1]).abs().max()) > 1e-3
     with pytest.raises(ValueError, match="depends on the other examples"):
-        lw.fit(model, cut(x, y, sizes), "classification")
-    la = lw.fit(model, (moved(x[:5]), moved(y[:5])), "classification")
+        pw.fit(model, cut(x, y, sizes), "classification")
+    la = pw.fit(model, (moved(x[:5]), moved(y[:5])), "classification")
     assert la.coverage().verified.endswith("; no batch had two examples that differ")
     with pytest.raises(ValueError, match="depends on the other examples"):
         la.predict(moved(x))
@@ -734,7 +734,7 @@ def test_words_once_examples_differ(sizes: list[int]) -> None:
     model = simple()
     expected = fitted(model, normal(9, 4), y, "classification").coverage().verified
     exact = dense.ggn(model, x, y, "classification", names_of(model))
-    la = lw.fit(model.to(DEVICE), cut(x, y, sizes), "classification", structure="full", curvature="ggn")
+    la = pw.fit(model.to(DEVICE), cut(x, y, sizes), "classification", structure="full", curvature="ggn")
     assert la.coverage().verified == expected
     assert relative(curvature_of(la), exact) < 1e-8
 
@@ -871,7 +871,7 @@ def test_rounding_of_what_cancels_is_no_dependence(dtype: torch.dtype, size: flo
         torch.manual_seed(seed)
         model = normalised_mean(size).to(DEVICE, dtype)
         x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
-        la = lw.fit(model, (x, y), "regression", structure="full")
+        la = pw.fit(model, (x, y), "regression", structure="full")
         assert not la.plan.corrections
         said = la.coverage().verified
         assert "too small there to tell: l.weight, l.bias" in said or "zero but for rounding" in said
@@ -897,7 +897,7 @@ def test_couplings_show_beside_what_cancels(dtype: torch.dtype, size: float, cou
         model = normalised_mean(size, coupling).to(DEVICE, dtype)
         x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
         with pytest.raises(ValueError, match="depends on the other examples"):
-            lw.fit(model, (x, y), "regression")
+            pw.fit(model, (x, y), "regression")
 
 
 class ZeroHead(nn.Module):
@@ -925,6 +925,6 @@ def test_outputs_of_zero_are_not_taken_for_rounding(meet: Callable[[Tensor], Ten
     torch.manual_seed(0)
     x, y = moved(torch.randn(20, 3).to(dtype)), moved(torch.randn(20, 1).to(dtype))
     with pytest.raises(ValueError, match=r"depend on|plain reverse mode"):
-        lw.fit(ZeroHead(meet).to(DEVICE, dtype), (x, y), "regression", structure="full")
-    la = lw.fit(ZeroHead(torch.sin).to(DEVICE, dtype), (x, y), "regression", structure="full")
+        pw.fit(ZeroHead(meet).to(DEVICE, dtype), (x, y), "regression", structure="full")
+    la = pw.fit(ZeroHead(torch.sin).to(DEVICE, dtype), (x, y), "regression", structure="full")
     assert "agree with plain reverse mode" in str(la.coverage())

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lapwing
-import lapwing.data
-import lapwing.evaluate
-import lapwing.figures
+import peewit
+import peewit.data
+import peewit.evaluate
+import peewit.figures
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# Reference
@@ -31,9 +31,9 @@ GROUPS = {
     "Evaluate": ("evaluate",),
 }
 EXTRAS = {
-    lapwing.evaluate: [name for name in lapwing.evaluate.__all__ if name != "evaluate"],
-    lapwing.figures: [name for name in lapwing.figures.__all__ if name.islower()],
-    lapwing.data: ("fashion_mnist",),
+    peewit.evaluate: [name for name in peewit.evaluate.__all__ if name != "evaluate"],
+    peewit.figures: [name for name in peewit.figures.__all__ if name.islower()],
+    peewit.data: ("fashion_mnist",),
 }
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
 
@@ -79,7 +79,7 @@ def members(cls: type) -> list[str]:
     return lines
 
 
-def entry(name: str, module: ModuleType = lapwing) -> str:
+def entry(name: str, module: ModuleType = peewit) -> str:
     """One public name."""
     thing = getattr(module, name)
     thing = getattr(thing, name) if inspect.ismodule(thing) else thing  # a module that can be called
@@ -88,7 +88,7 @@ def entry(name: str, module: ModuleType = lapwing) -> str:
     if inspect.isfunction(thing) or any(name in names for names in GROUPS.values() if "Laplace" not in names):
         parts.append(f"```text\n{signature(thing, name)}\n```")
     parts.append(described(thing))
-    if dataclasses.is_dataclass(thing) and module is lapwing.evaluate:
+    if dataclasses.is_dataclass(thing) and module is peewit.evaluate:
         parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(thing)) + ".")
     if inspect.isclass(thing):
         engine = name in GROUPS["Likelihoods"] or name in GROUPS["Structures"] or name in GROUPS["Curvature"]
@@ -99,10 +99,10 @@ def entry(name: str, module: ModuleType = lapwing) -> str:
 
 def page() -> str:
     """All of it."""
-    rest = [name for name in lapwing.__all__ if not any(name in names for names in GROUPS.values())]
+    rest = [name for name in peewit.__all__ if not any(name in names for names in GROUPS.values())]
     sections = [HEAD]
     for title, names in {**GROUPS, "Results": tuple(rest)}.items():
-        found = [name for name in names if name in lapwing.__all__]
+        found = [name for name in names if name in peewit.__all__]
         sections += [f"## {title}", *(entry(name) for name in found)] if found else []
     for module, names in EXTRAS.items():
         sections += [f"## `{module.__name__}`", described(module), *(entry(name, module) for name in names)]

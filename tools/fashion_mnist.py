@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-TARGET = Path(__file__).resolve().parent.parent / "src" / "lapwing" / "data" / "fashion_mnist.safetensors.gz"
+TARGET = Path(__file__).resolve().parent.parent / "src" / "peewit" / "data" / "fashion_mnist.safetensors.gz"
 CLASSES = 10
 PER_CLASS = {"train": 600, "t10k": 300}
 NAMES = {"train": "train", "t10k": "test"}

@@ -28,12 +28,12 @@ from pathlib import Path
 from mutations import Mutant, mutants
 
 PARTS = {
-    "tracing": [f"lapwing/{name}.py" for name in ("recording", "tracer", "tape", "verification", "plan", "pushing")],
-    "layer rules": ["lapwing/layers/*.py"],
-    "structures": ["lapwing/structures/*.py"],
-    "operators": ["lapwing/operators.py", "lapwing/jacobians.py", "lapwing/outermost.py"],
-    "likelihoods": ["lapwing/likelihoods/*.py"],
-    "evidence": ["lapwing/evidence.py", "lapwing/priors.py", "lapwing/groups.py", "lapwing/tuning/*.py"],
+    "tracing": [f"peewit/{name}.py" for name in ("recording", "tracer", "tape", "verification", "plan", "pushing")],
+    "layer rules": ["peewit/layers/*.py"],
+    "structures": ["peewit/structures/*.py"],
+    "operators": ["peewit/operators.py", "peewit/jacobians.py", "peewit/outermost.py"],
+    "likelihoods": ["peewit/likelihoods/*.py"],
+    "evidence": ["peewit/evidence.py", "peewit/priors.py", "peewit/groups.py", "peewit/tuning/*.py"],
 }
 PRELOADED = ("torch", "torch.func", "numpy", "scipy.stats", "safetensors.torch", "rich.console", "typer", "pytest")
 ENOUGH = 0.9  # the share of mutants that has to be caught

@@ -1,4 +1,4 @@
-"""Whether the numbers are right: beside laplace-torch where it is right, and beside lapwing itself in float64."""
+"""Whether the numbers are right: beside laplace-torch where it is right, and beside peewit itself in float64."""
 
 from __future__ import annotations
 

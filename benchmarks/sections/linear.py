@@ -120,7 +120,7 @@ def moved(prior: Any) -> Any:
 @contextmanager
 def counted() -> Iterator[list[float]]:
     """Products of every solve inside the block; those that tuning takes back count too."""
-    from lapwing.linear.solver import Solver
+    from peewit.linear.solver import Solver
 
     own, found = Solver.solve, []
 
@@ -183,9 +183,9 @@ def trained(case: Case, images: Images) -> nn.Module:
 
 def layerwise() -> Any:
     """One precision per tensor; tuning chooses where to begin."""
-    import lapwing as lw
+    import peewit as pw
 
-    return lw.Prior.layerwise(1.0)
+    return pw.Prior.layerwise(1.0)
 
 
 def error(tuned: Any, exact: Any) -> float:

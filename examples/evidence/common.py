@@ -20,8 +20,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
-from lapwing.evaluate import accuracy, auroc, ece, nll
+import peewit as pw
+from peewit.evaluate import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
 TURNS = 40  # between the mode of the linear model and the precisions, at most
@@ -81,7 +81,7 @@ class Row:
 def options(description: str | None) -> argparse.ArgumentParser:
     """The options that all scripts have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("LAPWING_DATA", ""), help="folder with the data sets")
+    parser.add_argument("--data", default=os.environ.get("PEEWIT_DATA", ""), help="folder with the data sets")
     parser.add_argument("--quick", action="store_true", help="a few examples and steps, to see that it runs")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -95,7 +95,7 @@ def folder(asked: argparse.Namespace, needed: str) -> Path | None:
     """The folder of data sets, if `needed` is in it; said where the shipped cut is used instead."""
     if asked.data and Path(asked.data, needed).is_dir():
         return Path(asked.data)
-    CONSOLE.print(f"No {needed}/ in --data or LAPWING_DATA: this is the cut of Fashion-MNIST that comes with lapwing.")
+    CONSOLE.print(f"No {needed}/ in --data or PEEWIT_DATA: this is the cut of Fashion-MNIST that comes with peewit.")
     return None
 
 
@@ -125,11 +125,11 @@ def train(
     return time.perf_counter() - began
 
 
-def prior(kind: str, model: nn.Module, data: Pair) -> lw.Prior:
+def prior(kind: str, model: nn.Module, data: Pair) -> pw.Prior:
     """Where tuning starts."""
     if kind == "groups":
-        return lw.Prior.scale_invariant(model, (data[0][:64], data[1][:64]))
-    return lw.Prior.g_prior(1.0) if kind == "g-prior" else lw.Prior.scalar(1.0)
+        return pw.Prior.scale_invariant(model, (data[0][:64], data[1][:64]))
+    return pw.Prior.g_prior(1.0) if kind == "g-prior" else pw.Prior.scalar(1.0)
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -174,20 +174,20 @@ def normals(mean: Tensor, variance: Tensor, y: Tensor) -> dict[str, float]:
     }
 
 
-def judged(la: lw.Laplace, task: Task) -> dict[str, float]:
+def judged(la: pw.Laplace, task: Task) -> dict[str, float]:
     """Scores of a posterior on the test examples."""
     predicted = la.predict(task.test[0])
-    if isinstance(la.likelihood, lw.Categorical):
+    if isinstance(la.likelihood, pw.Categorical):
         unknown = None if task.unknown is None else la.predict(task.unknown).probs
         return classes(predicted.probs, task, unknown)
     return normals(predicted.mean, predicted.variance, task.test[1])
 
 
-def tuned(la: lw.Laplace, way: Way, start: lw.Prior, task: Task, turns: int = TURNS) -> lw.Laplace:
+def tuned(la: pw.Laplace, way: Way, start: pw.Prior, task: Task, turns: int = TURNS) -> pw.Laplace:
     """The posterior with the prior that a way chooses; what was odd stands in its trace."""
     began = la.with_prior(start)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lw.TuningWarning)
+        warnings.simplefilter("ignore", pw.TuningWarning)
         if way.mode == "validation":
             return began.tune("validation", data=task.validation, limits=(1e-4, 1e8))
         if way.mode == "linear":
@@ -204,16 +204,16 @@ def compare(
     ways: Sequence[Way] = WAYS,
     turns: int = TURNS,
     **settings: Any,
-) -> tuple[list[Row], dict[str, lw.Laplace]]:
+) -> tuple[list[Row], dict[str, pw.Laplace]]:
     """A row for the network and one for every way; and the fits, before tuning."""
     rows = [plain(model, task, likelihood)]
-    fits: dict[str, lw.Laplace] = {}
+    fits: dict[str, pw.Laplace] = {}
     for way in ways:
         key = f"{way.weights}, {way.structure}"
         if key not in fits:
             began = time.perf_counter()
             chosen = {"weights": way.weights, "structure": way.structure} | settings
-            fits[key] = lw.fit(model, task.train, likelihood, **chosen)
+            fits[key] = pw.fit(model, task.train, likelihood, **chosen)
             CONSOLE.print(f"  fit of {fits[key]!r}: {time.perf_counter() - began:.1f} s", highlight=False)
         began = time.perf_counter()
         la = tuned(fits[key], way, prior(way.prior, model, task.train), task, turns)
@@ -241,16 +241,16 @@ class Curve:
     network: float = 0.0
 
 
-def curve(la: lw.Laplace, task: Task, low: float, high: float, count: int = 13) -> Curve:
+def curve(la: pw.Laplace, task: Task, low: float, high: float, count: int = 13) -> Curve:
     """From 10^low to 10^high, the noise by the evidence at each: what there was to gain."""
     x, y = task.test
     short = Task(task.name, task.train, task.validation, (x[:1000], y[:1000]))
     values = torch.logspace(low, high, count).tolist()
-    kind = "classification" if isinstance(la.likelihood, lw.Categorical) else "regression"
+    kind = "classification" if isinstance(la.likelihood, pw.Categorical) else "regression"
     own = plain(la.model, short, kind).scores["nll"]
     noisy = hasattr(la.likelihood, "with_noise")
 
-    def at(value: float) -> lw.Laplace:
+    def at(value: float) -> pw.Laplace:
         made = la.with_prior(value)
         return made.tune(prior=False) if noisy else made
 
@@ -295,7 +295,7 @@ def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) ->
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        CONSOLE.print("No figure was made: pip install 'lapwing[bench]' for matplotlib.")
+        CONSOLE.print("No figure was made: pip install 'peewit[bench]' for matplotlib.")
         return
     second = "ece" if "ece" in rows[0].scores else "covered"
     figure = Figure(figsize=(11, 0.34 * len(rows) + 1.7), layout="constrained", dpi=100)

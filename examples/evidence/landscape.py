@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
-import lapwing as lw
-from lapwing.figures import save, style
+import peewit as pw
+from peewit.figures import save, style
 
 LEVELS = (1.0, 2.0)  # standard deviations
 
@@ -89,7 +89,7 @@ def normalised(model: nn.Module) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def through(model: nn.Module, la: lw.Laplace) -> Plane:
+def through(model: nn.Module, la: pw.Laplace) -> Plane:
     """The plane through theta~, theta* and theta~ with its normalised weights scaled."""
     step = la.linear.displacement.double()
     first = step / step.norm()
@@ -100,7 +100,7 @@ def through(model: nn.Module, la: lw.Laplace) -> Plane:
     return Plane(la.mode.double(), axes, (float(step.norm()), 0.0), shape)
 
 
-def landscape(model: nn.Module, la: lw.Laplace, pair: Pair, count: int) -> Landscape:
+def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Landscape:
     """Both losses on a grid that holds the points and the contours."""
     x, y = pair[0].double(), pair[1]
     plane = through(model, la)
@@ -154,7 +154,7 @@ def draw(made: Landscape, path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        CONSOLE.print("No picture was made: pip install 'lapwing[bench]' for matplotlib.")
+        CONSOLE.print("No picture was made: pip install 'peewit[bench]' for matplotlib.")
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -269,7 +269,7 @@ def main(arguments: list[str] | None = None) -> Landscape:
     model = network(8 if asked.quick else 20)
     train(model, pair, F.cross_entropy, epochs=20 if asked.quick else 100, batch=len(pair[0]), rate=1e-2)
     settle(model, pair[0])
-    la = lw.fit(model, pair, "classification", structure="full")
+    la = pw.fit(model, pair, "classification", structure="full")
     la = la.tune(mode="linear", data=pair, tolerance=0.05)
     made = landscape(model, la, pair, 11 if asked.quick else 61)
     draw(made, asked.out / "landscape.png")

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapwing as lw
+import peewit as pw
 
 
 class Block(nn.Module):
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
         train(model, task.train, cross_entropy, epochs=6 if asked.quick else asked.epochs, rate=2e-3, batch=128)
     rows = [plain(model, task, "classification")]
     with steps.step("fit, KFAC"):
-        la = lw.fit(model, task.train, "classification")
+        la = pw.fit(model, task.train, "classification")
     for way in WAYS[: 4 if asked.groups else 3]:
         began = time.perf_counter()
         with steps.step(f"tuning: {way.name}"):

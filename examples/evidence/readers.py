@@ -1,4 +1,4 @@
-"""Data for the scripts in this folder: from a folder of data sets, or the cut that comes with lapwing."""
+"""Data for the scripts in this folder: from a folder of data sets, or the cut that comes with peewit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapwing.data import fashion_mnist
+from peewit.data import fashion_mnist
 
 Pair = tuple[Tensor, Tensor]
 FILES = {

@@ -1,8 +1,0 @@
-"""`python -m lapwing_command`: the command, as it is installed."""
-
-import sys
-
-from . import main
-
-if __name__ == "__main__":
-    sys.exit(main())

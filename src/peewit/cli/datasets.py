@@ -1,0 +1,263 @@
+"""Data of a run without code: arrays, tables, tensors and folders of images; or from a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from ..schema import Schema
+from . import tables
+from .images import folder
+from .networks import FORM, called
+from .output import Problem
+from .settings import is_function
+
+KINDS = f"expected .npz, .csv, .safetensors, a folder of images, or {FORM}"
+INPUTS = ("x", "inputs", "images", "data", "X", "features")
+TARGETS = ("y", "targets", "labels", "target", "Y", "label")
+CHUNK = 1000  # inputs asked about at a time
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How files are read: for which network, with which columns as targets and which classes."""
+
+    dtype: torch.dtype = torch.float32
+    categorical: bool = False
+    labels: bool = True  # whether targets are needed
+    target: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+    size: tuple[int, int] | None = None
+    batch: int = CHUNK
+    model: nn.Module | None = None
+    header: bool | None = None  # whether tables have one, where that was said
+    schema: Schema | None = None  # of the fit; None before one, when it is yet to be found
+
+    @staticmethod
+    def of(
+        settings: Mapping[str, Any],
+        model: nn.Module,
+        categorical: bool,
+        labels: bool = True,
+        schema: Schema | None = None,
+    ) -> Wanted:
+        """From the settings of a run."""
+        target, classes, size = settings.get("target", ()), settings.get("classes"), settings.get("size")
+        if size is not None and (len(size) != 2 or not all(type(each) is int and each > 0 for each in size)):
+            raise Problem(f"size = {size!r} was given; expected height and width, such as [32, 32].")
+        if (batch := settings.get("batch", CHUNK)) < 1:
+            raise Problem(f"batch = {batch!r} was given; expected a positive whole number.")
+        if classes is not None and len(set(map(str, classes))) < len(classes):
+            raise Problem(f"classes = {', '.join(map(str, classes))} was given; expected a name of its own for each.")
+        classes = None if classes is None else tuple(map(str, classes))
+        if schema is not None and schema.classes is not None:
+            if classes not in (None, schema.classes):
+                raise Problem(
+                    f"classes = {', '.join(classes)} was given; the posterior was fitted with "
+                    f"{', '.join(schema.classes)}, and knows them. Leave --classes out."
+                )
+            classes = schema.classes
+        first = next((each for each in model.parameters() if each.is_floating_point()), None)
+        return Wanted(
+            torch.float32 if first is None else first.dtype,
+            categorical,
+            labels,
+            (target,) if isinstance(target, str) else tuple(map(str, target)),
+            classes,
+            None if size is None else (size[0], size[1]),
+            batch,
+            model,
+            settings.get("header"),
+            schema,
+        )
+
+
+@dataclass(frozen=True)
+class Data:
+    """What was read: inputs and targets, or what a function gave; with the names of columns and classes it has."""
+
+    source: str
+    value: Any  # a pair (x, y), or any iterable of batches, as peewit.fit takes; x alone where there are no targets
+    schema: Schema = field(default_factory=Schema)
+    batch: int = CHUNK
+
+    def chunks(self) -> tuple[Iterator[Any], int | None]:
+        """Inputs some at a time, and how many times, where that is known."""
+        value = self.value
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor):
+            value = value[0]
+        if isinstance(value, Tensor):
+            return iter(value.split(self.batch)), -(-len(value) // self.batch)
+        if not hasattr(value, "__iter__"):
+            raise Problem(f"{self.source} gave a {type(value).__name__}; expected a tensor, or batches of inputs.")
+        count = len(value) if hasattr(value, "__len__") else None
+        return ((each[0] if isinstance(each, tuple | list) else each) for each in value), count
+
+    def inputs(self) -> Tensor:
+        """All inputs in one tensor."""
+        pieces = list(self.chunks()[0])
+        if not pieces or not all(isinstance(each, Tensor) for each in pieces):
+            raise Problem(f"{self.source} does not give tensors of inputs; expected batches of tensors.")
+        return torch.cat(pieces)
+
+
+def load(source: str, wanted: Wanted) -> Data:
+    """Data by the name of a file, a folder or a function."""
+    if is_function(source) and not Path(source).exists():
+        made = called(source, "data")
+        if made is None:
+            raise Problem(f"data {source!r} gave nothing; expected a DataLoader, batches, or a pair of tensors.")
+        return Data(source, made, Schema(classes=wanted.classes), wanted.batch)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        x, y, classes = folder(path, wanted.size, wanted.classes, wanted.labels)
+        return paired(source, x.to(wanted.dtype), y, Schema(classes=classes), wanted)
+    if not path.is_file():
+        raise Problem(f"There is no file or folder {source}; {KINDS}.")
+    readers = {".npz": arrays, ".csv": columns, ".safetensors": tensors}
+    if path.suffix.lower() not in readers:
+        raise Problem(f"{source} ends in {path.suffix or 'nothing'!r}; {KINDS}.")
+    x, y, schema = readers[path.suffix.lower()](path, wanted)
+    if len(x) == 0:
+        raise Problem(f"{source} holds no examples.")
+    if y is None and wanted.labels:
+        raise Problem(f"{source} has no targets; expected them beside the inputs.")
+    if y is not None and len(y) != len(x):
+        raise Problem(f"{source} has {len(x)} inputs and {len(y)} targets; expected as many of both.")
+    if y is not None and not wanted.categorical:
+        y = shaped(x, y, wanted.model)
+    return paired(source, x, y, schema, wanted)
+
+
+def paired(source: str, x: Tensor, y: Tensor | None, schema: Schema, wanted: Wanted) -> Data:
+    """Inputs with their targets, whose classes are refused where no posterior knows which output is which."""
+    if wanted.schema is not None and wanted.classes is None and schema.classes is not None:
+        raise Problem(
+            f"{source} has the classes {tables.shown(schema.classes)}; the posterior was fitted with classes as "
+            "numbers. Name all classes with --classes, in the order of the outputs."
+        )
+    return Data(source, x if y is None else (x, y), schema, wanted.batch)
+
+
+def shaped(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
+    """Targets (N,) as (N, 1), or the other way round, where the network's outputs are so: files do not tell."""
+    if model is None or y.dim() > 2 or y[:1].numel() != 1:
+        return y
+    modes = {each: each.training for each in model.modules()}
+    first = next(model.parameters(), x)
+    try:
+        with torch.no_grad():
+            out = model.eval()(x[:1].to(first.device))
+    except Exception:  # the work itself says what is wrong
+        return y
+    finally:
+        for each, training in modes.items():
+            each.training = training
+    one = isinstance(out, Tensor) and out.numel() == 1 and 1 <= out.dim() <= 2
+    return y.reshape(len(y), *out.shape[1:]) if one else y
+
+
+Read = tuple[Tensor, "Tensor | None", Schema]
+
+
+def arrays(path: Path, wanted: Wanted) -> Read:
+    """An .npz file with `x` and `y`, without pickled objects."""
+    try:
+        # Opened here: numpy leaves open what it cannot read.
+        with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as read:
+            found = {name: read[name] for name in read.files}
+    except Exception as error:  # zip, numpy and the disk have their own
+        why = "it holds Python objects, which are not read" if "pickle" in str(error) else str(error)
+        why = "it is one array, as numpy.save writes it" if "context manager" in why else why
+        raise Problem(
+            f"{path} cannot be read as .npz: {why}. Expected what numpy.savez(path, x=..., y=...) writes."
+        ) from error
+    for name in (*INPUTS, *TARGETS, *wanted.target):
+        if name in found and found[name].dtype.kind not in "biuf":
+            raise Problem(
+                f"{path}: {name} holds {found[name].dtype}; expected numbers, and classes as 0, 1, 2 and so on."
+            )
+    numeric = {name: tensor_of(each) for name, each in found.items() if each.dtype.kind in "biuf"}
+    return named(numeric, path, wanted)
+
+
+def tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
+    """A tensor of its own; torch has no unsigned numbers above 8 bits to compute with, and one order of bytes."""
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(numpy.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(numpy.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(numpy.ascontiguousarray(array))
+
+
+def tensors(path: Path, wanted: Wanted) -> Read:
+    """A .safetensors file with `x` and `y`."""
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except Exception as error:
+        raise Problem(f"{path} cannot be read as .safetensors: {error}") from error
+    return named(found, path, wanted)
+
+
+def named(found: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
+    """Inputs and targets by the names they usually have."""
+    x = next((found[name] for name in INPUTS if name in found), None)
+    y = next((found[name] for name in (*wanted.target, *TARGETS) if name in found), None)
+    if x is None or x.dim() == 0 or (y is not None and y.dim() == 0):
+        raise Problem(
+            f"{path} holds {', '.join(found) or 'nothing'}; expected arrays named x (inputs) and y (targets)."
+        )
+    if x.dtype == torch.uint8:  # pixels
+        x = x.to(wanted.dtype) / 255
+    x = x.to(wanted.dtype) if x.is_floating_point() else x
+    return x, None if y is None else targets(y, path, wanted), Schema(classes=wanted.classes)
+
+
+def targets(y: Tensor, path: Path, wanted: Wanted) -> Tensor:
+    """Classes as whole numbers, all else in the network's dtype."""
+    if not wanted.categorical:
+        return y.to(wanted.dtype)
+    if y.is_floating_point() and y.dim() > 1:
+        return y.to(wanted.dtype)  # probabilities
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        raise Problem(
+            f"{path} has targets such as {float(y[y != y.round()][0]):g}; expected classes: 0, 1, 2 and so on."
+        )
+    return y.long()
+
+
+def columns(path: Path, wanted: Wanted) -> Read:
+    """A table of numbers: the last column is the target unless others are named; inputs alone where none is needed."""
+    known = wanted.schema or Schema()
+    table = tables.read(path, wanted.header, wanted.labels, replace(known, classes=wanted.classes))
+    inputs, chosen = tables.split(table, wanted.target, wanted.labels, known)
+    x = table.numbers(inputs).to(wanted.dtype)
+    if not chosen:
+        return x, None, Schema(classes=wanted.classes)
+    found = Schema(table.names, tuple(chosen), table.header, wanted.classes)
+    if not wanted.categorical:
+        return x, table.numbers(chosen).to(wanted.dtype), found
+    if len(chosen) > 1:
+        raise Problem(f"{len(chosen)} target columns were named for classification; expected one, with the class.")
+    words = table.words(chosen[0])
+    if wanted.classes is None and all(map(tables.is_number, words)):
+        return x, targets(table.numbers(chosen)[:, 0], path, wanted), found
+    classes = wanted.classes or tuple(sorted(set(words)))
+    return x, indices(words, classes, str(path)), replace(found, classes=classes)
+
+
+def indices(words: Sequence[str], classes: Sequence[str], where: str) -> Tensor:
+    """(n,): the number of each class."""
+    if unknown := sorted(set(words) - set(classes)):
+        raise Problem(f"{where} has the class {unknown[0]!r}; expected one of {', '.join(classes)}.")
+    places = {name: number for number, name in enumerate(classes)}
+    return torch.tensor([places[word] for word in words], dtype=torch.int64)

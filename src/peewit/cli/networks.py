@@ -1,0 +1,175 @@
+"""The network of a run: a function that makes it, its weights from a file, and posteriors of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import peewit as pw
+
+from ..complaints import nearest
+from ..laplace import Laplace
+from .output import Problem
+from .settings import is_function, needed
+
+FORM = "package.module:function"
+
+
+@contextlib.contextmanager
+def importing(*folders: Path) -> Iterator[None]:
+    """Modules are found in these folders too, for as long as a command runs."""
+    before = list(sys.path)
+    sys.path[:0] = [str(folder) for folder in folders]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def imported(text: str, what: str) -> Any:
+    """What `package.module:name` stands for."""
+    if not is_function(text):
+        raise Problem(f"{what} {text!r} was given; expected {FORM}, such as networks:lenet.")
+    module_name, _, path = text.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise Problem(
+                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
+                "beside a file of settings."
+            ) from error
+        raise Problem(f"{what} {text!r}: importing it failed: {error}.") from error
+    except Exception as error:
+        raise Problem(f"{what} {text!r}: importing it failed: {type(error).__name__}: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
+            raise Problem(f"{what} {text!r}: {module_name} has no {path!r}; {nearest(part, known)}".rstrip("; "))
+        found = getattr(found, part)
+    return found
+
+
+def called(text: str, what: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """The result of a function that was named, or the value itself."""
+    found = imported(text, what)
+    if isinstance(found, nn.Module) or not callable(found):
+        return found
+    try:
+        return found(**(arguments or {}))
+    except Exception as error:
+        raise Problem(f"{what} {text!r} raised {type(error).__name__}: {error}") from error
+
+
+def network(settings: Mapping[str, Any]) -> nn.Module:
+    """The trained network, on its device."""
+    text = needed(settings, "model", f"--model {FORM}")
+    if Path(text).suffix in (".pt", ".pth", ".pt2", ".ts", ".onnx", ".safetensors"):
+        raise Problem(
+            f"--model {text} is a file. Exported networks (TorchScript, torch.export, ONNX) are not read, since their "
+            f"layers cannot be told apart; give the function that makes the network, {FORM}, and its weights "
+            "with --weights."
+        )
+    made = called(text, "--model", settings.get("arguments"))
+    if not isinstance(made, nn.Module):
+        raise Problem(f"--model {text} gave a {type(made).__name__}; expected a torch.nn.Module.")
+    if "weights" in settings:
+        load_weights(made, Path(settings["weights"]))
+    return made.to(device(settings))
+
+
+def ensemble(settings: Mapping[str, Any], own: nn.Module) -> list[nn.Module] | None:
+    """The network and its copies with other weights; None where none were given."""
+    made = [own]
+    for path in settings.get("ensemble", ()):
+        made.append(copy.deepcopy(own))
+        load_weights(made[-1], Path(path))
+    return made if len(made) > 1 else None
+
+
+def device(settings: Mapping[str, Any]) -> torch.device:
+    """Where to compute; a device that is not there is refused."""
+    name = settings.get("device", "cpu")
+    try:
+        made = torch.device(name)
+        torch.empty(0, device=made)
+    except Exception as error:  # each device has its own kinds
+        first = str(error).strip().splitlines()[0]
+        raise Problem(f"--device {name} cannot be used: {first}") from error
+    return made
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put the weights of a file into a network; all of them, and no others."""
+    state = weights_of(path)
+    ours = model.state_dict()
+    for names, where in (
+        ([name for name in ours if name not in state], "lacks"),
+        ([name for name in state if name not in ours], "has, and the network has not,"),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise Problem(f"{path} does not fit the network: it {where} {', '.join(map(repr, names[:3]))}{more}.")
+    for name, tensor in ours.items():
+        if state[name].shape != tensor.shape:
+            raise Problem(
+                f"{path} does not fit the network: {name!r} has shape {tuple(state[name].shape)}, and the network's "
+                f"{tuple(tensor.shape)}."
+            )
+    model.load_state_dict(state)
+
+
+def weights_of(path: Path) -> dict[str, Tensor]:
+    """A state dict from safetensors or from torch.save, without running what a file may hold besides."""
+    if not path.is_file():
+        raise Problem(f"There is no file {path}; expected weights as .safetensors or a state dict by torch.save.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # both libraries have many kinds
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        if isinstance(error, pickle.UnpicklingError):  # whose words say how to run it nevertheless
+            first = "it is damaged, or holds other Python objects than tensors, which may run code and are not loaded"
+        raise Problem(
+            f"{path} cannot be read as weights ({first}). Expected .safetensors, or a state dict written by "
+            "torch.save(model.state_dict(), path)."
+        ) from error
+    for key in ("state_dict", "model_state_dict", "model"):  # checkpoints of the usual trainers
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
+        raise Problem(f"{path} holds {type(found).__name__}; expected a state dict: names and tensors.")
+    return dict(found)
+
+
+def likelihood(settings: Mapping[str, Any]) -> Any:
+    """The likelihood's name, or a value where a noise is given with it."""
+    name = needed(settings, "likelihood", "--likelihood classification (or regression, binary, count, ...)")
+    if is_function(name):
+        return called(name, "--likelihood")
+    if "noise" not in settings:
+        return name
+    if name != "regression":
+        raise Problem(f"noise = {settings['noise']!r} is for --likelihood regression; {name!r} was given.")
+    return pw.Gaussian(noise=settings["noise"])
+
+
+def posterior(settings: Mapping[str, Any], model: nn.Module | None = None) -> Laplace:
+    """A saved posterior of the network."""
+    path = Path(needed(settings, "posterior", "--posterior FILE"))
+    given = settings.get("likelihood", "")
+    own = called(given, "--likelihood") if is_function(given) else None
+    return pw.load(path, network(settings) if model is None else model, own)

@@ -1,0 +1,140 @@
+"""What was evaluated: the posterior in numbers, its settings, and the versions to make it again."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+MOST_GROUPS = 500  # of a prior, beyond which they are not listed one by one
+MOST_WEIGHTS = 50_000_000  # whose variances are looked at
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+SAMPLE = 100_000  # weights that quantiles are taken of
+
+
+def coverage_of(la: Laplace) -> tuple[dict[str, str], ...]:
+    """Which approximation each parameter got."""
+    return tuple(
+        {
+            "parameter": row.name,
+            "shape": " × ".join(map(str, row.shape)) or "1",
+            "rule": row.rule,
+            "approximation": row.approximation,
+            "scale": row.scale,
+        }
+        for row in la.coverage()
+    )
+
+
+def posterior_of(la: Laplace) -> dict[str, Any]:
+    """Numbers for figures: evidence, groups of the prior, layers, and how tuning went."""
+    found = la.evidence()
+    made: dict[str, Any] = {
+        "weights": la.D,
+        "examples": la.N,
+        "log_evidence": found.total,
+        "log_likelihood": found.log_likelihood,
+        "complexity": found.complexity,
+        "effective_dimensions_total": found.gamma,
+        "note": found.note,
+        "temperature": la.temperature,
+        "noise": _noise(la),
+        "layers": layers_of(la),
+        "trace": trace_of(la),
+    }
+    if len(found.effective_dimensions) <= MOST_GROUPS:
+        precision = la.prior.precision.detach().double().cpu().reshape(-1)
+        sizes = la.prior.stretches(la.space).sizes
+        made |= {
+            "groups": list(found.groups),
+            "prior_precision": precision.expand(len(found.effective_dimensions)).tolist(),
+            "effective_dimensions": found.effective_dimensions.tolist(),
+            "group_weights": [int(size) for size in sizes.tolist()],
+        }
+    return made
+
+
+def _noise(la: Laplace) -> Any:
+    noise = getattr(la.likelihood, "noise", None)
+    return noise.tolist() if isinstance(noise, Tensor) else noise
+
+
+def layers_of(la: Laplace) -> list[dict[str, Any]]:
+    """Posterior variances of every parameter: mean and quantiles, with the prior's mean variance beside them."""
+    if la.D > MOST_WEIGHTS:
+        return []
+    with torch.no_grad():
+        variance = la.precision.variance().double().cpu()
+        prior = la.prior.delta(la.space, la.mode).detach().double().reciprocal().cpu().expand_as(variance)
+    counts = {name: number for name, number in la.space.counts().items() if number}
+    made, sizes = [], list(counts.values())
+    for name, own, before in zip(counts, variance.split(sizes), prior.split(sizes), strict=True):
+        step = -(-len(own) // SAMPLE)
+        levels = torch.tensor(QUANTILES, dtype=torch.float64, device="cpu")
+        made.append(
+            {
+                "name": name,
+                "weights": len(own),
+                "prior_variance": float(before.mean()),
+                "variance_mean": float(own.mean()),
+                "variance_quantiles": own[::step].quantile(levels).tolist(),
+            }
+        )
+    return made
+
+
+def trace_of(la: Laplace) -> dict[str, Any] | None:
+    """How tuning went, step by step."""
+    trace = la.trace
+    if trace is None:
+        return None
+    few = len(trace.groups) <= MOST_GROUPS and len(trace.precisions) == len(trace.values)
+    return {
+        "method": trace.method,
+        "objective": trace.objective,
+        "values": list(trace.values),
+        "groups": list(trace.groups) if few else [],
+        "precisions": trace.precisions.double().tolist() if few else [],
+        "noises": list(trace.noises),
+        "temperatures": list(trace.temperatures),
+        "stopped": trace.stopped,
+        "converged": trace.converged,
+        "warnings": list(trace.warnings),
+    }
+
+
+def settings_of(la: Laplace) -> dict[str, Any]:
+    """How the posterior was made."""
+    made: dict[str, Any] = {
+        "network": type(la.model).__name__,
+        "likelihood": type(la.likelihood).__name__,
+        "structure": type(la.structure).__name__,
+        "curvature": la.kind.name,
+        "uncertain weights": la.D,
+        "training examples": la.N,
+        "prior": la.prior.kind,
+        "temperature": la.temperature,
+        "arithmetic": la.arithmetic,
+    }
+    precision = la.prior.precision.detach()
+    if precision.numel() == 1:
+        made["prior precision"] = float(precision)
+    noise = _noise(la)
+    return made if noise is None else {**made, "noise": noise}
+
+
+def versions() -> dict[str, str]:
+    """Of what has a part in the numbers."""
+    from .. import __version__
+
+    return {"peewit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def device_name(device: torch.device) -> str:
+    """What it ran on."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,269 @@
+"""Landscapes drawn: along a line, as contours with a menu, and as surfaces to turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..laplace import Laplace
+from . import style
+from .losses import Landscape, landscape
+from .style import BLUE, GREEN, ORANGE, graph_objects
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Source = Laplace | Landscape
+STEEP = 20.0
+
+
+def looked(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
+    """The numbers: given, or computed here."""
+    if isinstance(source, Landscape):
+        if data is not None or settings:
+            raise ValueError("A Landscape was given, whose numbers are there; leave data and all settings out.")
+        if source.plane != (dimensions == 2):
+            raise ValueError(f"A Landscape with {len(source.directions)} directions; expected {dimensions}.")
+        return source
+    if not isinstance(source, Laplace):
+        raise TypeError(f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a Landscape.")
+    if data is None:
+        raise ValueError("The loss is taken over data, and none was given; give the training data, (x, y) or a loader.")
+    return landscape(source, data, dimensions=dimensions, **settings)
+
+
+def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
+    """The loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
+
+    `source`: a posterior with its training `data`, or a `Landscape`; `settings` are those of `landscape`.
+    """
+    made = looked(source, data, 1, settings)
+    go = graph_objects()
+    figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5])
+    x = made.a.tolist()
+    base = float(made.loss.flatten()[len(x) // 2])
+    quadratic = base + (made.quadratic - made.penalty + made.penalty.flatten()[len(x) // 2]) / made.strength
+    lines = (
+        ("network", BLUE, "solid", made.loss, made.density),
+        ("linear model", ORANGE, "dash", made.linear, made.linear_density),
+        ("Gaussian", GREEN, "dot", quadratic, made.gaussian),
+    )
+    for name, colour, dash, loss, density in lines:
+        look = {"name": name, "mode": "lines", "legendgroup": name, "line": {"color": colour, "dash": dash, "width": 3}}
+        for row, values, hover in ((1, loss, f"mean {made.words}"), (2, density, "share of its peak")):
+            trace = go.Scatter(
+                x=x,
+                y=style.rounded(values.flatten()),
+                showlegend=row == 1,
+                hovertemplate=f"{name}<br>%{{x:.2f}} along the direction<br>{hover} %{{y:.4g}}<extra></extra>",
+                **look,
+            )
+            figure.add_trace(trace, row, 1)
+    alt = (
+        f"Above, the mean {made.words} along a line through the trained weights: the network's, that of its linear "
+        "model, and the parabola that the Gaussian stands for. Below, likelihood times prior along the same line, and "
+        "the Gaussian: the closer they are, the better the approximation."
+    )
+    figure = style.finish(figure, "The loss along one direction", alt, height=560)
+    top = limits(made.loss, made.linear)[1]
+    low = limits(made.loss, made.linear, quadratic)[0]
+    room = 0.05 * (top - low) or 1.0
+    figure.update_yaxes(title_text=f"mean {made.words}", range=[low - room, top + room], row=1, col=1)
+    figure.update_yaxes(title_text="exp(-loss), share of peak", row=2, col=1)
+    figure.update_xaxes(title_text=made.axes[0], row=2, col=1)
+    return figure
+
+
+def limits(*tables: Tensor) -> tuple[float, float]:
+    """The least and the largest number of all, far weights aside whose loss is not finite."""
+    every = torch.cat([table.flatten() for table in tables])
+    kept = every[torch.isfinite(every)]
+    return (float(kept.min()), float(kept.max())) if len(kept) else (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class View:
+    """One entry of the menu."""
+
+    name: str
+    values: Tensor
+    words: str  # what the numbers are
+    colours: Any = style.SEQUENTIAL
+    centred: bool = False  # colours are the same on both sides of zero
+    reverse: bool = False
+    least: float = 1e-12  # a range of colours that is not worth to be drawn larger
+
+    @property
+    def steep(self) -> bool:
+        """Whether colours go with the logarithm: losses far away are many times those of the trained weights."""
+        low, high = limits(self.values)
+        return not self.centred and low > 0 and high > STEEP * low
+
+
+def views(made: Landscape) -> list[View]:
+    """What the menu offers."""
+    contrast = made.contrast
+    found = [View("loss", made.loss, f"mean {made.words}")]
+    if made.accuracy is not None:
+        found.append(View("accuracy", made.accuracy, "accuracy", reverse=True))
+    if contrast is not None:
+        words = "scaled loss less scaled error"
+        found.append(View("loss less error, both scaled 0 to 1", contrast, words, style.DIVERGING, True))
+    found.append(View("linear model's loss", made.linear, f"mean {made.words}"))
+    words = "network less linear model"
+    low, high = limits(made.loss)
+    least = max(1e-3 * (high - low), 1e-12)  # rounding errors are no difference
+    found.append(View(words, made.loss - made.linear, words, style.DIVERGING, True, least=least))
+    return found
+
+
+def contour(made: Landscape, view: View, visible: bool) -> Any:
+    """One view as contours."""
+    values = view.values.log10() if view.steep else view.values
+    low, high = limits(values)
+    if view.centred:
+        high = max(abs(low), abs(high), view.least)
+        low = -high
+    elif high - low <= 1e-9 * max(abs(low), abs(high)):  # contours of one value alone are none: browsers stop at them
+        room = 0.01 * abs(low) or 1.0
+        low, high = low - room, high + room
+    size = max((high - low) / 14, 1e-12)
+    bar = style.bar(view.words)
+    if view.steep:
+        ticks = [low + (high - low) * part / 5 for part in range(6)]
+        bar |= {"tickvals": ticks, "ticktext": [style.shown(10**tick) for tick in ticks]}
+    return graph_objects().Contour(
+        x=made.a.tolist(),
+        y=made.b.tolist(),
+        z=style.rounded(values),
+        text=[[style.shown(value) for value in row] for row in view.values.tolist()],
+        name=view.name,
+        visible=visible,
+        colorscale=view.colours,
+        reversescale=view.reverse,
+        zmin=low,
+        zmax=high,
+        contours={"start": low, "end": high, "size": size, "coloring": "heatmap"},
+        line={"width": 0.6, "color": "rgba(255, 255, 255, 0.6)"},
+        colorbar=bar,
+        hovertemplate=f"{view.words}: %{{text}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",
+    )
+
+
+def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
+    """Contours around the trained weights, with a menu: loss, accuracy, their difference, the linear model's loss.
+
+    `source`: a posterior with its training `data`, or a `Landscape`; `settings` are those of `landscape`.
+    """
+    made = looked(source, data, 2, settings)
+    go = graph_objects()
+    shown = views(made)
+    figure = go.Figure([contour(made, view, visible=number == 0) for number, view in enumerate(shown)])
+    for level, dash in ((1, "solid"), (2, "dash")):
+        x, y = ring(made, level)
+        name = f"the Gaussian, {level} deviation{'s' if level > 1 else ''}"
+        line = {"color": ORANGE, "dash": dash, "width": 2}
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="name"))
+    mark = {"color": "white", "size": 11, "symbol": "star", "line": {"color": "black", "width": 1}}
+    figure.add_trace(go.Scatter(x=[0], y=[0], mode="markers", name="trained weights", marker=mark, hoverinfo="name"))
+    always = len(figure.data) - len(shown)
+    buttons = [
+        {
+            "label": view.name,
+            "method": "restyle",
+            "args": [{"visible": [other == number for other in range(len(shown))] + [True] * always}],
+        }
+        for number, view in enumerate(shown)
+    ]
+    alt = (
+        f"Contours around the trained weights, in two directions: the mean {made.words}"
+        f"{', the accuracy, how they differ,' if made.accuracy is not None else ''} and the linear model's loss by the "
+        f"menu.{' Ellipses show the fitted Gaussian at one and two standard deviations.' if x else ''}"
+    )
+    style.finish(figure, "Around the trained weights", alt, x=made.axes[0], y=made.axes[1], height=560, top=44)
+    figure.update_layout(updatemenus=[style.menu(buttons)])
+    figure.update_xaxes(range=[float(made.a[0]), float(made.a[-1])])
+    figure.update_yaxes(range=[float(made.b[0]), float(made.b[-1])])
+    return figure
+
+
+def ring(made: Landscape, level: float) -> tuple[list[float], list[float]]:
+    """Where the Gaussian in the plane is at so many standard deviations; nothing beyond the edges matters."""
+    shape = in_plane(made)
+    angle = torch.linspace(0, 2 * torch.pi, 121, dtype=torch.float64)
+    around = torch.stack([angle.cos(), angle.sin()])
+    values = torch.linalg.eigvalsh(shape)
+    if not float(values[0]) > 1e-10 * float(values[1]):  # the directions are one and the same: there is no ellipse
+        return [], []
+    x, y = level * torch.linalg.solve_triangular(torch.linalg.cholesky(shape).mT, around, upper=True)
+    return x.tolist(), y.tolist()
+
+
+def in_plane(made: Landscape) -> Tensor:
+    """(2, 2): the posterior precision in the plane's coordinates, from the quadratic form at the plane's edges."""
+    far, wide = float(made.a[-1]), float(made.b[-1])
+    middle = len(made.b) // 2, len(made.a) // 2
+    first = 2 * made.quadratic[middle[0], -1] / far**2
+    second = 2 * made.quadratic[-1, middle[1]] / wide**2
+    both = (2 * made.quadratic[-1, -1] - first * far**2 - second * wide**2) / (2 * far * wide)
+    return torch.stack([torch.stack([first, both]), torch.stack([both, second])])
+
+
+def surface(made: Landscape, values: Tensor, name: str, words: str, scene: str, visible: bool = True) -> Any:
+    """One surface."""
+    return graph_objects().Surface(
+        x=made.a.tolist(),
+        y=made.b.tolist(),
+        z=style.rounded(values),
+        name=name,
+        scene=scene,
+        visible=visible,
+        colorscale=style.SEQUENTIAL,
+        showscale=False,
+        contours={"z": {"show": True, "color": "rgba(255, 255, 255, 0.35)", "width": 1}},
+        hovertemplate=f"{name}<br>{words} %{{z:.4g}}<br>at (%{{x:.2f}}, %{{y:.2f}})<extra></extra>",
+    )
+
+
+def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
+    """`exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian, to be turned.
+
+    `source`: a posterior with its training `data`, or a `Landscape`; `settings` are those of `landscape`.
+    """
+    made = looked(source, data, 2, settings)
+    words = "share of its peak"
+    traces = [
+        surface(made, made.density, "likelihood times prior, exp(-loss)", words, "scene"),
+        surface(made, made.gaussian, "the fitted Gaussian", words, "scene2"),
+        surface(made, made.loss, f"mean {made.words}", "value", "scene", False),
+    ]
+    figure = graph_objects().Figure(traces)
+    alt = (
+        "Two surfaces over the same two directions from the trained weights: on the left likelihood times prior, that "
+        "is exp(-loss), on the right the Gaussian that was fitted to it. The more alike, the better the approximation."
+    )
+    style.finish(figure, "Likelihood times prior, and the Gaussian", alt, height=470, top=44)
+    axes = [name.partition(" (")[0] for name in made.axes]
+    both = style.scene(axes[0], axes[1], "")
+    half = {"scene.domain.x": [0, 0.49], "scene2.domain.x": [0.51, 1]}
+    left = {"scene.domain.x": [0, 1], "scene2.domain.x": [0.999, 1]}
+    right = {"scene.domain.x": [0, 0.001], "scene2.domain.x": [0, 1]}
+    entries = (
+        ("exp(-loss) beside the Gaussian", [True, True, False], half),
+        ("exp(-loss) alone", [True, False, False], left),
+        ("the Gaussian alone", [False, True, False], right),
+        ("the loss", [False, False, True], left),
+    )
+    buttons = [
+        {"label": label, "method": "update", "args": [{"visible": visible}, layout]}
+        for label, visible, layout in entries
+    ]
+    figure.update_layout(
+        scene={**both, "domain": {"x": [0, 0.49], "y": [0, 1]}},
+        scene2={**both, "domain": {"x": [0.51, 1], "y": [0, 1]}},
+        updatemenus=[style.menu(buttons, y=1.0)],
+    )
+    return figure

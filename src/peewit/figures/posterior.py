@@ -1,0 +1,320 @@
+"""What the posterior is like: variances by layer, prior against posterior, effective dimensions, how it was tuned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..laplace import Laplace
+from ..modes import plainly
+from . import style
+from .curvature import own_sizes
+from .style import BLUE, GREY, ORANGE, graph_objects, shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from ..evaluate.results import Report
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+GROUPS = 40  # that a figure has room for
+TRACED = 8  # groups whose precisions are drawn over the steps of tuning
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Posterior variances of one tensor: their 5 %, 25 %, 50 %, 75 % and 95 % quantiles, and its prior variance."""
+
+    name: str
+    size: int
+    quantiles: tuple[float, ...]
+    prior: float  # its mean over the tensor
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What figures need of a posterior: plain numbers."""
+
+    groups: tuple[str, ...]
+    precisions: tuple[float, ...]  # the prior's, by group
+    dimensions: tuple[float, ...]  # effective ones, by group
+    sizes: tuple[int, ...]  # weights, by group
+    layers: tuple[Layer, ...]
+
+
+@plainly
+def summary(la: Laplace) -> Summary:
+    """The numbers of a posterior."""
+    groups = [str(name) for name in la.prior.names(la.space)]
+    precision = la.prior.precision.detach().double().flatten().cpu().expand(len(groups)).tolist()
+    dimensions = la.evidence().effective_dimensions.tolist()
+    sizes = [int(size) for size in la.prior.stretches(la.space).sizes.tolist()]
+    variance = la.precision.variance().detach().double().cpu()
+    prior = 1 / la.prior.delta(la.space, la.mode).detach().double().cpu()
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    layers, start = [], 0
+    for name, size in own_sizes(la).items():
+        own = slice(start, start + size)
+        found = quantiles(variance[own], levels)
+        layers.append(Layer(name, size, tuple(found), float(prior[own].mean())))
+        start += size
+    return Summary(tuple(groups), tuple(precision), tuple(dimensions), tuple(sizes), tuple(layers))
+
+
+def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
+    """Interpolated, of any number of values (torch's own takes 16 million at most)."""
+    ordered = values.sort().values
+    places = levels * (len(ordered) - 1)
+    low = places.floor().long()
+    high = places.ceil().long()
+    made = ordered[low] + (places - low) * (ordered[high] - ordered[low])
+    return [float(value) for value in made]
+
+
+def summarised(source: Laplace | Summary | Report) -> Summary:
+    """From a posterior, from its numbers, or from a report that has them."""
+    if isinstance(source, Summary):
+        return source
+    if isinstance(source, Laplace):
+        return summary(source)
+    found = getattr(source, "posterior", None)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a report.")
+    return reported(found)
+
+
+def reported(found: Mapping[str, Any]) -> Summary:
+    """From the numbers in a report; what it does not have is left empty."""
+    groups = tuple(str(name) for name in found.get("groups") or ())
+
+    def numbers(key: str) -> tuple[float, ...]:
+        value = found.get(key)
+        every = value if isinstance(value, list | tuple) else () if value is None else [value] * len(groups)
+        return tuple(float(each) for each in every)
+
+    sizes = tuple(int(each) for each in numbers("group_weights"))
+    layers = tuple(layer_of(each) for each in found.get("layers") or ())
+    return Summary(groups, numbers("prior_precision"), numbers("effective_dimensions"), sizes, layers)
+
+
+def layer_of(found: Mapping[str, Any]) -> Layer:
+    """One tensor of a report."""
+    quantiles = tuple(float(each) for each in found["variance_quantiles"])
+    return Layer(str(found["name"]), int(found["weights"]), quantiles, float(found["prior_variance"]))
+
+
+def rooms(count: int) -> int:
+    """The height of a figure with so many rows."""
+    return 170 + 30 * min(count, GROUPS)
+
+
+def cut(names: Sequence[Any], what: str) -> str:
+    """The same for an axis, where everyone sees it."""
+    return f"<br>the first {GROUPS} of {len(names)} {what}" if len(names) > GROUPS else ""
+
+
+def few(names: Sequence[Any], what: str) -> str:
+    """What is left out, in words."""
+    return f" The first {GROUPS} of {len(names)} {what} are shown." if len(names) > GROUPS else ""
+
+
+def marginal_variances(source: Laplace | Summary | Report) -> Figure:
+    """Posterior standard deviations of the weights, tensor by tensor, beside the prior's."""
+    made = summarised(source)
+    if not made.layers:
+        raise ValueError("The report has no variances by layer; give the posterior itself.")
+    go = graph_objects()
+    layers = made.layers[:GROUPS]
+    names = [each.name for each in layers]
+    roots = [[math.sqrt(max(value, 0.0)) for value in each.quantiles] for each in layers]
+    figure = go.Figure()
+    texts = [
+        f"{each.name}{f', {each.size:,} weights' if each.size else ''}<br>half of their deviations between "
+        f"{shown(own[1])} and {shown(own[3])}, the middle {shown(own[2])}"
+        for each, own in zip(layers, roots, strict=True)
+    ]
+    spans = ((0, 4, 3, "90 % of the weights"), (1, 3, 9, "half of the weights"))
+    for low, high, width, name in spans:
+        x: list[float | None] = []
+        y: list[str | None] = []
+        for each, own in zip(names, roots, strict=True):
+            x += [own[low], own[high], None]
+            y += [each, each, None]
+        line = {"color": BLUE, "width": width}
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="skip"))
+    middle = {"x": [own[2] for own in roots], "y": names, "text": texts, "hovertemplate": "%{text}<extra></extra>"}
+    dot = {"color": "white", "size": 8, "line": {"color": BLUE, "width": 2}}
+    figure.add_trace(go.Scatter(**middle, mode="markers", name="the middle one", marker=dot))
+    known = [each for each in layers if math.isfinite(each.prior)]
+    mark = {"color": ORANGE, "symbol": "line-ns-open", "size": 14, "line": {"width": 3}}
+    prior = {"x": [math.sqrt(each.prior) for each in known], "y": [each.name for each in known]}
+    hover = "%{y}: prior deviation %{x:.3g}<extra></extra>"
+    figure.add_trace(go.Scatter(**prior, mode="markers", name="the prior's", marker=mark, hovertemplate=hover))
+    alt = (
+        f"Posterior standard deviations of the weights of {len(layers)} tensors, as ranges on a logarithmic axis, "
+        f"beside the prior's. The further to the left, the more the data said.{few(made.layers, 'tensors')}"
+    )
+    title, x_name = "How sure each weight is", "standard deviation of a weight"
+    x_name += cut(made.layers, "tensors")
+    style.finish(figure, title, alt, x=x_name, height=rooms(len(layers)))
+    ends = [value for own in roots for value in own] + [math.sqrt(each.prior) for each in known]
+    figure.update_xaxes(**style.logarithmic(ends))
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+def prior_posterior(source: Laplace | Summary | Report) -> Figure:
+    """Prior and posterior precision (1 / variance) side by side: the larger the step, the more the data said."""
+    made = summarised(source)
+    if made.layers and all(math.isfinite(each.prior) for each in made.layers):
+        layers = made.layers[:GROUPS]
+        names = [each.name for each in layers]
+        before = [1 / each.prior for each in layers]
+        after = [1 / max(each.quantiles[2], 1e-300) for each in layers]
+        ends = [[1 / max(each.quantiles[place], 1e-300) for place in (4, 0)] for each in layers]
+    else:
+        names, before = list(made.groups[:GROUPS]), list(made.precisions[:GROUPS])
+        by_name = {each.name: each for each in made.layers}
+        own = [by_name.get(name) for name in names]
+        after = [1 / max(each.quantiles[2], 1e-300) if each else math.nan for each in own]
+        ends = [[1 / max(each.quantiles[p], 1e-300) for p in (4, 0)] if each else [math.nan] * 2 for each in own]
+    if not names:
+        raise ValueError("The report has no prior precisions; give the posterior itself.")
+    go = graph_objects()
+    figure = go.Figure()
+    for name, low, high in zip(names, before, after, strict=True):
+        if math.isfinite(high):
+            line = {"color": style.faded(GREY, 0.6), "width": 2}
+            figure.add_trace(
+                go.Scatter(x=[low, high], y=[name] * 2, mode="lines", line=line, showlegend=False, hoverinfo="skip")
+            )
+    mark = {"color": ORANGE, "symbol": "diamond", "size": 11}
+    hover = "%{y}: prior precision %{x:.4g}<extra></extra>"
+    figure.add_trace(go.Scatter(x=before, y=names, mode="markers", name="prior", marker=mark, hovertemplate=hover))
+    if any(math.isfinite(value) for value in after):
+        bars = {
+            "type": "data", "symmetric": False, "color": BLUE, "thickness": 1.5,
+            "array": [high - value for (_, high), value in zip(ends, after, strict=True)],
+            "arrayminus": [value - low for (low, _), value in zip(ends, after, strict=True)],
+        }  # fmt: skip
+        hover = "%{y}: posterior precision %{x:.4g} of the middle weight<extra></extra>"
+        mark = {"color": BLUE, "size": 11}
+        figure.add_trace(
+            go.Scatter(
+                x=after, y=names, mode="markers", name="posterior, with 90 % of the weights", marker=mark, error_x=bars,
+                hovertemplate=hover,
+            )
+        )  # fmt: skip
+    alt = (
+        f"Prior and posterior precision of {len(names)} groups of weights on a logarithmic axis. Where they are far "
+        f"apart the data said much, where they are equal nothing.{few(made.layers or made.groups, 'groups')}"
+    )
+    x_name = f"precision (1 / variance){cut(made.layers or made.groups, 'groups')}"
+    style.finish(figure, "What the data added to the prior", alt, x=x_name, height=rooms(len(names)))
+    figure.update_xaxes(**style.logarithmic([*before, *(value for own in ends for value in own)]))
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+def effective_dimensions(source: Laplace | Summary | Report) -> Figure:
+    """How many weights of each group the data determine, beside how many there are."""
+    made = summarised(source)
+    if not made.dimensions:
+        raise ValueError("The report has no effective dimensions; give the posterior itself.")
+    go = graph_objects()
+    names, values = list(made.groups[:GROUPS]), list(made.dimensions[:GROUPS])
+    figure = go.Figure()
+    if made.sizes:
+        sizes = list(made.sizes[:GROUPS])
+        look = {"color": style.faded(GREY, 0.35)}
+        hover = "%{y}: %{x:,} weights<extra></extra>"
+        figure.add_trace(go.Bar(x=sizes, y=names, orientation="h", name="weights", marker=look, hovertemplate=hover))
+    hover = "%{y}: %{x:.4g} determined by data<extra></extra>"
+    look = {"color": BLUE}
+    figure.add_trace(
+        go.Bar(x=values, y=names, orientation="h", name="determined by data", marker=look, hovertemplate=hover)
+    )
+    total = f" of {sum(made.sizes):,} weights" if made.sizes else ""
+    alt = (
+        f"Effective dimensions of {len(names)} groups of weights, in all {sum(made.dimensions):.1f}{total}: so many "
+        f"directions are determined by the data, the others by the prior.{few(made.groups, 'groups')}"
+    )
+    whole = sum(made.dimensions)
+    title = f"{f'{whole:.0f}' if whole >= 10 else shown(whole)}{total} determined by data"
+    x_name = f"number, logarithmic{cut(made.groups, 'groups')}"
+    style.finish(figure, title, alt, x=x_name, height=rooms(len(names)))
+    figure.update_layout(barmode="overlay")
+    smallest = min([value for value in values if value > 0] or [1.0])
+    figure.update_xaxes(
+        **style.logarithmic([smallest / 2, *values, *made.sizes[:GROUPS]])
+    )  # a bar for the smallest too
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+def evidence_trace(source: Any) -> Figure:
+    """How tuning went: the score at every step, and the precisions on the way."""
+    values, objective, precisions, groups = steps_of(source)
+    go = graph_objects()
+    two = bool(precisions)
+    figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08) if two else go.Figure()
+    place = {"row": 1, "col": 1} if two else {}
+    pick = min if "nll" in objective.lower() else max
+    finite = [number for number, value in enumerate(values) if math.isfinite(value)]
+    best = pick(finite, key=lambda number: values[number]) if finite else 0
+    numbers = list(range(len(values)))
+    line = {"color": BLUE, "width": 2.5}
+    hover = f"step %{{x}}: {objective} %{{y:.6g}}<extra></extra>"
+    mode = "lines+markers" if len(values) <= 60 else "lines"
+    trace = go.Scatter(x=numbers, y=list(values), mode=mode, name=objective, line=line, hovertemplate=hover)
+    figure.add_trace(trace, **place)
+    mark = {"color": ORANGE, "symbol": "star", "size": 14}
+    figure.add_trace(
+        go.Scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name"), **place
+    )
+    for number, name in enumerate(groups[:TRACED] if two else ()):
+        own = [row[number] for row in precisions]
+        look = {"color": style.colour(number + 2), "dash": style.dash(number)}
+        hover = f"{name}: precision %{{y:.4g}}<extra></extra>"
+        trace = go.Scatter(x=numbers, y=own, mode="lines", name=f"precision, {name}", line=look, hovertemplate=hover)
+        figure.add_trace(trace, row=2, col=1)
+    alt = (
+        f"The {objective} over {len(values)} steps of tuning, from {shown(values[0])} to {shown(values[best])} at its "
+        f"best{', and the prior precisions on the way' if two else ''}."
+    )
+    style.finish(figure, "How the prior was chosen", alt, height=540 if two else 420)
+    figure.update_yaxes(title_text=objective, **place)
+    figure.update_xaxes(title_text="step", row=2 if two else None, col=1 if two else None)
+    if two:
+        figure.update_yaxes(
+            title_text="prior precision"
+            if len(precisions[0]) <= TRACED
+            else f"precision, {TRACED} of {len(precisions[0])}",
+            row=2,
+            col=1,
+            **style.logarithmic(value for row in precisions for value in row),
+        )
+    return figure
+
+
+def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str]]:
+    """Values, what they are, precisions (steps, groups) where all were kept, and names of groups."""
+    trace = source.trace if isinstance(source, Laplace) else source
+    if trace is None:
+        raise ValueError("The posterior was not tuned, so there is no trace; use la.tune().")
+    if hasattr(trace, "posterior"):
+        found = trace.posterior.get("trace") if isinstance(trace.posterior, Mapping) else None
+        if not found:
+            raise ValueError("The report has no trace of tuning: the posterior was not tuned.")
+        more = found if isinstance(found, Mapping) else {"values": found}
+        table = [[float(each) for each in row] for row in more.get("precisions") or ()]
+        groups = [str(name) for name in more.get("groups") or trace.posterior.get("groups") or ()]
+        values = [float(each) for each in more["values"]]
+        whole = len(table) == len(values) and all(len(row) == len(groups) for row in table)
+        return values, str(more.get("objective", "log evidence")), table if whole else [], groups
+    table = trace.precisions.detach().double().cpu().tolist() if len(trace.precisions) == len(trace.values) else []
+    return [float(each) for each in trace.values], trace.objective, table, [str(name) for name in trace.groups[:TRACED]]

@@ -1,0 +1,222 @@
+"""The look that all figures share: colours, texts, and what every figure has, a title and a description in words."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+# Okabe and Ito's colours, told apart by the colour-blind and visible on light and on dark pages; lines differ in
+# dashes and markers in shapes too, for those who print.
+BLUE, ORANGE, GREEN, PURPLE, SKY, GOLD = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
+GREY = "#808080"
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GOLD, GREY)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
+# Brightness rises evenly, so that they can be read without colours.
+SEQUENTIAL = "Cividis"
+DIVERGING = ((0.0, "#0B4F7D"), (0.25, "#5DA5D1"), (0.5, "#F5F5F5"), (0.75, "#E8935A"), (1.0, "#9E3D00"))
+TEXT = "#7A7A7A"  # as far from white as from black: read on both
+LINES = "rgba(128, 128, 128, 0.25)"
+CLEAR = "rgba(0, 0, 0, 0)"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+INSTALL = "pip install 'peewit[figures]'"
+
+
+def graph_objects() -> Any:
+    """Plotly, imported when the first figure is made; an error says how to install it."""
+    try:
+        import plotly.graph_objects
+    except ImportError as error:
+        raise ImportError(f"Figures need plotly, which is not installed: {INSTALL}") from error
+    return plotly.graph_objects
+
+
+def expect_posterior(given: Any) -> None:
+    """Refuse networks and reports where weights and their uncertainty are asked for."""
+    from ..laplace import Laplace
+
+    if not isinstance(given, Laplace):
+        raise TypeError(f"A {type(given).__name__} was given; expected a posterior, which peewit.fit returns.")
+
+
+def expect_report(given: Any) -> None:
+    """Refuse posteriors and scores where a whole report is asked for."""
+    if not hasattr(type(given), "to_markdown"):
+        raise TypeError(f"A {type(given).__name__} was given; expected a report, which peewit.evaluate returns.")
+
+
+def panels(*arguments: Any, **settings: Any) -> Figure:
+    """A figure with several panels."""
+    graph_objects()
+    from plotly.subplots import make_subplots
+
+    return make_subplots(*arguments, **settings)
+
+
+def colour(number: int) -> str:
+    """The colour of the n-th method, class or layer."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def faded(colour: str, opacity: float) -> str:
+    """A colour that lets through what is behind it."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {opacity})"
+
+
+def dash(number: int) -> str:
+    """The dashes of the n-th line: others than those of the line before it with the same colour."""
+    return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
+
+
+def symbol(number: int) -> str:
+    """The marker of the n-th method, class or layer."""
+    return SYMBOLS[number % len(SYMBOLS)]
+
+
+def wrapped(text: str, width: int = 46) -> str:
+    """Lines short enough for a phone: figures do not break them."""
+    return "<br>".join(textwrap.wrap(text, width))
+
+
+def literal(text: str) -> str:
+    """A name that is shown as it is: figures take `<s>` and the like for signs of their own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def shown(value: float) -> str:
+    """A number with three digits."""
+    return f"{value:.3g}"
+
+
+def rounded(values: Tensor, digits: int = 5) -> list[Any]:
+    """Nested lists with so many digits, and nothing where there is no number: pages stay small."""
+    if values.dim() > 1:
+        return [rounded(row, digits) for row in values]
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def listed(words: Sequence[str]) -> str:
+    """'a, b and c'."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def finish(
+    figure: Figure,
+    title: str,
+    alt: str,
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    height: int = 440,
+    top: int = 0,
+    bottom: int = 0,
+) -> Figure:
+    """The shared look; `alt` says in a sentence or two what is seen, `top` and `bottom` keep room for menus."""
+    text = wrapped(literal(title))
+    lines = text.count("<br>") + 1
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"}
+    figure.update_layout(
+        title={"text": text, "x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"l": 12, "t": 2 + 12 * lines},
+               "font": {"size": 16}},
+        font={"family": FONT, "size": 13, "color": TEXT},
+        paper_bgcolor=CLEAR,
+        plot_bgcolor=CLEAR,
+        colorway=list(COLOURS),
+        autosize=True,
+        height=height,
+        margin={"l": 12, "r": 12, "t": 24 + 22 * lines + top, "b": 50 + bottom},
+        legend={**legend, "bgcolor": CLEAR},
+        hoverlabel={"align": "left", "font": {"family": FONT}},
+        hovermode="closest",
+        modebar={"bgcolor": CLEAR, "color": faded(GREY, 0.6), "activecolor": BLUE},
+        meta={"alt": alt, "title": title},
+    )  # fmt: skip
+    line = {"gridcolor": LINES, "zerolinecolor": LINES, "linecolor": LINES, "automargin": True}
+    figure.update_xaxes(**line)
+    figure.update_yaxes(**line)
+    if x is not None:
+        figure.update_xaxes(title_text=x)
+    if y is not None:
+        figure.update_yaxes(title_text=y)
+    return figure
+
+
+def scene(x: str, y: str, z: str) -> dict[str, Any]:
+    """The axes of a 3-D panel."""
+    line = {"gridcolor": LINES, "zerolinecolor": LINES, "backgroundcolor": CLEAR, "color": TEXT}
+    names = {"xaxis": x, "yaxis": y, "zaxis": z}
+    axes = {axis: {**line, "title": {"text": text, "font": {"size": 12}}} for axis, text in names.items()}
+    return {
+        **axes,
+        "camera": {"eye": {"x": 1.75, "y": -1.75, "z": 0.95}, "center": {"x": 0, "y": 0, "z": -0.12}},
+        "aspectmode": "cube",
+    }
+
+
+def menu(buttons: list[dict[str, Any]], y: float = 1.0) -> dict[str, Any]:
+    """A dropdown above the panel."""
+    look = {"bgcolor": "rgba(128, 128, 128, 0.15)", "bordercolor": LINES, "font": {"color": TEXT}, "pad": {"b": 6}}
+    place = {"x": 0, "xanchor": "left", "y": y, "yanchor": "bottom", "showactive": True}
+    return {"type": "dropdown", "buttons": buttons, **place, **look}
+
+
+def slider(name: str, steps: list[dict[str, Any]], active: int, y: float = 0.0, pad: int = 40) -> dict[str, Any]:
+    """A slider below the panel."""
+    return {
+        "active": active,
+        "steps": steps,
+        "x": 0.02,
+        "len": 0.96,
+        "y": y,
+        "yanchor": "top",
+        "pad": {"t": pad, "b": 4},
+        "currentvalue": {"prefix": f"{name}: ", "font": {"size": 13, "color": TEXT}},
+        "font": {"size": 11, "color": TEXT},
+        "bgcolor": "rgba(128, 128, 128, 0.25)",
+        "bordercolor": LINES,
+        "tickcolor": LINES,
+        "activebgcolor": BLUE,
+    }
+
+
+def logarithmic(values: Iterable[float]) -> dict[str, Any]:
+    """A logarithmic axis over positive numbers, with few enough ticks for a phone."""
+    kept = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    low, high = math.log10(min(kept)), math.log10(max(kept))
+    room = 0.07 * (high - low) + 0.05
+    places = range(math.floor(low - room), math.ceil(high + room) + 1)
+    for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**place for place in places for digit in digits]
+        ticks = [tick for tick in ticks if low - room <= math.log10(tick) <= high + room]
+        if len(ticks) <= 7:
+            break
+    ticks = even(10 ** (low - room), 10 ** (high + room)) if len(ticks) < 2 else ticks[:: -(-len(ticks) // 7)]
+    return {
+        "type": "log",
+        "range": [low - room, high + room],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" for tick in ticks],
+    }
+
+
+def even(low: float, high: float) -> list[float]:
+    """Three to six round numbers between two that are close together."""
+    rough = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(digit * unit for digit in (1, 2, 5, 10) if digit * unit >= rough * 0.8)
+    first = math.ceil(low / step)
+    return [float(f"{place * step:.6g}") for place in range(first, math.floor(high / step) + 1)]
+
+
+def bar(title: str) -> dict[str, Any]:
+    """A colour bar that leaves its width to the panel."""
+    words = {"text": title, "font": {"size": 12}, "side": "right"}
+    return {"title": words, "thickness": 12, "outlinewidth": 0, "tickformat": ".3~g", "x": 1.01, "xpad": 2}

@@ -1,0 +1,103 @@
+"""The effect of the posterior's scale and of the prior's precision on calibration."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..complaints import nearest
+from ..evaluate import kinds
+from . import style
+from .style import ORANGE, graph_objects, shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+def number(value: Any) -> float:
+    """A number, or the number of an estimate."""
+    return float(getattr(value, "value", value))
+
+
+def sweep(source: Any, metric: str | None = None) -> Figure:
+    """What was tried in a sweep over scale and precision, coloured by a metric, with a menu between metrics."""
+    if not hasattr(source, "points"):
+        raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which peewit.evaluate.sweep returns.")
+    points = list(source.points)
+    if not points:
+        raise ValueError("The sweep has no points.")
+    known = list(dict.fromkeys(name for point in points for name in point.metrics))
+    first = getattr(source, "metric", known[0]) if metric is None else metric
+    if first not in known:
+        raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+    order = [first, *(name for name in known if name != first)]
+    go = graph_objects()
+    figure = go.Figure()
+    for place, name in enumerate(order):
+        figure.add_trace(tried(points, name, place == 0))
+    best, chosen = source.best, getattr(source, "metric", first)
+    mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
+    figure.add_trace(
+        go.Scatter(
+            x=[best.scale], y=[best.precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
+            hoverinfo="skip",
+        )
+    )  # fmt: skip
+    buttons = [
+        {
+            "label": short(name),
+            "method": "restyle",
+            "args": [{"visible": [other == name for other in order] + [True]}],
+        }
+        for name in order
+    ]
+    found = number(best.metrics[chosen])
+    alt = (
+        f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
+        f"coloured by {kinds.metric(first).phrase}. Best {short(chosen)}: {shown(found)} at {shown(best.scale)} "
+        f"examples and precision {shown(best.precision)}."
+    )
+    title = "Scale, prior precision, and calibration"
+    style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
+    figure.update_xaxes(**style.logarithmic(point.scale for point in points))
+    figure.update_yaxes(**style.logarithmic(point.precision for point in points))
+    figure.update_layout(updatemenus=[style.menu(buttons)])
+    return figure
+
+
+def short(name: str) -> str:
+    """A metric in few words."""
+    return kinds.metric(name).phrase.partition(" (")[0]
+
+
+def tried(points: list[Any], name: str, visible: bool) -> Any:
+    """Every setting as a square, coloured by one metric; colours leave outliers aside."""
+    values = [number(point.metrics[name]) if name in point.metrics else math.nan for point in points]
+    finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
+    aside = len(finite) // 10  # the worst ones
+    low, high = finite[0], finite[-1 - aside]
+    if kinds.metric(name).better > 0:
+        low, high = finite[aside], finite[-1]
+    size = 34 if len(points) <= 36 else 24 if len(points) <= 100 else 14
+    marker = {
+        "color": values,
+        "colorscale": style.SEQUENTIAL,
+        "cmin": low,
+        "cmax": high if high > low else low + 1e-9,
+        "colorbar": style.bar(""),
+        "showscale": True,
+        "symbol": "square",
+        "size": size,
+        "line": {"color": style.LINES, "width": 1},
+    }
+    return graph_objects().Scatter(
+        x=[point.scale for point in points],
+        y=[point.precision for point in points],
+        mode="markers",
+        name="settings that were tried",
+        visible=visible,
+        marker=marker,
+        text=[shown(value) for value in values],
+        hovertemplate="data count for %{x:.3g} examples, precision %{y:.3g}<br>"
+        f"{kinds.metric(name).phrase} %{{text}}<extra></extra>",
+    )

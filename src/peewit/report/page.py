@@ -1,0 +1,177 @@
+"""A report as one page that needs nothing else: figures, texts, style and script in a single file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..evaluate.results import Report
+from ..whole import writable, writing
+from . import sections
+from .markup import Markup, element, folded, safe, section
+from .plots import Plot, Variant, plots
+
+LARGEST = 8_000_000  # bytes of a page
+TITLES = {
+    "calibration": "Can its confidence be trusted?",
+    "unknown": "Inputs of a kind it never saw",
+    "strain": "Inputs that are disturbed",
+    "examples": "What it is sure of, and what not",
+    "posterior": "The posterior",
+}
+NAMES = {
+    "summary": "In short",
+    "methods": "Methods",
+    "calibration": "Confidence",
+    "unknown": "Unknown inputs",
+    "strain": "Disturbed inputs",
+    "examples": "Examples",
+    "posterior": "Posterior",
+    "coverage": "Weights",
+    "settings": "Settings",
+    "glossary": "Words",
+}
+
+
+def write(report: Report, path: str | os.PathLike[str]) -> Path:
+    """Write the page whole or not at all: its place."""
+    target = writable(path, "report.html")
+    content = made(report).encode()
+    with writing(target) as temporary:
+        temporary.write_bytes(content)
+    return target
+
+
+def made(report: Report) -> str:
+    """The page's text, at most 8 MB: where figures would take more, the largest are left out, their numbers kept."""
+    every = plots(report)
+    library = plotly()
+    text = assembled(report, every, library)
+    while len(text.encode()) > LARGEST:
+        sizes = {plot.name: sum(map(size, plot.variants)) for plot in every}
+        largest = max(sizes, key=lambda name: sizes[name])
+        if not sizes[largest]:
+            break  # tables alone are too much: nothing else is left to leave out
+        every = [without_drawing(plot) if plot.name == largest else plot for plot in every]
+        text = assembled(report, every, library)
+    return text
+
+
+def size(variant: Variant) -> int:
+    """Characters of what is drawn."""
+    return len(variant.drawing) + (0 if variant.images is None else len(variant.images.text))
+
+
+def without_drawing(plot: Plot) -> Plot:
+    """The same with its numbers alone."""
+    return replace(
+        plot,
+        caption=f"{plot.caption} The figure is left out, since it would make the page too large.",
+        variants=tuple(replace(each, drawing="", alt="", images=None) for each in plot.variants),
+    )
+
+
+def plotly() -> str:
+    """The library that draws, as it comes with plotly's Python package."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError(
+            "Reports as pages need plotly, which is not installed: pip install 'peewit[figures]'"
+        ) from error
+    return str(get_plotlyjs())
+
+
+def assembled(report: Report, every: list[Plot], library: str) -> str:
+    """All parts in the template."""
+    drawings: list[str] = []
+    by_section: dict[str, list[Markup]] = {}
+    for plot in every:
+        by_section.setdefault(plot.section, []).append(figure(plot, drawings))
+    if (slider := sections.handing_over(report)) is not None:
+        by_section.setdefault("calibration", []).append(slider)
+    parts = {
+        "summary": sections.summary(report),
+        "methods": sections.methods(report, *by_section.get("methods", [])),
+        **{
+            name: section(name, title, element("div", *by_section[name], class_="plots"))
+            for name, title in TITLES.items()
+            if name in by_section
+        },
+        "coverage": sections.coverage(report),
+        "settings": sections.settings(report),
+        "glossary": sections.glossary(report),
+    }
+    shown = {name: part for name, part in parts.items() if part is not None}
+    links = [element("li", element("a", NAMES[name], href=f"#{name}")) for name in shown]
+    folder = files(__package__)
+    texts = {name: (folder / file).read_text(encoding="utf-8") for name, file in FILES.items()}
+    return Template(texts["template"]).substitute(
+        title=safe(report.title),
+        subtitle=safe(subtitle(report)),
+        navigation=safe(element("ul", links)),
+        content="\n".join(map(safe, shown.values())),
+        style=texts["style"],
+        script=texts["script"],
+        library=library,
+        drawings=embedded(drawings),
+        curve=harmless(json.dumps(curve(report))),
+        versions=safe(", ".join(f"{name} {each}" for name, each in report.versions.items())),
+    )
+
+
+FILES = {"template": "template.html", "style": "style.css", "script": "script.js"}
+
+
+def subtitle(report: Report) -> str:
+    """What was compared."""
+    others = [each.name for each in report.methods[1:]]
+    beside = f", beside {', '.join(others)}" if others else ""
+    return f"{report.task.capitalize()}: {report.methods[0].name}{beside}"
+
+
+def embedded(drawings: list[str]) -> str:
+    """JSON inside a script element."""
+    return harmless(f"[{', '.join(drawings)}]")
+
+
+def harmless(text: str) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def curve(report: Report) -> dict[str, Any]:
+    """The numbers behind the slider."""
+    found = report.methods[0].risk_coverage
+    return {"share": found.x, "error": found.y}
+
+
+def figure(plot: Plot, drawings: list[str]) -> Markup:
+    """One figure with how to read it, its menu, its variants, and their numbers to open."""
+    parts: list[Any] = [element("figcaption", element("h3", plot.title), element("p", plot.caption))]
+    if len(plot.variants) > 1:
+        choices = [element("option", each.label, value=number) for number, each in enumerate(plot.variants)]
+        chooser = element("select", choices, id=f"{plot.name}-menu", data_menu=plot.name)
+        parts.append(element("p", element("label", f"{plot.menu}: ", for_=f"{plot.name}-menu"), chooser, class_="menu"))
+    parts += [shape(each, number, drawings) for number, each in enumerate(plot.variants)]
+    return element("figure", *parts, id=f"figure-{plot.name}", class_="plot")
+
+
+def shape(variant: Variant, number: int, drawings: list[str]) -> Markup:
+    """One variant; all but the first are hidden until they are chosen."""
+    if not variant.drawing:
+        numbers = variant.numbers if variant.images is None else folded("As a table", variant.numbers)
+        return element("div", variant.images, numbers, class_="variant", hidden=number > 0)
+    drawings.append(variant.drawing)
+    return element(
+        "div",
+        element("div", class_="chart", role="img", aria_label=variant.alt, data_drawing=len(drawings) - 1),
+        folded("The numbers, and what is seen", element("p", variant.alt), variant.numbers),
+        class_="variant",
+        hidden=number > 0,
+    )
