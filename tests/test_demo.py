@@ -75,7 +75,7 @@ def test_without_plotly_the_demo_goes_on(
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     monkeypatch.setattr(demo, "compare", lambda *_, **__: ([], {}))
     demo.run(quick=True, report=tmp_path / "no.html")
-    assert "pip install 'peewit[figures]'" in " ".join(capsys.readouterr().out.split())
+    assert "pip install plotly" in " ".join(capsys.readouterr().out.split())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from figure_cases import case
 from peewit import figures
 from test_figures import grid, report
 
-pytest.importorskip("plotly", reason="no plotly: pip install 'peewit[figures]'")
+pytest.importorskip("plotly", reason="no plotly: pip install plotly")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_every_other_figure_fits_a_phone_and_a_desk(chromium: Any, tmp_path: Pat
 
 
 def test_pictures_are_drawn(chromium: Any, tmp_path: Path) -> None:
-    pytest.importorskip("kaleido", reason="no kaleido: pip install 'peewit[figures]'")
+    pytest.importorskip("kaleido", reason="no kaleido: pip install kaleido")
     path = figures.save(figures.compare(report(), "nll"), tmp_path / "one.png", width=300, height=200)
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"

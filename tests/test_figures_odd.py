@@ -21,7 +21,7 @@ from peewit.evaluate import Point, Specimen
 from peewit.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
 from test_figures import Tried, checked, pixels, report, scored
 
-pytest.importorskip("plotly", reason="no plotly: pip install 'peewit[figures]'")
+pytest.importorskip("plotly", reason="no plotly: pip install plotly")
 
 
 def plane(loss: Tensor | None = None, accuracy: float = 1.0) -> Landscape:

@@ -145,7 +145,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
     la = posterior()
     la.save(tmp_path / "a.safetensors")
     texts, names = content_of(tmp_path / "a.safetensors")
-    assert texts["format"] == "4" and texts["version"] == pw.__version__
+    assert texts["format"] == "5" and texts["version"] == pw.__version__
     for name in la.space.names:
         assert any(name in each for each in names)
     content = json.loads(texts["peewit"])
@@ -412,6 +412,15 @@ def test_newer_formats_are_refused(tmp_path: Path) -> None:
         save_file({"x": torch.zeros(2)}, path, {"format": number, "version": "9.0", "peewit": "?", "checksum": "?"})
         with pytest.raises(ValueError, match=r"has format .* written by peewit '9.0'; this is .*Use a newer peewit"):
             pw.load(path, la.model)
+
+
+@pytest.mark.parametrize("name", ["lapwing", "peewit"])
+def test_older_formats_are_refused(tmp_path: Path, name: str) -> None:
+    """Also those that have the name from before the first release."""
+    la, path = posterior("diag"), tmp_path / "a"
+    save_file({"x": torch.zeros(2)}, path, {"format": "4", "version": "0.1.0", name: "?", "checksum": "?"})
+    with pytest.raises(ValueError, match=r"has format 4, from before peewit's first release.*Fit again"):
+        pw.load(path, la.model)
 
 
 def forged(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], Any]) -> None:

@@ -295,7 +295,7 @@ def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) ->
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        CONSOLE.print("No figure was made: pip install 'peewit[bench]' for matplotlib.")
+        CONSOLE.print("No figure was made: pip install matplotlib.")
         return
     second = "ece" if "ece" in rows[0].scores else "covered"
     figure = Figure(figsize=(11, 0.34 * len(rows) + 1.7), layout="constrained", dpi=100)

@@ -154,7 +154,7 @@ def draw(made: Landscape, path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        CONSOLE.print("No picture was made: pip install 'peewit[bench]' for matplotlib.")
+        CONSOLE.print("No picture was made: pip install matplotlib.")
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

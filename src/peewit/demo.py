@@ -132,7 +132,7 @@ def run(quick: bool = False, seed: int = 0, console: Console | None = None, repo
     """Train, fit, tune and compare, and write a report where one is wanted; the global random state stays as it was."""
     console = console or Console()
     if report is not None and find_spec("plotly") is None:
-        console.print("No report will be written: its figures need plotly. pip install 'peewit[figures]'", markup=False)
+        console.print("No report will be written: its figures need plotly. pip install plotly", markup=False)
         report = None
     data = load(quick)
     with torch.random.fork_rng(devices=[]):

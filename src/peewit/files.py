@@ -44,7 +44,7 @@ from .structures.block import DenseSums
 from .structures.factors import Factors, KronSums
 from .whole import writable, writing
 
-FORMAT = 4  # raised whenever an older peewit could misread a file
+FORMAT = 5  # raised whenever an older peewit could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = (
@@ -233,11 +233,12 @@ def read(source: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def refuse_formats(texts: dict[str, str], source: Path) -> None:
     """Files of others, and of the future."""
     number = texts.get("format", "")
-    if "peewit" not in texts or "checksum" not in texts or not number.isdecimal() or number == "0":
+    ours = texts.keys() & {"peewit", "lapwing"}  # its name up to format 4
+    if not ours or "checksum" not in texts or not number.isdecimal() or number == "0":
         raise Mismatch(f"{source} is a safetensors file without a posterior of peewit. Use Laplace.save to write one.")
     if len(number) <= 9 and int(number) < FORMAT:
         raise Mismatch(
-            f"{source} has format {number}, of peewit before its first release, and this one reads format {FORMAT}. "
+            f"{source} has format {number}, from before peewit's first release, and this one reads format {FORMAT}. "
             "Fit again, or load it with the version that wrote it."
         )
     if len(number) > 9 or int(number) > FORMAT:

@@ -47,7 +47,7 @@ def pictures(files: Sequence[Path], where: Path, size: tuple[int, int] | None) -
     try:
         from PIL import Image
     except ImportError as error:
-        raise Problem("Folders of images need Pillow: pip install 'peewit[images]'.") from error
+        raise Problem("Folders of images need Pillow: pip install pillow.") from error
     if not files:
         raise Problem(f"{where} has no images; expected files that end in {', '.join(ENDINGS)}.")
     opened: list[Any] = []

@@ -192,7 +192,7 @@ def bayesian(attempt: Try, question: Question) -> Iterator[Point]:
     try:
         import optuna
     except ImportError:
-        raise ImportError("method='bayesian' needs optuna: pip install 'peewit[evaluate]'.") from None
+        raise ImportError("method='bayesian' needs optuna: pip install optuna.") from None
     told = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..whole import writable, writing
-from .style import INSTALL, graph_objects
+from .style import graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -101,7 +101,9 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
     try:
         import kaleido
     except ImportError as error:
-        raise ImportError(f"Pictures need kaleido, which is not installed: {INSTALL}. Pages (.html) do not.") from error
+        raise ImportError(
+            "Pictures need kaleido, which is not installed: pip install kaleido. Pages (.html) do not."
+        ) from error
     size = {"width": width, "height": height or figure.layout.height or 500, "scale": scale}
     # Formulas would be fetched from a network, and no figure has any.
     settings: dict[str, Any] = {"mathjax": False} | ({"path": found} if (found := browser()) else {})

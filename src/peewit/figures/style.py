@@ -26,7 +26,6 @@ TEXT = "#7A7A7A"  # as far from white as from black: read on both
 LINES = "rgba(128, 128, 128, 0.25)"
 CLEAR = "rgba(0, 0, 0, 0)"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INSTALL = "pip install 'peewit[figures]'"
 
 
 def graph_objects() -> Any:
@@ -34,7 +33,7 @@ def graph_objects() -> Any:
     try:
         import plotly.graph_objects
     except ImportError as error:
-        raise ImportError(f"Figures need plotly, which is not installed: {INSTALL}") from error
+        raise ImportError("Figures need plotly, which is not installed: pip install plotly") from error
     return plotly.graph_objects
 
 

@@ -81,9 +81,7 @@ def plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ImportError(
-            "Reports as pages need plotly, which is not installed: pip install 'peewit[figures]'"
-        ) from error
+        raise ImportError("Reports as pages need plotly, which is not installed: pip install plotly") from error
     return str(get_plotlyjs())
 
 
