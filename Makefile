@@ -92,10 +92,11 @@ test-cuda: ## run the same tests and COUNT random networks on a GPU with PYTHON 
 	@OMP_NUM_THREADS=1 $(FOUND) tools/random_networks.py --device cuda --dtype float32 --turns \
 	  --seed $(SEED) --count $(COUNT) --workers $(WORKERS)
 
-lint: $(TOOLS) ## ruff, and mypy in strict mode on src
+lint: $(TOOLS) ## ruff, and mypy in strict mode on src, for Python 3.10 and 3.14
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
-	@$(RUN) -m mypy
+	@$(RUN) -m mypy --python-version 3.10
+	@$(RUN) -m mypy --python-version 3.14
 
 format: $(TOOLS) ## rewrite the code as lint wants it
 	@$(RUN) -m ruff check --fix .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 from pathlib import Path
@@ -24,6 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
         # Several processes with several threads each are slower than one thread per process.
         torch.set_num_threads(1)
+    if not DEVICE.startswith("cuda") and importlib.util.find_spec("triton"):
+        # For tests/test_kernels.py: Triton's own functions are interpreted only if it is imported under this variable.
+        os.environ["TRITON_INTERPRET"] = "1"
+        importlib.import_module("triton.language")
+        del os.environ["TRITON_INTERPRET"]
 
 
 def pytest_report_header() -> str:

@@ -460,12 +460,12 @@ def failures(
 ) -> list[str]:
     """Sentences about everything that is wrong with the library's answers for a network."""
     s = Subject(network, device, dtype)
+    if not connected(s.plain, s.x, s.names):
+        return _refusal(s, least=0.0, words="does not depend on the selected weights")
     if s.coupling > ALONE:
         return _refusal(s)
     if any(option.startswith("examples meet") for option in network.options) and not _refusal(s, least=0.0):
         return []  # they do where units are dead at these weights
-    if not connected(s.plain, s.x, s.names):
-        return _refusal(s, least=0.0, words="does not depend on the selected weights")
     found = []
     for name, function in CHECKS.items():
         if only and name not in only:

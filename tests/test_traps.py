@@ -127,6 +127,13 @@ TRAPS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+def test_parameters_that_are_wrapped_anew_are_verified() -> None:
+    """Their derivatives were called too small to tell, so that a torch whose transforms give zeros went unnoticed."""
+    torch.manual_seed(3)
+    la = fitted(built(SlicedList()), moved(normal(2, 4, 4)), moved(classes(3, 2)), "classification", "full")
+    assert "too small" not in str(la.coverage())
+
+
 @pytest.mark.parametrize("examples", [2, 5])
 @pytest.mark.parametrize("name", TRAPS)
 def test_curvature_and_covariance(name: str, examples: int) -> None:

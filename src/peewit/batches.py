@@ -420,6 +420,30 @@ def _without_checkpoints() -> Iterator[None]:
                 setattr(module, name, own)
 
 
+class _AnyTensor(type):
+    """A class whose instances are all tensors."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor)
+
+
+class _Parameter(metaclass=_AnyTensor):
+    """Stands in for `nn.Parameter` in lists of parameters, whose slices would wrap tensors anew without their graph."""
+
+
+@contextmanager
+def _plain_lists() -> Iterator[None]:
+    """Let slices of lists of parameters hold the very tensors that stand in for weights."""
+    module: Any = torch.nn.modules.container
+    with LOCK:
+        kept = module.Parameter
+        try:
+            module.Parameter = _Parameter
+            yield
+        finally:
+            module.Parameter = kept
+
+
 @contextmanager
 def _plain_attention() -> Iterator[None]:
     """Without the fused encoder, which runs only where no gradients are asked for, and then zeroes padded positions."""
@@ -693,6 +717,8 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
             from .layers.embedding import KeptTables  # which needs this file
 
             stack.enter_context(KeptTables())
+        if any(isinstance(module, nn.ParameterList | nn.ParameterDict) for module, _ in modes):
+            stack.enter_context(_plain_lists())
         if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
             # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .arithmetic import convolutions_rounded, products_rounded
 from .batches import (
@@ -298,7 +298,9 @@ class Comparison:
         given = [(name, each.detach()) for name, each in self.tracer.model.named_parameters()]
         generators = {each.device: torch.Generator(each.device).manual_seed(0) for _, each in given}
         for _ in range(DRAWS if self._repeatable(self.allowed.output) else 0):
-            yield {name: nudged(each, generators[each.device]) for name, each in given if each.is_floating_point()}
+            others = ((name, nudged(each, generators[each.device])) for name, each in given if each.is_floating_point())
+            # As parameters: a network that makes parameters of other tensors, as slices of lists do, loses their graph.
+            yield {name: nn.Parameter(each.detach()) for name, each in others}
 
     def _at(self, weights: dict[str, Tensor], inputs: Inputs) -> Tensor | None:
         """The output with other weights, where the network takes them and its output depends on them."""
