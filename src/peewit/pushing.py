@@ -83,7 +83,8 @@ def _mapped(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
 def _forward(push: Callable[[], Any]) -> Pushed | None:
     with torch.no_grad(), warnings.catch_warnings(), CertainPadding():
         # Forward mode's own decompositions still use what torch has deprecated.
-        warnings.filterwarnings("ignore", message="`torch.jit.script")  # a FutureWarning from 2.15 on
+        for category in (DeprecationWarning, FutureWarning):  # the latter from torch 2.15 on
+            warnings.filterwarnings("ignore", message="`torch.jit.script", category=category)
         warnings.filterwarnings("ignore", message="There is a performance drop")
         try:
             made = push()
