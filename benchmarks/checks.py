@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import peewit as pw
 from benchmarks.measure import synchronise
 from benchmarks.networks import lenet, mlp, resnet18, vit
-from peewit import tracer
-from peewit.structures import rounding
+from peewit.curvature.structures import rounding
+from peewit.tracing import tracer
 
 VERIFIED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "perceptron 10-32-10": (lambda: nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 10)), (10,)),

@@ -38,13 +38,13 @@ def fit(
 
 def try_kernels_again() -> None:
     """Forget that fused kernels failed: all calls would be slower from then on."""
-    from peewit import fused
+    from peewit.kernels import available
 
-    fused.broken.clear()
+    available.broken.clear()
 
 
 def kernels_that_failed() -> list[str]:
     """Why measurements were made without fused kernels, if they were."""
-    from peewit import fused
+    from peewit.kernels import available
 
-    return list(fused.broken)
+    return list(available.broken)

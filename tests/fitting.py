@@ -12,10 +12,14 @@ from torch import Tensor, nn
 import peewit as pw
 from cases import randomise
 from conftest import DEVICE
-from peewit.batches import Batches, device_of, evaluation, take
-from peewit.curvature import GGN, Source
-from peewit.memory import budget
-from peewit.space import make_space, trainable
+from peewit.curvature.kinds import GGN
+from peewit.curvature.stream import Source
+from peewit.network.batches import Batches
+from peewit.network.isolation import evaluation
+from peewit.network.modules import device_of
+from peewit.network.nests import take
+from peewit.runtime.memory import budget
+from peewit.weights.space import make_space, trainable
 from tables import moved
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from peewit import tracer
-from peewit.layers import base, contractions, elementwise, linear
-from peewit.layers.base import Lift
-from peewit.recording import HANDLERS, Recording, following
-from peewit.tape import Tape
+from peewit.tracing import graph, tracer
+from peewit.tracing.layers import contractions, elementwise, linear, references
+from peewit.tracing.layers.contract import Lift
+from peewit.tracing.recording import HANDLERS, Recording, following
+from peewit.tracing.tape import Tape
 
 Patch = pytest.MonkeyPatch
 
@@ -36,15 +36,15 @@ def ways_around_a_use(patch: Patch) -> None:
     def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], set[Any]]:
         above = set(following([output.grad_fn], recording.aliases.__contains__))
         below = following([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
-        return tracer.owners(above, recording.names) | tracer.owners(below, recording.names), above
+        return graph.owners(above, recording.names) | graph.owners(below, recording.names), above
 
     patch.setattr(tracer, "unrecorded", unrecorded)
 
 
 def weights_in_other_strides(patch: Patch) -> None:
     """A weight that is not contiguous has no rows, and so no Kronecker form."""
-    own, matrices = base.Ref.is_rows.fget, linear.matrices
-    patch.setattr(base.Ref, "is_rows", property(lambda ref: ref.parameter.is_contiguous() and own(ref)))
+    own, matrices = references.Ref.is_rows.fget, linear.matrices
+    patch.setattr(references.Ref, "is_rows", property(lambda ref: ref.parameter.is_contiguous() and own(ref)))
     for module in (linear, contractions):
         patch.setattr(
             module, "matrices", lambda ref, *args: matrices(ref, *args) if ref.parameter.is_contiguous() else None
@@ -136,14 +136,14 @@ def places_in_memory(patch: Patch) -> None:
 
 def complex_views(patch: Patch) -> None:
     """Real weights that are seen as complex numbers are taken for a view like any other."""
-    own = base.Ref.of
+    own = references.Ref.of
 
-    def of(name: str, tensor: Tensor, parameter: Tensor) -> base.Ref | None:
+    def of(name: str, tensor: Tensor, parameter: Tensor) -> references.Ref | None:
         if tensor.dtype == parameter.dtype:
             return own(name, tensor, parameter)
-        return base.Ref(name, tensor, parameter, 0, tuple(tensor.stride()))
+        return references.Ref(name, tensor, parameter, 0, tuple(tensor.stride()))
 
-    patch.setattr(base.Ref, "of", staticmethod(of))
+    patch.setattr(references.Ref, "of", staticmethod(of))
 
 
 class Product(elementwise.ElementwiseRule):

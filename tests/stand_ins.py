@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peewit.memory import Budget
+from peewit.runtime.memory import Budget
 
 ROOM = Budget(1 << 24)
 

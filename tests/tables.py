@@ -14,7 +14,7 @@ import reference
 import reference_dense as dense
 from cases import BY_NAME, CASES
 from conftest import DEVICE
-from peewit.jacobians import join
+from peewit.jacobians.layout import join
 
 NAMES = [case.name for case in CASES]
 AMBIGUOUS = ("gpt_positions", "ignored_labels_causal")  # as many positions as classes

@@ -12,7 +12,7 @@ from torch import nn
 
 import peewit as pw
 from conftest import DEVICE
-from peewit.arithmetic import NAMES, Arithmetic, switched
+from peewit.runtime.arithmetic import NAMES, Arithmetic, switched
 
 STATES = {
     "as torch comes": lambda: None,

@@ -26,8 +26,8 @@ from commands import classifier, data, furnished, leftovers, run
 from peewit.cli import main, posteriors
 from peewit.cli.output import Problem, finite
 from peewit.cli.settings import KNOWN, assignment, gathered
-from peewit.progress import Progress
-from peewit.whole import writing
+from peewit.runtime.progress import Progress
+from peewit.storage.atomic import writing
 from reports import classification
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification --train train.npz"

@@ -19,7 +19,7 @@ pytest.importorskip("typer", reason="no typer")
 from commands import classifier, data, furnished, run, write_csv
 from peewit.cli import tables
 from peewit.cli.output import Problem
-from peewit.schema import Schema
+from peewit.posterior.schema import Schema
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning:peewit.cli")  # printed as notes
 

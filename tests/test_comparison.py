@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from conftest import DEVICE
 from networks import Network
-from peewit import verification
-from peewit.jacobians import Explicit
-from peewit.layers.base import Part
-from peewit.memory import Budget
-from peewit.plan import Plan, signature
-from peewit.tracer import Tracer
-from peewit.verification import (
+from peewit.jacobians.explicit import Explicit
+from peewit.runtime.memory import Budget
+from peewit.tracing import verification
+from peewit.tracing.knowledge import Plan, signature
+from peewit.tracing.tracer import Tracer
+from peewit.tracing.verification import (
     EQUAL,
     EXACT,
     Bounds,
@@ -36,6 +35,7 @@ from peewit.verification import (
     unlike,
     verify,
 )
+from peewit.weights.ranges import Part
 
 close = torch.testing.assert_close
 BUDGET = Budget(1 << 24)

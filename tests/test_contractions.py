@@ -21,12 +21,16 @@ from conftest import DEVICE
 from contraction_networks import Addmm
 from fitting import built, fitted, names_of, normal
 from networks import Network, parameter
-from peewit import fused
-from peewit.jacobians import Acts, Layout, Matrix, Term
-from peewit.layers import linear
-from peewit.layers.contractions import Letters, fits
-from peewit.memory import Budget
-from peewit.structures import eigen, kron
+from peewit.curvature.structures import eigen, kron
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
+from peewit.kernels import available, operands
+from peewit.kernels import jacobians as kernel_jacobians
+from peewit.kernels import products as kernel_products
+from peewit.runtime.memory import Budget
+from peewit.tracing.layers import linear
+from peewit.tracing.layers.contractions import Letters, fits
 from saving import assert_same
 from tables import curvature_of, moved, relative, table
 
@@ -129,7 +133,7 @@ def test_when_gradients_go_through_the_input_alone(monkeypatch: pytest.MonkeyPat
     given, weight, bias = (normal(*shape).requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,)))
     asked: list[float] = []
     monkeypatch.setattr(
-        fused, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
+        kernel_products, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
     )
 
     def both(second: bool = False, exact: bool = True, found: str = "weight bias", **other: Any) -> tuple[bool, bool]:
@@ -145,7 +149,7 @@ def test_when_gradients_go_through_the_input_alone(monkeypatch: pytest.MonkeyPat
     assert both(found="weight") == both(found="bias") == both(found="", bias=bias.detach()) == (False, False)
     with torch.autocast(given.device.type, torch.bfloat16):
         assert both() == (False, False)
-    monkeypatch.setattr(fused, "in_parts", lambda *_: False)
+    monkeypatch.setattr(kernel_products, "in_parts", lambda *_: False)
     assert both() == (True, False)
 
 
@@ -316,7 +320,7 @@ def test_gradients_through_transposed_weights_in_parts(monkeypatch: pytest.Monke
         seen.append(tuple(weight.shape))
         return grad @ weight
 
-    monkeypatch.setattr(fused, "in_parts", lambda *_: True)
+    monkeypatch.setattr(kernel_products, "in_parts", lambda *_: True)
     monkeypatch.setattr(linear, "exactly", note)
     turned, plain = both_ways()
     x, y = normal(6, 3, 4), torch.arange(6) % 3
@@ -372,10 +376,10 @@ def test_kernels_see_gradients_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(given)
         return torch.zeros(4, 2, 2)
 
-    monkeypatch.setattr(fused, "usable", lambda *_: True)
-    monkeypatch.setattr(fused, "worthwhile", lambda *_: True)
-    monkeypatch.setattr(fused, "rotated", lambda x, basis, *_: x if basis is None else x @ basis)
-    monkeypatch.setattr(fused, "inner_products", note)
+    monkeypatch.setattr(available, "usable", lambda *_: True)
+    monkeypatch.setattr(kernel_jacobians, "worthwhile", lambda *_: True)
+    monkeypatch.setattr(operands, "rotated", lambda x, basis, *_: x if basis is None else x @ basis)
+    monkeypatch.setattr(kernel_jacobians, "inner_products", note)
     left, right, weight = normal(1, 5, 5, seed=3).float(), normal(1, 3, 3, seed=4).float(), torch.rand(1, 5, 3)
     asked.quad(weight, left, right)
     ((of_grad, of_act, of_weight, _),) = seen

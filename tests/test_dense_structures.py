@@ -13,14 +13,14 @@ from torch import Tensor
 
 import peewit as pw
 from fitting import normal
-from peewit.diagnosis import NotFiniteCurvature
-from peewit.groups import Groups
-from peewit.jacobians import Explicit
-from peewit.layers.base import Part
-from peewit.memory import Budget
-from peewit.space import Space
-from peewit.structures import block, common, rounding
-from peewit.structures.block import DenseCurvature, DenseSums, measure_groups
+from peewit.curvature.structures import common, dense, rounding
+from peewit.curvature.structures.dense import DenseCurvature, DenseSums, measure_groups
+from peewit.jacobians.explicit import Explicit
+from peewit.network.finite import NotFiniteCurvature
+from peewit.runtime.memory import Budget
+from peewit.weights.groups import Groups
+from peewit.weights.ranges import Part
+from peewit.weights.space import Space
 from stand_ins import ROOM, batch_of, source_of
 
 A, B, C = Part("m.weight", 0, 4), Part("m.bias", 0, 2), Part("n.weight", 0, 3)
@@ -45,21 +45,21 @@ def positive(size: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 13, 20])
 def test_symmetric_sums_by_stripes(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower blocks in place, and the others by `mirrored`; with a gradient all at once and another tensor."""
-    monkeypatch.setattr(block, "STRIPE", 3)
+    monkeypatch.setattr(dense, "STRIPE", 3)
     rows, before = normal(5, size), positive(size, 3)
     total = before.clone()
-    made = block.with_outer(block.with_outer(total, rows), 2 * rows)
+    made = dense.with_outer(dense.with_outer(total, rows), 2 * rows)
     assert made is total
-    close(block.mirrored(made), before + 5 * rows.T @ rows)
+    close(dense.mirrored(made), before + 5 * rows.T @ rows)
     for first, second in ((before.clone().requires_grad_(), rows), (before.clone(), rows.clone().requires_grad_())):
-        made = block.with_outer(first, second)
-        assert made is not first and made.requires_grad and block.mirrored(made) is made
+        made = dense.with_outer(first, second)
+        assert made is not first and made.requires_grad and dense.mirrored(made) is made
         close(made, before + rows.T @ rows)
         close(first.detach(), before)
-    monkeypatch.setattr(block, "STRIPE", 1000)
+    monkeypatch.setattr(dense, "STRIPE", 1000)
     for stripes in (1, 4):
-        monkeypatch.setattr(block, "STRIPES", stripes)
-        close(block.mirrored(block.with_outer(before.clone(), rows)), before + rows.T @ rows)
+        monkeypatch.setattr(dense, "STRIPES", stripes)
+        close(dense.mirrored(dense.with_outer(before.clone(), rows)), before + rows.T @ rows)
 
 
 def test_scaled_matrices_with_a_diagonal() -> None:
@@ -67,11 +67,11 @@ def test_scaled_matrices_with_a_diagonal() -> None:
     matrix, scale, diagonal = positive(4), torch.tensor(3.0, dtype=torch.float64), normal(4)
     expected = 3 * matrix + torch.diag(diagonal)
     before = matrix.clone()
-    close(block.with_diagonal(matrix, scale, diagonal), expected)
+    close(dense.with_diagonal(matrix, scale, diagonal), expected)
     close(matrix, before)
     for place in range(3):
         given = [each.clone().requires_grad_(number == place) for number, each in enumerate((matrix, scale, diagonal))]
-        made = block.with_diagonal(given[0], given[1], given[2])
+        made = dense.with_diagonal(given[0], given[1], given[2])
         close(made, expected)
         slope = torch.autograd.grad(made.square().sum(), given[place])[0]
         close(slope, [6 * expected, 2 * (expected * matrix).sum(), 2 * expected.diagonal()][place])
@@ -81,28 +81,28 @@ def test_scaled_matrices_with_a_diagonal() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns and examples, of all its weights side by side; one that has no Jacobian has zeros."""
-    monkeypatch.setattr(block, "CHUNK", 4)
+    monkeypatch.setattr(dense, "CHUNK", 4)
     half, later, absent = Part("n.weight", 4, 6), Part("n.weight", 2, 6), Part("m.bias", 1, 3)
     mask = torch.tensor([True, False, True, True, False, True, True, False, True, True]) if masked else None
     first, second = normal(2, 3, 4), normal(2, 3, 2, seed=2)
     found: dict[Part, Any] = {A: Explicit(first, room), half: Explicit(second, room)}
     rows = torch.cat([first, torch.zeros(2, 3, 2), torch.zeros(2, 3, 2), second], 2).flatten(0, 1)
     rows = rows if mask is None else rows[:, mask]
-    made = block.add_gram(None, found, (A, absent, later), mask, torch.float32)
+    made = dense.add_gram(None, found, (A, absent, later), mask, torch.float32)
     assert made is not None
-    close(block.mirrored(made), rows.T @ rows)
-    again = block.add_gram(made, found, (A, absent, later), mask, torch.float32)
+    close(dense.mirrored(made), rows.T @ rows)
+    again = dense.add_gram(made, found, (A, absent, later), mask, torch.float32)
     assert again is not None
-    close(block.mirrored(again), 2 * rows.T @ rows)
-    assert block.add_gram(None, found, (B,), None, torch.float32) is None
+    close(dense.mirrored(again), 2 * rows.T @ rows)
+    assert dense.add_gram(None, found, (B,), None, torch.float32) is None
     kept = torch.ones(2, 2)
-    assert block.add_gram(kept, found, (B,), None, torch.float32) is kept
+    assert dense.add_gram(kept, found, (B,), None, torch.float32) is kept
     narrow = {A: Explicit(first.float(), room)}
     wide = first.float().double().flatten(0, 1)
-    made = block.add_gram(None, narrow, (A,), None, torch.float64)
+    made = dense.add_gram(None, narrow, (A,), None, torch.float64)
     assert made is not None
-    close(block.mirrored(made), wide.T @ wide)
-    made = block.add_gram(None, narrow, (A,), None, torch.float32)
+    close(dense.mirrored(made), wide.T @ wide)
+    made = dense.add_gram(None, narrow, (A,), None, torch.float32)
     assert made is not None and made.dtype == torch.float64
 
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, normal
-from peewit.invariance import invariant_sets
+from peewit.priors.invariance import invariant_sets
 from tables import moved, relative
 
 EXACT = 1e-8

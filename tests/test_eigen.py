@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import DEVICE
-from peewit.structures import eigen
+from peewit.curvature.structures import eigen
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import seeded, weights_of
-from peewit.evidence import Evidence, Question, noise_scale, shared_numbers, strength
-from peewit.jacobians import part_ways
-from peewit.space import Space
+from peewit.jacobians.layout import part_ways
+from peewit.posterior.evidence import Evidence, Question, noise_scale, shared_numbers, strength
+from peewit.weights.space import Space
 from tables import Table, curvature_of, moved, relative, table
 
 EXACT = 1e-9

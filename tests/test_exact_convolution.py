@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 import peewit as pw
 from conftest import DEVICE
-from peewit import fused
-from peewit.layers import exact_convolution, linear
-from peewit.layers.columns import pulled
-from peewit.layers.exact_convolution import Convolution, Geometry, as_they_are, in_parts, of_columns, through
+from peewit.kernels import available
+from peewit.kernels import products as kernel_products
+from peewit.tracing.layers import linear
+from peewit.tracing.layers.conv import gradients
+from peewit.tracing.layers.conv.gradients import Convolution, Geometry, as_they_are, in_parts, of_columns, through
+from peewit.tracing.layers.pulling import pulled
 
 GEOMETRIES = {
     "plain": ((5, 9, 7), (8, 5, 3, 3), Geometry((5, 9, 7), (1, 1), (0, 0), (1, 1))),
@@ -70,8 +72,8 @@ def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append("convolution" if len(given) == 3 else "product")
         return as_they_are(*given) if len(given) == 3 else given[0] @ given[1]
 
-    monkeypatch.setattr(exact_convolution, "in_parts", parts)
-    monkeypatch.setattr(fused, "product", parts)
+    monkeypatch.setattr(gradients, "in_parts", parts)
+    monkeypatch.setattr(kernel_products, "product", parts)
 
     def both(dtype: torch.dtype = torch.float32, **change: bool) -> list[str]:
         asked.clear()
@@ -84,10 +86,10 @@ def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert both(parts=False) == ["product"]
     assert both(torch.float64) == []
     with monkeypatch.context() as patched:
-        patched.setattr(fused, "broken", ["no compiler"])
+        patched.setattr(available, "broken", ["no compiler"])
         assert both() == []
-        patched.setattr(fused, "broken", [])
-        patched.setattr(fused, "attempted", lambda _: None)
+        patched.setattr(available, "broken", [])
+        patched.setattr(available, "attempted", lambda _: None)
         assert both() == []
 
 
@@ -96,7 +98,7 @@ def test_parts_of_numbers() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 3, 7, device=DEVICE) * torch.logspace(-30, 30, 7, device=DEVICE)
     x[0, 0, 0] = 0.0
-    high, low = fused.rounded(x)
+    high, low = kernel_products.rounded(x)
     assert torch.equal(high + low, x)
     assert not bool((high.contiguous().view(torch.int32) & 0x1FFF).any())
     assert bool((low.abs() <= x.abs() * 2**-11).all())
@@ -106,8 +108,8 @@ def test_each_part_counts() -> None:
     """Without either small product the error is that of 11 bits."""
     given, weight, grad, geometry = case("padded")
     right = expected(given, weight, grad, geometry)
-    head, rest = fused.rounded(grad)
-    high, low = fused.rounded(weight)
+    head, rest = kernel_products.rounded(grad)
+    high, low = kernel_products.rounded(weight)
     parts = [geometry.back(*pair, given).double() for pair in ((head, high), (rest, high), (head, low))]
     assert error(sum(parts[1:], parts[0]), right) < 1e-3
     for left_out in (1, 2):
@@ -136,19 +138,19 @@ def test_columns_are_examples() -> None:
 def test_how_gradients_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts where they are wide and are to be exact; in pieces where memory is short; as torch does them else."""
     asked: list[float] = []
-    monkeypatch.setattr(exact_convolution, "on_gpu", lambda _: True)
-    monkeypatch.setattr(exact_convolution, "convolutions_rounded", lambda: False)
+    monkeypatch.setattr(gradients, "on_gpu", lambda _: True)
+    monkeypatch.setattr(gradients, "convolutions_rounded", lambda: False)
     monkeypatch.setattr(
-        fused, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
+        kernel_products, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
     )
     own = Geometry((64, 6, 5), (1, 2), (1, 0), (2, 1))
     given = torch.empty(2, 64, 6, 5)
 
     def found(weight: tuple[int, ...] = (64, 64, 3, 2), exact: bool = True, room: float = 8 << 30) -> Geometry | None:
         recorder: Any = SimpleNamespace(exact=exact, room=room)
-        return exact_convolution.chosen(recorder, given, torch.empty(weight, requires_grad=True), own)
+        return gradients.chosen(recorder, given, torch.empty(weight, requires_grad=True), own)
 
-    roomy, least = exact_convolution.ROOMY, exact_convolution.PIECE
+    roomy, least = gradients.ROOMY, gradients.PIECE
     assert found() == own._replace(parts=True, piece=8 << 25) and asked == [2 * 6 * 5 * 64 * 64 * 3 * 2]
     assert found(room=1 << 40) == own._replace(parts=True, piece=least)
     assert found(room=1) == own._replace(parts=True, piece=1)
@@ -156,9 +158,9 @@ def test_how_gradients_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     for narrow in ({"exact": False}, {"weight": (63, 64, 3, 2)}, {"weight": (64, 63, 3, 2)}):
         assert found(**narrow) is None and found(**narrow, room=roomy) is None
         assert found(**narrow, room=short) == own._replace(parts=False, piece=short // 32)
-    monkeypatch.setattr(exact_convolution, "convolutions_rounded", lambda: True)
+    monkeypatch.setattr(gradients, "convolutions_rounded", lambda: True)
     assert found() is None and found(room=short) == own._replace(parts=False, piece=short // 32)
-    monkeypatch.setattr(exact_convolution, "on_gpu", lambda _: False)
+    monkeypatch.setattr(gradients, "on_gpu", lambda _: False)
     assert found(room=short) is None
 
 
@@ -188,12 +190,14 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], bool]]
         calls.append((tuple(weight.shape), geometry.parts))
         return through(grad, weight, geometry)
 
-    monkeypatch.setattr(exact_convolution, "through", note)
-    monkeypatch.setattr(exact_convolution, "on_gpu", lambda _: True)
-    monkeypatch.setattr(exact_convolution, "NARROWEST", 1)
-    monkeypatch.setattr(exact_convolution, "convolutions_rounded", lambda: False)
-    monkeypatch.setattr(fused, "in_parts", lambda *_: True)
-    monkeypatch.setattr(fused, "product", lambda x, weight: x @ weight)  # the linear map's, which needs the kernels
+    monkeypatch.setattr(gradients, "through", note)
+    monkeypatch.setattr(gradients, "on_gpu", lambda _: True)
+    monkeypatch.setattr(gradients, "NARROWEST", 1)
+    monkeypatch.setattr(gradients, "convolutions_rounded", lambda: False)
+    monkeypatch.setattr(kernel_products, "in_parts", lambda *_: True)
+    monkeypatch.setattr(
+        kernel_products, "product", lambda x, weight: x @ weight
+    )  # the linear map's, which needs the kernels
     return calls
 
 
@@ -229,7 +233,7 @@ def test_where_torch_does_well_it_is_left_alone(monkeypatch: pytest.MonkeyPatch)
 
     for name, value in (("NARROWEST", 64), ("convolutions_rounded", lambda: True), ("on_gpu", lambda _: False)):
         with monkeypatch.context() as patched:
-            patched.setattr(exact_convolution, name, value)
+            patched.setattr(gradients, name, value)
             fit()
     assert not calls
     fit()

@@ -21,7 +21,7 @@ import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, seeded
 from networks import tied_linears, unused_layer
-from peewit import files
+from peewit.storage import format, save
 from saving import STRUCTURES, answers, assert_same, content_of, equal
 from tables import NAMES, moved, table
 
@@ -336,7 +336,7 @@ def test_interrupted_saves_leave_the_earlier_file(
             Path(args[1]).write_bytes(b"half of it")
         raise error("stop")
 
-    monkeypatch.setattr(files if step == "save_file" else os, step, fail)
+    monkeypatch.setattr(save if step == "save_file" else os, step, fail)
     with pytest.raises(error):
         posterior("full").save(path)
     monkeypatch.undo()
@@ -408,7 +408,7 @@ def test_other_files(tmp_path: Path) -> None:
 def test_newer_formats_are_refused(tmp_path: Path) -> None:
     """Before anything else in them is read."""
     la, path = posterior("diag"), tmp_path / "a"
-    for number in (str(files.FORMAT + 1), "9" * 5000):
+    for number in (str(format.FORMAT + 1), "9" * 5000):
         save_file({"x": torch.zeros(2)}, path, {"format": number, "version": "9.0", "peewit": "?", "checksum": "?"})
         with pytest.raises(ValueError, match=r"has format .* written by peewit '9.0'; this is .*Use a newer peewit"):
             pw.load(path, la.model)
@@ -428,7 +428,7 @@ def forged(source: Path, target: Path, change: Callable[[dict[str, Any], dict[st
     texts, tensors = content_of(source)
     content = json.loads(texts["peewit"])
     text = change(content, tensors)
-    save_file(tensors, target, files.header(json.dumps(content) if text is None else text, tensors))
+    save_file(tensors, target, save.header(json.dumps(content) if text is None else text, tensors))
 
 
 def put(*path: Any, value: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:

@@ -15,16 +15,18 @@ from torch import Tensor, nn
 
 import peewit as pw
 from conftest import DEVICE
-from peewit import fused
-from peewit.layers import HANDLERS, attention, conv
-from peewit.layers.attention import Attention, for_columns, gradients
-from peewit.layers.base import Ref
-from peewit.layers.conv import Window, patches, rotated_patches
-from peewit.layers.norm import frozen_batch_norm, layer_norm, over_positions
-from peewit.layers.pooling import PlacedPool, Pool, max_pool
-from peewit.layers.unbind import Unbind
-from peewit.memory import Budget
-from peewit.tracer import Tracer
+from peewit.kernels import available, operands
+from peewit.kernels import gradients as kernel_gradients
+from peewit.runtime.memory import Budget
+from peewit.tracing.layers import HANDLERS, attention
+from peewit.tracing.layers.attention import Attention, for_columns, gradients
+from peewit.tracing.layers.conv import rule as conv
+from peewit.tracing.layers.conv.rule import Window, patches, rotated_patches
+from peewit.tracing.layers.norm import frozen_batch_norm, layer_norm, over_positions
+from peewit.tracing.layers.pooling import PlacedPool, Pool, max_pool
+from peewit.tracing.layers.references import Ref
+from peewit.tracing.layers.unbind import Unbind
+from peewit.tracing.tracer import Tracer
 
 
 def normal(*shape: int) -> Tensor:
@@ -100,11 +102,11 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
         made = gradients(*flat, scale, grad.flatten(1, 2).movedim(0, 1))
         return tuple(part.movedim(1, 0).unflatten(1, q.shape[:2]) for part in made)
 
-    monkeypatch.setattr(fused, "attends", lambda *_: True)
-    monkeypatch.setattr(fused, "attention", kernel)
+    monkeypatch.setattr(kernel_gradients, "attends", lambda *_: True)
+    monkeypatch.setattr(kernel_gradients, "attention", kernel)
     monkeypatch.setattr(attention, "products_rounded", lambda: rounded)
-    for attempted in (fused.attempted, lambda _: None):
-        monkeypatch.setattr(fused, "attempted", attempted)
+    for attempted in (available.attempted, lambda _: None):
+        monkeypatch.setattr(available, "attempted", attempted)
         found = for_columns(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
         for one, right in zip(found, expected, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
@@ -198,10 +200,10 @@ def test_layer_norm_by_rows(
 ) -> None:
     """Over one axis and two, with kernels and where they fail; rows so even that `eps` counts."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fused, "usable", lambda *_: True)
-    monkeypatch.setattr(fused, "layer_norm", by_rows)
+    monkeypatch.setattr(available, "usable", lambda *_: True)
+    monkeypatch.setattr(kernel_gradients, "layer_norm", by_rows)
     if not kernels:
-        monkeypatch.setattr(fused, "attempted", lambda _: None)
+        monkeypatch.setattr(available, "attempted", lambda _: None)
     given = (0.004 * normal(4, 2, *shape) + 0.01).detach().requires_grad_()
     values: dict[str, Any] = {"input": given, "normalized_shape": shape}
     values |= {"weight": normal(*shape), "bias": normal(*shape)} if affine else {}
@@ -213,8 +215,8 @@ def test_layer_norm_by_rows(
 
 def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One column, second derivatives, inputs without gradients, mixed dtypes, wide rows, and without kernels."""
-    monkeypatch.setattr(fused, "WIDEST_ROW", 5)
-    monkeypatch.setattr(fused, "usable", lambda given: not given.requires_grad and bool(given.dim()))
+    monkeypatch.setattr(kernel_gradients, "WIDEST_ROW", 5)
+    monkeypatch.setattr(available, "usable", lambda given: not given.requires_grad and bool(given.dim()))
     given = normal(3, 5)
     plain: dict[str, Any] = {"input": given, "normalized_shape": (5,)}
 
@@ -232,7 +234,7 @@ def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not ours(input=low, weight=normal(5).float(), bias=normal(5).float())
     with torch.autocast(DEVICE, torch.bfloat16):
         assert not ours()
-    monkeypatch.setattr(fused, "usable", lambda _: False)
+    monkeypatch.setattr(available, "usable", lambda _: False)
     assert not ours()
 
 
@@ -248,11 +250,11 @@ def test_sums_over_positions(sums: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         product = None if other is None else torch.einsum("kbtp,btp->kbp", grad, other)
         return product, torch.einsum("kbtp->kbp", grad) if sums else None
 
-    monkeypatch.setattr(fused, "usable", lambda _: True)
-    monkeypatch.setattr(fused, "moments", moments)
-    later, kept = beside.clone().requires_grad_(), fused.attempted
+    monkeypatch.setattr(available, "usable", lambda _: True)
+    monkeypatch.setattr(kernel_gradients, "moments", moments)
+    later, kept = beside.clone().requires_grad_(), available.attempted
     for attempted in (kept, lambda _: None):
-        monkeypatch.setattr(fused, "attempted", attempted)
+        monkeypatch.setattr(available, "attempted", attempted)
         for other in (beside, None, later):
             asked.clear()
             found = over_positions(grad, other, sums)
@@ -577,11 +579,11 @@ def test_large_images_are_turned_by_a_convolution(folds: tuple[int, ...]) -> Non
     assert (acts(given).turned is None) == bool(folds)
 
 
-def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) -> fused.Operand:
+def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) -> operands.Operand:
     """In place of a kernel: an operand that stays in its precision, scaled by what is asked for."""
     scale = torch.full((x.shape[axis],), 2.0**top, dtype=x.dtype)
     high = x * scale.reshape(-1, *[1] * (x.dim() - 1 - axis))
-    return fused.Operand(high, high, scale, two)
+    return operands.Operand(high, high, scale, two)
 
 
 @pytest.mark.parametrize("two", [True, False])
@@ -596,7 +598,7 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
     basis = torch.randn(1, 24, 24)
     asked, kept = [], conv.turned_patches
 
-    def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> fused.Operand:
+    def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> operands.Operand:
         asked.append("patches")
         return scaled_up(x @ basis, axis, two, half)
 
@@ -604,11 +606,11 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
         asked.append("short")
         return basis / 4, torch.tensor([0.25])
 
-    monkeypatch.setattr(fused, "split", scaled_up)
-    monkeypatch.setattr(fused, "rotated", rotated)
-    monkeypatch.setattr(fused, "shortened", shortened)
-    monkeypatch.setattr(fused, "rotation_top", {24: 5}.__getitem__)
-    monkeypatch.setattr(fused, "worth_parts", lambda *_: large)
+    monkeypatch.setattr(operands, "split", scaled_up)
+    monkeypatch.setattr(operands, "rotated", rotated)
+    monkeypatch.setattr(operands, "shortened", shortened)
+    monkeypatch.setattr(operands, "rotation_top", {24: 5}.__getitem__)
+    monkeypatch.setattr(operands, "worth_parts", lambda *_: large)
     use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", weight, weight)})
     shown = given.as_subclass(OnGpu) if gpu else given
     with torch._C.DisableTorchFunctionSubclass():
@@ -867,7 +869,7 @@ def test_masks_as_they_were_in_the_forward_pass() -> None:
     start = sum(sizes_of(la)[:place])
     vectors = torch.zeros(1, la.D, dtype=torch.float64, device=DEVICE)
     vectors[0, start + 1] = 1.0
-    moved = pw.predictions.functional.functional_samples(la._network(None), x, vectors)[0] - other(x)
+    moved = pw.predictions.samples.functional_samples(la._network(None), x, vectors)[0] - other(x)
     torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-8)
 
 

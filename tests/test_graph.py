@@ -14,7 +14,7 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import measured, seeded
-from peewit.space import make_space
+from peewit.weights.space import make_space
 from tables import Table, moved, relative, table
 
 NAMES = (

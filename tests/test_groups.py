@@ -11,8 +11,8 @@ from torch import Tensor
 import peewit as pw
 from conftest import DEVICE
 from fitting import normal
-from peewit.groups import Groups, Rows
-from peewit.space import Space
+from peewit.weights.groups import Groups, Rows
+from peewit.weights.space import Space
 from tables import moved, relative
 
 SHAPES = {"a.weight": (7, 3, 5), "a.bias": (7,), "b.weight": (40, 31), "b.bias": (40,), "c": ()}
@@ -65,7 +65,7 @@ def test_sums_over_groups(prior: str, mask: bool, monkeypatch: Any) -> None:
     values = normal(len(numbers), seed=4) * (normal(len(numbers), seed=5) > 0)
     right = looped(values, numbers, groups.count)
     for few in (0, 10**6):
-        monkeypatch.setattr("peewit.groups.FEW", few)
+        monkeypatch.setattr("peewit.weights.groups.FEW", few)
         assert relative(groups.sums(moved(values)), right) < 1e-14
         rows = Rows.of(moved(values), groups)
         assert relative(rows.sums(rows.values.sum(1).cpu()), right) < 1e-14

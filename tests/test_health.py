@@ -14,7 +14,7 @@ import peewit as pw
 from cases import randomise
 from conftest import DEVICE
 from fitting import normal
-from peewit.examined import constant_energy, examine
+from peewit.diagnostics.gradients import constant_energy, examine
 from reference_dense import ggn
 
 

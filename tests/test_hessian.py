@@ -12,7 +12,7 @@ import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal, seeded
-from peewit.random import Hashed
+from peewit.runtime.random import Hashed
 from tables import Table, curvature_of, moved, relative, table
 
 EXACT = 1e-8

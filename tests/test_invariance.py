@@ -14,7 +14,7 @@ import peewit as pw
 from cases import randomise
 from conftest import DEVICE
 from invariant_networks import NETWORKS, Cosine, cnn, mlp
-from peewit.invariance import invariant_sets, nonnegative
+from peewit.priors.invariance import invariant_sets, nonnegative
 from tables import moved
 
 

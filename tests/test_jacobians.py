@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from peewit import fused, jacobians
-from peewit.jacobians import LARGEST_GRID, Acts, Explicit, Layout, Matrix, Stacked, Term, join, part_ways
-from peewit.memory import Budget
-from peewit.outermost import (
+from peewit.jacobians import factored, layout
+from peewit.jacobians.explicit import Explicit
+from peewit.jacobians.factored import LARGEST_GRID, Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout, join, part_ways
+from peewit.jacobians.output_layer import (
     Outermost,
     identity_cotangents,
     outermost_pieces,
@@ -23,6 +25,10 @@ from peewit.outermost import (
     spread,
     spread_variance,
 )
+from peewit.jacobians.stacked import Stacked
+from peewit.kernels import available, operands
+from peewit.kernels import jacobians as kernel_jacobians
+from peewit.runtime.memory import Budget
 
 EXAMPLES, COLUMNS = 3, 2
 LITTLE, PLENTY = Budget(1), Budget(1 << 24)
@@ -225,8 +231,8 @@ def test_rows_and_columns_in_a_basis(width: int, groups: int) -> None:
     """Each group in its own."""
     basis = normal(groups, width, width, seed=1)
     rows, matrices = normal(EXAMPLES, groups, 4, width), normal(EXAMPLES, groups, COLUMNS, 4, width)
-    torch.testing.assert_close(jacobians.turned(rows, basis), torch.einsum("bgti,gij->bgtj", rows, basis))
-    found = jacobians.turned_columns(matrices, basis)
+    torch.testing.assert_close(layout.turned(rows, basis), torch.einsum("bgti,gij->bgtj", rows, basis))
+    found = layout.turned_columns(matrices, basis)
     torch.testing.assert_close(found, torch.einsum("bgkoi,gij->bgkoj", matrices, basis))
 
 
@@ -307,7 +313,7 @@ class Kernels:
         self.asked.append(("gradients", two))
         return grad if basis is None else grad @ basis
 
-    def inputs(self, acts: Acts, examples: slice, basis: Tensor | None, two: bool, half: torch.dtype) -> Tensor:
+    def operand(self, acts: Acts, examples: slice, basis: Tensor | None, two: bool, half: torch.dtype) -> Tensor:
         """(b, G, T, I)."""
         assert half == torch.float16
         self.asked.append(("inputs", two))
@@ -327,9 +333,11 @@ class Kernels:
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Pretend that there are kernels; what they are asked for, and whether in two parts."""
     kernels = Kernels([])
-    for name in ("rotated", "inputs", "square_sums", "inner_products"):
-        monkeypatch.setattr(fused, name, getattr(kernels, name))
-    monkeypatch.setattr(fused, "usable", lambda grad, columns: columns == COLUMNS)
+    monkeypatch.setattr(operands, "rotated", kernels.rotated)
+    monkeypatch.setattr(Acts, "operand", lambda acts, *given: kernels.operand(acts, *given))
+    for name in ("square_sums", "inner_products"):
+        monkeypatch.setattr(kernel_jacobians, name, getattr(kernels, name))
+    monkeypatch.setattr(available, "usable", lambda grad, columns: columns == COLUMNS)
     return kernels.asked
 
 
@@ -364,12 +372,12 @@ def test_where_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not replace(usual, terms=(token,))._fusable()
     usual.quad(weight.clone().requires_grad_())
     usual.variance(weight.clone().requires_grad_())
-    monkeypatch.setattr(jacobians, "LARGEST_GRID", usual.layout.matrix[1] - 1)
+    monkeypatch.setattr(factored, "LARGEST_GRID", usual.layout.matrix[1] - 1)
     usual.quad(weight)
     assert not asked
-    monkeypatch.setattr(jacobians, "LARGEST_GRID", usual.layout.matrix[1])
+    monkeypatch.setattr(factored, "LARGEST_GRID", usual.layout.matrix[1])
     sizes = []
-    monkeypatch.setattr(fused, "worthwhile", lambda *given: sizes.append(given))
+    monkeypatch.setattr(kernel_jacobians, "worthwhile", lambda *given: sizes.append(given))
     grouped = matrix_of("positions in groups", PLENTY)
     grouped.square_sum()
     alone = replace(grouped.terms[0], grad=grouped.terms[0].grad[:, :1])
@@ -383,7 +391,7 @@ def test_where_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower way gives the same."""
     with_kernels(monkeypatch)
-    monkeypatch.setattr(fused, "attempted", lambda compute: None)
+    monkeypatch.setattr(available, "attempted", lambda compute: None)
     jacobian = matrix_of("positions in groups", PLENTY)
     weight = normal(*jacobian.layout.matrix, seed=93).square()
     expected = written_out(jacobian.terms)

@@ -16,10 +16,16 @@ from torch import Tensor, nn
 
 import peewit as pw
 from conftest import DEVICE
-from peewit import fused
-from peewit.arithmetic import Arithmetic
-from peewit.jacobians import Acts, Layout, Matrix, Term
-from peewit.memory import Budget
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
+from peewit.kernels import available
+from peewit.kernels import gradients as kernel_gradients
+from peewit.kernels import jacobians as kernel_jacobians
+from peewit.kernels import operands as kernel_operands
+from peewit.kernels import products as kernel_products
+from peewit.runtime.arithmetic import Arithmetic
+from peewit.runtime.memory import Budget
 
 ON_GPU = torch.device(DEVICE).type == "cuda"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -47,11 +53,11 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Triton's interpreter where there is no GPU."""
     if not ON_GPU:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    fused.kernels.cache_clear()
-    monkeypatch.setattr(fused, "worthwhile", lambda jacobian, operands: True)  # small ones too
+    available.kernels.cache_clear()
+    monkeypatch.setattr(kernel_jacobians, "worthwhile", lambda jacobian, operands: True)  # small ones too
     yield
-    fused.kernels.cache_clear()
-    fused.broken.clear()
+    available.kernels.cache_clear()
+    available.broken.clear()
 
 
 def operands(shape: tuple[int, ...], contiguous: bool) -> tuple[Tensor, ...]:
@@ -108,7 +114,7 @@ def test_kernels(shape: tuple[int, ...], contiguous: bool, arithmetic: str) -> N
         assert worst(asked.variance(weight, *bases), flat.square().sum(-1)) < BOUNDS[arithmetic]
         squares = rows.square().sum((0, 1))
         assert worst(asked.square_sum(*bases)[None], squares[None]) < BOUNDS[arithmetic]
-    assert not fused.broken
+    assert not available.broken
 
 
 def test_transposed_weights() -> None:
@@ -123,7 +129,7 @@ def test_transposed_weights() -> None:
     assert worst(asked.quad(weight.mT, right, left), flat @ flat.mT) < BOUNDS["float32"]
     assert worst(asked.variance(weight.mT, right, left), flat.square().sum(-1)) < BOUNDS["float32"]
     assert worst(asked.square_sum(right, left)[None], rows.square().sum((0, 1)).mT[None]) < BOUNDS["float32"]
-    assert not fused.broken
+    assert not available.broken
 
 
 def test_examples_apart() -> None:
@@ -146,7 +152,7 @@ def test_kernels_that_fail_leave_the_slower_way(monkeypatch: pytest.MonkeyPatch)
     def fails(*_: object) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(fused, "split", fails)
+    monkeypatch.setattr(kernel_operands, "split", fails)
     with pytest.warns(UserWarning, match="fused GPU kernels do not run here .*no compiler"):
         found = matrix(grad, act, "float32").quad(weight, left, right)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
@@ -158,7 +164,7 @@ def test_kernels_that_fail_leave_the_slower_way(monkeypatch: pytest.MonkeyPatch)
 def test_networks(structure: str, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions with strides, padding, dilation and groups, and linear maps over positions, whole fits."""
     if in_parts:  # rotations in 16 bits, which only large ones are worth
-        monkeypatch.setattr(fused, "WORTH_SPLITTING", 1)
+        monkeypatch.setattr(kernel_operands, "WORTH_SPLITTING", 1)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 6, 3, padding=1),
@@ -180,7 +186,7 @@ def test_networks(structure: str, in_parts: bool, monkeypatch: pytest.MonkeyPatc
         assert worst(made.cov, wide.cov) < bound
         variances = la.functional(x, variance_only=True).cov
         assert worst(variances, wide.cov.diagonal(dim1=1, dim2=2)) < bound
-    assert not fused.broken
+    assert not available.broken
 
 
 def test_gradients_of_covariances() -> None:
@@ -205,9 +211,9 @@ def test_examples_of_one_product_apart() -> None:
     grad[1] *= 1e-9
     grad[2] *= 1e9
     expected = grad.double() @ weight.double()
-    assert worst(fused.product(grad, weight), expected) < 1e-5
+    assert worst(kernel_products.product(grad, weight), expected) < 1e-5
     grad[3, 0] = math.nan
-    found = fused.product(grad, weight)
+    found = kernel_products.product(grad, weight)
     assert bool(torch.isnan(found[3]).all()) and worst(found[[0, 1, 2, 4, 5]], expected[[0, 1, 2, 4, 5]]) < 1e-5
 
 
@@ -217,12 +223,12 @@ def test_kernels_that_fail_leave_torchs_gradients(monkeypatch: pytest.MonkeyPatc
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).to(DEVICE)
     x, y = torch.randn(5, 4, 3, device=DEVICE), torch.zeros(5, 4, dtype=torch.long, device=DEVICE)
     expected = pw.fit(model, (x, y), "classification", arithmetic="tf32").log_evidence()
-    monkeypatch.setattr(fused, "WORTH_PARTS", 1.0)
+    monkeypatch.setattr(kernel_products, "WORTH_PARTS", 1.0)
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(fused, "launch", fails)
+    monkeypatch.setattr(available, "launch", fails)
     with pytest.warns(UserWarning, match="no compiler"):
         la = pw.fit(model, (x, y), "classification", arithmetic="float32")
     assert float(la.log_evidence()) == pytest.approx(float(expected), rel=1e-3)
@@ -238,7 +244,7 @@ def test_split(shape: tuple[int, ...], axis: int) -> None:
     sizes[axis] = -1
     x = x * (10.0 ** (torch.arange(shape[axis], device=DEVICE) % 9)).reshape(sizes)
     for given in (x, x.mT.contiguous().mT):
-        made = fused.split(given, axis, True, torch.float16)
+        made = kernel_operands.split(given, axis, True, torch.float16)
         assert made.high.stride() == given.stride() and made.high.dtype == torch.float16
         found = (made.high.double() + made.low.double()) / made.scale.double().reshape(sizes)
         largest = given.double().abs().amax([each for each in range(3) if each != axis], keepdim=True)
@@ -252,12 +258,12 @@ def test_split_rows(shape: tuple[int, ...]) -> None:
     torch.manual_seed(sum(shape))
     x = torch.randn(shape, device=DEVICE) * (10.0 ** -torch.arange(shape[0], device=DEVICE).clamp(max=10))[:, None]
     x[-1] = 0.0
-    made = fused.split_rows(x)
+    made = kernel_operands.split_rows(x)
     found = (made.high.double() + made.low.double()) / made.scale.double()[:, None]
     assert float(((found - x).abs().amax(1) / x.double().abs().amax(1).clamp(min=1e-30)).max()) < 2.0**-21
     if shape[1] > 1:  # Triton's interpreter takes no largest number of NaN alone
         x[0, 0] = math.nan
-        again = fused.split_rows(x)
+        again = kernel_operands.split_rows(x)
         assert bool(again.high[0, 0].isnan()) and torch.equal(again.high[1:], made.high[1:])
 
 
@@ -280,7 +286,7 @@ def test_attention(sizes: tuple[int, ...], columns: int, exact: bool) -> None:
     wide = [each.double().requires_grad_() for each in (query, key, value)]
     shares = (wide[0] @ wide[1].mT * 0.3).softmax(-1)
     output = shares @ wide[2]
-    found = fused.attention(query, key, value, shares.detach().float(), 0.3, grad, exact)
+    found = kernel_gradients.attention(query, key, value, shares.detach().float(), 0.3, grad, exact)
     for column in range(columns):
         expected = torch.autograd.grad(output, wide, grad[column].double(), retain_graph=True)
         for one, right in zip(found, expected, strict=True):
@@ -300,7 +306,9 @@ def test_no_nan_is_lost_in_attention(exact: bool, bits: int) -> None:
     query, key, value = (torch.randn(2, 1, 5, 4, device=DEVICE) for _ in range(3))
     grad = torch.randn(2, 2, 1, 5, 4, device=DEVICE)
     grad[1, 0, 0, 2] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
-    found = fused.attention(query, key, value, torch.full((2, 1, 5, 5), 0.2, device=DEVICE), 0.5, grad, exact)
+    found = kernel_gradients.attention(
+        query, key, value, torch.full((2, 1, 5, 5), 0.2, device=DEVICE), 0.5, grad, exact
+    )
     for made in found:
         assert bool(made[1, 0].isnan().any()) and not bool(made[0].isnan().any() | made[1, 1].isnan().any())
 
@@ -316,17 +324,20 @@ def test_moments(shape: tuple[int, ...], dense: str) -> None:
     grad = grad.mT.contiguous().mT if dense == "positions" else grad
     other = torch.randn(examples, positions, width, device=DEVICE)
     products, sums = (grad.double() * other.double()).sum(2), grad.double().sum(2)
-    both = fused.moments(grad, other, True)
+    both = kernel_gradients.moments(grad, other, True)
     for given, found, expected in (
         (both, 0, products),
         (both, 1, sums),
-        (fused.moments(grad, other, False), 0, products),
-        (fused.moments(grad, None, True), 1, sums),
+        (kernel_gradients.moments(grad, other, False), 0, products),
+        (kernel_gradients.moments(grad, None, True), 1, sums),
     ):
         made = given[found]
         assert made is not None
         torch.testing.assert_close(made.double(), expected, rtol=1e-5, atol=2e-4)
-    assert fused.moments(grad, other, False)[1] is None and fused.moments(grad, None, True)[0] is None
+    assert (
+        kernel_gradients.moments(grad, other, False)[1] is None
+        and kernel_gradients.moments(grad, None, True)[0] is None
+    )
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -342,7 +353,7 @@ def test_layer_norm(shape: tuple[int, ...], affine: bool) -> None:
     mean = rows.detach().mean(-1, keepdim=True)
     slope = (rows.detach().var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
     given = (rows.detach(), mean, slope, weight)
-    found = fused.layer_norm(grad, *(None if each is None else each.float() for each in given))
+    found = kernel_gradients.layer_norm(grad, *(None if each is None else each.float() for each in given))
     for column in range(columns):
         (expected,) = torch.autograd.grad(output, rows, grad[column].double(), retain_graph=True)
         torch.testing.assert_close(found[column].double(), expected, rtol=1e-4, atol=1e-4)
@@ -366,6 +377,6 @@ def test_transformers_and_norms() -> None:
     x, y = torch.randn(6, 1, 6, 6, device=DEVICE), torch.randint(3, (6,), device=DEVICE)
     la = pw.fit(model, (x, y), "classification", arithmetic="float32")
     found = la.functional(x).cov
-    assert not fused.broken
+    assert not available.broken
     reference = pw.fit(copy.deepcopy(model).double(), (x.double(), y), "classification").functional(x.double())
     assert worst(found, reference.cov) < 1e-4

@@ -12,7 +12,7 @@ import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, measured, names_of, normal
-from peewit.random import DEFAULT_SEED
+from peewit.runtime.random import DEFAULT_SEED
 from tables import curvature_of, moved, relative, table
 
 EXACT = 1e-9

@@ -18,7 +18,7 @@ import reference_dense as dense
 from fitting import built, classes, cut, fitted, names_of, normal, weights_of
 from networks import Network
 from peewit.likelihoods import Form
-from peewit.likelihoods.heads import last_step, sums_to_one, warn_of_probabilities
+from peewit.likelihoods.probabilities import last_step, sums_to_one, warn_of_probabilities
 from tables import curvature_of, moved, relative
 
 NAN, INF = float("nan"), float("inf")

@@ -18,7 +18,7 @@ from conftest import DEVICE
 from fitting import built, fitted, normal, weights_of
 from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
 from peewit.likelihoods import Form, score
-from peewit.random import DEFAULT_SEED, Hashed
+from peewit.runtime.random import DEFAULT_SEED, Hashed
 from tables import curvature_of, moved, own_bases, relative
 
 EXACT = 1e-8

@@ -21,11 +21,11 @@ import likelihood_cases
 import peewit as pw
 from conftest import DEVICE
 from fitting import Broken, Gained, built, classes, cut, fitted, normal, weights_of
-from peewit.linear import examples
-from peewit.linear.finding import opened
-from peewit.linear.solver import Solver
-from peewit.linear.streaming import Streamed
-from peewit.linear.target import Target
+from peewit.linear_model import data
+from peewit.linear_model.find import opened
+from peewit.linear_model.objective import Target
+from peewit.linear_model.solver import Solver
+from peewit.linear_model.streaming import Streamed
 from reference_linear import Linear
 from tables import moved, table
 from test_purity import changed, same, snapshot
@@ -416,7 +416,7 @@ def test_outputs_are_made_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> 
     """Every so many steps from the weights themselves; it changes nothing but roundings."""
     la, data = classifier("diag")
     expected = found(la, data)
-    monkeypatch.setattr("peewit.linear.solver.REFRESH", 3)
+    monkeypatch.setattr("peewit.linear_model.solver.REFRESH", 3)
     often = found(la, data)
     assert often.products > expected.products
     assert torch.allclose(often.displacement, expected.displacement, atol=1e-8)
@@ -713,8 +713,8 @@ def test_wrong_questions() -> None:
 
 def test_room_is_a_share_of_what_is_free() -> None:
     """Or what `memory=` says."""
-    assert examples.room(123.0, torch.device("cpu")) == 123
-    assert examples.room(None, torch.device("cpu")) > 1 << 20
+    assert data.room(123.0, torch.device("cpu")) == 123
+    assert data.room(None, torch.device("cpu")) > 1 << 20
 
 
 def test_the_preconditioner_is_the_posterior() -> None:

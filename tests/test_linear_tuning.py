@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import peewit as pw
 from fitting import built, classes, fitted, normal
-from peewit.linear.solver import Solver
+from peewit.linear_model.solver import Solver
 from peewit.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton, settled_off
 from peewit.tuning.ascent import gradient_of
 from peewit.tuning.profile import Place, Point, profile
@@ -385,7 +385,7 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
         return len(turned_back)
 
     assert tune() > 0
-    monkeypatch.setattr("peewit.linear.solver.rounding", lambda size, dtype: 2e-3)
+    monkeypatch.setattr("peewit.linear_model.solver.rounding", lambda size, dtype: 2e-3)
     assert tune() == 0
 
 

@@ -8,7 +8,7 @@ import torch
 import peewit as pw
 import reference
 import reference_dense as dense
-from peewit.random import Hashed
+from peewit.runtime.random import Hashed
 from tables import NAMES, ROUTED, curvature_of, moved, own_bases, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)

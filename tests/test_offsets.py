@@ -15,14 +15,17 @@ from torch.nn import functional
 import peewit as pw
 from conftest import DEVICE
 from fitting import built, fitted, normal
-from peewit.jacobians import Acts, Layout, Matrix, Term
-from peewit.layers import geometry, offsets
-from peewit.layers.base import Part
-from peewit.layers.conv import Window, patches
-from peewit.layers.geometry import Axis
-from peewit.layers.offsets import PatchMoments
-from peewit.memory import Budget
-from peewit.structures.factors import KronSums, add_gradients, add_inputs
+from peewit.curvature.structures.factors import KronSums, add_gradients, add_inputs
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
+from peewit.runtime.memory import Budget
+from peewit.tracing.layers.conv import geometry
+from peewit.tracing.layers.conv import moments as patch_moments
+from peewit.tracing.layers.conv.geometry import Axis
+from peewit.tracing.layers.conv.moments import PatchMoments
+from peewit.tracing.layers.conv.rule import Window, patches
+from peewit.weights.ranges import Part
 from tables import curvature_of, relative, table
 
 LARGE = Budget(1 << 30)
@@ -149,14 +152,14 @@ def test_eigenvalues_stay_positive() -> None:
 
 def test_large_matrices_are_mirrored_in_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Squares that do not divide the width, and groups."""
-    monkeypatch.setattr(offsets, "TILE", 7)
+    monkeypatch.setattr(patch_moments, "TILE", 7)
     check(normal(2, 6, 5, 4), Window((3, 3), (1, 1), (1, 1), (1, 1), 1))
     check(normal(2, 6, 5, 4), Window((3, 2), (1, 2), (1, 0), (1, 1), 2))
 
 
 def test_long_sums_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU takes long sums in parts."""
-    monkeypatch.setattr(offsets, "pieces", lambda left, right: 2 if left.shape[1] % 2 == 0 else 1)
+    monkeypatch.setattr(patch_moments, "pieces", lambda left, right: 2 if left.shape[1] % 2 == 0 else 1)
     check(normal(2, 3, 5, 4), Window((3, 3), (1, 1), (1, 1), (1, 1), 1))
     check(normal(4, 3, 9), Window((3,), (2,), (1,), (1,), 1))
 
@@ -186,8 +189,8 @@ def test_long_sums_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_how_many_pieces(long: int, channels: int, width: int, parts: int) -> None:
     """On a GPU equal ones of 512 rows at least, as many as 256 tiles of 64 x 64 numbers take; one on a CPU."""
     left, right = (SimpleNamespace(shape=(1, long, each), is_cuda=True) for each in (channels, width))
-    assert offsets.pieces(left, right) == parts
-    assert offsets.pieces(SimpleNamespace(is_cuda=False), right) == 1
+    assert patch_moments.pieces(left, right) == parts
+    assert patch_moments.pieces(SimpleNamespace(is_cuda=False), right) == 1
 
 
 def test_gradients_flow_through_the_sums() -> None:
@@ -201,7 +204,7 @@ def test_gradients_flow_through_the_sums() -> None:
         (expected,) = torch.autograd.grad((outer(cut_out(x, window))[0] * weight).sum(), x)
         assert relative(ours, expected.cpu()) < 1e-12
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offsets, "TILE", 5)
+        patch.setattr(patch_moments, "TILE", 5)
         (tiled,) = torch.autograd.grad((moments(x, window).second(LARGE).reshape(12, 12) * weight).sum(), x)
         assert relative(tiled, expected.cpu()) < 1e-12
 
@@ -234,7 +237,7 @@ def test_factors_with_ones_masks_and_gradients(
     groups: int, bias: bool, reduced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every element of the factor and its gradient, with several images to an example, and some positions left out."""
-    monkeypatch.setattr(offsets, "worth", lambda *given: True)
+    monkeypatch.setattr(patch_moments, "worth", lambda *given: True)
     window = Window((3, 2), (1, 2), (1, 0), (1, 1), groups)
     x = normal(3, 2, 4, 5, 6).to(DEVICE)
     mask = (normal(3, 2 * 15) > 0).to(DEVICE)
@@ -257,7 +260,7 @@ NETWORKS = ["conv1d", "conv2d", "conv2d_same", "conv2d_groups", "depthwise", "co
 def test_fits_by_offsets_are_those_of_the_definition(name: str, bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole fits of the networks in the table against dense loops, with offsets wherever they can be."""
     used = []
-    monkeypatch.setattr(offsets, "worth", lambda *given: used.append(given) or True)
+    monkeypatch.setattr(patch_moments, "worth", lambda *given: used.append(given) or True)
     case = table(name)
     expected = case.kron(bias=bias)
     for memory in (None, 1):
@@ -288,8 +291,8 @@ def test_the_cheaper_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken(16, 14, 5, 128) and not taken(64, 32, 3, 128, cuda=True)
     assert not taken(512, 4, 3, 1) and not taken(64, 32, 1, 128) and not taken(1, 28, 5, 128)
     calls: list[Any] = []
-    kept = offsets.second_moments
-    monkeypatch.setattr(offsets, "second_moments", lambda *given: calls.append(given) or kept(*given))
+    kept = patch_moments.second_moments
+    monkeypatch.setattr(patch_moments, "second_moments", lambda *given: calls.append(given) or kept(*given))
     wide = built(nn.Sequential(nn.Conv2d(32, 2, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
     fitted(wide, normal(24, 32, 12, 12), normal(24, 2), "regression")
     assert len(calls) == (0 if DEVICE.startswith("cuda") else 1)
@@ -310,7 +313,7 @@ def test_budgets_hold() -> None:
     axes = Window((3, 3), (1, 1), (1, 1), (1, 1), 1).axes((9, 9))
     each = geometry.copies(axes, 4) * x.dtype.itemsize
     for budget in (1, 4 * each, 20 * each):
-        slices = list(offsets.blocks(x, axes, 1, Budget(budget)))
+        slices = list(patch_moments.blocks(x, axes, 1, Budget(budget)))
         assert [index for chosen in slices for index in range(64)[chosen]] == list(range(64))
         assert max(chosen.stop - chosen.start for chosen in slices) <= max(1, budget // (2 * each))
 

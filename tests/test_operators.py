@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from peewit.jacobians import Explicit, Layout, Matrix, Stacked
-from peewit.layers.base import Part
-from peewit.operators import Block, Blocks, Dense, Diagonal, Dual, Rotated, rows_of, share, squares
-from peewit.outermost import spread
+from peewit.curvature.blocks import Block, Blocks, rows_of, share
+from peewit.curvature.operators import Dense, Diagonal, Dual, Rotated, squares
+from peewit.jacobians.explicit import Explicit
+from peewit.jacobians.factored import Matrix
+from peewit.jacobians.layout import Layout
+from peewit.jacobians.output_layer import spread
+from peewit.jacobians.stacked import Stacked
+from peewit.weights.ranges import Part
 from test_jacobians import (
     COLUMNS,
     EXAMPLES,

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from fitting import normal
-from peewit.jacobians import Acts, Explicit, Layout, Matrix, Term
-from peewit.layers.base import Part
-from peewit.structures import passes, rounding
-from peewit.structures.factors import Factors, KronSums
-from peewit.structures.passes import Measurement, measure_corrections, measure_factors
-from peewit.structures.rounding import Rounding
+from peewit.curvature.structures import passes, rounding
+from peewit.curvature.structures.factors import Factors, KronSums
+from peewit.curvature.structures.passes import Measurement, measure_corrections, measure_factors
+from peewit.curvature.structures.rounding import Rounding
+from peewit.jacobians.explicit import Explicit
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
+from peewit.weights.ranges import Part
 from stand_ins import ROOM, batch_of, source_of
 
 WEIGHT, BIAS, NORM = Part("m.weight", 0, 6), Part("m.bias", 0, 3), Part("n.weight", 0, 4)

@@ -14,10 +14,9 @@ from torch import Tensor, distributions
 import peewit as pw
 from fitting import classes, covered, normal, seeded
 from peewit.likelihoods import Form
-from peewit.memory import Budget
-from peewit.predictions import links
-from peewit.predictions import question as predictive
-from peewit.predictions.beliefs import Normal, Samples
+from peewit.predictions import links, options, predict
+from peewit.predictions.outputs import Normal, Samples
+from peewit.runtime.memory import Budget
 from tables import moved, relative
 
 EXACT = 1e-10
@@ -51,8 +50,8 @@ def believed(
 
 def made(belief: Any, likelihood: Any, link: str | None = None, method: str = "linearised") -> Any:
     """A prediction from what is known of the outputs."""
-    question = predictive.Question.of(likelihood, method, link, None, False, False)
-    return predictive.made_of(belief, likelihood, question)
+    question = options.Question.of(likelihood, method, link, None, False, False)
+    return predict.made_of(belief, likelihood, question)
 
 
 def draws_of(belief: Normal, number: int, seed: int = 5) -> Tensor:
@@ -528,7 +527,7 @@ def test_numbers_of_samples_are_checked(n: Any) -> None:
 def test_names_are_checked(likelihood: str, method: str, link: Any, samples: Any, message: str) -> None:
     """With the nearest right one, and those that the likelihood has."""
     with pytest.raises(ValueError, match=message):
-        predictive.Question.of(LIKELIHOODS[likelihood], method, link, samples, False, False)
+        options.Question.of(LIKELIHOODS[likelihood], method, link, samples, False, False)
 
 
 def test_memory_changes_nothing() -> None:

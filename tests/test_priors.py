@@ -14,8 +14,8 @@ import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, weights_of
-from peewit.priors import FLOOR, as_prior, together
-from peewit.space import Space
+from peewit.priors.prior import FLOOR, as_prior, together
+from peewit.weights.space import Space
 from tables import Table, curvature_of, moved, relative, table
 from test_evidence import EVERY, EXACT, NOISE, curvature, definition, differences, fit, positive, sizes
 

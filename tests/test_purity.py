@@ -18,8 +18,10 @@ import peewit as pw
 from conftest import DEVICE
 from fitting import Broken, built, classes, cut, normal
 from networks import Network
-from peewit import batches
-from peewit.batches import INSIDE, Attributes, Replacement, hide_made
+from peewit.network import buffers, isolation
+from peewit.network import kept as memory
+from peewit.network.calling import Replacement
+from peewit.network.kept import INSIDE, Attributes, hide_made
 from tables import moved, table
 
 NETWORKS = (
@@ -176,7 +178,7 @@ ERRORS = (Failure("in the middle"), KeyboardInterrupt())
 @pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
 def test_a_loader_that_fails(name: str, structure: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception from the data reaches the caller as it is, and nothing is left behind."""
-    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
     model, x, y, likelihood = prepared(name)
     before = snapshot(model)
     with pytest.raises(type(error)) as caught:
@@ -215,7 +217,7 @@ class Fragile(nn.Module):
 @pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
 def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in any forward pass of a fit, prediction or product leaves nothing behind."""
-    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
     model = built(Fragile(error)).to(DEVICE).train()
     x, y = moved(normal(6, 4)), moved(classes(3, 6))
     batches = cut(x, y, [2, 2, 2])
@@ -249,7 +251,7 @@ def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pyt
 
 def test_wrong_labels_in_a_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label out of range in the second batch is refused, and nothing is left behind."""
-    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
     model, x, y, likelihood = prepared("train_mode")
     y = y.clone()
     y[3] = 17
@@ -481,7 +483,7 @@ def test_what_an_earlier_pass_kept_is_taken_away() -> None:
     now: dict[str, Any] = {"cache": tensor, "fresh": {"a": tensor}, "items": [1, tensor], "turned": tensor, "number": 3}
     vars(module).update(now)
     before = {"cache": None, "fresh": INSIDE, "items": [1], "turned": [2], "number": 4, "never": None}  # flags too
-    batches._MADE[module] = dict(before)
+    memory._MADE[module] = dict(before)
     kept = hide_made(module)
     assert not hasattr(module, "fresh")
     assert [getattr(module, name) for name in ("cache", "items", "turned", "number")] == [None, [1], [2], 4]
@@ -503,7 +505,7 @@ def test_what_is_hidden_is_given_back_where_that_fails(
     for module in model:
         now.append({"cache": tensor.clone(), "items": [1, tensor], "fresh": tensor.clone(), "table": {"a": tensor}})
         vars(module).update(now[-1])
-        batches._MADE[module] = dict(before)
+        memory._MADE[module] = dict(before)
     calls = []
 
     def failing(*given: Any) -> Any:
@@ -512,21 +514,22 @@ def test_what_is_hidden_is_given_back_where_that_fails(
             raise error
         return own(*given)
 
+    place = isolation if where == "_plain_attention" else memory
     if where == "Buffers.of":
-        own: Any = batches.Buffers.of
-        monkeypatch.setattr(batches.Buffers, "of", staticmethod(failing))
+        own: Any = buffers.Buffers.of
+        monkeypatch.setattr(buffers.Buffers, "of", staticmethod(failing))
     else:
-        own = getattr(batches, where)
-        monkeypatch.setattr(batches, where, failing)
-    with pytest.raises(type(error)), batches.evaluation(model):
+        own = getattr(place, where)
+        monkeypatch.setattr(place, where, failing)
+    with pytest.raises(type(error)), isolation.evaluation(model):
         raise AssertionError("held")
     monkeypatch.undo()
     for module, attributes in zip(model, now, strict=True):
         assert all(vars(module)[name] is value for name, value in attributes.items())
         assert len(module.items) == 2 and module.items[1] is tensor and module.table["a"] is tensor
         assert module.training
-    assert id(model) not in batches._HELD
-    with batches.evaluation(model):  # and what may be hidden still is
+    assert id(model) not in buffers._HELD
+    with isolation.evaluation(model):  # and what may be hidden still is
         assert model[0].cache is None and not hasattr(model[1], "fresh") and model[1].items == [1]
     assert model[0].cache is now[0]["cache"] and model[1].fresh is now[1]["fresh"]
 

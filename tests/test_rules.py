@@ -13,26 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import DEVICE
-from peewit import fused
-from peewit.jacobians import Acts, Layout, Term
-from peewit.layers import HANDLERS
-from peewit.layers.base import (
-    BatchAxis,
-    Contribution,
-    Owned,
-    Part,
-    Ref,
-    batch_axes,
-    channels,
-    is_reshaped,
-    output_edge,
-    positions_last,
-    settled,
-)
-from peewit.layers.contractions import Letters, written
-from peewit.layers.elementwise import align, reduce_to, stretched
-from peewit.layers.embedding import CertainPadding, KeptTables
-from peewit.layers.norm import frozen_batch_norm
+from peewit.jacobians.factored import Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
+from peewit.kernels import available
+from peewit.network.workarounds import CertainPadding, KeptTables
+from peewit.tracing.layers import HANDLERS
+from peewit.tracing.layers.contract import Contribution, channels, is_reshaped, output_edge, positions_last, settled
+from peewit.tracing.layers.contractions import Letters, written
+from peewit.tracing.layers.elementwise import align, reduce_to, stretched
+from peewit.tracing.layers.examples import BatchAxis, Owned, batch_axes
+from peewit.tracing.layers.norm import frozen_batch_norm
+from peewit.tracing.layers.references import Ref
+from peewit.weights.ranges import Part
 
 EXAMPLES, COLUMNS = 3, 2
 MATRICES = {"convolution", "transposed convolution", "linear", "bilinear", "embedding"}  # with Kronecker factors
@@ -462,7 +455,7 @@ def test_batch_norms_with_running_statistics() -> None:
 def test_scales_that_are_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a path of their own, beside a shift that is a parameter; ours is taken where both are, once."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fused, "usable", lambda _: True)
+    monkeypatch.setattr(available, "usable", lambda _: True)
     given, below, scale, shift = normal(3, 4, 4).requires_grad_(), weight(4), weight(4), weight(4)
     func, args, kwargs = NORMS[name][0](below.exp(), shift)
     args = (given, *args[1:])

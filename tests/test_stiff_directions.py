@@ -14,12 +14,13 @@ from torch import Tensor, nn
 import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal
-from peewit.linear import directions, finding, plane, solver
-from peewit.linear.directions import Outer, Rows
-from peewit.linear.finding import opened
-from peewit.linear.solver import Solver
-from peewit.linear.target import Target
-from peewit.operators import Blocks, Rotated
+from peewit.curvature.blocks import Blocks
+from peewit.curvature.operators import Rotated
+from peewit.linear_model import find, plane, stiff_directions, stopping
+from peewit.linear_model.find import opened
+from peewit.linear_model.objective import Target
+from peewit.linear_model.solver import Solver
+from peewit.linear_model.stiff_directions import Outer, Rows
 from tables import moved, table
 from test_linear_mode import NETWORKS, classifier, dense_classifier, found, reference_of
 
@@ -38,7 +39,7 @@ BY_STRUCTURE = [
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directions from the first step on."""
-    monkeypatch.setattr(solver, "PATIENCE", 1)
+    monkeypatch.setattr(stopping, "PATIENCE", 1)
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_directions_and_their_products(structure: Any, prior: str) -> None:
     assert torch.allclose(found.to(u), u @ (delta * v), atol=1e-9)
     # Stiff: curvature and prior over the prior alone.
     ratios = (u * la.precision.mv(u)).sum(1) / (u * delta * u).sum(1)
-    assert float(ratios.min()) > directions.STIFF
+    assert float(ratios.min()) > stiff_directions.STIFF
     assert sorted(ratios.tolist()) == pytest.approx(sorted(best_ratios(la, len(u))), rel=1e-6)
 
 
@@ -126,7 +127,7 @@ def prior_is_even(delta: Tensor) -> bool:
 
 def test_columns_of_several_matrices() -> None:
     """Outer products in a block of several groups, as the vectors they stand for."""
-    layout = pw.jacobians.Layout((3, 2, 4), (1, 0, 2), (2, 3, 4))  # groups are the tensor's second axis
+    layout = pw.jacobians.layout.Layout((3, 2, 4), (1, 0, 2), (2, 3, 4))  # groups are the tensor's second axis
     groups, left, right = torch.tensor([0, 1, 1]), normal(3, 3), normal(3, 4)
     made = Outer(layout, groups, left, right)
     rows = torch.zeros(3, 2, 3, 4, dtype=left.dtype)
@@ -216,16 +217,16 @@ def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.Mo
     """What one layer takes over from another is not steep, which no block by itself can know."""
     prior = pw.Prior.scalar(1e-2)
     some = products(prior)
-    monkeypatch.setattr(finding, "MOST", 0)
+    monkeypatch.setattr(find, "MOST", 0)
     assert some < 0.7 * products(prior)
 
 
 def test_tuning_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same precisions and evidence, whatever was in the plane."""
     la, data = classifier("kron", prior=pw.Prior.scalar(1.0))
-    monkeypatch.setattr(solver, "PATIENCE", 1)
+    monkeypatch.setattr(stopping, "PATIENCE", 1)
     some = la.tune(mode="linear", data=data, tolerance=1e-4)
-    monkeypatch.setattr(finding, "MOST", 0)
+    monkeypatch.setattr(find, "MOST", 0)
     none = la.tune(mode="linear", data=data, tolerance=1e-4)
     assert torch.allclose(some.prior.precision.log(), none.prior.precision.log(), atol=2e-3)
     assert float(some.log_evidence()) == pytest.approx(float(none.log_evidence()), abs=1e-4)
@@ -286,7 +287,7 @@ def test_without_room_there_are_none(monkeypatch: pytest.MonkeyPatch, seen: list
     expected = found(la, data)
     assert max(seen) > 0
     seen.clear()
-    monkeypatch.setattr(finding, "room", lambda memory, device: 4 * 30 * 3 * 8)
+    monkeypatch.setattr(find, "room", lambda memory, device: 4 * 30 * 3 * 8)
     mode = found(la, data)
     assert seen and max(seen) == 0
     assert torch.allclose(mode.displacement, expected.displacement, atol=1e-5)
@@ -389,7 +390,7 @@ def test_nothing_is_bought_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(Solver, "_candidates", noted)
-    monkeypatch.setattr(solver, "PATIENCE", 1)
+    monkeypatch.setattr(stopping, "PATIENCE", 1)
     for scale in (1.0, 5.0):
         bought.clear()
         la, (x, y) = classifier("kron", prior=1e-3)
@@ -417,7 +418,7 @@ def test_the_noise_is_in_the_ratios() -> None:
     made, _ = learned(la, (moved(x), moved(y)))
     for noise in (3.0, 0.1):
         own = Target.of(replace(la, likelihood=pw.Gaussian(noise)))
-        fresh = directions.Directions().ratios(own)
+        fresh = stiff_directions.Directions().ratios(own)
         assert all(torch.allclose(each, fresh[place], rtol=1e-6) for place, each in made.directions.ratios(own).items())
 
 

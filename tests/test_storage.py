@@ -20,7 +20,8 @@ from cases import BY_NAME
 from conftest import DEVICE
 from fitting import built, names_of, normal, weights_of
 from networks import Network, parameter
-from peewit.layers.base import BatchAxis, Ref
+from peewit.tracing.layers.examples import BatchAxis
+from peewit.tracing.layers.references import Ref
 from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)

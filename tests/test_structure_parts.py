@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 import peewit as pw
 from fitting import built, classes, fitted, measured, normal
-from peewit.groups import Groups
-from peewit.jacobians import Layout
-from peewit.layers.base import Part
-from peewit.memory import budget
-from peewit.space import Space
-from peewit.structures import common, eigen, factors, kron
-from peewit.structures.diag import Diag, DiagCurvature
-from peewit.structures.factors import Factors, KronSums
-from peewit.structures.sums import check_sums, joined_sums
+from peewit.curvature.structures import common, eigen, factors, kron
+from peewit.curvature.structures.diag import Diag, DiagCurvature
+from peewit.curvature.structures.factors import Factors, KronSums
+from peewit.curvature.structures.sums import check_sums, joined_sums
+from peewit.jacobians.layout import Layout
+from peewit.runtime.memory import budget
+from peewit.weights.groups import Groups
+from peewit.weights.ranges import Part
+from peewit.weights.space import Space
 from tables import curvature_of, moved, relative
 
 WEIGHT, BIAS = Part("a.weight", 0, 12), Part("a.bias", 0, 6)

@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 from fitting import normal
-from peewit import fused
-from peewit.arithmetic import Arithmetic
-from peewit.curvature import Held, PlanChanged, held_bytes
-from peewit.jacobians import Acts, Explicit, Layout, Matrix, Term
-from peewit.layers.base import Part
-from peewit.memory import Budget, budget
-from peewit.structures import factors, rounding
-from peewit.structures.factors import Factors, KronSums, add_gradients, add_inputs, add_other
-from peewit.structures.rounding import Rounding
+from peewit.curvature.stream import Held, PlanChanged, held_bytes
+from peewit.curvature.structures import factors, rounding
+from peewit.curvature.structures.factors import Factors, KronSums, add_gradients, add_inputs, add_other
+from peewit.curvature.structures.rounding import Rounding
+from peewit.jacobians.explicit import Explicit
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
+from peewit.kernels import available
+from peewit.kernels import products as kernel_products
+from peewit.runtime.arithmetic import Arithmetic
+from peewit.runtime.memory import Budget, budget
+from peewit.weights.ranges import Part
 from stand_ins import ROOM, batch_of, source_of
 
 KEY = (Part("a.weight", 0, 84),)
@@ -80,9 +84,9 @@ def test_sides_too_long_to_square() -> None:
 def test_products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one group, wide enough and in two parts, if they run; they are asked by the number of products."""
     asked: list[tuple[Tensor, float]] = []
-    monkeypatch.setattr(fused, "in_parts", lambda rows, number: asked.append((rows, number)) or True)
-    monkeypatch.setattr(fused, "attempted", lambda compute: compute())
-    monkeypatch.setattr(fused, "outer", lambda rows: 2.0 * rows.T @ rows)
+    monkeypatch.setattr(kernel_products, "in_parts", lambda rows, number: asked.append((rows, number)) or True)
+    monkeypatch.setattr(available, "attempted", lambda compute: compute())
+    monkeypatch.setattr(kernel_products, "outer", lambda rows: 2.0 * rows.T @ rows)
     auto, coarse = replace(ROOM, arithmetic=Arithmetic("auto")), replace(ROOM, arithmetic=Arithmetic("tf32"))
     for groups, width, room, times in (
         (1, 128, auto, 2.0),
@@ -97,11 +101,11 @@ def test_products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(asked) == (times == 2.0)
         if asked:
             assert asked[0][0] is rows and asked[0][1] == 3 * width**2
-    monkeypatch.setattr(fused, "attempted", lambda compute: None)
+    monkeypatch.setattr(available, "attempted", lambda compute: None)
     rows = whole(1, 3, 128).float()
     assert torch.equal(factors.product(rows, auto), rows.mT @ rows)
-    monkeypatch.setattr(fused, "in_parts", lambda rows, number: False)
-    monkeypatch.setattr(fused, "attempted", lambda compute: compute())
+    monkeypatch.setattr(kernel_products, "in_parts", lambda rows, number: False)
+    monkeypatch.setattr(available, "attempted", lambda compute: compute())
     assert torch.equal(factors.product(rows, auto), rows.mT @ rows)
 
 

@@ -17,19 +17,22 @@ import reference
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import normal
-from peewit import operators
-from peewit.jacobians import Acts, Explicit, Layout, Matrix, Term
-from peewit.layers import generic
-from peewit.layers.base import Part
-from peewit.layers.embedding import EMBEDDING
-from peewit.layers.geometry import Alike
+from peewit.curvature import blocks, operators
+from peewit.curvature.structures import factors, kron
+from peewit.jacobians.explicit import Explicit
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.inputs import Acts
+from peewit.jacobians.layout import Layout
 from peewit.likelihoods.categorical import fitting_axes
-from peewit.memory import budget
-from peewit.plan import Plan
-from peewit.pushing import Push
-from peewit.structures import factors, kron
-from peewit.tracer import doubled
+from peewit.runtime.memory import budget
+from peewit.tracing import generic
+from peewit.tracing.doubling import doubled
+from peewit.tracing.forward_mode import Push
+from peewit.tracing.knowledge import Plan
+from peewit.tracing.layers.conv.geometry import Alike
+from peewit.tracing.layers.embedding import EMBEDDING
 from peewit.tuning.alternate import newton
+from peewit.weights.ranges import Part
 from stand_ins import ROOM
 from tables import curvature_of, relative, table
 
@@ -541,7 +544,7 @@ def test_every_use_of_a_weight_counts(tokens: bool) -> None:
 def test_a_range_that_was_not_used_has_zeros() -> None:
     """As many as it has weights, wherever it begins."""
     parts = Part("a", 0, 2), Part("b", 2, 5)
-    block = operators.Block(parts, (slice(0, 2), slice(2, 5)), operators.Diagonal(torch.ones(5)))
+    block = blocks.Block(parts, (slice(0, 2), slice(2, 5)), operators.Diagonal(torch.ones(5)))
     value = normal(2, 4, 2)
     made = block.jacobian({parts[0]: Explicit(value, ROOM)})
     assert made is not None

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
-from peewit.batches import evaluation
-from peewit.memory import Budget
-from peewit.outermost import identity_cotangents
-from peewit.tape import Tape
-from peewit.tracer import Tracer
+from peewit.jacobians.output_layer import identity_cotangents
+from peewit.network.isolation import evaluation
+from peewit.runtime.memory import Budget
+from peewit.tracing.tape import Tape
+from peewit.tracing.tracer import Tracer
 from random_networks import stored_transposed
 from tables import NAMES, Table, curvature_of, moved, relative, table, tolerance
 

@@ -19,21 +19,28 @@ from torch.autograd.graph import get_gradient_edge
 import reference_dense as dense
 from conftest import DEVICE
 from networks import Network, parameter
-from peewit import pushing, routing
-from peewit.arithmetic import as_arithmetic
-from peewit.batches import evaluation
-from peewit.jacobians import Explicit, Layout, Matrix, Term
-from peewit.layers.base import BatchAxis, Contribution, Part
-from peewit.layers.unbind import Unbind
-from peewit.memory import Budget
-from peewit.outermost import Outermost, identity_cotangents
-from peewit.plan import Plan, signature
-from peewit.pushing import Push, flatten, unflatten
-from peewit.recording import Again, Recording, following
-from peewit.space import make_space
-from peewit.tape import Tape, merge
-from peewit.tracer import Tracer, _equals, _reached, _repeats, _rows, cut_of, doubled, reorders
-from peewit.verification import LENGTHS
+from peewit.jacobians.explicit import Explicit
+from peewit.jacobians.factored import Matrix, Term
+from peewit.jacobians.layout import Layout
+from peewit.jacobians.output_layer import Outermost, identity_cotangents
+from peewit.network.isolation import evaluation
+from peewit.runtime.arithmetic import as_arithmetic
+from peewit.runtime.memory import Budget
+from peewit.tracing import forward_mode, routing
+from peewit.tracing.doubling import _equals, _reached, _repeats, _rows, doubled
+from peewit.tracing.forward_mode import Push
+from peewit.tracing.graph import cut_of, reorders
+from peewit.tracing.knowledge import Plan, signature
+from peewit.tracing.layers.contract import Contribution
+from peewit.tracing.layers.examples import BatchAxis
+from peewit.tracing.layers.unbind import Unbind
+from peewit.tracing.recording import Again, Recording, following
+from peewit.tracing.tape import Tape, merge
+from peewit.tracing.tracer import Tracer
+from peewit.tracing.verification import LENGTHS
+from peewit.weights.ranges import Part
+from peewit.weights.space import make_space
+from peewit.weights.vectors import flatten, unflatten
 from test_jacobians import COLUMNS, EXAMPLES, normal, places, term_of, written_out
 
 close = torch.testing.assert_close
@@ -597,7 +604,7 @@ def test_memory_that_runs_out_is_said_as_such() -> None:
         return torch.func.functional_call(model, weights, x)
 
     several = {name: torch.stack([each, each]) for name, each in names.items()}
-    for way in pushing.WAYS:
+    for way in forward_mode.WAYS:
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
             way(run, names, several)
     model = Full(False).double().to(DEVICE)
@@ -709,7 +716,7 @@ def push_of(model: nn.Module, mask: Tensor | None = None, memory: int = 1 << 24)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("way", range(pushing.ROWS + 1))
+@pytest.mark.parametrize("way", range(forward_mode.ROWS + 1))
 def test_every_way_to_push(way: int, masked: bool) -> None:
     """Outputs and products with the dense Jacobian, for several vectors and one."""
     model, x = Scaled().double().to(DEVICE), normal(5, 3)
@@ -720,11 +727,11 @@ def test_every_way_to_push(way: int, masked: bool) -> None:
     jacobian = (jacobian if mask is None else jacobian[..., mask]).to(DEVICE)
     for count in (3, 1):
         vectors = normal(count, push.space.size, seed=4)
-        output, pushed = push._rows(x, vectors) if way == pushing.ROWS else push._by(way, x, vectors, None)
+        output, pushed = push._rows(x, vectors) if way == forward_mode.ROWS else push._by(way, x, vectors, None)
         assert output.shape == (5, 2) and not output.requires_grad and not pushed.requires_grad
         close(output, model(x).detach())
         close(pushed, torch.einsum("bkp,sp->sbk", jacobian, vectors))
-        found = push._agrees(way, x) if way < pushing.ROWS else True
+        found = push._agrees(way, x) if way < forward_mode.ROWS else True
         assert found
     close(flatten(unflatten(vectors[0], push.space), push.space), vectors[0])
 
@@ -741,7 +748,7 @@ def test_vectors_of_named_weights() -> None:
     assert asked[0] == {True: 0}
 
 
-RIGHT = pushing.WAYS[1]
+RIGHT = forward_mode.WAYS[1]
 
 
 def wrong(change: Callable[..., Tensor]) -> Any:
@@ -769,7 +776,7 @@ def test_ways_that_agree_with_the_backward_pass(
 ) -> None:
     """Within rounding, each tensor's share brought to the size of the largest unless it may be rounding itself."""
     model = Scaled(effect).to(DEVICE, dtype)
-    monkeypatch.setattr(pushing, "WAYS", (wrong(change),) * 3)
+    monkeypatch.setattr(forward_mode, "WAYS", (wrong(change),) * 3)
     push, x = push_of(model), normal(9, 3).to(dtype)
     assert push._agrees(0, x) is agrees
     assert push._agrees(2, x) is agrees
@@ -780,11 +787,11 @@ def test_ways_agree_whatever_the_size_of_outputs(size: float, monkeypatch: pytes
     """What is compared is relative to the largest gradient; and to the coarsest dtype among weights and outputs."""
     x = normal(9, 3)
     model = Scaled(1e-14, size).double().to(DEVICE)
-    monkeypatch.setattr(pushing, "WAYS", (wrong(lambda name, each: each if name != "second" else 0 * each),) * 3)
+    monkeypatch.setattr(forward_mode, "WAYS", (wrong(lambda name, each: each if name != "second" else 0 * each),) * 3)
     assert push_of(model)._agrees(1, x)
     model = Scaled(0.01, size).double().to(DEVICE)
     for error, agrees in ((1e-9, True), (1e-4, False)):
-        monkeypatch.setattr(pushing, "WAYS", (wrong(lambda name, each, by=1 + error: by * each),) * 3)
+        monkeypatch.setattr(forward_mode, "WAYS", (wrong(lambda name, each, by=1 + error: by * each),) * 3)
         assert push_of(model)._agrees(1, x) is agrees
     model.first.data = model.first.data.float()
     assert push_of(model)._agrees(1, x)
@@ -792,7 +799,7 @@ def test_ways_agree_whatever_the_size_of_outputs(size: float, monkeypatch: pytes
 
 def test_ways_that_are_right_for_one_vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """All vectors count where they go at once."""
-    monkeypatch.setattr(pushing, "WAYS", (wrong(lambda name, each: torch.cat([each[:1], 2 * each[1:]])),) * 3)
+    monkeypatch.setattr(forward_mode, "WAYS", (wrong(lambda name, each: torch.cat([each[:1], 2 * each[1:]])),) * 3)
     push = push_of(Scaled().double().to(DEVICE))
     assert not push._agrees(0, normal(9, 3)) and push._agrees(1, normal(9, 3))
 
@@ -814,7 +821,7 @@ def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if next(fails) else RIGHT(run, weights, tangents)
 
     ways = way("none", lambda *given: None), way("sometimes", sometimes), way("right", RIGHT)
-    monkeypatch.setattr(pushing, "WAYS", ways)
+    monkeypatch.setattr(forward_mode, "WAYS", ways)
     model, x = Scaled().double().to(DEVICE), normal(9, 3)
     push = push_of(model)
     expected = torch.einsum(
@@ -833,10 +840,10 @@ def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     close(push(x, normal(2, 14)[:1])[1].cpu(), expected[:1])
     assert asked == [("sometimes", 4, 1)] + [("right", 4, 1)] * 3 + [("right", 9, 1)]  # the first is for several
     assert push.plan.push == {True: 2, False: 2}
-    monkeypatch.setattr(pushing, "WAYS", (lambda *given: None,) * 3)
+    monkeypatch.setattr(forward_mode, "WAYS", (lambda *given: None,) * 3)
     other = push_of(model)
     close(other(x, normal(2, 14))[1].cpu(), expected)
-    assert other.plan.push == {True: pushing.ROWS}
+    assert other.plan.push == {True: forward_mode.ROWS}
 
 
 @pytest.mark.parametrize(
@@ -874,13 +881,13 @@ def test_how_far_ways_may_be_apart(error: float, agrees: bool, monkeypatch: pyte
     monkeypatch.setattr(Push, "_pull", lambda self, inputs: (output, gradients))
     monkeypatch.setattr(Push, "_drawn", lambda self, number, *given: torch.zeros(number, 14))
     monkeypatch.setattr(Push, "_by", lambda self, way, inputs, v, names: (output, pushed.expand(len(v), 4, 2)))
-    for way in range(pushing.ROWS):
+    for way in range(forward_mode.ROWS):
         assert push._agrees(way, normal(4, 3)) is agrees
 
 
 def test_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are zero, or not finite, say nothing against a way; without any weights outputs stay."""
-    monkeypatch.setattr(pushing, "WAYS", (lambda *given: None,) * 3)
+    monkeypatch.setattr(forward_mode, "WAYS", (lambda *given: None,) * 3)
     model = Scaled().double().to(DEVICE)
     assert push_of(model)._agrees(1, 0 * normal(4, 3))
     assert push_of(model)._agrees(1, normal(4, 3) / 0)
@@ -889,7 +896,11 @@ def test_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rounding_of_products() -> None:
     """By the dtype of the numbers: half of the digits of float64, and ten bits of float32."""
-    assert [pushing.rounding(dtype) for dtype in (torch.float64, torch.float32, torch.float16)] == [1e-7, 1e-2, 0.1]
+    assert [forward_mode.rounding(dtype) for dtype in (torch.float64, torch.float32, torch.float16)] == [
+        1e-7,
+        1e-2,
+        0.1,
+    ]
 
 
 SILENT = [("There is a performance drop because of x", UserWarning)]
@@ -912,7 +923,7 @@ def test_warnings_inside_forward_mode(message: str, category: type[Warning], hea
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert pushing._forward(push) == (1, 2)
+        assert forward_mode._forward(push) == (1, 2)
     assert [str(each.message) for each in caught] == [message] * heard
 
 
@@ -943,7 +954,7 @@ def test_warnings_inside_backward_passes(message: str, heard: bool) -> None:
 def test_several_vectors_meet_the_same_random_numbers() -> None:
     """Of a network that draws some."""
     weights = {"w": normal(3)}
-    made = pushing.WAYS[0](
+    made = forward_mode.WAYS[0](
         lambda given: given["w"] * torch.rand(3, device=DEVICE), weights, {"w": normal(2, 3, seed=1)}
     )
     assert made is not None
@@ -1055,7 +1066,7 @@ class Counted(nn.Module):
 def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers in the layers and the output, and three rows of each weight that has the generic rule."""
     verified: list[Any] = []
-    monkeypatch.setattr("peewit.tracer.verify", lambda *given: verified.append(given))
+    monkeypatch.setattr("peewit.tracing.tracer.verify", lambda *given: verified.append(given))
     model, x = Counted().double().to(DEVICE), normal(examples, 3)
     tracer = tracer_of(model)
     assert tracer.cost(x) == tracer.cost(x[:1]) == 8 * (2 + 2)
@@ -1078,7 +1089,7 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
 def test_outputs_that_nothing_can_be_learnt_from(forward: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are refused before anything is compared."""
     compared: list[Any] = []
-    monkeypatch.setattr("peewit.tracer.verify", lambda *given: compared.append(given))
+    monkeypatch.setattr("peewit.tracing.tracer.verify", lambda *given: compared.append(given))
     with pytest.raises(ValueError, match=words):
         tracer_of(network(forward, a=nn.Linear(4, 4))).cost(normal(5, 4))
     assert not compared

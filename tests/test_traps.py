@@ -16,7 +16,7 @@ import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, names_of, normal
-from peewit import routing
+from peewit.tracing import routing
 from tables import curvature_of, moved, relative
 
 

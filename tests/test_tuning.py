@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import peewit as pw
 from conftest import DEVICE
 from fitting import built, cut, fitted, normal, weights_of
-from peewit.tape import Tape
+from peewit.tracing.tape import Tape
 from peewit.tuning import profile as profiles
 from peewit.tuning.ascent import gradient_of, newton, vector
-from peewit.tuning.settings import LIMITS
+from peewit.tuning.options import LIMITS
 from peewit.tuning.validation import minimise
 from tables import curvature_of, moved, relative, table
 from test_evidence import EVERY, STRUCTURES, curvature, definition, fit

@@ -17,15 +17,16 @@ from torch import Tensor
 
 import peewit as pw
 from fitting import normal
-from peewit.groups import Groups, Rows
-from peewit.space import Space
-from peewit.tuning import alternate, ascent, search
+from peewit.posterior.trace import Step, Trace
+from peewit.tuning import alternate, ascent, by_grid, by_validation
 from peewit.tuning.ascent import Path, Range
+from peewit.tuning.by_evidence import bounds, complaints, listed, noise_at_its_limit, noise_limits
+from peewit.tuning.by_grid import axes
+from peewit.tuning.options import Passing, checked, checked_limits, listable, positive
 from peewit.tuning.profile import Place, Point, Profile, rounded
-from peewit.tuning.search import axes, bounds, complaints, listed, noise_at_its_limit, noise_limits
-from peewit.tuning.settings import Passing, checked, checked_limits, listable, positive
-from peewit.tuning.trace import Step, Trace
 from peewit.tuning.validation import minimise, scan
+from peewit.weights.groups import Groups, Rows
+from peewit.weights.space import Space
 
 BENT: dict[str, tuple[Callable[[Any], float], list[float]]] = {
     "valley": (lambda z: (1 - z[0]) ** 2 + 20 * (z[1] - z[0] ** 2) ** 2, [-1.0, 1.0]),
@@ -116,7 +117,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         "  7 products over the data\n  noise 0.5"
     )
     assert repr(trace.warned("Three.")).endswith("\n  warning: Three.")
-    monkeypatch.setattr("peewit.tuning.trace.KEPT", 6)
+    monkeypatch.setattr("peewit.posterior.trace.KEPT", 6)
     assert len(Trace.of("grid", "log evidence", ("a", "b"), steps_of([1.0] * 3), "", True, []).precisions) == 3
     cut_short = Trace.of("grid", "log evidence", ("a", "b"), steps_of([1.0] * 4), "", True, [])
     assert cut_short.precisions[:, 0].tolist() == [1.0, 4.0] and len(cut_short) == 4
@@ -124,7 +125,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for groups in (8, 9):
         names = [f"g{place}" for place in range(groups)]
         alone = [Step(1.0, torch.ones(1), None, 1.0, None)]
-        monkeypatch.setattr("peewit.tuning.trace.KEPT", 100)
+        monkeypatch.setattr("peewit.posterior.trace.KEPT", 100)
         assert ("  precision: g0 1, g1 1" in repr(Trace.of("grid", "log evidence", names, alone, "", True, []))) == (
             groups == 8
         )
@@ -281,7 +282,7 @@ def test_groups_without_curvature() -> None:
 @pytest.mark.parametrize("cached", [4, 1 << 16])
 def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several of a group beside each other: sums over all of them, at once or in parts."""
-    monkeypatch.setattr("peewit.groups.CACHED", cached)
+    monkeypatch.setattr("peewit.weights.groups.CACHED", cached)
     values, groups = normal(64).abs(), Groups(torch.tensor([0, 1, 2]), torch.tensor([40, 23, 1]), 3)
     problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
     assert problem.eigenvalues is not None and problem.eigenvalues.values.shape[1] > 1
@@ -608,7 +609,7 @@ def test_what_tune_does_unless_it_is_told() -> None:
     assert settings(method="grid", data=(), grid={"temperature": [1.0]}).temperature is True
     assert not settings(method="grid", grid=[1.0]).temperature and settings(steps=1).steps == 1
     assert settings(method="validation", data=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
-    assert pw.tuning.settings.LIMITS == (1e-10, 1e10) and pw.tuning.settings.TEMPERATURES == (1e-4, 1e4)
+    assert pw.tuning.options.LIMITS == (1e-10, 1e10) and pw.tuning.options.TEMPERATURES == (1e-4, 1e4)
 
 
 @pytest.mark.parametrize(
@@ -753,14 +754,15 @@ def scored(
         tried.extend(made)
         return [score(each) for each in made]
 
-    monkeypatch.setattr(search, "Scores", lambda la, data, predict: SimpleNamespace(of=of))
-    monkeypatch.setattr(search, "repeated", lambda data, device: data)
+    for module in (by_validation, by_grid):
+        monkeypatch.setattr(module, "Scores", lambda la, data, predict: SimpleNamespace(of=of))
+        monkeypatch.setattr(module, "repeated", lambda data, device: data)
     usual = {"method": by, "prior": True, "noise": True, "temperature": True, "data": (), "grid": None, "steps": 300}
     usual |= {"tolerance": 1e-4, "limits": (1e-3, 1e3), "predict": {}} | given
     la = Scored(given.get("start", pw.Prior.layerwise([4.0, 1.0])))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = (search.by_validation if by == "validation" else search.by_grid)(la, SimpleNamespace(**usual))  # type: ignore[arg-type]
+        found = (by_validation.by_validation if by == "validation" else by_grid.by_grid)(la, SimpleNamespace(**usual))  # type: ignore[arg-type]
     return found, tried
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import peewit as pw
 from fitting import normal
-from peewit.layers.offsets import PatchMoments
-from peewit.structures.rounding import amplified
+from peewit.curvature.structures.rounding import amplified
+from peewit.tracing.layers.conv.moments import PatchMoments
 
 STRUCTURES = ("kron", "ekfac", "block", "full", "diag")
 

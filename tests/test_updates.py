@@ -15,7 +15,7 @@ import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import Broken, built, classes, cut, fitted, names_of, normal, seeded
-from peewit.batches import take
+from peewit.network.nests import take
 from saving import STRUCTURES, assert_same, content_of
 from tables import curvature_of, moved, relative, table
 

@@ -17,8 +17,9 @@ from cases import CASES
 from conftest import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal
 from networks import Network, parameter
-from peewit.layers import generic, linear
-from peewit.tape import Tape
+from peewit.tracing import generic
+from peewit.tracing.layers import linear
+from peewit.tracing.tape import Tape
 from tables import curvature_of, moved, relative, table
 
 
@@ -433,7 +434,7 @@ def test_rounding_is_no_reason_for_distrust(name: str, dtype: torch.dtype) -> No
     """No weight of any network in the table loses its rule, in any precision."""
     own = table(name)
     model = own.case.make()[0].to(device=DEVICE, dtype=dtype)
-    x = pw.batches.map_tensors(lambda each: each.to(dtype) if each.is_floating_point() else each, moved(own.x))
+    x = pw.network.nests.map_tensors(lambda each: each.to(dtype) if each.is_floating_point() else each, moved(own.x))
     y = moved(own.y)
     try:
         la = pw.fit(model, (x, y.to(dtype) if y.is_floating_point() else y), own.likelihood, structure="diag")
@@ -504,7 +505,7 @@ def test_saved_references_follow_the_sampled_weights() -> None:
     for la, direct in ((given, {"b.weight", "b.bias"}), (expected, set(expected.space.names))):
         network, jacobian = la._network(None), dense.jacobian(copy.deepcopy(la.model).cpu(), x, [*la.space.names])
         for _ in range(2):  # references that were not found are not looked for again
-            with pw.batches.evaluation(la.model, network.selected), torch.no_grad():
+            with pw.network.isolation.evaluation(la.model, network.selected), torch.no_grad():
                 _, found = network.push(moved(x), torch.eye(la.D, dtype=torch.float64, device=DEVICE))
             assert relative(found.permute(1, 2, 0), jacobian) < 1e-8
         assert [*la.plan.direct.values()] == [direct]
@@ -554,9 +555,9 @@ def test_what_a_network_keeps_does_not_go_stale() -> None:
     weights = {name: own.reshape(held.get_parameter(name).shape) for name, own in weights.items()}
     for scale in (1.0, 2.0):  # one after the other: the second is not to see what the first kept
         at = {name: scale * own for name, own in weights.items()}
-        with pw.batches.evaluation(held):
-            found = pw.batches.call(pw.batches.under(held, at), moved(x))
-            pw.batches.restore_buffers(held)
+        with pw.network.isolation.evaluation(held):
+            found = pw.network.calling.call(pw.network.calling.under(held, at), moved(x))
+            pw.network.buffers.restore_buffers(held)
         wanted = torch.func.functional_call(expected.model, at, (moved(x),))
         assert relative(found.detach(), wanted.detach()) < 1e-12
     assert held.kept == {} and not hasattr(held, "gain")
@@ -712,7 +713,7 @@ def test_examples_that_meet_behind_batches_of_equal_ones(
     how: str, sizes: list[int], merged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are found with the first batch that has two examples that differ, put together with others or not."""
-    monkeypatch.setattr("peewit.curvature.MERGED_EXAMPLES", merged)
+    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", merged)
     x, y = normal(9, 4), classes(3, 9)
     x[:6] = x[0]
     model = built(Network(MEETINGS[how], a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)

@@ -27,13 +27,23 @@ from pathlib import Path
 
 from mutations import Mutant, mutants
 
+TRACING = ("recording", "tracer", "graph", "doubling", "tape", "verification", "knowledge", "forward_mode")
 PARTS = {
-    "tracing": [f"peewit/{name}.py" for name in ("recording", "tracer", "tape", "verification", "plan", "pushing")],
-    "layer rules": ["peewit/layers/*.py"],
-    "structures": ["peewit/structures/*.py"],
-    "operators": ["peewit/operators.py", "peewit/jacobians.py", "peewit/outermost.py"],
+    "tracing": [
+        *(f"peewit/tracing/{name}.py" for name in TRACING),
+        "peewit/weights/vectors.py",
+    ],
+    "layer rules": ["peewit/tracing/layers/*.py", "peewit/tracing/layers/conv/*.py"],
+    "structures": ["peewit/curvature/structures/*.py"],
+    "operators": ["peewit/curvature/operators.py", "peewit/curvature/blocks.py", "peewit/jacobians/*.py"],
     "likelihoods": ["peewit/likelihoods/*.py"],
-    "evidence": ["peewit/evidence.py", "peewit/priors.py", "peewit/groups.py", "peewit/tuning/*.py"],
+    "evidence": [
+        "peewit/posterior/evidence.py",
+        "peewit/posterior/trace.py",
+        "peewit/priors/prior.py",
+        "peewit/weights/groups.py",
+        "peewit/tuning/*.py",
+    ],
 }
 PRELOADED = ("torch", "torch.func", "numpy", "scipy.stats", "safetensors.torch", "rich.console", "typer", "pytest")
 ENOUGH = 0.9  # the share of mutants that has to be caught

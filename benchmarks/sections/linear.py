@@ -120,7 +120,7 @@ def moved(prior: Any) -> Any:
 @contextmanager
 def counted() -> Iterator[list[float]]:
     """Products of every solve inside the block; those that tuning takes back count too."""
-    from peewit.linear.solver import Solver
+    from peewit.linear_model.solver import Solver
 
     own, found = Solver.solve, []
 

@@ -3,29 +3,28 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .coverage import Coverage
-from .curvature import GGN, Auto, Empirical, Hessian, MonteCarlo
-from .evidence import Evidence
-from .files import load
-from .fitting import fit, products
-from .health import Diagnosis
+from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .curvature.structures import EKFAC, Block, Diag, Full, Kron
+from .diagnostics.checks import Finding
+from .diagnostics.diagnosis import Diagnosis
+from .fit import fit, products
 from .laplace import Laplace
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
-from .linear.mode import LinearMode
-from .predictions.functional import Functional
+from .messages.warnings import RoundingWarning, TuningWarning
+from .posterior.coverage import Coverage
+from .posterior.evidence import Evidence
+from .posterior.linear_mode import LinearMode
+from .posterior.trace import Trace
+from .predictions.covariance import Functional
 from .predictions.prediction import Prediction
-from .priors import Prior
-from .resolution import RoundingWarning
-from .selection import Subnetwork
-from .structures import EKFAC, Block, Diag, Full, Kron
-from .symptoms import Finding
-from .tuning.trace import Trace, TuningWarning
+from .priors.prior import Prior
+from .runtime.version import __version__
+from .storage.load import load
+from .tracing.selection import Subnetwork
 from .tuning.validation import validation_nll
 
 if TYPE_CHECKING:
     from .evaluate.call import evaluate
-
-__version__ = "0.1.0"
 
 __all__ = [
     "EKFAC",
@@ -57,6 +56,7 @@ __all__ = [
     "Subnetwork",
     "Trace",
     "TuningWarning",
+    "__version__",
     "evaluate",
     "fit",
     "load",

@@ -11,39 +11,46 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import resolution
-from .arithmetic import as_arithmetic
-from .batches import Inputs, unwrapped
-from .complaints import checked_count, checked_generator, made_by, nearest
-from .continuing import device_named, moved, updated
-from .core import Curvature, Structure
-from .coverage import Coverage, Row, scales
-from .curvature import Hessian, Kind, Totals
-from .evidence import Evidence, Question
-from .identity import Identity
+from .curvature.blocks import Blocks
+from .curvature.contracts import Curvature, Structure
+from .curvature.kinds import Hessian, Kind
+from .curvature.stream import Totals
 from .likelihoods import Gaussian, Likelihood
-from .linear import finding
-from .linear.mode import LinearMode
-from .memory import Budget, budget
-from .modes import plainly
-from .operators import Blocks
-from .plan import Plan
-from .predictions import functional as outputs
-from .predictions import means
-from .predictions import question as questions
-from .predictions.observations import Regression
-from .predictions.prediction import Classes, Prediction
-from .priors import Number, Prior, as_prior
-from .progress import Progress
-from .random import DEFAULT_SEED, drawing
-from .schema import Schema
-from .space import Space, padding_rows
-from .trees import changed
-from .tuning import search, settings
-from .tuning.trace import Trace
+from .linear_model import find
+from .messages.arguments import checked_count, checked_generator, made_by
+from .messages.names import nearest
+from .network.identity import Identity
+from .network.isolation import plainly
+from .network.modules import unwrapped
+from .network.nests import Inputs
+from .network.values import changed
+from .posterior import network, resolution
+from .posterior.coverage import Coverage, Row, scales
+from .posterior.evidence import Evidence, Question
+from .posterior.linear_mode import LinearMode
+from .posterior.network import EXACT_OUTPUTS, TooManyOutputs
+from .posterior.schema import Schema
+from .posterior.trace import Trace
+from .posterior.update import moved, updated
+from .predictions import covariance, means, samples
+from .predictions import options as predicting
+from .predictions.labels import Classes
+from .predictions.numbers import Regression
+from .predictions.predict import predict
+from .predictions.prediction import Prediction
+from .priors.prior import Number, Prior, as_prior
+from .runtime.arithmetic import as_arithmetic
+from .runtime.device import device_named
+from .runtime.memory import Budget, budget
+from .runtime.progress import Progress
+from .runtime.random import DEFAULT_SEED, drawing
+from .tracing.knowledge import Plan
+from .tuning import options as tuning
+from .tuning.tune import tune
+from .weights.space import Space, padding_rows
 
 if TYPE_CHECKING:
-    from .health import Diagnosis
+    from .diagnostics.diagnosis import Diagnosis
 
 
 @made_by("peewit.fit(model, data, likelihood)")
@@ -114,7 +121,7 @@ class Laplace:
 
     def with_temperature(self, temperature: float) -> Laplace:
         """Log-likelihood and curvature divided by it, not the prior: a new value."""
-        return replace(self, temperature=settings.checked_temperature(temperature), trace=None)
+        return replace(self, temperature=tuning.checked_temperature(temperature), trace=None)
 
     def with_arithmetic(self, arithmetic: str) -> Laplace:
         """The posterior asked with products of another precision: 'auto', 'float32', 'tf32', 'bf16', 'float64'.
@@ -165,8 +172,8 @@ class Laplace:
         self,
         data: Any,
         *,
-        tolerance: float = finding.TOLERANCE,
-        steps: int = finding.STEPS,
+        tolerance: float = find.TOLERANCE,
+        steps: int = find.STEPS,
         memory: float | None = None,
         progress: bool = False,
     ) -> Laplace:
@@ -176,7 +183,7 @@ class Laplace:
         the Jacobian and one with its transpose. `memory`: bytes for data and outputs that are kept between passes. A
         mode that was found before is where it starts.
         """
-        return finding.find(self, data, tolerance, steps, memory, progress)
+        return find.find(self, data, tolerance, steps, memory, progress)
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
@@ -191,19 +198,19 @@ class Laplace:
     @plainly
     def tune(
         self,
-        method: settings.Method = "evidence",
+        method: tuning.Method = "evidence",
         *,
         prior: bool = True,
         noise: bool | None = None,
         temperature: bool = False,
         data: Any = None,
         start: Prior | Number | None = None,
-        grid: settings.Grid | None = None,
+        grid: tuning.Grid | None = None,
         steps: int | None = None,
         tolerance: float | None = None,
-        limits: tuple[float, float] = settings.LIMITS,
+        limits: tuple[float, float] = tuning.LIMITS,
         predict: Mapping[str, Any] | None = None,
-        mode: settings.Mode = "trained",
+        mode: tuning.Mode = "trained",
         memory: float | None = None,
         progress: bool = False,
     ) -> Laplace:
@@ -212,11 +219,11 @@ class Laplace:
         By the `evidence` or MacKay's `fixed_point`, by the NLL on validation `data`, or on a `grid`; see `trace`.
         `mode="linear"`: by the evidence at the mode of the linear model, which takes the training data as `data`.
         """
-        passes = settings.Passing(mode, memory, progress)
-        asked = settings.checked(
+        passes = tuning.Passing(mode, memory, progress)
+        asked = tuning.checked(
             self, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict, passes
         )
-        return resolution.warned(search.tune(self, asked, start), 5)
+        return resolution.warned(tune(self, asked, start), 5)
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -251,7 +258,7 @@ class Laplace:
         memory: float | None = None,
         create_graph: bool = False,
         mean: str = "network",
-    ) -> outputs.Functional:
+    ) -> covariance.Functional:
         """Mean and covariance of the outputs at x, noise excluded.
 
         `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
@@ -265,14 +272,14 @@ class Laplace:
             raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
         network = self._network(memory)
         try:
-            made = outputs.functional(network, self.precision, x, joint, variance_only, create_graph)
-        except outputs.TooManyOutputs as many:
+            made = covariance.functional(network, self.precision, x, joint, variance_only, create_graph)
+        except TooManyOutputs as many:
             if joint or create_graph:
                 raise ValueError(
                     f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
-                    f"{outputs.EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
+                    f"{EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
                 ) from None
-            made = outputs.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
+            made = samples.sampled_functional(network, self.precision, x, DEFAULT_SEED, variance_only)
         return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
 
     @plainly
@@ -288,7 +295,7 @@ class Laplace:
         with drawing(generator, self.mode.device):
             deviations = self._deviations(n, generator)
             deviations = deviations if shift is None else deviations + shift
-            return outputs.functional_samples(self._network(None), x, deviations)
+            return samples.functional_samples(self._network(None), x, deviations)
 
     @plainly
     def predict(
@@ -311,8 +318,8 @@ class Laplace:
         likelihood has its own default. `joint`: outputs are correlated between inputs. `create_graph`: the answer can
         be differentiated in x. `mean`: around the network's own outputs, or those of the linear model at its mode.
         """
-        question = questions.Question.of(self.likelihood, method, link, samples, joint, create_graph, mean)
-        return questions.predict(self, x, question, memory, generator)
+        question = predicting.Question.of(self.likelihood, method, link, samples, joint, create_graph, mean)
+        return predict(self, x, question, memory, generator)
 
     def coverage(self) -> Coverage:
         """For every parameter the rule and the approximation it got."""
@@ -331,7 +338,7 @@ class Laplace:
     @plainly
     def diagnose(self, data: Any) -> Diagnosis:
         """Whether the network is fit for this, in sentences with what to do, from one pass over its training data."""
-        from .health import diagnose  # which needs much of the engine
+        from .diagnostics.diagnosis import diagnose  # which needs much of the engine
 
         self._network(None)  # refuses a network that has changed
         return diagnose(self, data)
@@ -349,12 +356,12 @@ class Laplace:
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the network to a safetensors file, which `load` reads; whole or not at all."""
-        from .files import save  # which needs this file
+        from .storage.save import save  # which needs this file
 
         self._network(None)  # refuses a network that has changed
         save(self, path)
 
-    def _network(self, memory: float | None) -> outputs.Network:
+    def _network(self, memory: float | None) -> network.Network:
         if not self.identity.still(self.model):
             raise ValueError(
                 "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
@@ -363,7 +370,7 @@ class Laplace:
         limit = self.budget if memory is None else budget(memory, self.mode.device, self.budget.arithmetic)
         if self.arithmetic == "auto" and self._ill_conditioned:
             limit = replace(limit, arithmetic=as_arithmetic("float32"))
-        return outputs.Network(self.model, self.space, self.plan, limit, self._axis)
+        return network.Network(self.model, self.space, self.plan, limit, self._axis)
 
     @cached_property
     def _ill_conditioned(self) -> bool:

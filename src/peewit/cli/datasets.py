@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..schema import Schema
+from ..posterior.schema import Schema
 from . import tables
 from .images import folder
 from .networks import FORM, called

@@ -15,7 +15,7 @@ import peewit as pw
 from ..evaluate.results import Estimate, Report
 from ..laplace import Laplace
 from ..report.words import extent
-from ..whole import writing
+from ..storage.atomic import writing
 from .asking import Option, Run, asks
 from .datasets import Wanted, load
 from .networks import ensemble as members
@@ -52,8 +52,6 @@ Attacks = Annotated[
     str | None,
     typer.Option("--attacks", metavar="NAMES", help=f"Inputs made to deceive: all, or some of {', '.join(ATTACKS)}."),
 ]
-
-
 JUDGED = (
     "posterior",
     "model",

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import peewit as pw
 
-from ..complaints import nearest
 from ..laplace import Laplace
+from ..messages.names import nearest
 from .output import Problem
 from .settings import is_function, needed
 

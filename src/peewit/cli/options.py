@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import curvature, likelihoods, structures
+from .. import likelihoods
+from ..curvature import kinds, structures
 from .output import Problem
 
 RUN, SHOW = "The run", "What is shown"
@@ -109,8 +110,8 @@ Curvature = Annotated[
     str | None,
     typer.Option(
         "--curvature",
-        help=f"Which curvature: {', '.join(curvature.NAMES)} (default: auto).",
-        autocompletion=_names(curvature.NAMES),
+        help=f"Which curvature: {', '.join(kinds.NAMES)} (default: auto).",
+        autocompletion=_names(kinds.NAMES),
     ),
 ]
 Title = Annotated[str | None, typer.Option("--title", help="Title of the report.")]

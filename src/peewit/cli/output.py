@@ -19,7 +19,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..whole import beside
+from ..storage.atomic import beside
 
 
 class Problem(Exception):

@@ -14,7 +14,7 @@ import peewit as pw
 
 from .. import likelihoods
 from ..laplace import Laplace
-from ..schema import Schema
+from ..posterior.schema import Schema
 from . import options as given
 from .asking import Option, Run, asks
 from .datasets import Wanted, load

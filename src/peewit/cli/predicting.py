@@ -14,8 +14,9 @@ import typer
 from torch import Tensor
 
 from ..laplace import Laplace
-from ..predictions.prediction import Binary, Classes, Prediction
-from ..whole import writing
+from ..predictions.labels import Binary, Classes
+from ..predictions.prediction import Prediction
+from ..storage.atomic import writing
 from . import options as given
 from .asking import Option, Run, asks
 from .datasets import Data, load

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import __version__
-from ..complaints import nearest
+from ..messages.names import nearest
+from ..runtime.version import __version__
 from . import commands
 from .networks import importing
 from .output import Problem, alone

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..complaints import nearest
+from ..messages.names import nearest
 from .output import Problem
 
 if sys.version_info >= (3, 11):

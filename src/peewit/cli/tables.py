@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..complaints import nearest
-from ..schema import Schema
+from ..messages.names import nearest
+from ..posterior.schema import Schema
 from .output import Problem
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, distributions
 
 from ..likelihoods import Form, Likelihood
-from ..predictions.beliefs import Samples
-from ..predictions.observations import Mixture, Numbers, Outputs, Regression
-from ..predictions.prediction import Binary, Classes, Prediction
+from ..predictions.labels import Binary, Classes
+from ..predictions.numbers import Mixture, Numbers, Outputs, Regression
+from ..predictions.outputs import Samples
+from ..predictions.prediction import Prediction
 from .columns import Columns
 from .regression import crps_mixture, crps_samples, normal_cdf
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..batches import call, evaluation, restore_buffers
 from ..likelihoods import Form, Likelihood, widened
+from ..network.buffers import restore_buffers
+from ..network.calling import call
+from ..network.isolation import evaluation
 from .answers import flat_targets
 from .corruptions import Range
 

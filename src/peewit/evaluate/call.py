@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, Inputs
-from ..complaints import is_count
 from ..likelihoods import Likelihood
-from ..modes import plainly
-from ..progress import Progress
+from ..messages.arguments import is_count
+from ..network.batches import Batches
+from ..network.isolation import plainly
+from ..network.nests import Inputs
+from ..runtime.progress import Progress
 from . import describing, gathering
 from .attacks import Attack
 from .bootstrap import Resampling

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..runtime.version import __version__
+
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
@@ -130,8 +132,6 @@ def settings_of(la: Laplace) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of what has a part in the numbers."""
-    from .. import __version__
-
     return {"peewit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 

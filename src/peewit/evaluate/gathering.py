@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, Inputs, count, map_tensors, split_batch, tensors
-from ..measuring import wait
-from ..progress import Progress
+from ..network.batches import Batches, split_batch
+from ..network.nests import Inputs, count, map_tensors, tensors
+from ..runtime.device import wait
+from ..runtime.progress import Progress
 from .answers import Answer, Part, joined
 from .columns import Columns
 from .methods import Method

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, Inputs, call, device_of, evaluation, restore_buffers, unwrapped
 from ..likelihoods import Form, Likelihood
-from ..memory import Budget
-from ..predictions import question as questions
-from ..predictions.beliefs import Samples
+from ..network.batches import Batches
+from ..network.buffers import restore_buffers
+from ..network.calling import call
+from ..network.isolation import evaluation
+from ..network.modules import device_of, unwrapped
+from ..network.nests import Inputs
+from ..predictions import options, predict
+from ..predictions.outputs import Samples
+from ..runtime.memory import Budget
 from .answers import Answer, Gaussians, Labels, answer
 
 if TYPE_CHECKING:
@@ -115,8 +120,8 @@ class Networks:
         classes = self.likelihood.link_family in ("categorical", "bernoulli")
         scaled = flat / self.temperature if classes else flat
         belief = Samples(replace(form, whole=False), self.budget, scaled)
-        question = questions.Question.of(self.likelihood, "sampled", None, None, False, False)
-        made = questions.made_of(belief, self.likelihood, question)
+        question = options.Question.of(self.likelihood, "sampled", None, None, False, False)
+        made = predict.made_of(belief, self.likelihood, question)
         return answer(made, 1.0 if classes else self.temperature**0.5)
 
 

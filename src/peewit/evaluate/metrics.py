@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..complaints import is_count
+from ..messages.arguments import is_count
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..whole import writable, writing
+from ..storage.atomic import writable, writing
 
 Value = TypeVar("Value")
 UNENDING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

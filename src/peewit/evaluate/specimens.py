@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..batches import Inputs
+from ..network.nests import Inputs
 from .answers import Part
 from .corruptions import Range
 from .results import Specimen

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import likelihoods
-from ..batches import Batches, Inputs, call, device_of, evaluation, restore_buffers, unwrapped
-from ..complaints import nearest
 from ..likelihoods import Form, Likelihood
-from ..memory import budget
+from ..messages.names import nearest
+from ..network.batches import Batches
+from ..network.buffers import restore_buffers
+from ..network.calling import call
+from ..network.isolation import evaluation
+from ..network.modules import device_of, unwrapped
+from ..network.nests import Inputs
+from ..runtime.memory import budget
 from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
 
 if TYPE_CHECKING:
@@ -37,8 +42,8 @@ class Subject:
     @staticmethod
     def of(given: Any, likelihood: str | Likelihood | None, predict: Mapping[str, Any]) -> Subject:
         """A posterior, or a network and its likelihood."""
-        from ..fitting import named
         from ..laplace import Laplace
+        from ..messages.names import named
 
         if isinstance(given, Laplace):
             if likelihood is not None:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..batches import Batches
-from ..complaints import is_count, nearest
-from ..modes import plainly
-from ..predictions import functional as engine
-from ..predictions import question as questions
-from ..progress import Progress
-from ..random import DEFAULT_SEED
+from ..messages.arguments import is_count
+from ..messages.names import nearest
+from ..network.batches import Batches
+from ..network.isolation import plainly
+from ..posterior.network import TooManyOutputs
+from ..predictions import covariance as engine
+from ..predictions import options, predict
+from ..runtime.progress import Progress
+from ..runtime.random import DEFAULT_SEED
 from ..tuning.scores import Scores as Shared
 from ..tuning.scores import Slice
 from ..tuning.validation import repeated
@@ -234,17 +236,17 @@ class Scorer:
         made: list[Part] = []
         if self.simple:
             self.shared = self.shared or Shared(self.la, self.batches, {})
-            question = questions.Question.of(la.likelihood, "linearised", None, None, False, False)
+            question = options.Question.of(la.likelihood, "linearised", None, None, False, False)
 
             def visit(each: Slice) -> None:
                 with torch.no_grad():
                     cov = engine.given(each.network, la.precision, each.mean, each.found, each.inputs)
-                    belief = questions.normal(each.network, cov, question, DEFAULT_SEED)
-                    made.append(answer(questions.made_of(belief, la.likelihood, question)).part(each.targets))
+                    belief = predict.normal(each.network, cov, question, DEFAULT_SEED)
+                    made.append(answer(predict.made_of(belief, la.likelihood, question)).part(each.targets))
 
             try:
                 examples = self.shared._visit(visit, None)
-            except engine.TooManyOutputs:  # their covariances are made of samples
+            except TooManyOutputs:  # their covariances are made of samples
                 self.simple, made = False, []
             else:
                 return self._filled(made, examples)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Inputs, count, map_tensors
-from ..complaints import nearest
+from ..messages.names import nearest
+from ..network.nests import Inputs, count, map_tensors
 from .attacks import ATTACKS, EPSILONS, Attack
 from .corruptions import CORRUPTIONS, STRENGTHS, check_images, corrupted
 

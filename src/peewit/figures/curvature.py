@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import fitting
-from ..batches import Batches
-from ..complaints import is_count, nearest
-from ..curvature import GGN, Hessian
-from ..modes import plainly
-from ..operators import Blocks, Dense, Diagonal, Rotated
-from ..products import Products
-from ..structures.kron import KronCurvature
+from ..curvature.blocks import Blocks
+from ..curvature.kinds import GGN, Hessian
+from ..curvature.operators import Dense, Diagonal, Rotated
+from ..curvature.products import Products
+from ..curvature.structures.kron import KronCurvature
+from ..fit import fit
+from ..messages.arguments import is_count
+from ..messages.names import nearest
+from ..network.batches import Batches
+from ..network.isolation import plainly
 from . import style
 
 if TYPE_CHECKING:
@@ -254,7 +256,7 @@ def block_name(la: Laplace, name: str | None) -> str:
 
 def dense(la: Laplace, data: Any, name: str, structure: str) -> Tensor:
     """(P, P): the curvature of one weight as one structure has it, at the posterior's own noise and temperature."""
-    own = fitting.fit(la.model, data, la.likelihood, weights=[name], structure=structure, curvature=GGN())
+    own = fit(la.model, data, la.likelihood, weights=[name], structure=structure, curvature=GGN())
     identity = torch.eye(own.D, dtype=own.mode.dtype, device=own.mode.device)
     return bare(own).mv(identity).detach().double().cpu() / la.temperature
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..complaints import is_count
+from ..messages.arguments import is_count
 from . import style
 from .style import GREEN, ORANGE, graph_objects, shown
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, call, count, restore_buffers, take, under
-from ..complaints import is_count
 from ..likelihoods import Bernoulli, Categorical, widened
-from ..linear.passes import Part, Passes
-from ..modes import plainly
-from ..progress import Progress
-from ..pushing import unflatten
+from ..linear_model.passes import Part, Passes
+from ..messages.arguments import is_count
+from ..network.batches import Batches
+from ..network.buffers import restore_buffers
+from ..network.calling import call, under
+from ..network.isolation import plainly
+from ..network.nests import count, take
+from ..runtime.progress import Progress
+from ..weights.vectors import unflatten
 from . import style, ways
 
 if TYPE_CHECKING:

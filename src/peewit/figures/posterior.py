@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..laplace import Laplace
-from ..modes import plainly
+from ..network.isolation import plainly
 from . import style
 from .curvature import own_sizes
 from .style import BLUE, GREY, ORANGE, graph_objects, shown

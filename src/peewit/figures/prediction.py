@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches
-from ..complaints import is_count
 from ..likelihoods import Bernoulli, Categorical
-from ..modes import plainly
+from ..messages.arguments import is_count
+from ..network.batches import Batches
+from ..network.isolation import plainly
 from ..predictions.prediction import checked_level, normal_quantile
 from . import style
 from .sampling import checked_output

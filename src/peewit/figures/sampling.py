@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Inputs, call, count, restore_buffers, under
-from ..complaints import checked_count, nearest
 from ..likelihoods import Bernoulli, Categorical, Gaussian
-from ..modes import plainly
-from ..predictions import functional as engine
-from ..pushing import unflatten
+from ..messages.arguments import checked_count
+from ..messages.names import nearest
+from ..network.buffers import restore_buffers
+from ..network.calling import call, under
+from ..network.isolation import plainly
+from ..network.nests import Inputs, count
+from ..predictions import samples as engine
+from ..weights.vectors import unflatten
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..whole import writable, writing
+from ..storage.atomic import writable, writing
 from .style import graph_objects
 
 if TYPE_CHECKING:

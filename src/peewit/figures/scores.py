@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..complaints import nearest
 from ..evaluate import kinds
+from ..messages.names import nearest
 from . import style
 from .style import GREY, graph_objects, shown
 

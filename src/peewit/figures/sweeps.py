@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..complaints import nearest
 from ..evaluate import kinds
+from ..messages.names import nearest
 from . import style
 from .style import ORANGE, graph_objects, shown
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..complaints import is_count, nearest
+from ..messages.arguments import is_count
+from ..messages.names import nearest
 from . import style
 from .scores import some, told, whiskers
 from .style import GREY, graph_objects, shown

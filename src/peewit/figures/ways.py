@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..complaints import nearest
-from ..pushing import flatten, unflatten
+from ..messages.names import nearest
+from ..weights.vectors import flatten, unflatten
 
 if TYPE_CHECKING:
     from ..laplace import Laplace

@@ -1,13 +1,14 @@
 """Likelihoods, one file each, and the names that `fit` takes for them."""
 
-from .base import ALL, Form, Likelihood, score, widened
 from .bernoulli import Bernoulli
 from .categorical import Categorical
+from .contract import Likelihood, score, widened
 from .custom import Custom
+from .form import ALL, Form
 from .gaussian import RESIDUALS, Gaussian
-from .heads import warn_of_probabilities
 from .heteroscedastic import HeteroscedasticGaussian
 from .poisson import Poisson
+from .probabilities import warn_of_probabilities
 
 NAMES = {
     "classification": Categorical,

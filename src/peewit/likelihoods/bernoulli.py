@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli as BernoulliDistribution
 
-from ..random import Hashed
-from .base import ALL, Form, Likelihood, diagonal_root, equal_form, unit_scale
+from ..runtime.random import Hashed
+from .contract import Likelihood, diagonal_root, unit_scale
+from .form import ALL, Form, equal_form
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical as CategoricalDistribution
 
-from ..random import Hashed
-from .base import ALL, Form, Likelihood, unit_scale, usual_axis
+from ..runtime.random import Hashed
+from .contract import Likelihood, unit_scale
+from .form import ALL, Form, usual_axis
 
 
 def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ..random import Hashed
-from .base import ALL, Form, Likelihood, every_position, filled, score, unit_scale, usual_axis
+from ..runtime.random import Hashed
+from .contract import Likelihood, every_position, filled, score, unit_scale
+from .form import ALL, Form, usual_axis
 
 NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
 

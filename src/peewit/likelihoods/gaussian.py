@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from ..random import Hashed
-from .base import ALL, Form, Likelihood, checked_noise, diagonal_root, equal_form, every_position, filled, score
+from ..runtime.random import Hashed
+from .contract import Likelihood, checked_noise, diagonal_root, every_position, filled, score
+from .form import ALL, Form, equal_form
 
 RESIDUALS = "residuals"
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from ..random import Hashed
-from .base import ALL, Form, Likelihood, every_position, filled, score, unit_scale, usual_axis
+from ..runtime.random import Hashed
+from .contract import Likelihood, every_position, filled, score, unit_scale
+from .form import ALL, Form, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
 PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
-from ..random import Hashed
-from .base import ALL, Form, Likelihood, diagonal_root, equal_form, every_position, filled, unit_scale
+from ..runtime.random import Hashed
+from .contract import Likelihood, diagonal_root, every_position, filled, unit_scale
+from .form import ALL, Form, equal_form
 
 HALVINGS = 60  # of the interval in which a drawn count lies, at most
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..batches import Inputs
-from ..complaints import nearest
-from ..pushing import apply
-from ..tuning.trace import TuningWarning
-from . import functional as engine
+from ..messages.names import nearest
+from ..messages.warnings import TuningWarning
+from ..network.nests import Inputs
+from ..posterior import network
+from ..tracing.forward_mode import apply
+from . import covariance, samples
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -47,13 +48,13 @@ def displacement(la: Laplace, mean: str) -> Tensor | None:
     return la.linear.displacement
 
 
-def linear(network: engine.Network, x: Inputs, shift: Tensor, create_graph: bool) -> Tensor:
+def linear(network: network.Network, x: Inputs, shift: Tensor, create_graph: bool) -> Tensor:
     """(B, ...): `f(x) + J(x) shift`, with its graph back to x on request."""
     if not create_graph:
         with torch.no_grad():
-            return engine.shifted(network, x, shift)
+            return samples.shifted(network, x, shift)
     made = []
-    with engine.prepared(network, x, create_graph) as given:
+    with covariance.prepared(network, x, create_graph) as given:
         for tape in network.tapes(given, create_graph):
             own = apply(tape.pull_outputs(), network.space, shift[None])[0].T
             made.append(tape.output + own.reshape(tape.output.shape).to(tape.output.dtype))

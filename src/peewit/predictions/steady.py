@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..modes import plain_mode
+from ..network.isolation import plain_mode
 
 Class = TypeVar("Class", bound=type)
 

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from ..evaluate.results import Report
-from ..whole import writable, writing
+from ..storage.atomic import writable, writing
 from . import sections
 from .markup import Markup, element, folded, safe, section
 from .plots import Plot, Variant, plots

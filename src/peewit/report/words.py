@@ -10,8 +10,6 @@ from ..evaluate.results import Estimate, Report, Scores
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
-
-
 SCORES = {
     "confidence": "confidence",
     "entropy": "entropy",

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..linear.finding import check_data, finished, opened
-from ..linear.solver import Log, Solver
-from ..linear.streaming import Streamed
-from ..linear.target import Target, chunks
-from ..priors import Number, Prior
+from ..linear_model.find import check_data, finished, opened
+from ..linear_model.objective import Target, chunks
+from ..linear_model.solver import Solver
+from ..linear_model.stopping import Log
+from ..linear_model.streaming import Streamed
+from ..posterior.trace import Step, Trace
+from ..priors.prior import Number, Prior
 from .ascent import Range, gradient_of, mackay, place_of, vector
+from .by_evidence import OFF, bounds, complaints, noise_at_its_limit, noise_of, warned
+from .options import Settings
 from .profile import Place, Point, Profile, profile
-from .search import OFF, bounds, complaints, noise_at_its_limit, noise_of, warned
-from .settings import Settings
-from .trace import Step, Trace
 
 if TYPE_CHECKING:
     from ..laplace import Laplace

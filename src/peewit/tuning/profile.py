@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..evidence import Question, doubled, summed
-from ..groups import Rows
-from ..priors import Prior
+from ..posterior.evidence import Question, doubled, summed
+from ..priors.prior import Prior
+from ..weights.groups import Rows
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, Inputs, count, map_tensors
-from ..predictions import functional as engine
-from ..predictions import question as questions
-from ..random import DEFAULT_SEED
+from ..network.batches import Batches
+from ..network.nests import Inputs, count, map_tensors
+from ..posterior import network
+from ..posterior.network import TooManyOutputs
+from ..predictions import covariance, options, predict
+from ..runtime.random import DEFAULT_SEED
 from .validation import validation_nll
 
 if TYPE_CHECKING:
@@ -28,18 +30,18 @@ KEPT = 1 << 30  # bytes of it at least, where `memory=` does not say: keeping sa
 class Slice:
     """Some examples: their outputs and Jacobians, and what was observed."""
 
-    network: engine.Network
+    network: network.Network
     mean: Tensor
-    found: engine.Jacobians
+    found: covariance.Jacobians
     targets: Tensor
     inputs: Inputs
 
-    def loss(self, la: Laplace, question: questions.Question) -> float:
+    def loss(self, la: Laplace, question: options.Question) -> float:
         """The negative log probability of the observations, summed."""
         with torch.no_grad():
-            made = engine.given(self.network, la.precision, self.mean, self.found, self.inputs)
-            belief = questions.normal(self.network, made, question, DEFAULT_SEED)
-            return -float(questions.made_of(belief, la.likelihood, question).log_prob(self.targets).double().sum())
+            made = covariance.given(self.network, la.precision, self.mean, self.found, self.inputs)
+            belief = predict.normal(self.network, made, question, DEFAULT_SEED)
+            return -float(predict.made_of(belief, la.likelihood, question).log_prob(self.targets).double().sum())
 
 
 @dataclass(eq=False)
@@ -58,7 +60,7 @@ class Scores:
         if not self.simple or not set(asked) <= {"link", "samples", "memory"}:
             return [validation_nll(setting(), self.batches, **asked) for setting in settings]
         link, samples = asked.get("link"), asked.get("samples")
-        question = questions.Question.of(self.la.likelihood, "linearised", link, samples, False, False)
+        question = options.Question.of(self.la.likelihood, "linearised", link, samples, False, False)
         if len(settings) == 1:
             only = settings[0]()
             settings = [lambda: only]
@@ -70,7 +72,7 @@ class Scores:
 
         try:
             examples = self._visit(visit, asked.get("memory"))
-        except engine.TooManyOutputs:  # their covariances are made of samples
+        except TooManyOutputs:  # their covariances are made of samples
             self.simple = False
             return self.of(settings)
         if not examples:
@@ -91,7 +93,7 @@ class Scores:
         kept: list[Slice] | None = []
         examples = 0
 
-        def take(targets: Tensor, inputs: Inputs, chosen: slice, mean: Tensor, found: engine.Jacobians) -> None:
+        def take(targets: Tensor, inputs: Inputs, chosen: slice, mean: Tensor, found: covariance.Jacobians) -> None:
             nonlocal kept, room
             each = Slice(network, mean, found, targets[chosen], inputs)
             visit(each)
@@ -102,7 +104,7 @@ class Scores:
             for inputs, targets in self.batches:
                 if not self.batches.steady:  # a reader may write the next batch over this one, whose slices are kept
                     inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
-                engine.each_jacobian(network, inputs, functools.partial(take, targets))
+                covariance.each_jacobian(network, inputs, functools.partial(take, targets))
                 examples += count(inputs)
         self.kept = kept
         return examples

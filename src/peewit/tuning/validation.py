@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..batches import Batches, count
+from ..network.batches import Batches
+from ..network.nests import count
 
 if TYPE_CHECKING:
     from ..laplace import Laplace

@@ -1,0 +1,1 @@
+"""Kinds of curvature, the stream over the data, and the operators that a posterior is made of."""

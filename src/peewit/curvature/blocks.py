@@ -1,0 +1,197 @@
+"""Operators side by side on the vector of all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..jacobians.explicit import Explicit
+from ..jacobians.factored import Matrix, weighted_gram
+from ..jacobians.layout import Layout, join, part_ways, turned
+from ..jacobians.output_layer import Outermost, Piece, Spectrum
+from ..jacobians.stacked import Jacobian, Stacked
+from ..weights.ranges import Part
+from .contracts import Precision
+from .operators import Diagonal, Rotated
+
+
+@dataclass(frozen=True)
+class Block:
+    """One operator and the ranges of the flat weight vector that it acts on."""
+
+    parts: tuple[Part, ...]
+    slices: tuple[slice, ...]
+    operator: Precision
+    joint: Layout | None = None  # the weight's, where weight (O, I) and bias (O,) are one matrix (O, I + 1)
+    mask: Tensor | None = None  # over the parts' elements: which of them the operator holds
+
+    def take(self, v: Tensor) -> Tensor:
+        """(..., D) -> (..., P)."""
+        return self.joined([v[..., piece] for piece in self.slices])
+
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Pieces of a vector (..., D) in the places of the slices -> (..., P)."""
+        if self.joint is not None:
+            return join(pieces[0], pieces[1], self.joint)
+        return pieces[0] if len(pieces) == 1 else torch.cat([*pieces], -1)
+
+    def put(self, v: Tensor) -> list[tuple[slice, Tensor]]:
+        """(..., P) -> pieces with their places."""
+        if self.joint is not None:
+            weight, bias = part_ways(v, self.joint)
+            return list(zip(self.slices, (weight, bias), strict=True))
+        sizes = [piece.stop - piece.start for piece in self.slices]
+        return list(zip(self.slices, v.split(sizes, -1), strict=True))
+
+    def jacobian(self, found: Mapping[Part, Piece]) -> Jacobian | None:
+        """The Jacobian of this block's weights, in its order; None where none of them was used."""
+        if self.joint is not None:
+            weight = found.get(self.parts[0])
+            if isinstance(weight, Matrix | Outermost) and self.parts[1] in found:
+                return weight.with_bias()
+        elif len(self.parts) == 1 and self.mask is None and self.parts[0] in found:
+            return found[self.parts[0]]
+        pieces = tuple(found[part] if part in found else rows_of(found, part) for part in self.parts)
+        if all(piece is None for piece in pieces):
+            return None
+        sizes = tuple(part.stop - part.start for part in self.parts)
+        return Stacked(pieces, sizes, self.mask, self.joint)
+
+
+def rows_of(found: Mapping[Part, Piece], part: Part) -> Explicit | None:
+    """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
+    made: Explicit | None = None
+    for own, jacobian in found.items():
+        start, stop = max(own.start, part.start), min(own.stop, part.stop)
+        if own.name != part.name or start >= stop:
+            continue
+        rows = jacobian.rows(slice(0, jacobian.examples))[..., start - own.start : stop - own.start]
+        rows = torch.nn.functional.pad(rows, (start - part.start, part.stop - stop))
+        made = Explicit(rows if made is None else made.value + rows, jacobian.budget)
+    return made
+
+
+def share(
+    operator: Precision, jacobian: Jacobian, shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]]
+) -> bool:
+    """Put blocks with the same gradients and row basis together, a weight and its bias: one product serves both."""
+    if not isinstance(operator, Rotated) or not isinstance(jacobian, Matrix) or jacobian.layout.matrix[0] != 1:
+        return False
+    if jacobian.layout != operator.layout:
+        return False
+    found = jacobian.inner(operator.inverse, operator.right)
+    if found is None:
+        return False
+    grad, inner = found
+    key = id(grad), id(operator.left)
+    earlier = shared.get(key)
+    shared[key] = (grad, operator, inner if earlier is None else earlier[2] + inner)
+    return True
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Operators side by side on a vector of D weights."""
+
+    blocks: Sequence[Block]
+    size: int
+
+    def _map(self, method: str, v: Tensor) -> Tensor:
+        if v.shape[-1] != self.size:
+            raise ValueError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.size}) weights.")
+        pieces: list[tuple[slice, Tensor]] = []
+        for block in self.blocks:
+            pieces += block.put(getattr(block.operator, method)(block.take(v)))
+        pieces.sort(key=lambda piece: piece[0].start)
+        return torch.cat([value for _, value in pieces], -1)
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v."""
+        return self._map("mv", v)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        return self._map("solve", v)
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R R^T = P^-1."""
+        return self._map("root", eps)
+
+    def logdet(self) -> Tensor:
+        """Log |P|."""
+        return torch.stack([block.operator.logdet() for block in self.blocks]).sum()
+
+    def variance(self) -> Tensor:
+        """(D,): the diagonal of P^-1."""
+        pieces = [piece for block in self.blocks for piece in block.put(block.operator.variance())]
+        pieces.sort(key=lambda piece: piece[0].start)
+        return torch.cat([value for _, value in pieces])
+
+    def spectra(self, found: Mapping[Part, Piece]) -> list[Spectrum] | None:
+        """Bases (O, R) and weights (B, T, R) whose `basis diag(weights) basis^T` add up to the outputs' covariance.
+
+        Of an outermost layer without groups under Kronecker or diagonal blocks; None where there is no such form.
+        """
+        made: dict[int, Spectrum] = {}
+        for block in self.blocks:
+            jacobian, operator = block.jacobian(found), block.operator
+            if jacobian is None:
+                continue
+            if not isinstance(jacobian, Outermost) or jacobian.groups != 1:
+                return None
+            if isinstance(operator, Rotated) and operator.layout == jacobian.layout:
+                basis, inner = jacobian.inner(operator.inverse, operator.left, operator.right)
+            elif isinstance(operator, Diagonal):
+                basis, inner = jacobian.inner(operator.weight(jacobian.layout), None, None)
+            else:
+                return None
+            earlier = made.get(id(basis))  # a weight and its bias have the row side in common
+            weights = inner[:, 0] if earlier is None else earlier[1] + inner[:, 0]
+            made[id(basis)] = (basis if basis is None else basis[0], weights)
+        return list(made.values()) or None
+
+    def quad(self, found: Mapping[Part, Piece], variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
+        total: Tensor | None = None
+        shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]] = {}
+        for block in self.blocks:
+            jacobian = block.jacobian(found)
+            if jacobian is None or (not variance_only and share(block.operator, jacobian, shared)):
+                continue
+            made = block.operator.quad(jacobian, variance_only)
+            total = made if total is None else total + made
+        for grad, operator, inner in shared.values():
+            rotated = grad if operator.left is None else turned(grad, operator.left)
+            made = weighted_gram(rotated[:, :, :, 0], inner)
+            total = made if total is None else total + made
+        if total is None:
+            raise ValueError("None of the selected weights was used by these inputs.")
+        return total
+
+    def cross(self, first: Mapping[Part, Piece], second: Mapping[Part, Piece]) -> Tensor:
+        """(B, K, b, k): the covariance between the outputs of two sets of examples."""
+        total: Tensor | None = None
+        for block in self.blocks:
+            left, right = block.jacobian(first), block.jacobian(second)
+            if left is None or right is None:
+                continue
+            made = torch.cat(
+                [
+                    torch.cat(
+                        [
+                            torch.einsum("akp,blp->akbl", half, block.operator.half(right, columns))
+                            for columns in right.budget.slices(right.examples, 64 * right.columns * right.size)
+                        ],
+                        2,
+                    )
+                    for rows in left.budget.slices(left.examples, 64 * left.columns * left.size)
+                    for half in [block.operator.half(left, rows)]
+                ]
+            )
+            total = made if total is None else total + made
+        if total is None:
+            raise ValueError("None of the selected weights was used by these inputs.")
+        return total

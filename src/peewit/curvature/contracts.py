@@ -1,0 +1,113 @@
+"""The contracts everything is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..weights.ranges import Part
+
+if TYPE_CHECKING:
+    from ..jacobians.stacked import Jacobian
+    from ..weights.groups import Groups
+    from ..weights.space import Space
+    from .blocks import Blocks
+    from .stream import Source
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest eigenvalue of a block of the curvature, before the noise, and the dtype of its sums."""
+
+    parts: tuple[Part, ...]
+    largest: Tensor
+    dtype: torch.dtype
+
+
+@runtime_checkable
+class Precision(Protocol):
+    """All that inference needs of `P = scale^degree H + diag(delta)`."""
+
+    def mv(self, v: Tensor) -> Tensor:
+        """P v for v (..., D)."""
+        ...
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v."""
+        ...
+
+    def root(self, eps: Tensor) -> Tensor:
+        """R eps with R R^T = P^-1."""
+        ...
+
+    def logdet(self) -> Tensor:
+        """Log |P|, differentiable in delta and scale."""
+        ...
+
+    def variance(self) -> Tensor:
+        """(D,): the diagonal of P^-1."""
+        ...
+
+    def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
+        """(b, K, P): `J R` for some examples, so that `half half^T = J P^-1 J^T`."""
+        ...
+
+    def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
+        """(B, K, K), or (B, K): `J P^-1 J^T` per example."""
+        ...
+
+
+class Curvature(Protocol):
+    """Decomposed curvature: cheap to evaluate for many priors and noises."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether every weight can have a prior precision of its own."""
+        ...
+
+    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """`scale H + diag(delta)`; delta (D,), scale () already raised to its degree.
+
+        `numbers` (D,) says which weights share a precision, where gradients in precisions that happen to agree are
+        wanted.
+        """
+        ...
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,): diag(H), at least a share `floor` of its mean over the tensor."""
+        ...
+
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
+        """(D,): `l` with `log |scale H + diag(p[group] base)| = sum log(scale l + p[group]) + sum log base`.
+
+        In the order of the weights, or another within a group; None where the prior has several precisions in one
+        block, and so no such form.
+        """
+        ...
+
+    def approximation(self, name: str) -> str:
+        """What a weight got, in words."""
+        ...
+
+
+class Structure(Protocol):
+    """How curvature is stored: measured additively over batches, decomposed once."""
+
+    def measure(self, source: Source) -> Any:
+        """Sums over all data."""
+        ...
+
+    def more(self, source: Source, earlier: Any) -> Any:
+        """Sums over earlier data and this, which leave the earlier ones as they are."""
+        ...
+
+    def check(self, sums: Any, space: Space) -> None:
+        """Refuse sums, from a file, that are not of these weights."""
+        ...
+
+    def curvature(self, sums: Any, space: Space) -> Curvature:
+        """Decompose."""
+        ...

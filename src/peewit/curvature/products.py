@@ -1,0 +1,174 @@
+"""Products with Jacobians and curvature, for any network, without forming either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from ..likelihoods import Form, Likelihood, widened
+from ..likelihoods.labelled import wrong_target
+from ..network.batches import Batches
+from ..network.failures import output_of
+from ..network.finite import InExample, Watch
+from ..network.isolation import evaluation
+from ..network.nests import Inputs
+from ..runtime.memory import budget
+from ..tracing.forward_mode import Push, rounding
+from ..tracing.knowledge import Plan
+from ..weights.space import Space
+from ..weights.vectors import flatten, unflatten
+from .kinds import Auto, Hessian, Kind, View
+
+WITHOUT = "which curvature='hessian' needs; use curvature='ggn', or choose weights= after that operation."
+
+
+class PlainWeightNorm(TorchFunctionMode):
+    """Weight norms by their formula: torch's own gradient, differentiated again, takes the norm for a constant.
+
+    On a GPU, products through torch's own weight norm were also off by 4e-8 in float64.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the one function, and hand everything else through."""
+        if func is not torch._weight_norm:
+            return func(*args, **(kwargs or {}))
+
+        def formula(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+            return v * (g / torch.norm_except_dim(v, 2, dim))
+
+        return formula(*args, **(kwargs or {}))
+
+
+def hessian_matrix(model: nn.Module, space: Space, data: Batches, likelihood: Likelihood, chunk: int = 64) -> Tensor:
+    """(D, D): the Hessian of the total energy, by second derivatives."""
+    columns = torch.eye(space.size, dtype=torch.float64, device="cpu")  # taken to the weights' dtype by each product
+    products = Products(model, space, data, likelihood, Hessian())
+    made = torch.cat([products.mv(part) for part in columns.split(chunk)])
+    return (made + made.T) / 2
+
+
+class Products:
+    """`H v` for the curvature of a network on data, one pass over the data each time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        space: Space,
+        data: Batches,
+        likelihood: Likelihood,
+        kind: Kind | Hessian | Auto,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.space = space
+        self.data = data
+        self.likelihood = likelihood
+        self.kind = kind
+        self.seed = seed
+        self.symmetric = False  # whether second derivatives were seen to be so
+        self.push = Push(model, space, Plan(), budget(None, data.device))
+
+    def mv(self, v: Tensor) -> Tensor:
+        """(..., D) -> (..., D): the curvature of the energy (scale 1) times v."""
+        if not isinstance(v, Tensor):
+            raise TypeError(f"v is a {type(v).__name__}; expected a tensor (..., {self.space.size}).")
+        if not v.dim() or v.shape[-1] != self.space.size:
+            raise ValueError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.space.size}).")
+        parameters = [self.model.get_parameter(name) for name in self.space.names]
+        like = parameters[0]
+        flat = v.reshape(-1, v.shape[-1]).to(device=like.device, dtype=like.dtype)
+        total = torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
+        if not bool(torch.isfinite(flat).all()):
+            raise ValueError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
+        seen, watch = 0, Watch()
+        form: Form | None = None  # of the batch before
+        with evaluation(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
+            for inputs, targets in watch.counted(self.data):
+                try:
+                    made, number, form = self._batch(inputs, targets, flat, seen, form)
+                except InExample as error:
+                    raise watch.located(error) from None
+                total += made
+                seen += number
+        if not seen:
+            raise ValueError("The data has no examples: the loader is empty.")
+        return total.reshape(v.shape)
+
+    def _batch(
+        self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None
+    ) -> tuple[Tensor, int, Form]:
+        parameters = [self.model.get_parameter(name) for name in self.space.names]
+        with PlainWeightNorm():
+            output = output_of(self.model, inputs)
+        form = self.likelihood.form(output, targets, before)
+        likelihood = self.likelihood.bound(form)
+        y = likelihood.targets(targets, form)
+        if not bool(likelihood.valid(y, form)):
+            raise wrong_target(likelihood, y, form)
+        if isinstance(self.kind, Hessian):
+            energy = likelihood.energy(widened(form.flatten(output)), y).sum()
+            try:
+                gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
+                self._check_symmetry(gradients, v.dtype)
+                made = [self._pull(gradients, unflatten(one, self.space)) for one in v]
+                return torch.stack(made), len(output), form
+            except NotImplementedError as error:
+                raise ValueError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
+        kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
+        examples = torch.arange(seen, seen + len(output), device=output.device)
+        view = View(likelihood, widened(form.flatten(output.detach())), y, form, examples, self.seed)
+        columns = form.restore(kind.columns(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
+        columns = columns.reshape(*columns.shape[:2], -1)
+        with PlainWeightNorm():
+            _, pushed = self.push(inputs, v)
+        weights = torch.einsum("knc,snc->skn", columns, pushed.reshape(*pushed.shape[:2], -1))
+        cotangents = torch.einsum("skn,knc->snc", weights, columns).reshape(pushed.shape)
+        made = [
+            self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
+            for one in cotangents.to(output.dtype)
+        ]
+        return torch.stack(made), len(output), form
+
+    def _check_symmetry(self, gradients: tuple[Tensor | None, ...], dtype: torch.dtype) -> None:
+        """Refuse second derivatives that are not those of the gradients, by random vectors, in the first batch."""
+        if self.symmetric:
+            return
+        generator = torch.Generator("cpu").manual_seed(0)
+        drawn = torch.randn(2, self.space.size, generator=generator, dtype=torch.float64, device="cpu")
+        like = self.model.get_parameter(self.space.names[0])
+        u, v = drawn.to(like.device, dtype)
+        left, right = (self._pull(gradients, unflatten(each, self.space)).double() for each in (u, v))
+        difference = (left @ v.double() - right @ u.double()).abs()
+        if bool(difference > rounding(dtype) * torch.maximum(left.norm(), right.norm())):
+            raise ValueError(
+                "The network's second derivatives are not symmetric: some operation has none, or wrong ones (a custom "
+                f"autograd function that is once_differentiable?), {WITHOUT}"
+            )
+        self.symmetric = True
+
+    def _pull(self, gradients: tuple[Tensor | None, ...], v: dict[str, Tensor]) -> Tensor:
+        """The gradient of `gradient^T v`: one column of the Hessian's product."""
+        parameters = [self.model.get_parameter(name) for name in self.space.names]
+        total = sum(
+            (gradient * v[name]).sum()
+            for gradient, name in zip(gradients, self.space.names, strict=True)
+            if gradient is not None
+        )
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            return torch.zeros(self.space.size, dtype=parameters[0].dtype, device=parameters[0].device)
+        return self._gather(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True))
+
+    def _gather(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
+        parameters = [self.model.get_parameter(name) for name in self.space.names]
+        filled = {
+            name: torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
+            for name, parameter, gradient in zip(self.space.names, parameters, gradients, strict=True)
+        }
+        return flatten(filled, self.space)

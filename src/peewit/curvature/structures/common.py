@@ -1,0 +1,110 @@
+"""What structures share: sums in a dtype that can hold them, and the way back to the flat vector."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...weights.ranges import Part
+from ...weights.space import Space
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 at least, whatever the network's."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def added(total: Tensor, value: Tensor) -> Tensor:
+    """A sum of our own with another value in it, in place where no gradient flows through either and it can hold it."""
+    if total.requires_grad or value.requires_grad or torch.promote_types(total.dtype, value.dtype) != total.dtype:
+        return total + value
+    return total.add_(value)
+
+
+narrower: Any = WeakTensorKeyDictionary()  # of bases that are in use: they never change
+
+
+def narrowed(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Eigenvectors in the dtype of the weights, kept as long as they are: a weight and its bias share theirs."""
+    if basis is None or basis.dtype == dtype or basis.requires_grad:
+        return basis if basis is None else basis.to(dtype)
+    kept: Tensor | None = narrower.get(basis)
+    if kept is None or kept.dtype != dtype:
+        kept = narrower[basis] = basis.to(dtype)
+    return kept
+
+
+def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
+    """Add to a sum, which begins with its first value."""
+    value = value.to(sum_dtype(value.dtype))
+    sums[key] = value if key not in sums else sums[key] + value
+
+
+def outside(part: Part, space: Space) -> str:
+    """What is wrong with a range of a weight, if something is."""
+    own = space.slices().get(part.name)
+    if own is None:
+        return f"{part.name!r} is none of the selected weights"
+    if not 0 <= part.start < part.stop <= own.stop - own.start:
+        return f"{part.name!r} has no range {part.start}:{part.stop}"
+    return ""
+
+
+def check_shape(value: Tensor, what: str, *shapes: tuple[int, ...]) -> None:
+    """Refuse sums that are no numbers, or of another shape than their weights have."""
+    if value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{what} has dtype {value.dtype}; expected float32 or float64")
+    if tuple(value.shape) not in shapes:
+        raise ValueError(f"{what} has shape {tuple(value.shape)}; expected {' or '.join(map(str, shapes))}")
+
+
+def check_parts(parts: Iterable[Part], space: Space) -> None:
+    """Refuse ranges that are outside of the selected weights, or that overlap."""
+    ordered = sorted(parts)
+    wrong = next(filter(None, (outside(part, space) for part in ordered)), "")
+    if wrong:
+        raise ValueError(wrong)
+    for first, second in itertools.pairwise(ordered):
+        if first.name == second.name and second.start < first.stop:
+            raise ValueError(f"ranges {first[1:]} and {second[1:]} of {first.name!r} overlap")
+
+
+def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:
+    """(total,): values per range put into one vector; ranges never seen are zero."""
+    some = next(iter(sums.values()))
+    flat = some.new_zeros(space.total)
+    for part, value in sums.items():
+        if part.name in space.names:
+            place = space.place(part)
+            flat = torch.cat([flat[: place.start], flat[place] + value, flat[place.stop :]])
+    return flat
+
+
+def floored(diagonal: Tensor, floor: float) -> Tensor:
+    """Numbers of one tensor, at least a share of their mean."""
+    return diagonal.clamp(min=0) if floor == 0 else diagonal.clamp(min=0).maximum(floor * diagonal.mean())
+
+
+def cleared(pieces: Sequence[Tensor]) -> list[Tensor]:
+    """Numbers by tensor; those of a tensor that has rounding errors alone, beside the others, are zero.
+
+    A key's bias has no curvature: attention does not see it. What rounding leaves there is no unit for its weights.
+    """
+    means = torch.stack([piece.mean() for piece in pieces])
+    noise = torch.finfo(means.dtype).eps ** 1.5 * means.max()
+    return [torch.where(mean > noise, piece, 0.0) for mean, piece in zip(means, pieces, strict=True)]
+
+
+def filled(diagonal: Tensor, floor: float) -> Tensor:
+    """(D,): what is still zero, since its whole tensor is, takes the share of the mean over all (one, if all are)."""
+    if floor == 0:
+        return diagonal
+    least = floor * diagonal.mean()
+    return torch.where(diagonal > 0, diagonal, torch.where(least > 0, least, torch.ones_like(least)))

@@ -1,0 +1,96 @@
+"""The diagonal of the curvature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...network.finite import finite_curvature
+from ...weights.groups import Groups
+from ...weights.ranges import Part
+from ...weights.space import Space
+from ..blocks import Block, Blocks
+from ..operators import Diagonal
+from ..stream import Source
+from .common import accumulate, check_parts, check_shape, cleared, filled, floored, whole
+
+
+@dataclass(frozen=True)
+class Diag:
+    """Independent weights: squares of Jacobian entries, summed."""
+
+    masks = True  # single elements of a tensor can be selected
+    enough = 10 << 30  # bytes of a budget beyond which a fit gains nothing; about half of it is taken
+
+    def measure(self, source: Source) -> dict[Part, Tensor]:
+        """(P,) per range of each weight."""
+        sums: dict[Part, Tensor] = {}
+        for batch in source:
+            for found in batch.columns():
+                for part, jacobian in found.items():
+                    accumulate(sums, part, jacobian.layout.to_flat(jacobian.square_sum()))
+        return sums
+
+    def more(self, source: Source, earlier: dict[Part, Tensor]) -> dict[Part, Tensor]:
+        """Sums over earlier data and this."""
+        made = dict(earlier)
+        for part, value in self.measure(source).items():
+            accumulate(made, part, value)
+        return made
+
+    def check(self, sums: dict[Part, Tensor], space: Space) -> None:
+        """Refuse sums that are not of these weights."""
+        for part, value in sums.items():
+            check_parts([part], space)
+            check_shape(value, f"The diagonal of {part.name!r}", (part.stop - part.start,))
+            if bool((value < 0).any()):
+                raise ValueError(f"The diagonal of {part.name!r} has negative numbers")
+
+    def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
+        """One vector over all weights."""
+        finite_curvature((part.name, value) for part, value in sums.items())
+        return DiagCurvature(whole(sums, space), space)
+
+
+@dataclass(frozen=True)
+class DiagCurvature:
+    """`diag(H)` over all elements of the named tensors."""
+
+    diagonal: Tensor  # (total,)
+    space: Space
+
+    elementwise = True
+
+    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """One diagonal operator per weight tensor."""
+        space, start, blocks = self.space, 0, []
+        for part in space.parts():
+            place = space.place(part)
+            mask = None if space.mask is None else space.mask[place].to(self.diagonal.device)
+            diagonal = self.diagonal[place] if mask is None else self.diagonal[place][mask]
+            own = slice(start, start + diagonal.numel())
+            start = own.stop
+            operator = Diagonal((scale.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
+            blocks.append(Block((part,), (own,), operator))
+        return Blocks(blocks, space.size)
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,)."""
+        pieces = []
+        for part in self.space.parts():
+            place = self.space.place(part)
+            own = self.diagonal[place]
+            own = own if self.space.mask is None else own[self.space.mask[place].to(own.device)]
+            pieces.append(floored(own, floor))
+        return filled(torch.cat(cleared(pieces) if floor else pieces), floor)
+
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor:
+        """Independent weights have any prior."""
+        own = self.diag()
+        return own if base is None else own / base
+
+    def approximation(self, name: str) -> str:
+        """For the coverage table."""
+        return "diagonal"

@@ -1,0 +1,181 @@
+"""Eigendecompositions of many symmetric matrices: on a GPU several at a time, since one alone leaves it idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...network.finite import finite_curvature
+
+STREAMS = 4
+JACOBI = (320, 512)  # sizes for which torch takes a slow algorithm on a GPU, and a larger matrix is faster
+Name = TypeVar("Name", bound=Hashable)
+Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a diagonal side, and eigenvalues (G, n)
+
+
+def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
+    """Of named sides (G, n, n), or (G, n) where they are diagonal; no eigenvalue is negative."""
+    finite_curvature(sides)
+    large = [place for place, (_, side) in enumerate(sides) if apart(side)]
+    made: dict[int, Side] = {}
+    if len(large) > 1:
+        made = side_by_side(sides, sorted(large, key=lambda place: -sides[place][1].shape[-1]))
+    return [made[place] if place in made else decomposed(side, name) for place, (name, side) in enumerate(sides)]
+
+
+def apart(side: Tensor) -> bool:
+    """Whether a stream of its own pays; a side that is differentiated stays where the graph is kept."""
+    return side.is_cuda and side.dim() == 3 and side.shape[-1] > 1 and not side.requires_grad
+
+
+def side_by_side(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
+    """The largest first, each on one of a few streams: a thread each, since torch waits for every answer."""
+    device = sides[order[0]][1].device
+    here = torch.cuda.current_stream(device)
+    ready = here.record_event()
+    waiting = deque(order)
+    made: dict[int, Side] = {}
+
+    def work() -> torch.cuda.Event:
+        own = torch.cuda.Stream(device)
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(own):
+            own.wait_event(ready)
+            while True:
+                try:
+                    place = waiting.popleft()
+                except IndexError:
+                    done: torch.cuda.Event = own.record_event()
+                    return done
+                name, side = sides[place]
+                made[place] = decomposed(side, name)
+                for each in made[place]:
+                    if each is not None:
+                        each.record_stream(here)  # so that its memory is not reused too early
+
+    with ThreadPoolExecutor(min(STREAMS, len(order))) as pool:
+        for done in [pool.submit(work) for _ in range(min(STREAMS, len(order)))]:
+            here.wait_event(done.result())
+    return made
+
+
+def decompose_side(side: Tensor, name: str) -> Side:
+    """The same for one."""
+    return decompose_sides([(name, side)])[0]
+
+
+def padding(side: Tensor) -> bool:
+    """Whether torch is faster at a larger matrix."""
+    return side.is_cuda and side.dtype == torch.float32 and JACOBI[0] <= side.shape[-1] <= JACOBI[1]
+
+
+def enlarged(side: Tensor) -> tuple[Tensor, int, Tensor]:
+    """(G, n, n) as torch is fast at them, how many eigenvalues below all others that adds, and their unit (G, 1).
+
+    Numbers are divided by the largest, so that those added are neither lost beside them nor the other way round.
+    """
+    size = side.shape[-1]
+    if not padding(side):
+        return side, 0, side.new_ones(())
+    largest = side.abs().amax((-2, -1), keepdim=True)
+    largest = torch.where(largest > 0, largest, 1.0)
+    # A block of its own below all others: its eigenvectors come first and meet none of the rest.
+    added = JACOBI[1] + 16 - size
+    padded = torch.nn.functional.pad(side / largest, (0, added, 0, added))
+    padded.diagonal(dim1=-2, dim2=-1)[:, size:] = -1.0
+    return padded, added, largest[:, 0]
+
+
+def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
+    """Torch's eigenvalues and eigenvectors of (G, n, n)."""
+    large, added, unit = enlarged(side)
+    values, vectors = torch.linalg.eigh(large)
+    if not added:
+        return values, vectors
+    return values[:, added:] * unit, vectors[:, : side.shape[-1], added:].contiguous()
+
+
+def eigenvalues(side: Tensor) -> Tensor:
+    """Torch's eigenvalues of (G, n, n), none negative; in float64 where float32 fails to converge."""
+    large, added, unit = enlarged(side)
+    try:
+        values = torch.linalg.eigvalsh(large)[:, added:] * unit
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        values = torch.linalg.eigvalsh(side.double()).to(side.dtype)
+    made: Tensor = values.clamp(min=0)
+    return made
+
+
+def decomposed(side: Tensor, name: str) -> Side:
+    """Torch's, in float64 where float32 fails to converge."""
+    if side.dim() == 2:
+        return None, side.clamp(min=0)
+    if side.shape[-1] == 1:
+        return torch.ones_like(side), side[..., 0].clamp(min=0)
+    try:
+        values, vectors = eigh(side)
+        if not bool(torch.isfinite(values).all()):
+            raise RuntimeError("not finite")
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        try:
+            wide, basis = torch.linalg.eigh(side.double())
+        except RuntimeError as error:
+            raise ValueError(f"The curvature of {name!r} could not be decomposed, in float64 either.") from error
+        values, vectors = wide.to(side.dtype), basis.to(side.dtype)
+    return vectors, values.clamp(min=0)
+
+
+def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name, Tensor]]:
+    """Eigenvalues in float64 of small matrices, none negative; on a GPU they are found while others are.
+
+    There they are as exact as the matrices, whose own sums are in the precision that they come in.
+    """
+    some = next(iter(blocks.values()), None)
+    if some is None or not some.is_cuda:
+        return lambda: stacked_eigenvalues(blocks)
+    device = some.device
+    here = torch.cuda.current_stream(device)
+    ready = here.record_event()
+
+    def work(block: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        own = torch.cuda.Stream(device)
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(own):
+            own.wait_event(ready)
+            values = eigenvalues(block.detach().unsqueeze(0))[0].double()
+            values.record_stream(here)
+            return values, own.record_event()
+
+    pool = ThreadPoolExecutor(2)
+    waiting = {name: pool.submit(work, block) for name, block in blocks.items()}
+    pool.shutdown(wait=False)
+
+    def gathered() -> dict[Name, Tensor]:
+        made = {}
+        for name, job in waiting.items():
+            made[name], done = job.result()
+            here.wait_event(done)
+        return made
+
+    return gathered
+
+
+def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:
+    """The same here: those of one size in one call."""
+    sizes: dict[int, list[Name]] = {}
+    for name, block in blocks.items():
+        sizes.setdefault(len(block), []).append(name)
+    made: dict[Name, Tensor] = {}
+    for size, names in sizes.items():
+        step = max(1, (1 << 23) // size**2)  # 64 MiB at a time
+        for some in (names[start : start + step] for start in range(0, len(names), step)):
+            values = torch.linalg.eigvalsh(torch.stack([blocks[name].detach().double() for name in some]))
+            made.update(zip(some, values, strict=True))
+    return made

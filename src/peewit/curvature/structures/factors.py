@@ -1,0 +1,340 @@
+"""Sums of Kronecker factors over the data: inputs and gradients of every matrix-shaped weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...jacobians.explicit import Explicit
+from ...jacobians.factored import Matrix, Term
+from ...jacobians.inputs import Acts, Moments
+from ...jacobians.layout import Layout
+from ...kernels import available
+from ...kernels import products as kernel_products
+from ...runtime.memory import Budget
+from ...weights.ranges import Part
+from .common import added, sum_dtype
+from .rounding import in_float64
+
+LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
+WIDE, MANY = 128, 512  # columns and rows from which a product is made by its lower part alone: below, calls cost more
+WIDE_CUDA, SPLIT_CUDA = 512, 3e10  # columns and rows, and operations, on a GPU
+CHUNK = 2_048  # rows of a product in float32 on a CPU, summed in float64: more of them round more, fewer take longer
+NARROW = 128  # sides whose products of all chunks are no larger than the rows
+CHUNK_CUDA, CHUNKS_CUDA = 8_192, 16  # on a GPU, and at most so many of them
+LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
+Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
+Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
+Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and how made
+Own = tuple[Key, bool]  # a block, and whether it is used with its columns for rows
+Side = tuple[Own | Part, Literal["inputs", "gradients", "other"]]  # a matrix that is summed
+Asked = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
+
+
+def plainly(side: Side) -> torch.dtype:
+    """All of them in float32."""
+    return torch.float32
+
+
+@dataclass
+class Factors:
+    """Sums for one orientation of one weight: inputs (.., width, width), gradients, and positions counted.
+
+    They are in float64 while data come, and rounded to float32 in the end where that does not show. A side that is
+    diagonal (one-hot inputs, or too long) is kept as a vector.
+    """
+
+    inputs: Tensor
+    gradients: Tensor
+    count: float = 0.0
+
+    def plus(self, earlier: Factors) -> Factors:
+        """Both, and the positions counted; these are added to in place."""
+        return Factors(
+            added(self.inputs, earlier.inputs), added(self.gradients, earlier.gradients), self.count + earlier.count
+        )
+
+
+@dataclass
+class KronSums:
+    """Additive sums: factors of matrix-shaped weights, dense or diagonal curvature of the others."""
+
+    layouts: dict[Key, Layout] = field(default_factory=dict)
+    weights: dict[Key, Layout] = field(default_factory=dict)  # of joint blocks: the weight's layout alone
+    factors: dict[tuple[Key, bool], Factors] = field(default_factory=dict)
+    others: dict[Part, Tensor] = field(default_factory=dict)
+    corrected: dict[Key, Tensor] = field(default_factory=dict)
+    bases: Bases = field(default_factory=dict)
+
+    def of(self, key: Key) -> dict[bool, Factors]:
+        """The factors of one weight, by orientation."""
+        return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
+
+    def fine(self) -> set[Own | Part]:
+        """What is in float64."""
+        made: set[Own | Part] = set()
+        made.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
+        for key, bases in self.bases.items():
+            if in_float64(basis for basis in bases if basis is not None):
+                made |= {(key, False), (key, True)}
+        return made | {part for part, value in self.others.items() if in_float64([value])}
+
+    def narrow(self, fine: set[Own | Part]) -> None:
+        """Round all but these to float32."""
+        for own, value in self.factors.items():
+            if own not in fine:
+                value.inputs, value.gradients = value.inputs.float(), value.gradients.float()
+        self.others.update({part: value.float() for part, value in self.others.items() if part not in fine})
+
+    def drop(self, chosen: set[Side]) -> None:
+        """Begin these again."""
+        for own, side in chosen:
+            if isinstance(own, Part):
+                del self.others[own]
+                continue
+            factors = self.factors[own]
+            if side == "inputs":
+                factors.inputs, factors.count = torch.zeros_like(factors.inputs), 0.0
+            else:
+                factors.gradients = torch.zeros_like(factors.gradients)
+
+
+def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(G, n, width) -> (G, width, width), or (G, width) for a side too long to square; products in a dtype at least.
+
+    Many rows are summed in float64, some at a time.
+    """
+    dtype = torch.promote_types(rows.dtype, dtype)
+    number, width = rows.shape[1:]
+    if width > LARGEST_SIDE:
+        return rows.to(dtype).square().sum(1)
+    step = max(CHUNK_CUDA, -(-number // CHUNKS_CUDA)) if rows.is_cuda else CHUNK
+    if dtype != rows.dtype:
+        step = min(step, budget.count(2 * dtype.itemsize * rows.shape[0] * width, step, 0.5))
+    if number <= step:
+        return product(rows.to(dtype), budget)
+    if width <= NARROW and dtype == rows.dtype:  # all chunks in one call
+        whole = number // CHUNK * CHUNK
+        chunks = rows[:, :whole].unflatten(1, (-1, CHUNK))
+        made = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
+        return made if whole == number else added(made, product(rows[:, whole:], budget))
+    total = rows.new_zeros(rows.shape[0], width, width, dtype=torch.float64)
+    for some in rows.split(step, 1):
+        total = added(total, product(some.to(dtype), budget))
+    return total
+
+
+def product(rows: Tensor, budget: Budget) -> Tensor:
+    """(G, n, width) -> (G, width, width): `rows^T rows`, in one piece."""
+    number, width = rows.shape[1:]
+    exact = budget.arithmetic.parts(predicting=False) == 2
+    if exact and rows.shape[0] == 1 and width >= 128 and kernel_products.in_parts(rows, number * width**2):
+        found = available.attempted(lambda: kernel_products.outer(rows[0]).unsqueeze(0))
+        if found is not None:
+            return found
+    if rows.is_cuda:
+        split = min(width, number) >= WIDE_CUDA and number * width**2 >= SPLIT_CUDA
+    else:
+        split = width >= WIDE and number >= MANY
+    return symmetric(rows, 3 if rows.is_cuda else 4) if split else rows.mT @ rows
+
+
+def symmetric(rows: Tensor, number: int) -> Tensor:
+    """`rows^T rows` by its lower stripes alone (with four of them 10 products of 16): the rest is their transpose.
+
+    On a GPU three were the fastest at widths from 576 to 2,304; with more, products no longer fill it.
+    """
+    step = -(-rows.shape[-1] // number)
+    starts = range(0, rows.shape[-1], step)
+    lines = [rows[..., start : start + step].mT @ rows[..., : start + step] for start in starts]
+    return torch.cat(
+        [
+            torch.cat([line, *(below[..., start : start + step].mT for below in lines[place + 1 :])], -1)
+            for place, (start, line) in enumerate(zip(starts, lines, strict=True))
+        ],
+        -2,
+    )
+
+
+def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly) -> None:
+    """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
+    dtype = asked((part, "other"))
+    if dtype is None:
+        return
+    rows = jacobian.value.flatten(0, 1)
+    if jacobian.size <= LARGEST_DENSE:
+        made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
+    else:
+        made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
+    sums.others[part] = made.double() if part not in sums.others else added(sums.others[part], made)
+
+
+def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -> Tensor | None:
+    """(B, T) booleans: positions that enter the input factor; None where all do.
+
+    Of examples with ignored labels, positions without any gradient leave it.
+    """
+    counted = term.counted
+    if masked is not None and alive is not None:
+        valid = alive | ~masked[:, None]
+        counted = valid if counted is None else counted & valid
+    return counted
+
+
+def add_gradients(
+    sums: KronSums,
+    key: Key,
+    matrix: Matrix,
+    reduced: bool,
+    products: Products,
+    asked: Asked = plainly,
+) -> None:
+    """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
+    sums.layouts.setdefault(key, matrix.layout)
+    for flipped in {term.flipped for term in matrix.terms}:
+        grads = [term.grad for term in matrix.terms if term.flipped == flipped]
+        factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
+        dtype = asked(((key, flipped), "gradients"))
+        if dtype is None:
+            continue
+        same = tuple(id(grad) for grad in grads), dtype  # all alive as long as this chunk is
+        if same not in products:
+            summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
+            made = [outer(gradient_rows(grad), matrix.budget, dtype) for grad in summed]
+            products[same] = sum(made[1:], made[0])
+        factors.gradients = added(factors.gradients, products[same])
+
+
+def gradient_rows(grad: Tensor) -> Tensor:
+    """(K, B, G, T, width) -> (G, K B T, width)."""
+    return grad.permute(2, 0, 1, 3, 4).reshape(grad.shape[2], -1, grad.shape[4])
+
+
+def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
+    if (key, flipped) not in sums.factors:
+        groups, rows, columns = matrix.layout.matrix
+        wide, tall = (rows, columns) if flipped else (columns, rows)
+        # One-hot inputs have a diagonal factor; their averages over positions do not.
+        tokens = not reduced and all(term.acts.index is not None for term in matrix.terms if term.flipped == flipped)
+
+        def zeros(size: int, diagonal: bool) -> Tensor:
+            shape = (groups, size) if diagonal else (groups, size, size)
+            return torch.zeros(shape, dtype=torch.float64, device=like.device)
+
+        sums.factors[key, flipped] = Factors(
+            zeros(wide, tokens or wide > LARGEST_SIDE), zeros(tall, tall > LARGEST_SIDE)
+        )
+    return sums.factors[key, flipped]
+
+
+def add_inputs(
+    sums: KronSums,
+    key: Key,
+    matrix: Matrix,
+    weights: list[Tensor | None],
+    reduced: bool,
+    asked: Asked = plainly,
+) -> None:
+    """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
+    for flipped in {term.flipped for term in matrix.terms}:
+        own = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
+        factors, dtype = sums.factors[key, flipped], asked(((key, flipped), "inputs"))
+        if dtype is not None and reduced:
+            _add_reduced(factors, matrix, own, dtype)
+        elif dtype is not None:
+            for term, weight in own:
+                _add_expanded(factors, matrix, term, weight, dtype)
+
+
+def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None, dtype: torch.dtype) -> None:
+    examples = matrix.examples
+    positions = examples * term.acts.positions if weight is None else weight.sum().item()
+    factors.count += positions
+    if term.acts.index is not None and not term.acts.ones:
+        tokens = term.acts.index if weight is None else term.acts.index[weight]
+        counts = torch.bincount(tokens.flatten(), minlength=term.acts.width).to(factors.inputs.dtype)
+        factors.inputs = factors.inputs + (counts[None] if factors.inputs.dim() == 2 else torch.diag(counts)[None])
+        return
+    if term.acts.constant:
+        factors.inputs = factors.inputs + positions
+        return
+    moments = term.acts.moments
+    if moments is not None and weight is None and factors.inputs.dim() == 3 and moments.cheaper:
+        _add_moments(factors, term.acts, moments, matrix, dtype)
+        return
+    groups = matrix.layout.matrix[0]
+    each = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
+    for chosen in matrix.budget.slices(examples, each):
+        act = term.acts(chosen)
+        if weight is not None:
+            act = act * weight[chosen, None, :, None]
+        factors.inputs = added(
+            factors.inputs,
+            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype),
+        )
+
+
+def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix, dtype: torch.dtype) -> None:
+    """`sum a a^T` where it is known without the inputs; with a column of ones, their sums beside it."""
+    second = moments.second(matrix.budget, dtype)
+    rows = second.shape[1 : (second.dim() + 1) // 2]
+    groups, width = second.shape[0], math.prod(rows)
+    first: Tensor | None = None
+    if acts.ones:
+        each = acts.scratch * second.dtype.itemsize
+        parts = [moments.first(chosen, dtype).sum(0) for chosen in matrix.budget.slices(matrix.examples, each)]
+        first = torch.stack(parts).sum(0)
+    count = matrix.examples * acts.positions
+    total = factors.inputs
+    if total.requires_grad or second.requires_grad:
+        made = second.reshape(groups, width, width)
+        if first is not None:
+            last = torch.nn.functional.pad(first, (0, 1), value=float(count))
+            made = torch.cat([torch.cat([made, first[:, None]], 1), last[:, :, None]], 2)
+        factors.inputs = total + made
+        return
+    # Into a view of the sum: the result is large where there are many channels, and its axes in another order.
+    total[:, :width, :width].unflatten(2, rows).unflatten(1, rows).add_(second)
+    if first is not None:
+        total[:, width, :width] += first
+        total[:, :width, width] += first
+        total[:, width, width] += count
+
+
+def _add_reduced(
+    factors: Factors,
+    matrix: Matrix,
+    own: list[tuple[Term, Tensor | None]],
+    dtype: torch.dtype,
+) -> None:
+    """All uses' positions are averaged together, per example."""
+    examples, groups = matrix.examples, matrix.layout.matrix[0]
+    device = factors.inputs.device
+    total = torch.zeros(examples, device=device, dtype=dtype)
+    for term, weight in own:
+        total = total + (term.acts.positions if weight is None else weight.sum(1))
+    factors.count += examples if all(weight is None for _, weight in own) else float((total > 0).sum())
+    each = max((term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4 for term, _ in own)
+    for chosen in matrix.budget.slices(examples, each):
+        mean: Tensor | None = None
+        for term, weight in own:
+            if term.acts.moments is not None and weight is None:
+                summed = term.acts.moments.first(chosen, dtype)
+                if term.acts.ones:
+                    summed = torch.nn.functional.pad(summed, (0, 1), value=float(term.acts.positions))
+            else:
+                act = term.acts(chosen)
+                act = act.to(torch.promote_types(act.dtype, dtype))
+                summed = (act if weight is None else act * weight[chosen, None, :, None]).sum(2)
+            mean = summed if mean is None else mean + summed
+        assert mean is not None
+        mean = mean / total[chosen].clamp(min=1)[:, None, None]
+        made = outer(mean.transpose(0, 1), matrix.budget, dtype)
+        if factors.inputs.dim() == 2 and made.dim() == 3:
+            made = made.diagonal(dim1=-2, dim2=-1)
+        factors.inputs = added(factors.inputs, made)

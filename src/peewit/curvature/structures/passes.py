@@ -1,0 +1,202 @@
+"""Passes over the data: factors of Kronecker blocks, and second moments in their eigenbases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...jacobians.explicit import Explicit
+from ...jacobians.factored import Matrix
+from ...weights.ranges import Part
+from ..stream import Batch, Chunk, Held, Source
+from .common import sum_dtype
+from .factors import Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
+from .rounding import SMALL, Rounding, norm
+
+
+def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | None = None) -> KronSums:
+    """Sums of both factors over all data; in float64 what earlier sums have in it."""
+    measurement = Measurement(approx, bias, Rounding(source))
+    for batch in source:
+        measurement.add(batch)
+    return measurement.finished(set() if earlier is None else earlier.fine())
+
+
+@dataclass
+class Measurement:
+    """Sums over batches."""
+
+    approx: str
+    bias: str
+    rounding: Rounding[Side]
+    sums: KronSums = field(default_factory=KronSums)
+    small: set[Own] = field(default_factory=set)  # blocks both of whose sides are
+
+    def add(self, batch: Batch) -> None:
+        """Measure a batch; if it is the first, again what needs products in float64."""
+        first = self.rounding.begins(batch)
+        columns = Held(batch, self.rounding.source.budget) if first else batch.columns()
+        self._measure(batch, columns)
+        if not self.rounding.due(batch):
+            return
+        found = self._judge(self._shown())
+        if first and found:
+            self.sums.drop(found)
+            self._measure(batch, columns, found)
+
+    def finished(self, fine: set[Own | Part]) -> KronSums:
+        """The sums of all data, in float64 where it shows or where they are small."""
+        if self.rounding.wide:
+            return self.sums
+        self.rounding.ended = True
+        if self.rounding.over():
+            self._judge(self._shown())
+        fine = fine | self._shown() | self.small
+        self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
+        return self.sums
+
+    def _judge(self, shown: set[Own | Part]) -> set[Side]:
+        """Sides that need products in float64 from now on, of blocks in which float32 would show."""
+        matrices = dict(watched(self.sums, shown, self.rounding))
+        found = self.rounding.judge(matrices)
+        modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
+        alike: set[Side] = {
+            side for side in matrices if side[1] == "gradients" and module_of(side[0]) in modules
+        } - self.rounding.exact
+        self.rounding.take(alike, matrices)
+        return found | alike
+
+    def _shown(self) -> set[Own | Part]:
+        """Blocks in which float32 would show, with all of their module."""
+        sizes = largest(self.sums)
+        modules = {module_of(own) for own in self.rounding.shown(sizes)}
+        return {own for own in sizes if module_of(own) in modules}
+
+    def _measure(self, batch: Batch, chunks: Iterable[Chunk], chosen: set[Side] | None = None) -> None:
+        """All sides, or the chosen ones."""
+
+        def asked(side: Side) -> torch.dtype | None:
+            if chosen is not None and side not in chosen:
+                return None
+            return torch.float64 if side in self.rounding.exact else batch.tape.dtype
+
+        reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
+        pairs = batch.tape.pairs() if self.bias == "joint" else {}
+        last: dict[Key, Matrix] = {}
+        alive: dict[tuple[Key, int], Tensor] = {}
+        for found in chunks:
+            products: Products = {}  # of this chunk: a bias has the gradients of its weight
+            for part, jacobian in found.items():
+                if isinstance(jacobian, Explicit):
+                    if jacobian.size <= SMALL and not self.rounding.judged:
+                        self.rounding.exact.add((part, "other"))
+                    add_other(self.sums, part, jacobian, asked)
+                    continue
+                key, matrix = joined(part, jacobian, pairs)
+                if key is None or matrix is None:
+                    continue
+                last[key] = matrix
+                if not self.rounding.judged:
+                    self._note(key, matrix)
+                if len(key) == 2:
+                    self.sums.weights[key] = jacobian.upright().layout
+                add_gradients(self.sums, key, matrix, reduced, products, asked)
+                if batch.masked is not None:
+                    for place, term in enumerate(matrix.terms):
+                        nonzero = (term.grad != 0).any(0).any(-1).any(1)
+                        earlier = alive.get((key, place))
+                        alive[key, place] = nonzero if earlier is None else earlier | nonzero
+        for key, matrix in last.items():
+            weights = [
+                counted_positions(term, batch.masked, alive.get((key, place)))
+                for place, term in enumerate(matrix.terms)
+            ]
+            add_inputs(self.sums, key, matrix, weights, reduced, asked)
+
+    def _note(self, key: Key, matrix: Matrix) -> None:
+        """Small sides have products in float64 from the first, which costs nothing."""
+        for flipped in {term.flipped for term in matrix.terms}:
+            terms = [term for term in matrix.terms if term.flipped == flipped]
+            if any(term.acts.positions > 1 for term in terms):
+                continue
+            small = (terms[0].acts.width <= SMALL, terms[0].grad.shape[-1] <= SMALL)
+            own = key, flipped
+            if small[0]:
+                self.rounding.exact.add((own, "inputs"))
+            if small[1]:
+                self.rounding.exact.add((own, "gradients"))
+            if all(small):
+                self.small.add(own)
+
+
+def module_of(own: Own | Part) -> str:
+    """The module that owns a weight."""
+    name = own.name if isinstance(own, Part) else own[0][0].name
+    return name.rpartition(".")[0]
+
+
+def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
+    """About the largest eigenvalue of every block that is no diagonal."""
+    made: dict[Own | Part, Tensor] = {}
+    for own, factors in sums.factors.items():
+        made[own] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
+    for part, value in sums.others.items():
+        if value.dim() == 2:  # a sum of squares loses nothing
+            made[part] = torch.linalg.vector_norm(value.detach())
+    return made
+
+
+def watched(
+    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side]
+) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
+    """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
+
+    It is the least beside the largest eigenvalue of the other side, which brings rounding with it.
+    """
+    for own in chosen:
+        if isinstance(own, Part):
+            value = sums.others[own]
+            if rounding.watches((own, "other")):
+                yield (own, "other"), (value.unsqueeze(0), value.new_full((1,), 1 / rounding.strength))
+            continue
+        factors = sums.factors[own]
+        count = max(factors.count, 1.0) / rounding.strength
+        inputs: Side = own, "inputs"
+        gradients: Side = own, "gradients"
+        for name, side, other in (
+            (inputs, factors.inputs, norm(factors.gradients)),
+            (gradients, factors.gradients, norm(factors.inputs)),
+        ):
+            if side.dim() == 3 and side.shape[-1] > 1 and rounding.watches(name):
+                yield name, (side, count / other.clamp(min=1e-30))
+
+
+def joined(part: Part, jacobian: Matrix, pairs: dict[Part, Part]) -> tuple[Key | None, Matrix | None]:
+    """A weight with its bias where they are one block; the bias alone is then left out."""
+    if part in pairs:
+        return (part, pairs[part]), jacobian.with_bias()
+    if part in pairs.values():
+        return None, None
+    return (part,), jacobian
+
+
+def measure_corrections(sums: KronSums, source: Source) -> KronSums:
+    """Second moments of the Jacobian in the eigenbases: the second pass of EKFAC."""
+    paired = {key[0]: key[1] for key in sums.bases if len(key) == 2}
+    for batch in source:
+        for found in batch.columns():
+            for part, jacobian in found.items():
+                if isinstance(jacobian, Explicit):
+                    continue
+                key, matrix = joined(part, jacobian, paired)
+                if key is None or matrix is None:
+                    continue
+                left, right = sums.bases[key]
+                cast = [None if basis is None else basis.to(matrix.dtype) for basis in (left, right)]
+                made = matrix.square_sum(*cast)
+                made = made.to(sum_dtype(made.dtype))
+                sums.corrected[key] = made if key not in sums.corrected else sums.corrected[key] + made
+    return sums

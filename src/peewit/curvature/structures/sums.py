@@ -1,0 +1,123 @@
+"""Sums of Kronecker factors from several measurements put together, and sums from a file checked."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ...jacobians.layout import Layout
+from ...weights.space import Space
+from .common import added, check_parts, check_shape
+from .factors import Factors, Key, KronSums
+
+
+def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
+    """Sums over all data; the later ones are added to in place, the earlier ones are left as they are."""
+    made = KronSums(
+        earlier.layouts | later.layouts,
+        earlier.weights | later.weights,
+        dict(earlier.factors),
+        dict(earlier.others),
+        dict(earlier.corrected),
+        earlier.bases | later.bases,
+    )
+    refuse_other_use(earlier, later, space)
+    for key, new in later.factors.items():
+        old = earlier.factors.get(key)
+        made.factors[key] = new if old is None else new.plus(old)
+    for part, value in later.others.items():
+        made.others[part] = added(value, earlier.others[part]) if part in earlier.others else value
+    for own, value in later.corrected.items():
+        made.corrected[own] = earlier.corrected[own] + value if own in earlier.corrected else value
+    return made
+
+
+def refuse_other_use(earlier: KronSums, later: KronSums, space: Space) -> None:
+    """Blocks must be the same ones: a network may apply a weight in other ways to other data."""
+    changed = {key[0].name for key, layout in later.layouts.items() if earlier.layouts.get(key, layout) != layout}
+    for key, new in later.factors.items():
+        old = earlier.factors.get(key)
+        if old is not None and (old.inputs.shape, old.gradients.shape) != (new.inputs.shape, new.gradients.shape):
+            changed.add(key[0][0].name)
+    blocks = earlier.layouts | later.layouts
+    try:
+        check_parts([*(part for key in blocks for part in key), *(earlier.others | later.others)], space)
+    except ValueError as error:
+        changed.add(str(error))
+    if changed:
+        raise ValueError(
+            f"The network applies weights to this data in another way than to the data before ({', '.join(changed)}), "
+            "so that their Kronecker factors cannot be added; fit on all data at once, or use structure='diag'."
+        )
+
+
+def check_sums(sums: KronSums, space: Space, corrected: bool) -> None:
+    """Refuse sums that are not of these weights, or whose parts do not fit each other."""
+    check_parts([*(part for key in sums.layouts for part in key), *sums.others], space)
+    blocks = set(sums.layouts)
+    measured = {key for key, _ in sums.factors}
+    expected = (set(), blocks, blocks) if corrected else (blocks, set(), set())
+    if (measured, set(sums.bases), set(sums.corrected)) != expected:
+        raise ValueError("The factors are not those of the blocks")
+    if set(sums.weights) != {key for key in blocks if len(key) == 2}:
+        raise ValueError("The layouts of joint blocks are not those of the blocks")
+    for key, layout in sums.layouts.items():
+        check_layout(key, layout, sums.weights.get(key))
+        for flipped, factors in sums.of(key).items():
+            check_factors(key, layout, flipped, factors)
+    for part, value in sums.others.items():
+        size = part.stop - part.start
+        check_shape(value, f"The curvature of {part.name!r}", (size,), (size, size))
+        refuse_negative(value if value.dim() == 1 else value.diagonal(), part.name)
+    for key, value in sums.corrected.items():
+        check_corrected(key, sums.layouts[key], value, *sums.bases[key])
+
+
+def check_layout(key: Key, layout: Layout, weight: Layout | None) -> None:
+    """A view of the weight as matrices holds each of its elements once."""
+    name = key[0].name
+    sizes = [part.stop - part.start for part in key]
+    for own, size in ((layout, sum(sizes)), (weight, sizes[0])):
+        if own is None:
+            continue
+        if min(own.matrix) < 1 or min(own.split, default=0) < 1 or len(key) > 2:
+            raise ValueError(f"The layout of {name!r} has an empty side")
+        if math.prod(own.matrix) != size or math.prod(own.split) != size:
+            raise ValueError(f"The layout of {name!r} holds {math.prod(own.matrix)} weights; expected {size}")
+        if sorted(own.order) != list(range(len(own.split))):
+            raise ValueError(f"The layout of {name!r} has axes {own.order}")
+    if weight is not None:
+        groups, rows, columns = weight.matrix
+        if layout.matrix != (groups, rows, columns + 1):
+            raise ValueError(f"The layout of {name!r} with its bias is {layout.matrix}")
+
+
+def check_factors(key: Key, layout: Layout, flipped: bool, factors: Factors) -> None:
+    """Sides have the matrix's sizes."""
+    groups, rows, columns = layout.matrix
+    wide, tall = (rows, columns) if flipped else (columns, rows)
+    name = key[0].name
+    check_shape(factors.inputs, f"The input factor of {name!r}", (groups, wide), (groups, wide, wide))
+    check_shape(factors.gradients, f"The gradient factor of {name!r}", (groups, tall), (groups, tall, tall))
+    for side in (factors.inputs, factors.gradients):
+        refuse_negative(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), name)
+    if not 0 <= factors.count < math.inf:
+        raise ValueError(f"The input factor of {name!r} has {factors.count} positions")
+
+
+def check_corrected(key: Key, layout: Layout, value: Tensor, left: Tensor | None, right: Tensor | None) -> None:
+    """Second moments and their bases have the matrix's sizes."""
+    groups, rows, columns = layout.matrix
+    name = key[0].name
+    check_shape(value, f"The second moments of {name!r}", (groups, rows, columns))
+    refuse_negative(value, name)
+    for basis, size in ((left, rows), (right, columns)):
+        if basis is not None:
+            check_shape(basis, f"A basis of {name!r}", (groups, size, size))
+
+
+def refuse_negative(value: Tensor, name: str) -> None:
+    """Sums of squares are not negative."""
+    if bool((value < 0).any()):
+        raise ValueError(f"The curvature of {name!r} has negative numbers on its diagonal")

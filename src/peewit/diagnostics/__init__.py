@@ -1,0 +1,1 @@
+"""Whether a network is fit for a Laplace approximation."""

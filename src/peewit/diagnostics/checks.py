@@ -1,0 +1,316 @@
+"""What may be wrong with a trained network, its prior or its likelihood: one function each, from sums over the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
+from ..posterior.resolution import shown
+from ..priors.prior import together
+from ..tuning.by_evidence import OFF, listed
+from .gradients import Seen, constant_energy
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+Severity = Literal["fine", "note", "warning"]
+NATS, SHARE = 1.0, 0.1  # the loss may be so many nats above its minimum, and so many per effective dimension more
+LEARNT = 0.05  # of the best constant's energy, which a network that was fitted saves at least
+SLIGHT = 0.01  # of it: a network this little above the best constant is one
+APART = 1.5  # how far a ratio that should be one may be from it
+CERTAIN = 4.0  # standard errors beyond which it is not by chance
+TAILS = 9.0  # mean fourth power of residuals of mean square one; three for normal ones
+TWICE = 2.0  # how far precisions chosen here and there may be apart
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One question with its answer, what to do, and the numbers behind it."""
+
+    topic: str
+    severity: Severity
+    sentence: str
+    advice: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Two lines at most."""
+        lines = [f"[{self.severity}] {self.topic}: {self.sentence}"]
+        return "\n".join([*lines, f"    What to do: {self.advice}"] if self.advice else lines)
+
+
+def at_trained(la: Laplace) -> Laplace:
+    """The same at the trained weights."""
+    return la if la.linear is None else replace(la, linear=None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The gradient of the regularised loss at the trained weights, and Newton's step along it, by groups."""
+
+    gradients: Tensor
+    decrements: Tensor
+    ratios: Tensor
+    norm: float  # of the whole gradient, over its noise
+    sure: bool  # whether the mode itself is known, not one step towards it
+
+    @staticmethod
+    def of(la: Laplace, seen: Seen) -> Step:
+        """`g = strength * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
+        groups = la.prior.stretches(la.space)
+        strength = float(la.likelihood.scale) / la.temperature
+        away = (la.mode - la.prior.centre(la.space, la.mode)).to(seen.gradient)
+        slope = strength * seen.gradient + la.prior.delta(la.space, la.mode).detach().to(away) * away
+        newton = la.precision.solve(slope.to(la.mode)).to(away)
+        noise = strength**2 * seen.noise(groups)
+        linear = la.linear if la.linear is not None and la.linear.of(la) else None
+        there = away - newton if linear is None else away + linear.displacement.to(away)
+        squares = groups.sums(slope.square())
+        ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
+        return Step(
+            (squares / noise).sqrt(),
+            0.5 * groups.sums(slope * newton),
+            groups.sums(ratios * away.square()) / groups.sums(ratios * there.square()),
+            math.sqrt(float(squares.sum()) / float(noise.sum())) if float(noise.sum()) > 0 else math.nan,
+            linear is not None,
+        )
+
+    @property
+    def decrement(self) -> float:
+        """Nats, of all groups."""
+        return float(self.decrements.sum())
+
+
+def fitted(la: Laplace, seen: Seen) -> Finding:
+    """Is it fitted at all: against the best constant."""
+    own, constant = constant_energy(la.likelihood.bound(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
+    least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
+    share = (constant - own) / max(abs(constant), abs(own), 1e-300) if least < 0 else 1 - own / max(constant, 1e-300)
+    numbers = {"energy": own, "constant": constant, "share": share}
+    if share < -SLIGHT:
+        return Finding(
+            "fit",
+            "warning",
+            f"The network fits its training data worse than a constant does: energy {own:.4g} against {constant:.4g}.",
+            "Check that the weights are the trained ones, that inputs and targets are scaled as in training, and that "
+            "the network works in evaluation mode.",
+            numbers,
+        )
+    if share < LEARNT:
+        return Finding(
+            "fit",
+            "warning",
+            f"The network fits its training data hardly better than a constant: it saves {max(share, 0):.1%}.",
+            "Train it further, or check inputs and targets; the posterior of an untrained network says little.",
+            numbers,
+        )
+    return Finding("fit", "fine", f"The network saves {share:.1%} of the energy of the best constant.", "", numbers)
+
+
+def at_mode(la: Laplace, step: Step, gamma: float) -> Finding:
+    """Is it near a mode of its regularised loss."""
+    nats, allowed = step.decrement, NATS + SHARE * gamma
+    numbers = {"decrement": nats, "gradient": step.norm, "effective_dimensions": gamma}
+    where = f"{nats:.3g} nats above its minimum, by one step of Newton's method, with {gamma:.3g} effective dimensions"
+    if not nats > allowed:
+        return Finding("mode", "fine", f"The network is near a mode of its regularised loss: {where}.", "", numbers)
+    if step.sure:
+        told = f"The network is not at a mode of its regularised loss, and need not be: {where}. The evidence of this "
+        return Finding("mode", "fine", f"{told}posterior is taken at the mode of the linear model.", "", numbers)
+    sure = math.isfinite(step.norm) and step.norm > 1
+    told = f"; its gradient is {step.norm:.3g} times the noise of the data" if sure else ""
+    worst = int(step.decrements.argmax())
+    most = "" if len(step.decrements) == 1 else f", most of it in {la.prior.names(la.space)[worst]!r}"
+    return Finding(
+        "mode",
+        "warning",
+        f"The network is not at a mode of its regularised loss: {where}{told}{most}.",
+        "Take the evidence at the mode of the linear model, la.tune(mode='linear', data=...); or train further, with a "
+        "weight decay that is the prior's (precision / N for a mean loss).",
+        numbers,
+    )
+
+
+def likelihood(la: Laplace, seen: Seen, gamma: float) -> Iterator[Finding]:
+    """Does the loss look like a likelihood."""
+    caveat: str = getattr(la.likelihood, "caveat", "")
+    if caveat:
+        yield Finding(
+            "likelihood",
+            "note",
+            f"The evidence is no marginal likelihood: {caveat}.",
+            "Compare priors of this one network by it, not networks; or use the loss without these.",
+        )
+    own = seen.residuals
+    if own.kind == "squares":
+        yield dispersion(la, seen, gamma)
+        tails = own.second / own.count / max((own.first / own.count) ** 2, 1e-300)
+        if tails > TAILS and own.count > 30 and not isinstance(la.likelihood, Poisson):
+            yield Finding(
+                "tails",
+                "note",
+                f"Residuals have heavy tails: their mean fourth power is {tails:.3g} times the squared mean square (3 "
+                f"for normal ones), the largest {own.largest / math.sqrt(own.first / own.count):.3g} times their size.",
+                "Look for outliers, transform the targets, or use 'heteroscedastic' where the noise depends on inputs.",
+                {"kurtosis": tails, "largest": own.largest},
+            )
+    if own.kind == "surprises":
+        yield confidence(seen)
+
+
+def dispersion(la: Laplace, seen: Seen, gamma: float) -> Finding:
+    """Squared standardised residuals, which sum to `n - gamma`."""
+    own = seen.residuals
+    free = max(own.count - gamma, 1.0)
+    ratio = own.first / free
+    spread = max(own.second / own.count - (own.first / own.count) ** 2, 0.0) / own.count
+    error = math.sqrt(spread) / max(own.first / own.count, 1e-300)
+    numbers = {"dispersion": ratio, "error": error, "count": own.count}
+    off = max(ratio, 1 / max(ratio, 1e-300)) > APART and abs(math.log(max(ratio, 1e-300))) > CERTAIN * error
+    words = f"squared standardised residuals sum to {ratio:.3g} times what they should"
+    if not off:
+        return Finding("residuals", "fine", f"The noise fits the residuals: {words}.", "", numbers)
+    too = "larger" if ratio > 1 else "smaller"
+    if isinstance(la.likelihood, Gaussian):
+        noise = float(la.likelihood.factor)
+        fitting = noise * math.sqrt(ratio)
+        sentence = (
+            f"Residuals are {too} than the noise says: {words}; the noise is {noise:.3g}, and theirs {fitting:.3g}."
+        )
+        return Finding(
+            "residuals",
+            "warning",
+            sentence,
+            f"Use la.tune(), which learns the noise, or fit with Gaussian(noise={fitting:.3g}).",
+            {**numbers, "noise": noise, "fitting": fitting},
+        )
+    if isinstance(la.likelihood, HeteroscedasticGaussian):
+        advice = "Train the variances longer, or stop earlier where they follow single targets."
+    else:
+        advice = "Counts that vary more than a Poisson's need a Custom likelihood, such as a negative binomial."
+    return Finding(
+        "residuals",
+        "warning",
+        f"Targets vary {'more' if ratio > 1 else 'less'} than predicted: {words}.",
+        advice,
+        numbers,
+    )
+
+
+def confidence(seen: Seen) -> Finding:
+    """Surprise at the labels against the entropy that was expected of them."""
+    own = seen.residuals
+    number = max(own.count, 1.0)
+    surprise, entropy = own.first / number, own.second / number
+    gap = surprise - entropy
+    error = math.sqrt(max(own.spread / number - gap**2, 0.0) / number)
+    numbers = {"surprise": surprise, "entropy": entropy, "error": error}
+    ratio = max(surprise, 1e-300) / max(entropy, 1e-300)
+    off = max(ratio, 1 / ratio) > APART and abs(gap) > max(CERTAIN * error, 0.01)
+    words = f"on its training data it expects {entropy:.3g} nats a label, and sees {surprise:.3g}"
+    if not off:
+        return Finding("confidence", "fine", f"The network is as sure as it should be: {words}.", "", numbers)
+    if gap > 0:
+        return Finding(
+            "confidence",
+            "warning",
+            f"The network is too sure of itself, even on its training data: {words}.",
+            "Its loss was not the cross entropy of these labels, or it was not trained to its end: check labels, class "
+            "weights and logit scales, or train further.",
+            numbers,
+        )
+    return Finding(
+        "confidence",
+        "warning",
+        f"The network is less sure than its training data warrant: {words}.",
+        "As after training with label smoothing, mixup, strong augmentation or dropout, or stopping early; the labels "
+        "then have no likelihood under it. Give the loss that it was trained with, such as Categorical(label_smoothing="
+        "...), or tune a temperature on validation data.",
+        numbers,
+    )
+
+
+def evidences(la: Laplace, step: Step, gamma: Tensor) -> Finding:
+    """Do evidences at the trained weights and at the linear model's mode disagree."""
+    if step.sure:
+        nats = float(la.log_evidence()) - float(at_trained(la).log_evidence())
+        told = f"The evidence at the mode of the linear model is {nats:.4g} nats above that at the trained weights"
+    else:
+        nats = step.decrement
+        told = (
+            f"The evidence at the mode of the linear model is about {nats:.3g} nats above that at the trained weights"
+        )
+    own = gamma >= 1.0
+    changes = torch.where(own & torch.isfinite(step.ratios) & (step.ratios > 0), step.ratios, 1.0).log().abs()
+    worst = int(changes.argmax())
+    factor = float(step.ratios[worst]) if float(changes[worst]) > 0 else 1.0
+    numbers = {"nats": nats, "ratio": factor}
+    name = la.prior.names(la.space)[worst]
+    apart = max(factor, 1 / factor) >= TWICE
+    if factor != 1.0:
+        told += f", and it would give {name!r} {factor:.3g} times the precision"
+    total = float(gamma.sum())
+    tuned = step.sure and la.trace is not None  # so the advice was followed
+    if tuned or (not nats > NATS + SHARE * total and not apart):
+        return Finding("evidence", "fine", f"{told}.", "", numbers)
+    return Finding(
+        "evidence",
+        "warning",
+        f"{told}: they would choose different priors." if apart else f"{told}.",
+        "Use la.tune(mode='linear', data=...), which takes the evidence at the mode of the linear model.",
+        numbers,
+    )
+
+
+def straddled(la: Laplace, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+    """Precisions that weights share whose scale does not matter with others whose scale does."""
+    across = la.prior.straddling(la.space, sets)
+    inside = [own for own in sets if any(name in la.space.names for name in own)]
+    numbers = {"sets": float(len(inside)), "straddled": float(len(across))}
+    if across:
+        names = ", ".join(f"{{{together(own)}}}" for own in across[:3]) + (", ..." if len(across) > 3 else "")
+        yield Finding(
+            "scales",
+            "note",
+            f"The scale of {len(across)} of {len(inside)} sets of weights changes no output, but it changes the "
+            f"precision that they share with other weights: {names}.",
+            "Use one precision per tensor, as Prior.scale_invariant(model, data) has it, or Prior.g_prior().",
+            numbers,
+        )
+    elif inside:
+        words = (
+            f"{len(inside)} sets of weights can be scaled without a change of outputs, and each has its own precisions."
+        )
+        yield Finding("scales", "fine", words, "", numbers)
+
+
+def rounded(la: Laplace) -> Iterator[Finding]:
+    """Rounding of the curvature beside the prior; a diagonal has none to speak of."""
+    found = shown(la)
+    if found is None:
+        return
+    numbers = {"share": found.share}
+    if found.share > 1:
+        yield Finding("rounding", "warning", found.sentence, found.advice, numbers)
+    else:
+        words = f"Rounding of the curvature is {found.share:.1g} of the prior precision at most, in {found.name!r}."
+        yield Finding("rounding", "fine", words, "", numbers)
+
+
+def switched_off(la: Laplace, gamma: Tensor) -> Iterator[Finding]:
+    """Groups that the prior alone holds."""
+    off = (gamma < OFF) & (la.prior.stretches(la.space).sizes > 0)
+    if bool(off.any()):
+        yield Finding(
+            "groups",
+            "note",
+            f"{listed(la.prior.names(la.space), off)} switched off: less than {OFF:g} effective dimensions each.",
+            "The prior alone holds these weights: right where the evidence chose it, else lower their precision.",
+            {"off": float(off.sum())},
+        )

@@ -1,0 +1,102 @@
+"""Whether a trained network is fit for a Laplace approximation, in plain sentences with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..linear_model.find import check_energy
+from ..network.batches import Batches
+from ..network.nests import count
+from ..priors.invariance import invariant_sets
+from .checks import Finding, Step, at_mode, at_trained, evidences, fitted, likelihood, rounded, straddled, switched_off
+from .gradients import examine
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+SHOWN = 12  # groups in print
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """All findings, and for each group of the prior what the gradient says."""
+
+    findings: tuple[Finding, ...]
+    groups: Sequence[str]
+    gradients: Tensor  # (groups,): the regularised loss' gradient over the noise of the data's; NaN for one example
+    decrements: Tensor  # (groups,): nats that the loss is above its minimum, by one step of Newton's method
+    ratios: Tensor  # (groups,): precision that the evidence would choose at the mode, over that at the trained weights
+
+    @property
+    def complaints(self) -> tuple[Finding, ...]:
+        """What is not fine."""
+        return tuple(each for each in self.findings if each.severity != "fine")
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is nothing to complain about."""
+        return not self.complaints
+
+    def __iter__(self) -> Iterator[Finding]:
+        """In the order in which they should be looked at."""
+        return iter(self.findings)
+
+    def __getitem__(self, topic: str) -> Finding:
+        """The finding on a topic."""
+        for each in self.findings:
+            if each.topic == topic:
+                return each
+        raise KeyError(f"{topic!r} is no topic of this diagnosis; it has {[each.topic for each in self.findings]}.")
+
+    def __str__(self) -> str:
+        """One answer after the other, and a table of the groups where they are few."""
+        lines = [str(each) for each in self.findings]
+        if 1 < len(self.groups) <= SHOWN:
+            width = max(len("group"), *(len(name) for name in self.groups))
+            lines.append(f"{'group':<{width}}  gradient/noise  nats above  precision ratio")
+            columns = zip(
+                self.groups, *(each.tolist() for each in (self.gradients, self.decrements, self.ratios)), strict=True
+            )
+            lines += [f"{n:<{width}}  {g:>14.3g}  {d:>10.3g}  {r:>15.3g}" for n, g, d, r in columns]
+        return "\n".join(lines)
+
+
+def found_sets(la: Laplace, data: Any) -> tuple[tuple[str, ...], ...]:
+    """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
+    inputs, _ = next(iter(Batches(data, la.mode.device)), (None, None))
+    return () if inputs is not None and count(inputs) < 2 else invariant_sets(la.model, data)
+
+
+def diagnose(la: Laplace, data: Any) -> Diagnosis:
+    """Look at the network's first batch for invariant sets, then pass over the data once."""
+    if Batches(data, la.mode.device).one_shot:
+        raise ValueError(
+            "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
+            "list of batches or tensors."
+        )
+    sets = la.prior.sets or found_sets(la, data)
+    seen = examine(la, data)
+    if seen.examples != la.N:
+        raise ValueError(
+            f"data has {seen.examples} examples, and the posterior was fitted to {la.N}; expected the training data."
+        )
+    check_energy(la, seen.energy, 5)
+    with torch.no_grad():
+        step = Step.of(la, seen)
+        evidence = at_trained(la).evidence()
+        gamma = evidence.effective_dimensions
+        found = [
+            fitted(la, seen),
+            at_mode(la, step, float(gamma.sum())),
+            *likelihood(la, seen, float(gamma.sum())),
+            evidences(la, step, gamma),
+            *straddled(la, sets),
+            *switched_off(la, gamma),
+            *rounded(la),
+        ]
+    return Diagnosis(tuple(found), la.prior.names(la.space), step.gradients, step.decrements, step.ratios)

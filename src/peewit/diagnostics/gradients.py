@@ -1,0 +1,180 @@
+"""One pass over training data for a diagnosis: gradients, residuals, and what a constant would have predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Normal, Poisson
+
+from ..likelihoods import Likelihood, widened
+from ..likelihoods.labelled import wrong_target
+from ..network.batches import Batches
+from ..network.failures import output_of
+from ..network.finite import InExample, Watch
+from ..network.isolation import evaluation
+from ..network.nests import Inputs, count, take
+from ..weights.groups import Groups
+from ..weights.vectors import flatten
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+PIECES = 16  # gradients at least, to tell how much they vary
+ROWS = 1 << 16  # labelled positions for which the best constant is sought
+ROUNDS = 100  # of the search for it
+
+
+@dataclass
+class Seen:
+    """Sums over the data, in float64; gradients are those of the energy."""
+
+    gradient: Tensor  # (D,)
+    weighted: Tensor  # (D,): each piece's gradient times its examples
+    squares: Tensor  # (groups,): of each piece's gradient, summed over the pieces and the group
+    pieces: int = 0
+    examples: int = 0
+    examples_squared: float = 0.0
+    energy: float = 0.0
+    residuals: Residuals = field(default_factory=lambda: Residuals())
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # outputs and targets, for a constant
+    rows: int = 0
+
+    def noise(self, groups: Groups) -> Tensor:
+        """(groups,): the variance of the total gradient over other data of this size, summed over each group."""
+        if self.pieces < 2:
+            return torch.full_like(self.squares, math.nan)
+        mean = self.gradient / self.examples
+        cross = groups.sums(mean * self.weighted)
+        spread = self.squares - 2 * cross + self.examples_squared * groups.sums(mean.square())
+        return spread.clamp_min(0.0) * self.pieces / (self.pieces - 1)
+
+
+@dataclass
+class Residuals:
+    """How far targets are from predictions: standardised residuals, or surprises less what was expected of them."""
+
+    kind: str = ""  # "squares" or "surprises"
+    count: float = 0.0
+    first: float = 0.0  # sums of r^2, or of -log p
+    second: float = 0.0  # of r^4, or of the entropy
+    spread: float = 0.0  # of (-log p - entropy)^2
+    largest: float = 0.0
+
+    def add(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> None:
+        """A batch in the likelihood's form, (N, T, C)."""
+        made = likelihood.distribution(f.double())
+        if isinstance(made, Normal | Poisson):
+            self.kind = "squares"
+            r = ((y - made.mean) / made.variance.sqrt()).flatten()
+            self.count += r.numel()
+            self.first += float(r.square().sum())
+            self.second += float(r.pow(4).sum())
+            self.largest = max(self.largest, float(r.abs().max()))
+        elif isinstance(made, Categorical | Bernoulli):
+            self.kind = "surprises"
+            surprise, known = surprises(likelihood, made, y)
+            entropy = made.entropy()[known]  # type: ignore[no-untyped-call]  # torch's own
+            self.count += float(known.sum())
+            self.first += float(surprise[known].sum())
+            self.second += float(entropy.sum())
+            self.spread += float((surprise[known] - entropy).square().sum())
+
+
+def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) -> tuple[Tensor, Tensor]:
+    """`-log p(y)` of each label, and which are known."""
+    if isinstance(made, Categorical):
+        known = likelihood.labelled(y)
+        logs = made.logits
+        if y.is_floating_point():
+            return -(y * logs).sum(-1), known
+        return -logs.gather(-1, torch.where(known, y, 0)[..., None])[..., 0], known
+    missing = getattr(likelihood, "ignore_index", None)
+    known = torch.ones_like(y, dtype=torch.bool) if missing is None else y != missing
+    wanted = torch.where(known, y, 0.0).double()
+    yes, no = (torch.nn.functional.logsigmoid(sign * made.logits) for sign in (1, -1))
+    return -(wanted * yes + (1 - wanted) * no), known
+
+
+def examine(la: Laplace, data: Any) -> Seen:
+    """Pass over the data once; gradients are summed, and their squares by the groups of the prior."""
+    space, groups = la.space, la.prior.stretches(la.space)
+    parameters = [la.model.get_parameter(name) for name in space.names]
+    zeros = torch.zeros(la.D, dtype=torch.promote_types(la.mode.dtype, torch.float32), device=la.mode.device)
+    seen = Seen(zeros, zeros.clone(), torch.zeros(groups.count, dtype=torch.float64, device="cpu"))
+    batches, watch = Batches(data, la.mode.device), Watch()
+    with evaluation(la.model, parameters):
+        for inputs, targets in cut(watch.counted(batches), len(batches)):
+            try:
+                gradients = piece(la, inputs, targets, seen)
+            except InExample as error:
+                raise watch.located(error) from None
+            filled = {
+                name: torch.zeros_like(parameter) if each is None else each.detach().to_dense()
+                for name, parameter, each in zip(space.names, parameters, gradients, strict=True)
+            }
+            own, number = flatten(filled, space).to(zeros), count(inputs)
+            seen.gradient += own
+            seen.weighted += number * own
+            seen.squares += groups.sums(own.square())
+            seen.pieces += 1
+            seen.examples += number
+            seen.examples_squared += number**2
+    if not seen.examples:
+        raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+    return seen
+
+
+def cut(batches: Any, number: int) -> Iterator[tuple[Inputs, Tensor]]:
+    """Batches, in pieces where they are too few to tell how much gradients vary."""
+    pieces = -(-PIECES // number) if 0 < number < PIECES else 1
+    for inputs, targets in batches:
+        examples = count(inputs)
+        step = max(1, -(-examples // pieces))
+        for start in range(0, examples, step):
+            chosen = slice(start, start + step)
+            yield take(inputs, chosen), targets[chosen]
+
+
+def piece(la: Laplace, inputs: Inputs, targets: Tensor, seen: Seen) -> tuple[Tensor | None, ...]:
+    """Gradients of the energy of some examples; residuals are added up."""
+    parameters = [la.model.get_parameter(name) for name in la.space.names]
+    output = output_of(la.model, inputs)
+    form = la.likelihood.form(output, targets, la.totals.form)
+    likelihood = la.likelihood.bound(form)
+    y = likelihood.targets(targets, form)
+    if not bool(likelihood.valid(y, form)):
+        raise wrong_target(likelihood, y, form)
+    f = widened(form.flatten(output))
+    energy = likelihood.energy(f, y).sum()
+    seen.energy += float(energy.detach())
+    seen.residuals.add(likelihood, f.detach(), y)
+    if seen.rows < ROWS:
+        seen.kept.append((f.detach(), y))
+        seen.rows += f.shape[0] * f.shape[1]
+    return torch.autograd.grad(energy, parameters, allow_unused=True)
+
+
+def constant_energy(likelihood: Likelihood, kept: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Energies of the network and of the best outputs that are the same for all examples, on the same targets."""
+    kept = [each for each in kept if each[0].shape[1:] == kept[0][0].shape[1:]]
+    f, y = (torch.cat(each) for each in zip(*kept, strict=True))
+    own = float(likelihood.energy(f.double(), y).sum())
+    # From the network's own mean: outputs that are variances have to be positive.
+    constant = f.double().mean((0, 1)).clone().requires_grad_()
+    search = torch.optim.LBFGS([constant], max_iter=ROUNDS, line_search_fn="strong_wolfe", tolerance_change=1e-12)
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        value = likelihood.energy(constant.expand(f.shape), y).sum() / len(y)
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        search.step(loss)
+    with torch.no_grad():
+        return own, float(likelihood.energy(constant.expand(f.shape), y).sum())

@@ -1,0 +1,1 @@
+"""Triton kernels, and the operands that they take."""

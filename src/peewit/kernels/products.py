@@ -1,0 +1,92 @@
+"""Products on the tensor cores that are as exact as in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .available import launch, usable
+from .operands import Operand, split, split_rows
+
+TILE = 32  # channels and places that are brought into another order at a time
+LONGEST = 16_384  # numbers summed on the tensor cores at a time: they cut off what float32 would round
+WORTH_PARTS = 1e9  # products from which parts of 16 bits are faster than float32
+
+
+def in_parts(x: Tensor, operations: float) -> bool:
+    """Whether a product of this size with x is done in two parts of 16 bits each."""
+    return operations >= WORTH_PARTS and usable(x)
+
+
+def whole(x: Tensor) -> Operand:
+    """A tensor in two parts with one scale for all of it."""
+    made = split(x.unsqueeze(0), 0, True, torch.float16)
+    return Operand(made.high[0], made.low[0], made.scale, True)
+
+
+def multiplied(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` of 16-bit matrices, or of as many of them, in float32."""
+    if not left.is_cuda:
+        return left.float() @ right.float()
+    return (torch.mm if left.dim() == 2 else torch.bmm)(left, right, out_dtype=torch.float32)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
+    first, second = split_rows(x.reshape(-1, x.shape[-1]).float()), whole(weight)
+    made = multiplied(first.high, second.high)
+    if made.is_cuda:
+        made = torch.addmm(made, first.low, second.high, out_dtype=torch.float32, out=made)
+        made = torch.addmm(made, first.high, second.low, out_dtype=torch.float32, out=made)
+    else:
+        made = made + multiplied(first.low, second.high) + multiplied(first.high, second.low)
+    made *= (first.scale * second.scale).reciprocal()[:, None]
+    return made.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+BITS = 0x1000, ~0x1FFF  # half of the last of 11 bits, and the mask that leaves these
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, C, H, W) in float32 -> its numbers rounded to 11 bits, and what that loses, both with the channels last."""
+    if not x.is_cuda:
+        half, kept = BITS
+        high = ((x.contiguous().view(torch.int32) + half) & kept).view(torch.float32)
+        return high, x - high
+    x = x.contiguous()
+    high, low = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
+    channels, places = x.shape[1], x.shape[2] * x.shape[3]
+    grid = (x.shape[0] * -(-channels // TILE), -(-places // TILE))
+    launch("rounded", grid, x, high, low, channels, places, BLOCK=TILE)
+    return high, low
+
+
+def summed(parts: list[Tensor], made: Tensor) -> None:
+    """The sum of three (n, C, H, W), written to `made` with the places last."""
+    if not made.is_cuda:
+        made.copy_(parts[0] + (parts[1] + parts[2]))
+        return
+    parts = [each.contiguous(memory_format=torch.channels_last) for each in parts]
+    channels, places = made.shape[1], made.shape[2] * made.shape[3]
+    grid = (made.shape[0] * -(-channels // TILE), -(-places // TILE))
+    launch("summed", grid, *parts, made, channels, places, BLOCK=TILE)
+
+
+def outer(rows: Tensor) -> Tensor:
+    """(n, width) -> (width, width): `rows^T rows`, as exact as in float32 and on the tensor cores.
+
+    With `rows = high + low`, the products `high^T low` and `low^T high` are each other's transposes.
+    """
+    number, width = rows.shape
+    made = torch.zeros(width, width, device=rows.device)
+    cross = torch.zeros_like(made)
+    operand = whole(rows)
+    even = number - number % LONGEST
+    if even:
+        high, low = (each[:even].reshape(-1, LONGEST, width) for each in (operand.high, operand.low))
+        made += multiplied(high.mT, high).sum(0)
+        cross += multiplied(high.mT, low).sum(0)
+    if even < number:
+        made += multiplied(operand.high[even:].mT, operand.high[even:])
+        cross += multiplied(operand.high[even:].mT, operand.low[even:])
+    return (made + cross + cross.mT) * operand.scale.square().reciprocal()

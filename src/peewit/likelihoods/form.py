@@ -1,0 +1,64 @@
+"""Where the classes or outputs are in the output of a network."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where the classes or outputs are in a network's output (N, ...)."""
+
+    axis: int | None  # None: the network returns (N,), one output without an axis
+    shape: tuple[int, ...]  # of one example's output
+    whole: bool = False  # all numbers of an example are one position: nothing is known about what is in them
+
+    def flatten(self, f: Tensor) -> Tensor:
+        """(..., *shape) with any leading axes -> (..., T, C)."""
+        lead = f.dim() - len(self.shape)
+        if self.axis is None or self.whole:
+            return f.reshape(*f.shape[:lead], 1, self.outputs)
+        moved = f.movedim(lead + self.axis, -1)
+        return moved.reshape(*moved.shape[:lead], -1, moved.shape[-1])
+
+    def restore(self, flat: Tensor) -> Tensor:
+        """(..., T, C) -> (..., *shape)."""
+        lead = flat.shape[:-2]
+        if self.axis is None or self.whole:
+            return flat.reshape(*lead, *self.shape)
+        positions = self.shape[: self.axis] + self.shape[self.axis + 1 :]
+        return flat.reshape(*lead, *positions, flat.shape[-1]).movedim(-1, len(lead) + self.axis)
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return math.prod(self.shape) // self.outputs
+
+    @property
+    def outputs(self) -> int:
+        """C."""
+        if self.whole:
+            return math.prod(self.shape)
+        return 1 if self.axis is None else self.shape[self.axis]
+
+
+def usual_axis(dims: int) -> int | None:
+    """Where the outputs are in one example of a (N, ...) output: last of 2-D and 3-D, first from 4-D on."""
+    if dims == 1:
+        return None
+    return dims - 2 if dims <= 3 else 0
+
+
+def equal_form(f: Tensor, y: Tensor, what: str) -> Form:
+    """The form of outputs whose targets have exactly their shape: nothing is broadcast."""
+    if f.shape != y.shape:
+        raise ValueError(
+            f"{what}: outputs {tuple(f.shape)} and targets {tuple(y.shape)} differ; expected equal shapes "
+            "(nothing is broadcast)."
+        )
+    return Form(usual_axis(f.dim()), tuple(f.shape[1:]))

@@ -1,0 +1,122 @@
+"""From a posterior and its training data to the mode of the linear model."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..curvature.stream import apart
+from ..messages.arguments import is_count
+from ..messages.warnings import TuningWarning
+from ..posterior.linear_mode import LinearMode
+from ..runtime.progress import Progress
+from .data import gathered, room
+from .objective import Target
+from .passes import Passes
+from .solver import Solver
+from .stiff_directions import MOST
+from .stopping import PATIENCE, Facts, Log
+from .streaming import Streamed
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+TOLERANCE = 1e-2  # nats
+STEPS = 200
+
+
+def check_options(tolerance: Any, steps: Any) -> None:
+    """Refuse what is no number."""
+    good = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and math.isfinite(tolerance)
+    if not good or tolerance <= 0:
+        raise ValueError(f"tolerance={tolerance!r}: expected a positive number of nats, such as 0.01.")
+    if not is_count(steps):
+        raise ValueError(f"steps={steps!r}: expected a positive whole number.")
+
+
+@contextmanager
+def opened(la: Laplace, data: Any, memory: float | None, progress: bool, spare: int = 0) -> Iterator[Solver | Streamed]:
+    """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
+    network = la._network(memory)
+    device = la.mode.device
+    examples = gathered(data, device, memory)
+    bar = Progress(progress)
+    passes = Passes(network, la.likelihood, examples.batches, la.totals.form, bar)
+    e = torch.zeros_like(la.mode) if la.linear is None else la.linear.displacement.to(la.mode).clone()
+    assert la.totals.form is not None
+    numbers = la.N * math.prod(la.totals.form.shape)
+    itemsize = torch.promote_types(network.selected[0].dtype, torch.float32).itemsize
+    left = room(memory, device) // (numbers * itemsize) - 3  # vectors of all outputs, beyond those that are needed
+    kept = examples.ordered and left >= 0
+    # In half precision products with J are wrong by more than what directions make of them.
+    exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
+    with closing(bar), passes.asked():
+        most = min(MOST, left // 2) if exact else 0
+        yield Solver(passes, e, most=most, spare=spare) if kept else Streamed(passes, e)
+
+
+def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:
+    """The posterior with the mode of its linear model under its prior."""
+    check_options(tolerance, steps)
+    target = Target.of(la)
+    with opened(la, data, memory, progress, spare=PATIENCE) as solver:
+        log = solver.solve(target, tolerance, steps)
+        check_data(la, solver.facts)
+        made = finished(solver, target, log)
+    if not made.converged:
+        warnings.warn(
+            f"The mode of the linear model was not reached: {made.stopped}, and the loss is still about "
+            f"{log.left:.3g} nats above its minimum; use more steps=, or a larger tolerance=.",
+            TuningWarning,
+            stacklevel=6,
+        )
+    return replace(la, linear=made, trace=None)
+
+
+def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
+    """What was found, as a value."""
+    solver.refresh()
+    return LinearMode(
+        solver.e,
+        solver.energy(),
+        solver.facts.rest,
+        target.prior,
+        target.scale,
+        target.temperature,
+        tuple(log.losses),
+        tuple(log.decrements),
+        tuple(log.gradients),
+        tuple(log.passes),
+        solver.products,
+        log.converged,
+        log.stopped,
+    )
+
+
+def check_data(la: Laplace, facts: Facts) -> None:
+    """Refuse other data than those of the fit; say so where only the losses differ."""
+    if facts.examples != la.N:
+        raise ValueError(
+            f"data has {facts.examples} examples, and the posterior was fitted to {la.N}; expected the data that it "
+            "was fitted to (all of it, after an update)."
+        )
+    check_energy(la, facts.energy, 8)
+
+
+def check_energy(la: Laplace, energy: float, level: int) -> None:
+    """Say so where the data have another energy under the network than those that it was fitted to."""
+    weights = [la.model.get_parameter(name) for name in la.space.names]
+    coarsest = max(weights, key=lambda weight: torch.finfo(weight.dtype).eps)
+    if apart(la.totals.energy, energy, la.N, coarsest):
+        warnings.warn(
+            f"The network's energy is {energy:.6g} on this data and was {la.totals.energy:.6g} on the data it was "
+            "fitted to: other data, or augmentations drawn anew? What is said here is of this data.",
+            TuningWarning,
+            stacklevel=level,
+        )

@@ -1,0 +1,96 @@
+"""What is minimised: `strength * energy(f + J e) + 1/2 |theta~ + e - mu|^2_delta`, with a preconditioner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..curvature.blocks import Blocks
+from ..priors.prior import Prior
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+CHUNK = 1 << 22  # weights at a time: sums are made in float64, and no vector of all weights is held for them
+
+
+def chunks(size: int) -> Iterator[slice]:
+    """Slices of the weights."""
+    for start in range(0, size, CHUNK):
+        yield slice(start, min(start + CHUNK, size))
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One prior, noise and temperature."""
+
+    strength: float  # scale / temperature
+    mode: Tensor  # (D,): theta~
+    delta: Callable[[slice], Tensor]  # precisions of some weights: all of them would be one more vector
+    centre: Tensor  # (D,): mu
+    blocks: Blocks  # the posterior precision P
+    prior: Prior
+    scale: float
+    temperature: float
+
+    @staticmethod
+    def of(la: Laplace) -> Target:
+        """Of a posterior, whose precision is the preconditioner."""
+        scale = float(la.likelihood.scale)
+        with torch.no_grad():
+            delta = la.prior.parts(la.space, la.mode)
+            centre = la.prior.centre(la.space, la.mode).detach()
+        return Target(scale / la.temperature, la.mode, delta, centre, la.precision, la.prior, scale, la.temperature)
+
+    def precondition(self, g: Tensor) -> float:
+        """Overwrite g (D,) by `P^-1 g`, block by block, and return `g^T P^-1 g`."""
+        total = torch.zeros((), dtype=torch.float64, device=g.device)
+        with torch.no_grad():
+            for block in self.blocks.blocks:
+                own = block.take(g)
+                made = block.operator.solve(own).to(g.dtype)
+                total += (own * made).sum(dtype=torch.float64)
+                for place, value in block.put(made):
+                    g[place] = value
+        return float(total)
+
+    def residual(self, e: Tensor, chosen: slice) -> Tensor:
+        """`theta~ + e - mu`, of some weights."""
+        return self.mode[chosen] + e[chosen] - self.centre[chosen]
+
+    def pull(self, e: Tensor, chosen: slice) -> Tensor:
+        """`Lambda (theta~ + e - mu)`, of some weights."""
+        return self.delta(chosen) * self.residual(e, chosen)
+
+    def weighted(self, v: Tensor, chosen: slice) -> Tensor:
+        """`Lambda v`, of some weights."""
+        return self.delta(chosen) * v[chosen]
+
+    def add_gradient(self, e: Tensor, g: Tensor) -> None:
+        """Add the prior's part."""
+        for chosen in chunks(len(e)):
+            g[chosen] += self.pull(e, chosen)
+
+    def products(self, e: Tensor, vectors: Sequence[Tensor]) -> tuple[float, Tensor, Tensor]:
+        """`1/2 |r|^2`, `r^T v_i` and `v_i^T v_j`, all weighted by the precisions, with `r = theta~ + e - mu`."""
+        number = len(vectors) + 1
+        total = torch.zeros(number, number, dtype=torch.float64, device=e.device)
+        for chosen in chunks(len(e)):
+            delta = self.delta(chosen)
+            rows = [self.residual(e, chosen), *(vector[chosen] for vector in vectors)]
+            for i, row in enumerate(rows):
+                weighted = row * delta
+                for j, other in enumerate(rows[: i + 1]):
+                    total[i, j] += (weighted * other).sum(dtype=torch.float64)
+        made = total.cpu()
+        made = made + made.tril(-1).T
+        return 0.5 * float(made[0, 0]), made[0, 1:], made[1:, 1:]
+
+
+def norm(g: Tensor) -> float:
+    """|g|."""
+    return float(torch.linalg.vector_norm(g, dtype=torch.float64))

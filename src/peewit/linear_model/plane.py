@@ -1,0 +1,141 @@
+"""The least loss over a few directions: Newton's method on as many numbers, without a pass through the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import Likelihood
+from ..runtime.arithmetic import switched
+
+STEPS = 40
+ENOUGH = 1e-6  # the share of the first step's promised gain that is left to the next plane
+SUFFICIENT = 1e-4  # the share of a step's promised gain that it has to keep
+NUMBERS = 1 << 20  # of all vectors that are worked on at a time
+MANY = 4  # vectors from which their second derivatives are taken at once
+
+
+@dataclass(eq=False)
+class Terms:
+    """A function of a few numbers: its value, gradient (k,) and second derivative (k, k), on the CPU in float64."""
+
+    value: float
+    gradient: Tensor
+    curve: Callable[[], Tensor]  # which takes as long as many gradients, and is asked for where a step begins alone
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """(k, k)."""
+        return self.curve()
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a likelihood here."""
+        return math.isfinite(self.value) and bool(torch.isfinite(self.gradient).all())
+
+    def step(self) -> Tensor:
+        """Newton's, downhill also where the function is not convex; directions without curvature are left alone."""
+        diagonal = self.hessian.diagonal().abs()
+        scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt() * (diagonal > 0)
+        values, vectors = torch.linalg.eigh(scale[:, None] * self.hessian * scale)
+        size = values.abs()
+        inverse = torch.where(size > 1e-12 * size.max(), 1 / size.clamp(min=1e-300), 0.0)
+        made: Tensor = -scale * (vectors @ (inverse * (vectors.T @ (scale * self.gradient))))
+        return made
+
+
+def energy_terms(
+    likelihood: Likelihood,
+    u: Tensor,
+    vectors: Sequence[Tensor],
+    y: Tensor,
+    c: Tensor,
+    more: Sequence[Tensor] = (),
+    second: bool = True,
+) -> Tensor:
+    """(1 + k + k k,) in float64: of `sum energy(u + c_i v_i)` in c, by derivatives in the outputs (N, T, C) alone.
+
+    `more`: further vectors, several in one tensor (R, N, T, C). Without `second` (1 + k,): no second derivatives.
+    """
+    number = len(vectors) + sum(map(len, more))
+    total = torch.zeros(1 + number + number * number * second, dtype=torch.float64, device=u.device)
+    step = max(1, NUMBERS // max(number * u[0].numel(), 1))
+    for start in range(0, len(u), step):
+        chosen = slice(start, start + step)
+        every = torch.cat([*(vector[None, chosen] for vector in vectors), *(each[:, chosen] for each in more)])
+        total += _energy_terms(likelihood, u[chosen], every, y[chosen], c.to(u), second)
+    return total
+
+
+def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor, c: Tensor, second: bool) -> Tensor:
+    """The same with all vectors in one tensor (k, N, T, C)."""
+    flat = vectors.flatten(1)
+    with torch.enable_grad(), switched("ieee"):
+        f = (u + (c @ flat).view_as(u)).requires_grad_()
+        energy = likelihood.energy(f, y)
+        (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=second)
+        made = [energy.detach().sum(dtype=torch.float64)[None], flat.double() @ slope.detach().flatten().double()]
+        if second:  # the length of a step, which the gradient corrects
+            made.append((flat @ curved(slope, f, vectors).flatten(1).T).flatten().double())
+    return torch.cat(made)
+
+
+def curved(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
+    """(k, N, T, C): the second derivatives of an energy, whose first are `slope` at f, times vectors."""
+    if not slope.requires_grad:  # linear in the outputs
+        return torch.zeros_like(vectors)
+    if len(vectors) >= MANY:
+        try:
+            batched: tuple[Tensor, ...] = torch.autograd.grad(
+                slope, f, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
+            )
+            return batched[0]
+        except (RuntimeError, NotImplementedError):  # an energy of the user's own may have no such rule
+            pass
+    rows = [torch.autograd.grad(slope, f, each, retain_graph=True, materialize_grads=True)[0] for each in vectors]
+    return torch.stack(rows)
+
+
+def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tuple[Tensor, Terms, Terms]:
+    """The numbers (k,) of the least value, with the function at the start and there; it never rises beyond rounding."""
+    c = torch.zeros(number, dtype=torch.float64, device="cpu")
+    first = here = terms(c)
+    promised = 0.0
+    for _ in range(STEPS):
+        if not bool(torch.isfinite(here.hessian).all()):
+            break
+        step = here.step()
+        slope = float(here.gradient @ step)
+        promised = promised or -slope
+        if not slope < 0 or -slope <= ENOUGH * promised:
+            break
+        found = _shortened(terms, c, here, step, slope, slack)
+        if found is None:
+            break
+        c, here = found
+    return c, first, here
+
+
+def _shortened(
+    terms: Callable[[Tensor], Terms], c: Tensor, here: Terms, step: Tensor, slope: float, slack: float
+) -> tuple[Tensor, Terms] | None:
+    """The first of ever shorter steps that keeps enough of its promise, or flattens the slope below rounding."""
+    length = 1.0
+    for _ in range(60):
+        there = c + length * step
+        found = terms(there)
+        if found.finite:
+            if found.value <= here.value + SUFFICIENT * length * slope:
+                return there, found
+            level = -slope * length < 1e3 * slack and found.value <= here.value + slack
+            if level and float((found.gradient @ step).abs()) < 0.9 * -slope:
+                return there, found
+        length /= 2
+        if -slope * length < 1e-3 * slack:
+            return None
+    return None

@@ -1,0 +1,239 @@
+"""Locally optimal conjugate gradients on the linear model's loss, with the outputs of all examples kept.
+
+One step takes the gradient (one product with J^T), multiplies it by the inverse of the fitted posterior precision,
+takes one product with J, and then minimises the loss exactly over the plane of this direction and the last: that needs
+no pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients. Where that is slow,
+stiff directions of the blocks are added to the plane, and stay in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import score
+from ..runtime.arithmetic import switched
+from .objective import Target, norm
+from .passes import Part, Passes
+from .plane import Terms, descend, energy_terms
+from .stiff_directions import Candidate, Directions
+from .stopping import MORE, PATIENCE, Facts, Log, Stopping, checked, noted, rounding, sized, transposed
+
+REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
+
+
+@dataclass(eq=False)
+class Solver:
+    """The weights so far, the last direction, and the outputs of both; to be used inside `passes.asked`."""
+
+    passes: Passes
+    e: Tensor  # (D,): theta - theta~
+    facts: Facts = field(default_factory=Facts)
+    products: float = 0.0
+    d: Tensor | None = None  # (D,)
+    parts: list[Part] = field(default_factory=list)  # without their inputs
+    u: list[Tensor] = field(default_factory=list)  # f + J e
+    w: list[Tensor] = field(default_factory=list)  # J d
+    old: int = 0  # steps since the outputs were made from the weights
+    most: int = 0  # directions that there is room for
+    spare: int = 0  # steps of a solve that are left for directions to be of use in, where no other solve follows
+    directions: Directions = field(default_factory=Directions)
+    patience: int = field(default_factory=lambda: PATIENCE)  # steps until the next directions
+    gram: tuple[Target, Tensor] | None = None  # of the directions under a target
+
+    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
+        """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
+        log, stopping = Log(), Stopping(tolerance)
+        if not self.u and bool((self.e != 0).any()):
+            self.refresh()
+        left = steps
+        while True:
+            g = self._gradient(target)
+            length = norm(g)
+            squared = target.precondition(g)  # g is now the direction
+            loss, stopping.slack = self._loss(target)
+            checked(squared, loss)
+            log.note(loss, 0.5 * squared, length, self.products)
+            if stopping.ends(0.5 * squared, log):
+                return log
+            if left == 0:
+                log.stopped = f"{steps} steps were not enough"
+                return log
+            stopping.gain = self._advance(target, g, squared, stopping.slack)
+            del g
+            left -= 1
+            self.patience -= 1
+            if self.patience <= 0:
+                left -= self._learn(target, 2 * (left - self.spare))
+
+    def _learn(self, target: Target, number: int) -> int:
+        """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""
+        if number <= 0:
+            return 0
+        self.patience = PATIENCE  # also where none are found: looking for them takes its time
+        found = self._candidates(target, number)
+        if not found:
+            return 0
+        by_block: dict[int, list[int]] = {}
+        for each in found:
+            by_block.setdefault(each.block, []).append(each.place)
+        blocks = target.blocks.blocks
+        columns = {place: self.directions.columns(place, blocks[place], own) for place, own in by_block.items()}
+        made: dict[int, list[Tensor]] = {place: [] for place in by_block}
+        vector = torch.zeros_like(self.e)
+        for part in self.passes.parts("directions"):
+            for place, own in columns.items():
+                names = {each.name for each in blocks[place].parts}
+                pushed = []
+                for unit in torch.eye(len(by_block[place]), dtype=self.e.dtype, device=self.e.device):
+                    pieces = blocks[place].put(own.combined(unit))
+                    for chosen, value in pieces:
+                        vector[chosen] = value
+                    pushed.append(self.passes.push(part, vector, names)[1])
+                    for chosen, _ in pieces:
+                        vector[chosen] = 0
+                made[place].append(torch.stack(pushed))
+        for place, own in columns.items():
+            self.directions.add(place, own, by_block[place], made[place])
+        self.gram = None
+        self.products += 0.5 * len(found)
+        return (len(found) + 1) // 2
+
+    def _candidates(self, target: Target, number: int) -> list[Candidate]:
+        """Directions to add; those that the prior has come to hold make room for them."""
+        if not self.most:
+            return []
+        with switched("ieee"):
+            ratios = self.directions.ratios(target)
+        if len(self.directions):
+            self.directions.forget(self.directions.held(ratios))
+        self.gram = None
+        number = min(number, MORE, self.most - len(self.directions))
+        return self.directions.candidates(ratios, number) if number > 0 else []
+
+    def _gradient(self, target: Target) -> Tensor:
+        """(D,): one product with J^T. The first of all passes also takes the outputs."""
+        space = self.passes.network.space
+        total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
+        first = not self.u
+        for number, part in enumerate(self.passes.parts("gradient")):
+
+            def cotangent(f: Tensor, number: int = number, part: Part = part) -> Tensor:
+                if first:
+                    self._keep(part, f, f)
+                return score(part.likelihood, self.u[number], part.y) * target.strength
+
+            self.passes.pull(part, cotangent, total)
+        self.products += 0.5
+        g = total if space.mask is None else total[space.mask.to(total.device)]
+        target.add_gradient(self.e, g)
+        return g
+
+    def _keep(self, part: Part, f: Tensor, u: Tensor) -> None:
+        """An example's outputs, and its share of the facts."""
+        self.parts.append(Part(None, part.y, part.form, part.likelihood))
+        self.u.append(u.clone() if u is f else u)  # f may be the network's own memory
+        noted(self.facts, part, f)
+
+    def refresh(self) -> None:
+        """The outputs of the linear model from the weights themselves: one product with J."""
+        first = not self.u
+        for number, part in enumerate(self.passes.parts("outputs")):
+            f, pushed = self.passes.push(part, self.e)
+            if first:
+                self._keep(part, f, f + pushed)
+            else:
+                self.u[number] = f + pushed
+        self.products += 0.5
+        self.old = 0
+
+    def energy(self) -> float:
+        """Of the linear model, at scale 1."""
+        return self._energies()[0]
+
+    def _energies(self) -> tuple[float, float]:
+        """Summed, and the sum of their sizes."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.e.device)
+        for part, u in zip(self.parts, self.u, strict=True):
+            total += sized(part.likelihood.energy(u, part.y))
+        energy, size = total.tolist()
+        return energy, size
+
+    def _loss(self, target: Target) -> tuple[float, float]:
+        """And how far rounding takes it."""
+        energy, size = self._energies()
+        half = target.products(self.e, ())[0]
+        return target.strength * energy + half, rounding(target.strength * size + half, self.u[0].dtype)
+
+    def _advance(self, target: Target, z: Tensor, squared: float, slack: float) -> float:
+        """To the least loss over z, the last step and the directions: one product with J; says what it gained."""
+        q = [self.passes.push(part, z)[1] for part in self.passes.parts("product")]
+        self.products += 0.5
+        vectors = [z] if self.d is None else [z, self.d]
+        outputs = [q] if self.d is None else [q, self.w]
+        half, linear, gram = self._products(target, vectors)
+        number = len(linear)
+        stiff = [self.directions.outputs(place) for place in range(len(self.parts))]
+
+        def along(c: Tensor, second: bool) -> Tensor:
+            made = [
+                energy_terms(part.likelihood, u, own, part.y, c, more, second)
+                for part, u, more, *own in zip(self.parts, self.u, stiff, *outputs, strict=True)
+            ]
+            return target.strength * torch.stack(made).sum(0).cpu()
+
+        def terms(c: Tensor) -> Terms:
+            total = along(c, False)
+            value = float(total[0]) + half + float(linear @ c + 0.5 * c @ gram @ c)
+
+            def curve() -> Tensor:
+                hessian = along(c, True)[1 + number :].reshape(number, number)
+                return 0.5 * (hessian + hessian.T) + gram
+
+            return Terms(value, total[1:] + linear + gram @ c, curve)
+
+        c, first, last = descend(terms, number, slack)
+        if self.d is None:
+            transposed(float(first.gradient[0]), squared, float(linear[0]), self.e.dtype)
+        numbers, others = c[: len(vectors)].tolist(), c[len(vectors) :]
+        self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
+        self.w = combined(outputs, numbers)
+        if len(others):
+            self.directions.add_to(self.d, others, target)
+            for move, more in zip(self.w, stiff, strict=True):
+                weights = others.to(move).split([len(each) for each in more])
+                with switched("ieee"):
+                    for each, own in zip(more, weights, strict=True):
+                        move += (own @ each.flatten(1)).view_as(move)
+        self.e += self.d
+        for place, move in enumerate(self.w):
+            self.u[place] += move
+        self.old += 1
+        if self.old >= REFRESH:
+            self.refresh()
+        return first.value - last.value
+
+    def _products(self, target: Target, vectors: list[Tensor]) -> tuple[float, Tensor, Tensor]:
+        """As of the target, with the known directions after the vectors."""
+        half, linear, gram = target.products(self.e, vectors)
+        if not len(self.directions):
+            return half, linear, gram
+        with_pull = self.directions.coordinates(target, partial(target.pull, self.e))
+        weighted = [partial(target.weighted, vector) for vector in vectors]
+        across = torch.stack([self.directions.coordinates(target, vector) for vector in weighted])
+        if self.gram is None or self.gram[0] is not target:
+            self.gram = target, self.directions.gram(target)
+        lower = torch.cat([across.T, self.gram[1]], 1)
+        return half, torch.cat([linear, with_pull]), torch.cat([torch.cat([gram, across], 1), lower])
+
+
+def combined(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
+    """`c_i v_i`, part by part; the vectors are used up."""
+    made = [each.mul_(numbers[0]) for each in outputs[0]]
+    for more, number in zip(outputs[1:], numbers[1:], strict=True):
+        for each, other in zip(made, more, strict=True):
+            each.add_(other, alpha=number)
+    return made

@@ -1,0 +1,285 @@
+"""Stiff directions of single blocks, with their products with J: what blocks side by side cannot know of each other.
+
+Where layers explain the same outputs, the loss hardly changes as one of them takes over what another gives up, and
+the preconditioner, which knows each layer by itself, holds both moves to be steep. There are as many such moves as the
+layers have directions in which the data outweigh the prior. Those are eigenvectors of the fitted blocks, the same ones
+under every prior that has one precision per block. Once their products with J are known, a minimum over all of them
+takes no pass through the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..curvature.blocks import Block
+from ..curvature.operators import Dense, Rotated
+from ..jacobians.layout import Layout
+from ..runtime.arithmetic import switched
+from .objective import Target
+
+STIFF = 2.0  # curvature over the prior's precision from which a direction is worth knowing
+HELD = 1.2  # and below which it is forgotten: its layer is on its way to being switched off
+LARGEST = 2048  # weights of a dense block whose eigenvectors are made
+MOST = 128  # directions in all
+
+
+class Columns(Protocol):
+    """R directions (R, P) of one block, in a form that takes less room."""
+
+    def coordinates(self, v: Tensor) -> Tensor:
+        """(P,) -> (R,): their products with a vector."""
+        ...
+
+    def combined(self, c: Tensor) -> Tensor:
+        """(R,) -> (P,): their sum with these weights."""
+        ...
+
+    def gram(self) -> Tensor:
+        """(R, R): their products with each other."""
+        ...
+
+    def chosen(self, places: Tensor) -> Columns:
+        """Some of them."""
+        ...
+
+    def with_more(self, other: Columns) -> Columns:
+        """These, then others of the same block."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """`left_r right_r^T`, each in one of the block's G matrices."""
+
+    layout: Layout
+    groups: Tensor  # (R,)
+    left: Tensor  # (R, O)
+    right: Tensor  # (R, I)
+
+    def coordinates(self, v: Tensor) -> Tensor:
+        """(P,) -> (R,)."""
+        matrix = self.layout.to_matrix(v)
+        made = matrix.new_empty(len(self.left))
+        for group, own in self._by_group():
+            made[own] = ((self.left[own] @ matrix[group]) * self.right[own]).sum(-1)
+        return made
+
+    def combined(self, c: Tensor) -> Tensor:
+        """(R,) -> (P,)."""
+        made = self.left.new_zeros(self.layout.matrix)
+        for group, own in self._by_group():
+            made[group] = (c[own, None] * self.left[own]).T @ self.right[own]
+        return self.layout.to_flat(made)
+
+    def _by_group(self) -> Iterator[tuple[int, Tensor | slice]]:
+        """Which are in which matrix: a block may have as many matrices as channels, and few that matter."""
+        if self.layout.matrix[0] == 1:
+            yield 0, slice(None)
+            return
+        for group in self.groups.unique().tolist():
+            yield group, (self.groups == group).nonzero()[:, 0]
+
+    def gram(self) -> Tensor:
+        """(R, R)."""
+        same = self.groups[:, None] == self.groups
+        return (self.left @ self.left.T) * (self.right @ self.right.T) * same
+
+    def chosen(self, places: Tensor) -> Outer:
+        """Some of them."""
+        return Outer(self.layout, self.groups[places], self.left[places], self.right[places])
+
+    def with_more(self, other: Columns) -> Outer:
+        """These, then others."""
+        assert isinstance(other, Outer)
+        pairs = ((self.groups, other.groups), (self.left, other.left), (self.right, other.right))
+        return Outer(self.layout, *(torch.cat(pair) for pair in pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The directions themselves."""
+
+    vectors: Tensor  # (R, P)
+
+    def coordinates(self, v: Tensor) -> Tensor:
+        """(P,) -> (R,)."""
+        return self.vectors @ v
+
+    def combined(self, c: Tensor) -> Tensor:
+        """(R,) -> (P,)."""
+        return c @ self.vectors
+
+    def gram(self) -> Tensor:
+        """(R, R)."""
+        return self.vectors @ self.vectors.T
+
+    def chosen(self, places: Tensor) -> Rows:
+        """Some of them."""
+        return Rows(self.vectors[places])
+
+    def with_more(self, other: Columns) -> Rows:
+        """These, then others."""
+        assert isinstance(other, Rows)
+        return Rows(torch.cat([self.vectors, other.vectors]))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A direction that is not known yet."""
+
+    ratio: float  # of curvature and prior to the prior alone
+    block: int
+    place: int  # in the block's basis
+
+
+@dataclass(eq=False)
+class Known:
+    """The known directions of one block."""
+
+    columns: Columns
+    places: list[int]  # in the block's basis
+    outputs: list[Tensor]  # (R, N, T, C) for each part of the data: J u
+
+
+@dataclass(eq=False)
+class Directions:
+    """All that are known, block after block."""
+
+    known: dict[int, Known] = field(default_factory=dict)  # by the number of the block
+    eigen: dict[int, Tensor] = field(default_factory=dict)  # (P, MOST) at most: of a dense block, in columns
+
+    def __len__(self) -> int:
+        """R."""
+        return sum(len(own.places) for own in self.known.values())
+
+    def ratios(self, target: Target) -> dict[int, Tensor]:
+        """By block (P,): curvature and prior over the prior alone, along the block's own basis."""
+        if len(target.blocks.blocks) < 2:  # the preconditioner knows all there is to know
+            return {}
+        found = {place: self._ratios(place, block, target) for place, block in enumerate(target.blocks.blocks)}
+        return {place: own for place, own in found.items() if own is not None}
+
+    def candidates(self, ratios: dict[int, Tensor], number: int) -> list[Candidate]:
+        """The stiffest that are not known."""
+        made: list[Candidate] = []
+        for place, own in ratios.items():
+            taken = set(self.known[place].places) if place in self.known else set()
+            values, found = own.topk(min(number + len(taken), len(own)))
+            pairs = zip(values.tolist(), found.tolist(), strict=True)
+            made += [Candidate(value, place, index) for value, index in pairs if value > STIFF and index not in taken]
+        return sorted(made, key=lambda each: -each.ratio)[:number]
+
+    def held(self, ratios: dict[int, Tensor]) -> Tensor:
+        """(R,) booleans on the CPU: those that the prior has come to hold."""
+        return torch.cat([(ratios[place][own.places] < HELD).cpu() for place, own in self.known.items()])
+
+    def _ratios(self, place: int, block: Block, target: Target) -> Tensor | None:
+        operator = block.operator
+        if isinstance(operator, Rotated):
+            values = operator.values.detach()
+            if operator.dual is None:
+                start = block.slices[0].start
+                return (values / target.delta(slice(start, start + 1))).flatten()
+            prior = operator.layout.to_matrix(gathered(block, target.delta))
+            prior = prior if operator.left is None else operator.left.square().mT @ prior
+            prior = prior if operator.right is None else prior @ operator.right.square()
+            return (values / prior).flatten()
+        if isinstance(operator, Dense) and len(operator.matrix) <= LARGEST:
+            matrix, delta = operator.matrix.detach(), gathered(block, target.delta)
+            if place not in self.eigen:
+                _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
+                self.eigen[place] = vectors[:, -MOST:].to(delta)
+            vectors = self.eigen[place]
+            return (vectors * (matrix @ vectors)).sum(0) / (vectors.square() * delta[:, None]).sum(0)
+        return None  # a diagonal has no directions but the weights themselves
+
+    def columns(self, place: int, block: Block, places: Sequence[int]) -> Columns:
+        """Directions of a block's basis."""
+        operator = block.operator
+        if not isinstance(operator, Rotated):
+            return Rows(self.eigen[place][:, list(places)].T.contiguous())
+        values = operator.values.detach()
+        _, rows, columns = values.shape
+        chosen = torch.tensor(places, device=values.device)
+        group, row, column = chosen // (rows * columns), chosen // columns % rows, chosen % columns
+        return Outer(
+            operator.layout,
+            group,
+            picked(operator.left, group, row, rows, values),
+            picked(operator.right, group, column, columns, values),
+        )
+
+    def add(self, place: int, columns: Columns, places: list[int], outputs: list[Tensor]) -> None:
+        """More directions of a block, with their products with J."""
+        own = self.known.get(place)
+        if own is None:
+            self.known[place] = Known(columns, places, outputs)
+            return
+        own.columns = own.columns.with_more(columns)
+        own.places += places
+        own.outputs = [torch.cat(pair) for pair in zip(own.outputs, outputs, strict=True)]
+
+    def outputs(self, part: int) -> list[Tensor]:
+        """Of (R, N, T, C) in all: J u of one part of the data."""
+        return [own.outputs[part] for own in self.known.values()]
+
+    def coordinates(self, target: Target, v: Callable[[slice], Tensor]) -> Tensor:
+        """(R,) in float64: `u^T v` for a vector (D,)."""
+        made = []
+        with switched("ieee"):
+            for place, own in self.known.items():
+                made.append(own.columns.coordinates(gathered(target.blocks.blocks[place], v)).double())
+        return torch.cat(made).cpu() if made else torch.zeros(0, dtype=torch.float64, device="cpu")
+
+    def gram(self, target: Target) -> Tensor:
+        """(R, R) in float64: `u^T Lambda u`."""
+        made = []
+        with switched("ieee"):
+            for place, own in self.known.items():
+                delta = gathered(target.blocks.blocks[place], target.delta)
+                if bool((delta == delta[0]).all()):
+                    made.append(own.columns.gram().double() * delta[0])
+                    continue
+                units = torch.eye(len(own.places), dtype=delta.dtype, device=delta.device)
+                rows = [own.columns.coordinates(own.columns.combined(unit) * delta) for unit in units]
+                made.append(torch.stack(rows).double())
+        return torch.block_diag(*made).cpu() if made else torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+
+    def add_to(self, v: Tensor, c: Tensor, target: Target) -> None:
+        """`v += sum_r c_r u_r`, for v (D,) and c (R,)."""
+        numbers = c.to(v).split([len(own.places) for own in self.known.values()])
+        with switched("ieee"):
+            for (place, own), weights in zip(self.known.items(), numbers, strict=True):
+                for chosen, value in target.blocks.blocks[place].put(own.columns.combined(weights)):
+                    v[chosen] += value
+
+    def forget(self, lost: Tensor) -> None:
+        """Some, by (R,) booleans on the CPU."""
+        start = 0
+        for place, own in list(self.known.items()):
+            chosen = (~lost[start : start + len(own.places)]).nonzero()[:, 0]
+            start += len(own.places)
+            if len(chosen) == 0:
+                del self.known[place]
+            elif len(chosen) < len(own.places):
+                own.places = [own.places[each] for each in chosen.tolist()]
+                there = chosen.to(own.outputs[0].device)
+                own.columns = own.columns.chosen(there)
+                own.outputs = [each[there] for each in own.outputs]
+
+
+def gathered(block: Block, v: Callable[[slice], Tensor]) -> Tensor:
+    """(P,): a block's own of a vector (D,) that is made as it is needed."""
+    return block.joined([v(chosen) for chosen in block.slices])
+
+
+def picked(basis: Tensor | None, group: Tensor, place: Tensor, size: int, like: Tensor) -> Tensor:
+    """(R, size): columns of a basis (G, size, size), or of the identity."""
+    if basis is None:
+        return torch.nn.functional.one_hot(place, size).to(like)
+    return basis.detach()[group.clamp(max=len(basis) - 1), :, place]

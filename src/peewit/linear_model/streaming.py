@@ -1,0 +1,123 @@
+"""The same walk for data whose outputs cannot be kept: every pass makes them anew, in whatever order they come.
+
+The loss in the plane of two directions is known to second order only; where the next pass finds that a step has not
+lowered it, the step is halved.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import score
+from .objective import Target, norm
+from .passes import Passes
+from .plane import Terms, energy_terms
+from .stopping import Facts, Log, Stopping, checked, noted, rounding, sized, transposed
+
+HALVINGS = 30
+
+
+@dataclass(eq=False)
+class Streamed:
+    """The weights so far and the last direction; to be used inside `passes.asked`."""
+
+    passes: Passes
+    e: Tensor  # (D,): theta - theta~
+    facts: Facts = field(default_factory=Facts)
+    products: float = 0.0
+    d: Tensor | None = None  # (D,)
+    last: float = math.nan  # the energy found by the last pass
+    slack: float = 0.0  # the rounding of the loss
+
+    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
+        """Walk downhill until the decrement is below the tolerance, or for so many steps."""
+        log, stopping, before = Log(), Stopping(tolerance), math.inf
+        for step in range(steps + 1):
+            loss, g = self._accepted(target, before, stopping.slack)
+            stopping.gain = before - loss if step else 0.0
+            stopping.slack = self.slack
+            before, length = loss, norm(g)
+            squared = target.precondition(g)  # g is now the direction
+            checked(squared, loss)
+            log.note(loss, 0.5 * squared, length, self.products)
+            if stopping.ends(0.5 * squared, log):
+                return log
+            if step < steps:
+                self._advance(target, g, squared)
+        log.stopped = f"{steps} steps were not enough"
+        return log
+
+    def energy(self) -> float:
+        """Of the linear model, at scale 1."""
+        return self.last
+
+    def refresh(self) -> None:
+        """Nothing is kept that could have aged."""
+
+    def _accepted(self, target: Target, before: float, slack: float) -> tuple[float, Tensor]:
+        """Loss and gradient where the last step led, or at the longest part of it that lowers the loss."""
+        for _ in range(HALVINGS):
+            loss, g = self._pass(target)
+            if self.d is None or before == math.inf or loss <= before + slack:
+                return loss, g
+            del g
+            self.d.mul_(0.5)
+            self.e -= self.d
+        assert self.d is not None
+        self.e -= self.d  # back to where it came from
+        self.d = None
+        return self._pass(target)
+
+    def _pass(self, target: Target) -> tuple[float, Tensor]:
+        """Loss and gradient (D,): one product with J and one with J^T."""
+        space = self.passes.network.space
+        total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
+        first = not self.facts.examples
+        energy = torch.zeros(2, dtype=torch.float64, device=self.e.device)
+        for part in self.passes.parts("gradient"):
+            f, pushed = self.passes.push(part, self.e)
+            if first:
+                noted(self.facts, part, f)
+            u = f + pushed
+            energy += sized(part.likelihood.energy(u, part.y))
+            given = score(part.likelihood, u, part.y) * target.strength
+            self.passes.pull(part, functools.partial(alone, given), total)
+        self.products += 1.0
+        g = total if space.mask is None else total[space.mask.to(total.device)]
+        target.add_gradient(self.e, g)
+        self.last, size = energy.tolist()
+        half = target.products(self.e, ())[0]
+        self.slack = rounding(target.strength * size + half, self.e.dtype)
+        loss = target.strength * self.last + half
+        return (loss if math.isfinite(loss) else math.inf), g
+
+    def _advance(self, target: Target, z: Tensor, squared: float) -> None:
+        """Newton's step in the plane of z and the last direction, by one pass."""
+        vectors = [z] if self.d is None else [z, self.d]
+        number = len(vectors)
+        zero = torch.zeros(number, dtype=torch.float64, device="cpu")
+        total = torch.zeros(1 + number + number * number, dtype=torch.float64, device=self.e.device)
+        for part in self.passes.parts("product"):
+            f, pushed = self.passes.push(part, self.e)
+            along = [self.passes.push(part, vector)[1] for vector in vectors]
+            total += energy_terms(part.likelihood, f + pushed, along, part.y, zero)
+        self.products += 0.5 * (1 + number)
+        _, linear, gram = target.products(self.e, vectors)
+        made = target.strength * total.cpu()
+        hessian = made[1 + number :].reshape(number, number)
+        terms = Terms(0.0, made[1 : 1 + number] + linear, lambda: 0.5 * (hessian + hessian.T) + gram)
+        if self.d is None:
+            transposed(float(terms.gradient[0]), squared, float(linear[0]), self.e.dtype)
+        numbers = terms.step().tolist()
+        self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
+        self.e += self.d
+
+
+def alone(cotangent: Tensor, f: Tensor) -> Tensor:
+    """A cotangent that is known before the outputs are."""
+    return cotangent

@@ -1,0 +1,1 @@
+"""What users are told: complaints about arguments, names that were meant, warnings."""

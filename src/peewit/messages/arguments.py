@@ -1,0 +1,122 @@
+"""What is said about arguments that cannot be used: what was given, what was expected, and what to do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Class = TypeVar("Class", bound=type)
+FORMS = "expected (inputs, targets) as a tuple of tensors, a DataLoader, or an iterable of such batches"
+
+
+def is_array(value: Any) -> bool:
+    """Whether something holds numbers as numpy does: arrays, data frames, columns."""
+    return hasattr(value, "__array__") and not isinstance(value, Tensor) and bool(getattr(value, "shape", ()))
+
+
+def only_numbers(value: Any) -> bool:
+    """Whether lists in lists end in a plain number."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, int | float)
+
+
+def shown(value: Any) -> str:
+    """What something is, in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    if isinstance(value, Mapping):
+        return f"a mapping of {{{', '.join(f'{key!r}: {shown(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple) and 0 < len(value) <= 4:
+        return f"a {type(value).__name__} of ({', '.join(map(shown, value))})"
+    return f"a {type(value).__name__}"
+
+
+def refuse_arrays(value: Any, what: str) -> None:
+    """Arrays are not converted silently: their dtype is seldom the network's."""
+    if is_array(value):
+        raise TypeError(
+            f"{what} is a {type(value).__module__.partition('.')[0]} {type(value).__name__} of shape "
+            f"{tuple(getattr(value, 'shape', ()))}; expected a torch tensor. Convert it by torch.from_numpy, and "
+            "numbers in float64 to the network's dtype."
+        )
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            refuse_arrays(each, f"{what}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for place, each in enumerate(value):
+            refuse_arrays(each, f"{what}[{place}]")
+
+
+def refuse_inputs(x: Any) -> None:
+    """What is asked about holds tensors."""
+    refuse_arrays(x, "x")
+    if not isinstance(x, Tensor | Mapping | list | tuple) or only_numbers(x):
+        raise TypeError(
+            f"x is a {type(x).__name__}; expected a tensor with a leading axis of examples, or a tuple or mapping of "
+            "them, as the network takes. Convert lists by torch.tensor; go through a loader batch by batch."
+        )
+
+
+def refuse_data(data: Any) -> None:
+    """Data that is neither a pair of tensors nor an iterable of batches."""
+    if isinstance(data, Mapping):
+        raise TypeError(
+            f"data is one mapping with keys {sorted(map(str, data))}; {FORMS}. A single batch goes in as [data]."
+        )
+    if isinstance(data, str | bytes):
+        raise TypeError(f"data is the text {data!r}; {FORMS}.")
+    refuse_arrays(data, "data")
+    if isinstance(data, list | tuple) and data:
+        if isinstance(data[0], Tensor):
+            raise TypeError(
+                f"data is a {type(data).__name__} of {len(data)}, first a Tensor; {FORMS}. "
+                "Two tensors go in as (x, y), several inputs as ((x1, x2), y)."
+            )
+        if only_numbers(data[0]):
+            raise TypeError(f"data is made of lists of numbers; {FORMS}. Convert lists by torch.tensor.")
+
+
+def is_count(number: Any) -> bool:
+    """Whether something is a positive whole number."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def checked_count(n: Any) -> int:
+    """A positive whole number of samples."""
+    if not is_count(n):
+        raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
+    return int(n)
+
+
+def checked_generator(generator: Any) -> None:
+    """Random numbers come from torch's generators."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator is a {type(generator).__name__}; expected a torch.Generator, such as "
+            "torch.Generator().manual_seed(0), or None."
+        )
+
+
+def made_by(maker: str) -> Callable[[Class], Class]:
+    """A dataclass that users do not make themselves: an incomplete call says who makes it."""
+
+    def decorate(cls: Class) -> Class:
+        own: Callable[..., None] = cls.__init__  # type: ignore[misc]  # a dataclass' own, which no subclass changes
+        needed = sum(each.default is MISSING and each.default_factory is MISSING for each in fields(cls))
+
+        @functools.wraps(own)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if len(args) + len(kwargs) < needed:
+                raise TypeError(f"{cls.__name__}(...) was called; expected {maker}, which measures and returns one.")
+            own(self, *args, **kwargs)
+
+        cls.__init__ = init  # type: ignore[misc]  # a class may not know that its maker is named
+        return cls
+
+    return decorate

@@ -1,0 +1,101 @@
+"""Names that were meant: of options, structures, likelihoods and methods."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from torch import nn
+
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+
+# Names that others use, by which letters do not tell what was meant.
+OTHERS = {
+    "kfac": "kron",
+    "kronecker": "kron",
+    "marglik": "evidence",
+    "gridsearch": "grid",
+    "multiclass": "classification",
+    "multilabel": "binary",
+    "bernoulli": "binary",
+    "gaussian": "regression",
+    "poisson": "count",
+    "softmax": "classification",
+    "mse": "regression",
+    "glm": "linearised",
+    "nn": "sampled",
+    "pred_type": "method",
+    "val_loader": "data",
+    "train_loader": "data",
+    "dataloader": "data",
+    "backend": "curvature",
+    "num_samples": "samples",
+    "predictive_samples": "sample",
+    "optimize_prior_precision": "tune",
+    "log_marginal_likelihood": "log_evidence",
+    "posterior_precision": "precision",
+    "state_dict": "save",
+    "load_state_dict": "save",
+    "cuda": "to",
+    "cpu": "to",
+}
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """A question after the name that was meant; empty where none is near."""
+    every, given = list(known), str(name).lower()
+    if OTHERS.get(given) in every:
+        return f"did you mean {OTHERS[given]!r}? "
+    # A longer name for the same thing: prior_precision, link_approx.
+    parts = [each for each in every if len(each) > 3 and each in given.split("_")]
+    same = [each for each in every if each.lower() == given]
+    near = same or parts or difflib.get_close_matches(given, every, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """The same function, which answers unknown options with the nearest known one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        for name in kwargs:
+            if name not in known:
+                options = ", ".join(each for each in known if each != "self")
+                raise TypeError(
+                    f"{function.__name__}() has no option {name!r}; {nearest(name, known)}It takes {options}."
+                )
+        return function(*args, **kwargs)
+
+    return inner
+
+
+LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
+    nn.CrossEntropyLoss: "classification",
+    nn.NLLLoss: "classification",
+    nn.BCEWithLogitsLoss: "binary",
+    nn.MSELoss: "regression",
+    nn.GaussianNLLLoss: "heteroscedastic",
+    nn.PoissonNLLLoss: "count",
+}
+
+
+def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, method: str) -> Any:
+    """A value, or the one that a name stands for; all of them have some method."""
+    if not isinstance(value, str):
+        made = value() if isinstance(value, type) else value
+        if not hasattr(made, method):
+            hint = f" Did you mean {LOSSES[type(made)]!r}?" if type(made) in LOSSES else ""
+            raise TypeError(
+                f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "
+                f"peewit's own kinds.{hint}"
+            )
+        return made
+    if value not in names:
+        raise ValueError(f"{what}={value!r} is not known; {nearest(value, names)}Known: {', '.join(names)}.")
+    return names[value]()

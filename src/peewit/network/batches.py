@@ -1,0 +1,163 @@
+"""Data of every form as batches on one device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from ..messages.arguments import is_array, refuse_arrays, refuse_data
+from .nests import Inputs, alike, count, join, map_tensors, take, tensors
+
+
+def split_batch(batch: Any) -> tuple[Inputs, Any]:
+    """A batch is `(x, y)`, `((x1, x2), y)`, or a mapping with `labels` (or `y`, `target`)."""
+    if isinstance(batch, Mapping):
+        for key in ("labels", "label", "targets", "target", "y"):
+            if key in batch:
+                return {name: value for name, value in batch.items() if name != key}, batch[key]
+        raise ValueError(f"A batch is a mapping with keys {sorted(batch)}; expected one of them to be 'labels'.")
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise TypeError(
+        f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels', holding torch tensors "
+        "with a leading axis of examples. A single batch goes in as (x, y); arrays by torch.from_numpy."
+    )
+
+
+class Batches:
+    """Data as an iterable of `(inputs, targets)` on one device; a pair of tensors is cut into batches."""
+
+    def __init__(self, data: Any, device: torch.device, batch_size: int = 256) -> None:
+        self.data = data
+        self.device = device
+        self.batch_size = batch_size
+        self.examples: int | None = None  # of a whole pass
+        self.pair = (
+            isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
+        )
+        if self.pair:
+            refuse_arrays(data[0], "The input")
+        elif not isinstance(data, Tensor):
+            refuse_data(data)
+        if not self.pair and not isinstance(data, Iterable):
+            raise TypeError(
+                f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors "
+                "(inputs, targets). Wrap a dataset in torch.utils.data.DataLoader."
+            )
+        if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            raise TypeError(f"data is a {type(data).__name__}; wrap it in torch.utils.data.DataLoader.")
+        if isinstance(data, Tensor):
+            raise TypeError("data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches.")
+
+    @property
+    def steady(self) -> bool:
+        """Whether batches are held by the user, in one order: not made anew, or written over, for every pass."""
+        return self.pair or isinstance(self.data, list | tuple)
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether the data can be passed over only once."""
+        return not self.pair and isinstance(self.data, Iterator)
+
+    def first(self) -> Inputs:
+        """The inputs of the first batch, which is not lost to the pass that follows."""
+        with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+            if self.one_shot:
+                head = list(itertools.islice(self.data, 1))
+                self.data = itertools.chain(head, self.data)
+                return next(iter(Batches(head, self.device)))[0] if head else self._empty()
+            for inputs, _ in self:
+                return inputs
+        return self._empty()
+
+    @staticmethod
+    def _empty() -> Inputs:
+        raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+
+    def __len__(self) -> int:
+        """Number of batches, 0 where it cannot be told."""
+        if self.pair:
+            return -(-count(self.data[0]) // self.batch_size)
+        try:
+            return len(self.data)
+        except TypeError:
+            return 0
+
+    def expected(self, batch: int) -> int:
+        """About how many examples a pass has, by how many its first batch has; 0 where it cannot be told."""
+        return count(self.data[0]) if self.pair else self.examples or batch * len(self)
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """Batches, moved to the device."""
+        seen = 0
+        for batch in self._raw():
+            inputs, targets = split_batch(batch)
+            number = count(inputs)
+            refuse_arrays(inputs, "The input")
+            if not isinstance(targets, Tensor):
+                how = "torch.from_numpy" if is_array(targets) else "torch.tensor"
+                raise TypeError(
+                    f"Targets are a {type(targets).__name__}; expected a tensor with one entry per example, by {how}."
+                )
+            self._same_length(number, targets, "A batch")
+            if number:
+                yield map_tensors(self._move, inputs), self._move(targets)
+            seen += number
+        if self.examples is not None and self.examples != seen:
+            raise ValueError(
+                f"The data had {self.examples} examples in the first pass and {seen} in the second; expected the same "
+                "data every time (a sampler or drop_last with shuffling changes it)."
+            )
+        self.examples = seen
+
+    @staticmethod
+    def _same_length(number: int, targets: Tensor, what: str) -> None:
+        if targets.dim() == 0 or targets.shape[0] != number:
+            raise ValueError(
+                f"{what} has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ. "
+                "Expected one target per example, and both with a leading axis of examples; a single example goes in "
+                "as (x[None], y[None]), a list of examples by a DataLoader."
+            )
+
+    def _raw(self) -> Iterator[Any]:
+        if not self.pair:
+            yield from self.data
+            return
+        inputs, targets = self.data
+        total = count(inputs)
+        self._same_length(total, targets, "data")
+        for start in range(0, total, self.batch_size):
+            examples = slice(start, start + self.batch_size)
+            yield take(inputs, examples), targets[examples]
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        moved = tensor.to(self.device)
+        # Tensors made under inference_mode cannot take part in a graph; a copy can.
+        return moved.clone() if moved.is_inference() else moved
+
+
+def merged(
+    batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int], steady: bool
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """Put small batches together up to `most(inputs)` examples: examples are independent, and calls cost time."""
+    held: list[tuple[Inputs, Tensor]] = []
+    number, limit = 0, 0
+    for inputs, targets in batches:
+        size = count(inputs)
+        if held and (number + size > limit or not alike(held[0], (inputs, targets))):
+            yield join([each for each, _ in held]), join([each for _, each in held])
+            held, number = [], 0
+        if not held:
+            limit = most(inputs)
+        number += size
+        if not steady:  # the next batch is read before this one is used, and a reader may write it over this one
+            inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
+        held.append((inputs, targets))
+    if held:
+        yield join([each for each, _ in held]), join([each for _, each in held])

@@ -1,0 +1,131 @@
+"""Why a network, or what came out of it, cannot be used: found out by trying, once something has failed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..messages.arguments import shown
+from .buffers import restore_buffers
+from .calling import call, run
+from .finite import refuse_empty, refuse_nan
+from .nests import Inputs, count, map_tensors, tensors
+
+# What networks raise at inputs that they do not take.
+FAILURES = (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError)
+
+
+def failure(model: nn.Module, inputs: Inputs) -> Exception | None:
+    """What a network raises at these inputs; call inside `evaluation`."""
+    try:
+        with torch.no_grad():
+            run(model, inputs)
+    except FAILURES as error:
+        return error
+    finally:
+        restore_buffers(model)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of a message that may have many lines."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def explained(
+    model: nn.Module, inputs: Inputs, tried: int, error: Exception, fitted: Sequence[Any] = ()
+) -> Exception | None:
+    """Why a network failed; None where it does take these inputs, so that the failure was not its own.
+
+    `fitted` holds signatures that it took before.
+    """
+    again = failure(model, inputs)
+    if again is None:
+        if not isinstance(error, RuntimeError | IndexError):
+            return None
+        return ValueError(
+            f"The network took {count(inputs)} examples but fails on {tried} of them ({error}); expected it to take "
+            "any number, with everything that belongs to an example in tensors."
+        )
+    return _of_dtype(model, inputs, again) or _of_form(model, inputs, again, fitted)
+
+
+def _of_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> TypeError | None:
+    """Whether another dtype is all that is missing."""
+    weights = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda tensor: tensor.to(weights) if tensor.is_floating_point() else tensor,
+        lambda tensor: tensor.to(weights),
+        lambda tensor: tensor.long() if tensor.is_floating_point() else tensor,
+    )
+    given = [tensor.dtype for tensor in tensors(inputs)]
+    for change in changes:
+        converted = map_tensors(change, inputs)
+        wanted = [tensor.dtype for tensor in tensors(converted)]
+        if wanted != given and failure(model, converted) is None:
+            old, new = (", ".join(map(str, dtypes)) for dtypes in (given, wanted))
+            return TypeError(
+                f"Inputs have dtype {old}, which the network does not take ({first_line(error)}); its weights are "
+                f"{weights}. Convert the inputs to {new}, by x.to({new.partition(',')[0]})."
+            )
+    return None
+
+
+def _of_form(model: nn.Module, inputs: Inputs, error: Exception, fitted: Sequence[Any]) -> Exception:
+    """Shapes, keywords or positions that the network does not take."""
+    words = [f"The network fails on inputs that are {shown(inputs)} ({first_line(error)})."]
+    if isinstance(inputs, dict | list | tuple):
+        how = "keywords" if isinstance(inputs, dict) else "positions"
+        takes = ", ".join(inspect.signature(model.forward).parameters)
+        words.append(f"Its forward takes ({takes}), and gets the entries as {how}; targets are no inputs.")
+    if fitted:
+        words.append(f"It was fitted on inputs of shape {shapes(fitted)}.")
+    words.append("Expected what the network itself takes, with a leading axis of examples.")
+    return (TypeError if isinstance(error, TypeError) else ValueError)(" ".join(words))
+
+
+def shapes(fitted: Sequence[Any]) -> str:
+    """Signatures in words: '(N, 4)', the first few of them."""
+    made = dict.fromkeys(
+        " and ".join(f"({', '.join(['N', *map(str, shape)])})" for *_, shape in signature) for signature in fitted
+    )
+    return " or ".join(list(made)[:3])
+
+
+def refuse_axes(x: Inputs, fitted: Sequence[Any]) -> None:
+    """Inputs with another number of axes than any that the network was fitted on: an axis of examples that is missing.
+
+    Lengths may differ: convolutions and sequences take any.
+    """
+    given = [tensor.dim() - 1 for tensor in tensors(x)]
+    known = [[len(shape) for *_, shape in signature] for signature in fitted]
+    known = [axes for axes in known if len(axes) == len(given)]
+    if not known or given in known:
+        return
+    single = all(few + 1 == many for few, many in zip(given, known[0], strict=True))
+    hint = " A single example goes in as x[None]." if single else ""
+    raise ValueError(
+        f"x is {shown(x)}, and the network was fitted on inputs of shape {shapes(fitted)}; expected as many axes, the "
+        f"first of them the examples'.{hint}"
+    )
+
+
+def output_of(model: nn.Module, inputs: Inputs) -> Tensor:
+    """(N, ...): of a network that takes these inputs, else why not."""
+    try:
+        output = call(model, inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES as error:
+        reason = explained(model, inputs, count(inputs), error)
+        if reason is None:
+            raise
+        raise reason from error
+    if output.dim() and len(output) == count(inputs):
+        refuse_empty(output)
+        refuse_nan(output, inputs)
+    return output

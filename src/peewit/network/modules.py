@@ -1,0 +1,50 @@
+"""The module inside wrappers, its device, and modules whose weights are quantised."""
+
+from __future__ import annotations
+
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device of a network's weights."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"model is a {type(model).__name__}: nothing can look into scripted or traced networks; expected the plain "
+            "module that it was made of."
+        )
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
+    devices = {parameter.device for parameter in model.parameters()}
+    if not devices:
+        found = quantised(model)
+        why = f": its weights are quantised ({', '.join(found[:3])}), and have no gradients" if found else ""
+        raise ValueError(f"The network has no parameters{why}; expected one with trainable weights.")
+    if len(devices) > 1:
+        raise ValueError(
+            f"The network's weights are on {sorted(map(str, devices))}; expected one device: move it by model.to(...)."
+        )
+    device = devices.pop()
+    if device.type == "meta":
+        raise ValueError(
+            "The network's weights are on the meta device: they have no values. Give them some by model.to_empty and "
+            "load_state_dict."
+        )
+    return device
+
+
+def quantised(model: nn.Module) -> list[str]:
+    """Names of modules whose weights torch has quantised: no gradient passes through them."""
+    named = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
+    return [name for name in named if name.rpartition(".")[2] != "_packed_params"]  # where such a module keeps them
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside wrappers of `torch.compile` and of data parallelism, whose parameters have their own names."""
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = model.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model

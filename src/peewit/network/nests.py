@@ -1,0 +1,83 @@
+"""Nests of tensors: what a network takes, example after example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch.utils.checkpoint
+from torch import Tensor
+
+from ..messages.arguments import only_numbers, refuse_arrays
+
+Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply a function to every tensor in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        made = {key: map_tensors(function, each) for key, each in value.items()}
+        # Mappings of other libraries (tokenizer outputs) become plain ones: the network is called with keywords.
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, each) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(function, each) for each in value)
+    return value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and mappings."""
+    found: list[Tensor] = []
+    map_tensors(found.append, value)
+    return found
+
+
+def count(inputs: Inputs) -> int:
+    """N: the length of the leading axis, which all tensors must share."""
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors(inputs)}
+    if not sizes:
+        refuse_arrays(inputs, "The input")
+        hint = " Convert lists of numbers by torch.tensor." if only_numbers(inputs) else ""
+        raise TypeError(
+            f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors, with a "
+            f"leading axis of examples.{hint}"
+        )
+    if len(sizes) > 1 or None in sizes:
+        shapes = [tuple(tensor.shape) for tensor in tensors(inputs)]
+        raise ValueError(
+            f"The tensors of a batch have shapes {shapes}; expected one leading axis of examples, equal for all."
+        )
+    return cast(int, sizes.pop())
+
+
+def take(inputs: Inputs, examples: slice) -> Inputs:
+    """A slice of the examples."""
+    return map_tensors(lambda tensor: tensor[examples], inputs)
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Whether two nests of tensors have the same structure, dtypes and shapes beyond the examples."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(alike, first, second))
+    return first is second  # something else in the batch: only the very same object is surely equal
+
+
+def join(batches: list[Any]) -> Any:
+    """Several nests of tensors as one, examples after examples."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(batches)
+    if isinstance(first, Mapping):
+        return {key: join([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(join(list(each)) for each in zip(*batches, strict=True))
+    return first

@@ -1,0 +1,153 @@
+"""Where torch does something else than the derivative of training needs: put right while a network runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..runtime.threads import LOCK
+
+
+class _PlainCheckpoint:
+    """Stands in for re-entrant checkpointing, which autograd cannot differentiate part of."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Run checkpointed blocks plainly: recomputing them in a backward pass would run them outside the recording."""
+    module = torch.utils.checkpoint
+    with LOCK:
+
+        def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            yield
+
+        stand_ins = {"CheckpointFunction": _PlainCheckpoint, "_checkpoint_without_reentrant_generator": plain}
+        kept = {name: getattr(module, name) for name in stand_ins}
+        try:
+            for name, stand_in in stand_ins.items():
+                setattr(module, name, stand_in)
+            yield
+        finally:
+            for name, own in kept.items():
+                setattr(module, name, own)
+
+
+class _AnyTensor(type):
+    """A class whose instances are all tensors."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor)
+
+
+class _Parameter(metaclass=_AnyTensor):
+    """Stands in for `nn.Parameter` in lists of parameters, whose slices would wrap tensors anew without their graph."""
+
+
+@contextmanager
+def _plain_lists() -> Iterator[None]:
+    """Let slices of lists of parameters hold the very tensors that stand in for weights."""
+    module: Any = torch.nn.modules.container
+    with LOCK:
+        kept = module.Parameter
+        try:
+            module.Parameter = _Parameter
+            yield
+        finally:
+            module.Parameter = kept
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without the fused encoder, which runs only where no gradients are asked for, and then zeroes padded positions."""
+    kept = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(kept)
+
+
+BROKEN = (F.group_norm, F.instance_norm, torch.group_norm, torch.instance_norm, torch.native_group_norm)
+
+
+class DenseNorms(TorchFunctionMode):
+    """Networks run under this on a CPU, where torch's own backward pass of group and instance norms may fail.
+
+    That of a group norm crashes for inputs in channels_last whose gradient is not asked for, and that of an instance
+    norm misreads such gradients of a single example.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand inputs of norms over in plain layout, and gradients back in it; everything else through."""
+        kwargs = kwargs or {}
+        if func not in BROKEN:
+            return func(*args, **kwargs)
+        # Of the input alone: a weight has to stay the tensor that the recording knows.
+        args = tuple(each.contiguous() if not place else each for place, each in enumerate(args))
+        made = func(*args, **{name: each.contiguous() if name == "input" else each for name, each in kwargs.items()})
+        output, *others = made if isinstance(made, tuple) else (made,)
+        output = output.reshape(-1).view(output.shape)  # gradients of a view are in its order
+        return (output, *others) if isinstance(made, tuple) else output
+
+
+def shrunk(weight: Tensor, limit: float, norm: float) -> Tensor:
+    """A table whose long rows have norm `limit`: what torch's `max_norm` would make of the user's own, in place."""
+    norms = torch.linalg.vector_norm(weight.detach(), norm, dim=1, keepdim=True)
+    factor = torch.where(norms > limit, limit / (norms + 1e-7), torch.ones_like(norms))
+    return weight + (weight * (factor - 1)).detach()  # torch's is in place: its derivative has no such factor
+
+
+SIGNATURES = {function: inspect.signature(function) for function in (F.embedding, F.embedding_bag)}
+
+
+def without_renormalising(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `F.embedding` or `F.embedding_bag` without its changes to the weight, and to its gradient."""
+    values = SIGNATURES[func].bind(*args, **kwargs).arguments
+    values.pop("scale_grad_by_freq", None)  # a step size per row, not a derivative
+    if values.get("max_norm") is not None:
+        values["weight"] = shrunk(values["weight"], values.pop("max_norm"), values.pop("norm_type", 2.0))
+    return func(**values)
+
+
+class KeptTables(TorchFunctionMode):
+    """Networks with `max_norm` or `scale_grad_by_freq` run under this: tables stay, and have plain gradients."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand lookups over, and everything else through."""
+        if func in SIGNATURES:
+            return without_renormalising(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class CertainPadding(TorchFunctionMode):
+    """Forward mode runs under this: as in a backward pass, what is looked up for a padding token has no derivative."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand lookups over, and everything else through."""
+        output = func(*args, **(kwargs or {}))
+        if func is not F.embedding:
+            return output
+        values = SIGNATURES[func].bind(*args, **(kwargs or {})).arguments
+        padding = values.get("padding_idx")
+        if padding is None:
+            return output
+        padded = values["input"] == padding % values["weight"].shape[0]
+        return torch.where(padded.unsqueeze(-1), output.detach(), output)

@@ -1,0 +1,1 @@
+"""The posterior as a value, its evidence, and how it is measured, updated and moved."""

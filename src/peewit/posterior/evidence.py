@@ -1,0 +1,217 @@
+"""The log marginal likelihood of the Laplace approximation, with all constants, and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..curvature.contracts import Curvature
+from ..curvature.stream import Totals
+from ..likelihoods import Likelihood
+from ..likelihoods.contract import checked_noise
+from ..network.values import changed
+from ..priors.prior import Prior
+from ..weights.space import Space
+from .linear_mode import LinearMode
+
+TRAINED, LINEAR = "the trained weights", "the mode of the linear model"
+
+
+def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
+    """The likelihood's scale, or that of another noise (which may require gradients)."""
+    if noise is None:
+        return likelihood.scale
+    if not hasattr(likelihood, "with_noise"):
+        raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
+    value = checked_noise(noise, "log_evidence")
+    if value.numel() != 1:
+        raise ValueError(
+            f"noise has {value.numel()} numbers; expected one: the standard deviation, or the common factor of those "
+            "of all outputs, whose ratios are fixed at the fit."
+        )
+    return value.reshape(()).pow(-2)
+
+
+def strength(scale: Tensor, degree: int, temperature: float, like: Tensor) -> Tensor:
+    """(): what multiplies H, `scale^degree / T`, if the weights' dtype can hold it."""
+    made = scale.pow(degree) / temperature
+    narrow = made.detach().to(like.dtype)
+    if not bool(torch.isfinite(narrow)) or not bool(narrow > 0):
+        raise ValueError(
+            f"The noise {float(scale.detach()) ** -0.5:.3g} multiplies the curvature by {float(made.detach()):.3g}, "
+            f"outside the range of {like.dtype}; use another noise, rescale the targets, or use a network in float64."
+        )
+    return made.to(like.device)
+
+
+def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: torch.device) -> Tensor | None:
+    """(D,): which weights share a precision, where several inside a block do and gradients in them are wanted."""
+    if curvature.elementwise or not prior.precision.requires_grad or prior.precision.numel() == 1:
+        return None
+    if prior.kind == "diagonal":
+        raise ValueError(
+            "A gradient in one prior precision per weight was asked for, which Kronecker blocks do not have; "
+            "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
+        )
+    return prior.group(space).to(device)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that the evidence depends on; asked at a prior and a noise."""
+
+    curvature: Curvature
+    degree: int
+    mode: Tensor
+    space: Space
+    likelihood: Likelihood
+    totals: Totals
+    temperature: float = 1.0
+    linear: LinearMode | None = None  # mode and totals are then those of the linear model
+
+    def strength(self, scale: Tensor) -> Tensor:
+        """() what multiplies H: the scale to its degree, less with temperature, of degree 1 always."""
+        return strength(scale, self.degree, self.temperature, self.mode)
+
+    def parts(self, prior: Prior, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`log p(D | theta)`, `|theta - mu|^2_delta` and `log |P| - log |delta|`, differentiable in both."""
+        mode, curvature = self.mode, self.curvature
+        scale = noise_scale(self.likelihood, noise).to(mode.device)
+        delta = prior.delta(self.space, mode)
+        totals = self.totals
+        fit = -(scale * totals.energy + self.likelihood.log_z(totals.scalars, scale) + totals.rest) / self.temperature
+        # Sums over millions of weights, whose large parts cancel: in float32 they would be off by whole nats.
+        distance = (delta * (mode - prior.centre(self.space, mode)).square()).sum(dtype=torch.float64)
+        numbers = shared_numbers(curvature, prior, self.space, mode.device)
+        volume = curvature.precision(delta, self.strength(scale), numbers).logdet() - delta.double().log().sum()
+        return fit, distance, volume
+
+    def log_evidence(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
+        """`log p(D | theta) - 1/2 |theta - mu|^2_delta + 1/2 log |delta| - 1/2 log |P|`."""
+        fit, distance, volume = self.parts(prior, noise)
+        return fit - 0.5 * (volume + distance)
+
+    def evidence(self, prior: Prior, noise: float | Tensor | None = None) -> Evidence:
+        """Its parts as numbers, with the effective dimensions."""
+        with torch.no_grad():
+            fit, distance, volume = (float(part) for part in self.parts(prior, noise))
+            gamma = self.effective_dimensions(prior, noise)
+        return Evidence(fit, distance, volume, gamma, self.note(), prior, self.space, self.where(prior, noise))
+
+    def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
+        """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
+        scale = noise_scale(self.likelihood, noise).to(self.mode.device)
+        if not self.curvature.elementwise:
+            found = self._shares(prior, self.strength(scale).detach())
+            if found is not None:
+                return summed(found, prior, self.space)
+        delta = prior.delta(self.space, self.mode).detach().double()
+        # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
+        variance = doubled(self.curvature).precision(delta, self.strength(scale).detach()).variance()
+        return summed(1 - delta * variance, prior, self.space)
+
+    def _shares(self, prior: Prior, strength: Tensor) -> Tensor | None:
+        """(D,): `strength l / (strength l + p)` by eigenvalues alone; summed by group, the effective dimensions.
+
+        Eigenvectors in float32 are not quite of length one, on a GPU less so. None where there is no such form.
+        """
+        base = None if prior.base is None else prior.base.to(self.mode)
+        values = self.curvature.spectrum(prior.stretches(self.space), base)
+        if values is None:
+            return None
+        scaled = strength.double() * values.double()
+        plain = prior if base is None else Prior.scalar(prior.precision)  # the ratios are in the eigenvalues
+        return scaled / (scaled + plain.delta(self.space, self.mode).detach().double())
+
+    def where(self, prior: Prior, noise: float | Tensor | None = None) -> str:
+        """In words: at which weights the evidence is taken."""
+        if self.linear is None:
+            return TRAINED
+        scale = float(noise_scale(self.likelihood, noise))
+        if self.linear.under(prior, scale, self.temperature, self.space):
+            return LINEAR
+        return f"{LINEAR}, found under another prior, noise or temperature; find it again by at_linear_mode"
+
+    def note(self) -> str:
+        """Why the evidence is no marginal likelihood, or nothing."""
+        reasons = []
+        if self.temperature != 1:
+            reasons.append(
+                f"at temperature {self.temperature:g} the likelihood is raised to 1/{self.temperature:g} and does not "
+                "sum to one"
+            )
+        caveat: str = getattr(self.likelihood, "caveat", "")
+        return "; ".join([*reasons, caveat] if caveat else reasons)
+
+
+def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
+    """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
+    return prior.stretches(space).sums(values)
+
+
+def doubled(curvature: Curvature) -> Curvature:
+    """The same with every floating point tensor inside it in float64."""
+    return changed(curvature, lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The log evidence in parts: data fit, and complexity with its own two parts."""
+
+    log_likelihood: float
+    distance: float  # |theta - mu|^2 in the prior's precisions
+    log_volume: float  # log |P| - log |delta|
+    effective_dimensions: Tensor  # (groups,)
+    note: str
+    prior: Prior
+    space: Space
+    where: str = TRAINED  # at which weights it was taken
+
+    @property
+    def complexity(self) -> float:
+        """`-1/2 (distance + log_volume)`: what the evidence pays for the weights."""
+        return -0.5 * (self.distance + self.log_volume)
+
+    @property
+    def total(self) -> float:
+        """The log evidence."""
+        return self.log_likelihood + self.complexity
+
+    @property
+    def gamma(self) -> float:
+        """Effective dimensions of all groups: how many weights the data determine."""
+        return float(self.effective_dimensions.sum())
+
+    @cached_property
+    def groups(self) -> Sequence[str]:
+        """The names of the prior's groups."""
+        return self.prior.names(self.space)
+
+    @property
+    def is_marginal_likelihood(self) -> bool:
+        """Whether models can be compared by it; `note` says why not."""
+        return not self.note
+
+    def __repr__(self) -> str:
+        """A few lines: the parts, and the groups."""
+        lines = [
+            f"log evidence          {self.total:>14.4f}",
+            f"  log likelihood      {self.log_likelihood:>14.4f}",
+            f"  complexity          {self.complexity:>14.4f}   -1/2 (distance {self.distance:.4f} + "
+            f"log volume {self.log_volume:.4f})",
+            f"effective dimensions  {self.gamma:>14.4f}   of {self.space.size:,} weights",
+        ]
+        if self.where != TRAINED:
+            lines.insert(1, f"  at {self.where}")
+        if 1 < len(self.effective_dimensions) <= 40:
+            width = max(len(name) for name in self.groups)
+            sizes = self.prior.stretches(self.space).sizes.tolist()
+            lines += [
+                f"  {name:<{width}}  {gamma:>12.4f}   of {size:,}"
+                for name, gamma, size in zip(self.groups, self.effective_dimensions.tolist(), sizes, strict=True)
+            ]
+        return "\n".join([*lines, f"no marginal likelihood: {self.note}"] if self.note else lines)

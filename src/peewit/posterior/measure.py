@@ -1,0 +1,87 @@
+"""Passes over the data: the curvature of a structure, the full Hessian, and the noise of the residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..curvature.contracts import Curvature, Structure
+from ..curvature.kinds import Auto, Empirical, Hessian, Kind
+from ..curvature.products import hessian_matrix
+from ..curvature.stream import PlanChanged, Source
+from ..curvature.structures.dense import DenseSums, Full
+from ..likelihoods import Gaussian
+from ..network.batches import Batches
+from ..network.failures import output_of
+from ..network.isolation import evaluation
+from ..weights.space import Space
+
+
+def decompose(structure: Structure, kind: Kind | Hessian | Auto, sums: Any, space: Space) -> Curvature:
+    """The curvature of sums; a Hessian's negative eigenvalues are clipped here, for its sums must add up."""
+    if isinstance(kind, Hessian) and kind.clip:
+        sums = sums.clipped()
+    return structure.curvature(sums, space)
+
+
+def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
+    """One measurement of the data; begun again where a batch taught something about the network that came too late."""
+    for _ in range(8):
+        try:
+            return measurement(source)
+        except PlanChanged as change:
+            if source.data.one_shot:
+                raise ValueError(
+                    f"{change} only in a later batch, and the data is a one-shot iterator; expected a DataLoader, a "
+                    "list of batches or tensors, which can be passed over again."
+                ) from None
+            source.totals = source.measured = None
+            source.plan.used.clear()
+    raise ValueError("The network applies its weights differently in every pass over the data.")
+
+
+def measure_hessian(source: Source, structure: Structure) -> Any:
+    """The full Hessian of the energy, in place of a structure's own measurement."""
+    if not isinstance(structure, Full):
+        raise ValueError(
+            f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and "
+            "products only; use structure='full', or curvature='ggn'."
+        )
+    if source.data.one_shot:
+        raise ValueError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
+    assert isinstance(source.kind, Hessian)
+    probe = replace(source, kind=Empirical())
+    for batch in probe:  # totals, and which weights are used
+        for _ in batch.columns():
+            pass
+    source.totals = probe.totals
+    matrix = hessian_matrix(source.model, source.space, source.data, source.likelihood)
+    return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
+
+
+def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
+    """The noise of every output as the root mean square of the network's residuals there."""
+    if batches.one_shot:
+        raise ValueError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
+    total, number = None, 0
+    plain = Gaussian()
+    with evaluation(model), torch.no_grad():
+        for inputs, targets in batches:
+            output = output_of(model, inputs)
+            form = plain.form(output, targets)
+            squares = (form.flatten(output).double() - plain.targets(targets, form).double()).square()
+            total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
+            number += squares.shape[0] * squares.shape[1]
+    if total is None:
+        raise ValueError("The data has no examples: the loader is empty.")
+    noise = (total / number).sqrt().cpu()
+    if not bool(torch.isfinite(noise).all()) or not bool((noise > 0).all()):
+        raise ValueError(
+            f"Gaussian(noise='residuals'): the residuals' standard deviations are {noise.tolist()}; expected positive "
+            "finite ones. Give a noise instead."
+        )
+    return Gaussian(noise if noise.numel() > 1 else float(noise))

@@ -1,0 +1,103 @@
+"""A network with its uncertain weights, as questions about its outputs need it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..likelihoods import Form
+from ..messages.arguments import refuse_inputs
+from ..network.failures import refuse_axes
+from ..network.isolation import evaluation
+from ..network.nests import Inputs, count, map_tensors, take
+from ..runtime.memory import Budget
+from ..tracing.forward_mode import Push
+from ..tracing.knowledge import Plan
+from ..tracing.tape import Tape
+from ..tracing.tracer import Tracer
+from ..tracing.verification import is_awaited
+from ..weights.space import Space
+
+EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact, whatever the weights
+
+
+class TooManyOutputs(Exception):
+    """Raised where covariances would be too large, to switch to samples."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its uncertain weights, as predictions need it."""
+
+    model: nn.Module
+    space: Space
+    plan: Plan
+    budget: Budget
+    axis: int | None  # of the outputs, in one example's output
+
+    def prepare(self, x: Inputs) -> Inputs:
+        """Inputs on the network's device, usable in a graph."""
+        device = self.model.get_parameter(self.space.names[0]).device
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(device)
+            return moved.clone() if moved.is_inference() else moved
+
+        refuse_inputs(x)
+        refuse_axes(x, list(self.plan.costs))
+        if not count(x):
+            raise ValueError("x has no examples; expected at least one.")
+        return map_tensors(move, x)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
+        kept = self.plan.copy()
+        try:
+            with evaluation(self.model, self.selected), self.budget.arithmetic.passes():
+                yield
+        except TooManyOutputs:
+            raise
+        except BaseException:
+            self.plan.restore(kept)
+            raise
+
+    def form(self, output: Tensor) -> Form:
+        """Where the outputs are in this network's output."""
+        return Form(self.axis, tuple(output.shape[1:]))
+
+    def slices(self, x: Inputs, columns: int | None = None) -> Iterator[slice]:
+        """Slices of the examples whose output gradients (some columns) fit the budget; call inside `evaluation`."""
+        outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if columns is None else columns
+        return self.budget.slices(count(x), (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
+
+    def tapes(self, x: Inputs, create_graph: bool = False, columns: int | None = None) -> Iterator[Tape]:
+        """Forward passes over those slices."""
+        tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph, predicting=True)
+        for chosen in self.slices(x, columns):
+            yield tracer.trace(take(x, chosen))
+
+    def closed(self, x: Inputs) -> bool:
+        """Whether all uncertain weights are in the layer whose output is the network's; call inside `evaluation`."""
+        self.outputs(x)
+        return self.plan.is_closed(x)
+
+    def outputs(self, x: Inputs) -> int:
+        """Numbers in one example's output; call inside `evaluation`."""
+        if not self.plan.knows(x) or is_awaited(self.plan, x):
+            Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
+        return math.prod(self.plan.shape(x))
+
+    @property
+    def push(self) -> Push:
+        """Products with the Jacobian; call inside `evaluation`, under the plain attention kernel."""
+        return Push(self.model, self.space, self.plan, self.budget)
+
+    @property
+    def selected(self) -> list[Tensor]:
+        """The uncertain parameters."""
+        return [self.model.get_parameter(name) for name in self.space.names]

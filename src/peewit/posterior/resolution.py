@@ -1,0 +1,93 @@
+"""Whether rounding shows beside the prior: after a fit, and at any prior and noise that it is asked about later."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..curvature.contracts import Peak
+from ..messages.warnings import RoundingWarning
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+
+SUMS = {torch.float32: 1e-7, torch.float64: 1e-16}  # rounding of sums and eigenvalues, of the largest eigenvalue
+
+
+# A network's own rounding is that of its activations and gradients: sums of squares have its square.
+NETWORK = {torch.float32: 3e-14, torch.float64: 0.0}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A block's rounding as a share of its prior precision."""
+
+    name: str
+    share: float
+    sums: bool  # whether it is that of float32 sums, which another fit can do without
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong."""
+        return (
+            f"Rounding is about {self.share:.2g} times the prior precision of {self.name!r}, so that variances and "
+            "evidence are partly rounding: its inputs or gradients are far from zero, of very different sizes, or "
+            "nearly dependent."
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        if self.sums:
+            return (
+                "Fit again with this prior and noise, or with arithmetic='float64'; inputs with mean zero and variance "
+                "one avoid it."
+            )
+        return (
+            "Standardise the inputs to mean zero and variance one and train on them, convert network and inputs by "
+            ".double(), or use a larger prior precision."
+        )
+
+
+def conditions(la: Laplace) -> Iterator[tuple[Peak, float]]:
+    """Every block with its largest eigenvalue over its prior precision, the mean where it has several."""
+    peaks: list[Peak] = getattr(la.curvature, "peaks", list)()
+    if not peaks:
+        return
+    strength = la._question.strength(la.likelihood.scale).detach().double()
+    delta = la.prior.delta(la.space, la.mode).detach()
+    whole = la.space.mask is not None
+    means = [
+        torch.cat([delta if whole else delta[la.space.place(part)] for part in peak.parts]).mean() for peak in peaks
+    ]
+    values = torch.stack([peak.largest.detach().double() for peak in peaks]) / torch.stack(means).double()
+    yield from zip(peaks, (values * strength.to(values.device)).tolist(), strict=True)
+
+
+def shown(la: Laplace) -> Shown | None:
+    """The block whose rounding is the most beside its prior."""
+    dtypes = [torch.promote_types(la.model.get_parameter(name).dtype, torch.float32) for name in la.space.names]
+    own = NETWORK[max(dtypes, key=lambda dtype: NETWORK[dtype])]
+    found = [
+        Shown(peak.parts[0].name, condition * max(SUMS[peak.dtype], own), SUMS[peak.dtype] > own)
+        for peak, condition in conditions(la)
+    ]
+    return max(found, key=lambda each: each.share, default=None)
+
+
+def ill_conditioned(la: Laplace) -> bool:
+    """Whether products of 11 bits lose what the prior decides: their squares are as small as rounding in float32."""
+    return any(condition * SUMS[torch.float32] > 1 for _, condition in conditions(la))
+
+
+def warned(la: Laplace, level: int) -> Laplace:
+    """The same; where rounding shows beside the prior, a warning says so."""
+    found = shown(la)
+    if found is not None and found.share > 1:
+        warnings.warn(f"{found.sentence} {found.advice}", RoundingWarning, stacklevel=level)
+    return la

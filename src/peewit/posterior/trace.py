@@ -1,0 +1,112 @@
+"""How tuning went, step by step: a value to print and to plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+KEPT = 1_000_000  # numbers of precisions kept for all steps; of more groups the first and last step alone
+
+
+@dataclass(frozen=True)
+class Step:
+    """One setting that was tried, and its score."""
+
+    value: float
+    precision: Tensor  # (groups,)
+    noise: float | None  # None where the likelihood has none
+    temperature: float
+    gamma: Tensor | None  # (groups,), where the evidence was asked
+    decrement: float | None = None  # of the linear model's loss, where its mode was looked for
+    gradient: float | None = None  # |g| of it
+    products: float | None = None  # taken until then
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Scores and settings of all steps, why it stopped, and what was found odd."""
+
+    method: str
+    objective: str  # "log evidence" (more is better) or "validation NLL" (less is)
+    groups: Sequence[str]
+    values: tuple[float, ...]
+    precisions: Tensor  # (steps, groups)
+    noises: tuple[float, ...]  # none where the likelihood has none
+    temperatures: tuple[float, ...]
+    effective_dimensions: Tensor | None  # (steps, groups)
+    stopped: str
+    converged: bool
+    warnings: tuple[str, ...]
+    decrements: tuple[float, ...] = ()  # of the linear model's loss at each step, where its mode was looked for
+    gradients: tuple[float, ...] = ()  # |g| of it
+    products: tuple[float, ...] = ()  # over all data, taken until then
+
+    @staticmethod
+    def of(
+        method: str,
+        objective: str,
+        groups: Sequence[str],
+        steps: Sequence[Step],
+        stopped: str,
+        converged: bool,
+        told: Sequence[str],
+    ) -> Trace:
+        """Steps side by side."""
+        kept = list(steps)
+        if len(steps) * len(groups) > KEPT:
+            kept = [steps[0], steps[-1]]
+        gammas = [step.gamma for step in kept if step.gamma is not None]
+        return Trace(
+            method,
+            objective,
+            groups,
+            tuple(step.value for step in steps),
+            torch.stack([step.precision.expand(len(groups)) for step in kept]),
+            tuple(step.noise for step in steps if step.noise is not None),
+            tuple(step.temperature for step in steps),
+            torch.stack(gammas) if gammas else None,
+            stopped,
+            converged,
+            tuple(told),
+            tuple(step.decrement for step in steps if step.decrement is not None),
+            tuple(step.gradient for step in steps if step.gradient is not None),
+            tuple(step.products for step in steps if step.products is not None),
+        )
+
+    def warned(self, text: str) -> Trace:
+        """With one more thing that was found odd."""
+        return replace(self, warnings=(*self.warnings, text))
+
+    @property
+    def best(self) -> int:
+        """The number of the best step."""
+        pick = max if self.objective == "log evidence" else min
+        finite = [number for number, value in enumerate(self.values) if value == value]
+        return pick(finite, key=lambda number: self.values[number])
+
+    def __len__(self) -> int:
+        """Steps."""
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        """A few lines: how it went and where it ended."""
+        first, best = self.values[0], self.values[self.best]
+        state = "converged" if self.converged else "not converged"
+        lines = [
+            f"Trace({self.method}: {len(self)} steps, {state}: {self.stopped})",
+            f"  {self.objective} {first:.6g} -> {best:.6g}",
+        ]
+        if len(self.precisions) == len(self.values) and len(self.groups) <= 8:
+            found = self.precisions[self.best].tolist()
+            words = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.groups, found, strict=True))
+            lines.append(f"  precision: {words}")
+        if self.products:
+            lines.append(f"  {self.products[-1]:g} products over the data")
+        if self.noises:
+            lines.append(f"  noise {self.noises[self.best]:.4g}")
+        if self.temperatures[self.best] != 1:
+            lines.append(f"  temperature {self.temperatures[self.best]:.4g}")
+        return "\n".join([*lines, *(f"  warning: {text}" for text in self.warnings)])

@@ -1,0 +1,162 @@
+"""A posterior carried on: with more data, or on another device. Always a new value."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..curvature.kinds import Hessian
+from ..curvature.stream import Source, Totals
+from ..curvature.structures import EKFAC
+from ..network.batches import Batches
+from ..network.finite import remarks
+from ..network.identity import Identity
+from ..network.isolation import evaluation
+from ..network.modules import device_of
+from ..network.values import changed
+from ..priors.prior import Prior
+from ..runtime.device import wait
+from ..runtime.memory import budget
+from ..runtime.progress import Progress
+from ..tracing.knowledge import Plan
+from ..weights.space import Space
+from .measure import decompose, measure, measure_hessian
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+    from .network import Network
+
+
+Value = TypeVar("Value")
+OLD_BASES = "later data measured along the eigenvectors of the first"
+
+
+def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Laplace:
+    """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
+    device = device_of(la.model)
+    plan = copied(la.plan)
+    source = Source(
+        la.model, la.asked, Batches(data, device), la.likelihood, la.kind, network.budget, plan, la.seed, progress
+    )
+    source.first, source.form, source.least = la.N, la.totals.form, la.prior.least
+    began = time.perf_counter()
+    selected = [la.model.get_parameter(name) for name in la.asked.names]
+    with evaluation(la.model, selected), closing(progress), remarks(source):
+        if isinstance(la.kind, Hessian):
+            sums = measure_hessian(source, la.structure).after(la.sums)
+        else:
+            sums = measure(source, lambda source: la.structure.more(source, la.sums))
+        wait(device)
+    measured = time.perf_counter()
+    used = {name: set(la.rules[name].split(" + ")) for name in la.space.names}
+    for name, rules in plan.used.items():
+        used[name] = used.get(name, set()) | rules
+    space = la.asked.only(used)
+    mode = space.vector(la.model).to(la.mode.dtype) if space.names != la.space.names else la.mode
+    with remarks(source):
+        curvature = decompose(la.structure, la.kind, sums, space)
+    wait(device)
+    assert source.totals is not None
+    totals = together(la.totals, source.totals)
+    return replace(
+        la,
+        space=space,
+        curvature=curvature,
+        # A g-prior follows the curvature, which is now that of all data.
+        prior=replace(prior_of(la, space), base=None).bound(curvature, totals.examples),
+        totals=totals,
+        mode=mode,
+        plan=replace(plan, used=used),
+        reason=reason_of(la),
+        rules={name: " + ".join(sorted(used.get(name, ()))) for name in la.asked.names},
+        timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
+        sums=sums,
+        trace=None,
+        linear=None,  # that of the earlier data
+    )
+
+
+def copied(plan: Plan) -> Plan:
+    """What is known of a network, for a measurement that may learn more: which weights it uses is asked anew."""
+    return replace(plan.copy(), used={})
+
+
+def together(first: Totals, second: Totals) -> Totals:
+    """Of both data."""
+    return Totals(
+        first.examples + second.examples,
+        first.scalars + second.scalars,
+        first.energy + second.energy,
+        first.rest + second.rest,
+        first.form,
+    )
+
+
+def prior_of(la: Laplace, space: Space) -> Prior:
+    """The prior, which must say what weights get that the earlier data never used."""
+    if space.names == la.space.names:
+        return la.prior
+    try:
+        la.prior.count(space)
+    except ValueError as error:
+        new = [name for name in space.names if name not in la.space.names]
+        raise ValueError(
+            f"{', '.join(new)} was not used by the earlier data and is by this, and the prior holds numbers for the "
+            f"earlier weights alone ({error}) Use with_prior(...) with one precision, or one per named group, before "
+            "the update, or fit to all data at once."
+        ) from None
+    return la.prior.carried(la.space, space)
+
+
+def reason_of(la: Laplace) -> str:
+    """EKFAC measures later data along old eigenvectors, and says so."""
+    if isinstance(la.structure, EKFAC) and OLD_BASES not in la.reason:
+        return f"{la.reason}; {OLD_BASES}"
+    return la.reason
+
+
+def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
+    """All tensors of a posterior on a device; the network is the user's, and must be there already."""
+    where = device_of(model)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if where != device:
+        raise ValueError(
+            f"The posterior was asked to move to {device}, and its network is on {where}. The network is yours and is "
+            f"never moved: call model.to({str(device)!r}) first, or give a copy that is there, as in "
+            f"la.to({str(device)!r}, model=copy.deepcopy(model).to({str(device)!r}))."
+        )
+    if model is la.model and la.identity.still(model):
+        identity = la.identity
+    else:
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        same = all(shapes.get(name) == shape for name, shape in zip(la.asked.names, la.asked.shapes, strict=True))
+        if not same or not la.identity.moved(model):
+            raise ValueError(
+                "The network's weights or buffers or their dtype are not those the posterior was fitted with; "
+                "expected the same network on another device."
+            )
+        identity = Identity.of(model)
+    held: dict[int, Any] = {}  # curvature and sums share tensors, and go on doing so
+
+    def on(value: Value) -> Value:
+        # Masks stay where they are: they choose among weights, on the CPU.
+        return changed(value, lambda tensor: tensor if tensor.dtype == torch.bool else tensor.to(device), held)
+
+    return replace(
+        la,
+        model=model,
+        curvature=on(la.curvature),
+        mode=on(la.mode),
+        sums=on(la.sums),
+        prior=on(la.prior),
+        likelihood=on(la.likelihood),
+        linear=on(la.linear),
+        budget=la.budget if device == la.mode.device else budget(None, device, la.budget.arithmetic),
+        identity=identity,
+    )

@@ -1,0 +1,238 @@
+"""From weights to outputs: functional covariances and samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..curvature.blocks import Blocks
+from ..jacobians.explicit import Explicit
+from ..jacobians.factored import Matrix
+from ..jacobians.output_layer import Outermost, Piece, Spectrum, identity_cotangents, spread, spread_variance
+from ..likelihoods import Form
+from ..network.finite import refuse_broken
+from ..network.nests import Inputs, take, tensors
+from ..posterior.network import EXACT_OUTPUTS, Network, TooManyOutputs
+from ..tracing.tape import Tape
+from ..tracing.tracer import Tracer
+from ..weights.ranges import Part
+
+
+class Functional(NamedTuple):
+    """The Gaussian over the network's outputs, noise excluded.
+
+    `cov` is (B, *positions, C, C), (B, C, B, C) when joint, or the variances (B, ...) when only they were asked for.
+    """
+
+    mean: Tensor
+    cov: Tensor
+
+
+def functional(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool = False
+) -> Functional:
+    """Mean and covariance of the outputs under the linearised network; with their graph back to x on request."""
+    with prepared(network, x, create_graph) as given:
+        return _functional(network, precision, given, joint, variance_only, create_graph)
+
+
+def compact(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, create_graph: bool = False
+) -> Functional | Spectral:
+    """The same, without a covariance for every example where it has such a form."""
+    with prepared(network, x, create_graph) as given:
+        made = None if joint else _spectral(network, precision, given, create_graph)
+        return _functional(network, precision, given, joint, False, create_graph) if made is None else made
+
+
+@contextmanager
+def prepared(network: Network, x: Inputs, create_graph: bool) -> Iterator[Inputs]:
+    """Inputs that are ready to be asked about, inside `Network.asked`."""
+    with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
+        x = network.prepare(x)
+    if create_graph:
+        require_gradients(x)
+    with network.asked():
+        yield x
+
+
+def _functional(
+    network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool
+) -> Functional:
+    kept = alone if create_graph else torch.detach
+    closed = network.closed(x) and not joint
+    if network.outputs(x) > EXACT_OUTPUTS and not closed:
+        raise TooManyOutputs(network.outputs(x))
+    if joint:
+        return finite(_joint(network, precision, x, create_graph), x)
+    means, covariances = [], []
+    columns = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
+    for tape in network.tapes(x, create_graph, columns):
+        form = network.form(tape.output)
+        made = _covariance(precision, tape, form, variance_only)
+        means.append(kept(tape.output))
+        covariances.append(_arrange(kept(made), form, variance_only))
+    return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
+
+
+def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) -> Tensor:
+    """(B, F, F), (B, F) variances, or (B, T, C, C) where the outermost layer alone is uncertain."""
+    with tape.budget.arithmetic.passes(predicting=True):
+        found = tape.pull_outputs()
+    spectra = aligned_spectra(precision, found, form) if tape.closed else None
+    if spectra is not None:
+        if not variance_only:
+            return spread(spectra)
+        return form.restore(spread_variance(spectra)).reshape(tape.examples, -1)
+    numbers = math.prod(form.shape)
+    # Variances have a closed form whatever the structure; so have covariances of outputs without positions.
+    if numbers > EXACT_OUTPUTS and not variance_only and not all(map(without_positions, found.values())):
+        raise TooManyOutputs(numbers)
+    return precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
+
+
+def aligned_spectra(precision: Blocks, found: Mapping[Part, Piece], form: Form) -> list[Spectrum] | None:
+    """Bases (C, R) and weights (B, T, R) of the covariance, where rows of the weight are outputs of the likelihood."""
+    order = form.flatten(torch.arange(math.prod(form.shape), device="cpu").reshape(form.shape))
+    for piece in found.values():
+        if not isinstance(piece, Outermost) or piece.groups != 1 or not torch.equal(piece.order[0], order):
+            return None
+    return precision.spectra(found)
+
+
+def without_positions(piece: Piece) -> bool:
+    """Whether a Jacobian is of an outermost layer that is applied once."""
+    return isinstance(piece, Outermost) and piece.order.shape[:2] == (1, 1)
+
+
+class Spectral(NamedTuple):
+    """The Gaussian over the outputs as `basis diag(deviation^2) basis^T` at every place: never C x C for each."""
+
+    mean: Tensor  # (B, ...)
+    basis: Tensor | None  # (C, R); None: the identity
+    deviation: Tensor  # (B, T, R)
+
+
+def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool) -> Spectral | None:
+    """The Gaussian over the outputs in that form; None where it has none."""
+    if not network.closed(x):
+        return None
+    kept = alone if create_graph else torch.detach
+    means: list[Tensor] = []
+    weights: list[Tensor] = []
+    bases: list[Tensor] = []
+    for tape in network.tapes(x, create_graph, 1):
+        form = network.form(tape.output)
+        spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
+        if spectra is None:
+            return None
+        means.append(kept(tape.output))
+        if all(basis is None for basis, _ in spectra):  # independent outputs: their variances add up
+            weights.append(kept(torch.stack([each for _, each in spectra]).sum(0)))
+            continue
+        weights.append(kept(torch.cat([each for _, each in spectra], -1)))
+        bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
+    mean, weight = torch.cat(means), torch.cat(weights)
+    refuse_broken([mean, weight], x)
+    # The square root has no derivative at zero.
+    deviation = torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)
+    return Spectral(mean, torch.cat(bases, -1).detach() if bases else None, deviation)
+
+
+def _basis(basis: Tensor | None, outputs: int, like: Tensor) -> Tensor:
+    """(C, R): the identity where there is none."""
+    return torch.eye(outputs, dtype=like.dtype, device=like.device) if basis is None else basis
+
+
+Jacobians = Mapping[Part, Matrix | Explicit]
+
+
+def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Tensor, Jacobians], None]) -> None:
+    """Call `use` with some of the inputs, which they are, their outputs and Jacobians, until all were used."""
+    x = network.prepare(x)
+    with network.asked():
+        if network.outputs(x) > EXACT_OUTPUTS:
+            raise TooManyOutputs(network.outputs(x))
+        tracer = Tracer(network.model, network.space.names, network.budget, network.plan, predicting=True)
+        for chosen in network.slices(x):
+            some = take(x, chosen)
+            tape = tracer.trace(some)
+            with network.budget.arithmetic.passes(predicting=True):
+                found = tape.pull(identity_cotangents(tape.output))
+            use(some, chosen, tape.output.detach(), found)
+
+
+def given(network: Network, precision: Blocks, mean: Tensor, found: Jacobians, x: Inputs) -> Functional:
+    """What `functional` says of inputs whose outputs and Jacobians are known."""
+    form = network.form(mean)
+    with network.budget.arithmetic.passes():
+        made = precision.quad(found, form.positions > 1 and form.outputs == 1)
+    return finite(Functional(mean, _arrange(made.detach(), form, False)), x)
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The tensor with its graph."""
+    return tensor
+
+
+def require_gradients(x: Inputs) -> None:
+    """Refuse inputs that no graph could lead back to."""
+    if not any(tensor.requires_grad for tensor in tensors(x)):
+        raise ValueError(
+            "create_graph=True, but no tensor of x requires gradients; call x.requires_grad_() first. A tensor made "
+            "under inference_mode cannot."
+        )
+
+
+def finite(made: Functional, x: Inputs) -> Functional:
+    """The same, unless inputs, outputs or their covariance hold NaN or Inf."""
+    refuse_broken([made.mean, made.cov], x)
+    return made
+
+
+def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
+    """(B, F, F) or (B, F) in the network's own order -> (B, *positions, C, C) or (B, *shape)."""
+    examples = made.shape[0]
+    if made.dim() == 4:  # the blocks themselves
+        positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
+        return made.reshape(examples, *positions, *made.shape[-2:])
+    if variance_only:
+        return made.reshape(examples, *form.shape)
+    if form.axis is None:
+        return made.reshape(examples, 1, 1)
+    positions = form.shape[: form.axis] + form.shape[form.axis + 1 :]
+    if made.dim() == 2:  # one output per position: the variances are the blocks
+        return made.reshape(examples, *positions, 1, 1)
+    if form.positions == 1:
+        return made.reshape(examples, *positions, form.outputs, form.outputs)
+    order = form.flatten(torch.arange(math.prod(form.shape), device=made.device).reshape(form.shape))
+    blocks = torch.stack([made[:, place][:, :, place] for place in order], 1)
+    return blocks.reshape(examples, *positions, form.outputs, form.outputs)
+
+
+def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = False) -> Functional:
+    """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
+    means, lines = [], []
+    slices = list(network.slices(x))
+    tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph, predicting=True)
+    kept = alone if create_graph else torch.detach
+
+    def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Piece]]:
+        tape = tracer.trace(take(x, chosen))
+        return kept(tape.output), tape.pull_outputs()
+
+    for place, rows in enumerate(slices):
+        mean, found = pulled(rows)
+        means.append(mean)
+        line = [kept(precision.cross(found, pulled(columns)[1])) for columns in slices[:place]]
+        lines.append([*line, kept(precision.cross(found, found))])
+    whole = [
+        torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(slices))], 2)
+        for i in range(len(slices))
+    ]
+    return Functional(torch.cat(means), torch.cat(whole))

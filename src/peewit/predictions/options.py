@@ -1,0 +1,68 @@
+"""What may be asked of `predict`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..likelihoods import Likelihood
+from ..messages.arguments import is_count
+from ..messages.names import nearest
+from . import means
+
+POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
+WEIGHTS = 64  # draws of the weights
+LINKS = {  # by family, the default first
+    "categorical": ("probit", "bridge", "bridge_normalised", "mc"),
+    "bernoulli": ("probit", "mc"),
+    "gaussian": ("exact", "mc"),
+    "heteroscedastic": ("mc", "natural", "mean"),
+    "poisson": ("exact", "mc"),
+    "other": ("mc",),
+}
+METHODS = ("linearised", "sampled")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked of `predict`, checked."""
+
+    method: str
+    link: str
+    samples: int
+    joint: bool
+    create_graph: bool
+    family: str
+    mean: str = "network"
+
+    @staticmethod
+    def of(
+        likelihood: Likelihood,
+        method: str,
+        link: str | None,
+        samples: int | None,
+        joint: bool,
+        create_graph: bool,
+        mean: str = "network",
+    ) -> Question:
+        """Names checked against what the likelihood's family has."""
+        if method not in METHODS:
+            raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: linearised, sampled.")
+        family = likelihood.link_family
+        known = LINKS[family] if method == "linearised" else ("mc",)
+        if link is not None and link not in known:
+            raise ValueError(
+                f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
+                f"{nearest(link, known)}Known there: {', '.join(known)}."
+            )
+        if samples is not None and not is_count(samples):
+            raise ValueError(f"samples={samples!r} was given; expected a positive whole number.")
+        chosen = link if link is not None else known[0]
+        if joint and chosen in ("natural", "mean"):
+            raise ValueError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
+        number = samples if samples is not None else (WEIGHTS if method == "sampled" else POINTS)
+        if means.checked_mean(mean) == "linear" and method == "sampled":
+            raise ValueError(
+                "mean='linear' with method='sampled', which asks the network itself at drawn weights, and the mode of "
+                "the linear model is none of its own; use method='linearised'."
+            )
+        return Question(method, chosen, number, joint, create_graph, family, mean)

@@ -1,0 +1,209 @@
+"""From a posterior and inputs to a prediction: which belief about the outputs, and which link to labels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..likelihoods import Form, Likelihood
+from ..messages.arguments import checked_generator
+from ..network.buffers import restore_buffers
+from ..network.calling import call, under
+from ..network.finite import refuse_broken
+from ..network.nests import Inputs, count, take
+from ..posterior import network
+from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs
+from ..runtime.random import DEFAULT_SEED
+from ..weights.vectors import unflatten
+from . import covariance, links, means, samples
+from .labels import Binary, Classes
+from .numbers import Mixture, Moments, Outputs, Regression
+from .options import Question
+from .outputs import Belief, Normal, Samples
+from .prediction import Prediction, target_form
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+
+def predict(
+    la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+) -> Prediction:
+    """The belief about the outputs, and the prediction made of it."""
+    checked_generator(generator)
+    with torch.set_grad_enabled(question.create_graph):
+        ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
+        return made_of(ask(la, x, question, memory, generator), la.likelihood, question)
+
+
+def made_of(belief: Belief, likelihood: Likelihood, question: Question) -> Prediction:
+    """The prediction of the likelihood's family."""
+    family, link = question.family, question.link
+    if family == "categorical":
+        return Classes(belief, likelihood, link)
+    if family == "bernoulli":
+        return Binary(belief, likelihood, link)
+    if family == "other":
+        return _other(belief, likelihood, link)
+    given = likelihood.distribution(belief.mean)
+    assert given is not None
+    if isinstance(belief, Normal):
+        if family == "gaussian" and link == "exact":
+            return Regression(belief, likelihood, link, belief, given.variance)
+        if link in ("natural", "mean"):
+            natural = likelihood.natural  # type: ignore[attr-defined]  # of heteroscedastic likelihoods alone
+            mean, cov, noise = links.delta_rule(natural, belief.mean, belief.covariance, link)
+            form = target_form(belief.form, mean.shape[-1])
+            source = Normal(form, belief.budget, mean, cov, belief.points, belief.seed)
+            return Regression(belief, likelihood, link, source, noise)
+        if link == "exact":  # counts
+            rate, variance = links.lognormal(belief.mean, belief.variance)
+            return Mixture(belief, likelihood, link, True, Moments(rate, variance, rate))
+    return Mixture(belief, likelihood, link, family == "poisson")
+
+
+def _other(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """Of a likelihood that takes all outputs of an example together."""
+    first = belief.form.restore(belief.mean[:1])
+    if likelihood.distribution(first.reshape(1, 1, -1)) is None:
+        return Outputs(belief, likelihood, link)
+    form = replace(belief.form, whole=True)
+    if isinstance(belief, Samples):
+        values = belief.form.restore(belief.values)
+        whole = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
+        return Mixture(whole, likelihood, link, False)
+    if belief.form.positions > 1:
+        raise ValueError(
+            f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
+            "their covariance is not kept; use method='sampled'."
+        )
+    return Mixture(replace(belief, form=form), likelihood, link, False)
+
+
+def seed_of(generator: torch.Generator | None) -> int:
+    """The fixed one, or one drawn from a generator."""
+    if generator is None:
+        return DEFAULT_SEED
+    return int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
+
+
+def linearised(
+    la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+) -> Normal:
+    """The Gaussian over the outputs of the linearised network."""
+    shift = means.displacement(la, question.mean)
+    network = la._network(memory)
+    seed = seed_of(generator)
+    mean = None if shift is None else means.linear(network, x, shift, question.create_graph)
+    try:
+        made = covariance.compact(network, la.precision, x, question.joint, question.create_graph)
+    except TooManyOutputs as many:
+        if question.joint or question.create_graph:
+            which = "joint=True" if question.joint else "create_graph=True"
+            raise ValueError(
+                f"{which} with {many} outputs per example; expected at most {EXACT_OUTPUTS}. "
+                "method='sampled' has no such limit."
+            ) from None
+        return _estimated(la, network, x, question, seed, mean)
+    made = made if mean is None else made._replace(mean=mean)
+    if isinstance(made, covariance.Functional) and not question.joint:
+        return normal(network, made, question, seed)
+    form = network.form(made.mean)
+    mean = form.flatten(made.mean)
+    mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    if isinstance(made, covariance.Spectral):
+        basis = None if made.basis is None else made.basis.to(mean.dtype)
+        deviation = made.deviation.to(mean.dtype)
+        return Normal(form, network.budget, mean, None, question.samples, seed, basis=basis, deviation=deviation)
+    examples, positions, outputs = mean.shape
+    order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
+    each = torch.arange(examples, device=mean.device)[:, None, None, None]
+    blocks = made.cov[each, order[:, :, None], each, order[:, None, :]].to(mean.dtype)
+    return Normal(form, network.budget, mean, blocks, question.samples, seed, joint=made.cov)
+
+
+def normal(network: network.Network, made: covariance.Functional, question: Question, seed: int) -> Normal:
+    """A mean and covariances of the outputs, in flat form."""
+    form = network.form(made.mean)
+    mean = form.flatten(made.mean)
+    mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    blocks = made.cov.reshape(*mean.shape, -1).to(mean.dtype)
+    return Normal(form, network.budget, mean, blocks, question.samples, seed)
+
+
+def _estimated(
+    la: Laplace, network: network.Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
+) -> Normal:
+    """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
+    form = Form(network.axis, network.plan.shape(x))
+    if form.outputs <= samples.SAMPLES:
+        made = samples.sampled_functional(network, la.precision, x, DEFAULT_SEED, False)
+        mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
+        return Normal(form, network.budget, mean, made.cov.reshape(*mean.shape, -1), question.samples, seed)
+    made = samples.sampled_factor(network, la.precision, x, DEFAULT_SEED)
+    mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
+    return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
+
+
+def sampled(
+    la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+) -> Samples:
+    """Outputs of the network itself at weights drawn from the posterior, the same draws at all inputs."""
+    network = la._network(memory)
+    x = network.prepare(x)
+    if question.create_graph:
+        covariance.require_gradients(x)
+    if generator is None:
+        generator = torch.Generator(la.mode.device).manual_seed(DEFAULT_SEED)
+    with network.asked(), torch.set_grad_enabled(question.create_graph):
+        with torch.enable_grad():
+            network.outputs(x)  # so that its cost is known
+        cost = network.plan.cost(x)
+        step = network.budget.count(8.0 * la.D * la.mode.element_size(), question.samples, 0.4)
+        rows = []
+        for some in torch.arange(question.samples, device="cpu").split(step):
+            deviations = _deviations(la, len(some), generator)
+            parts = network.budget.slices(count(x), 2.0 * cost * len(some), 0.4)
+            rows.append(torch.cat([_at(network, take(x, chosen), deviations) for chosen in parts], 1))
+        values = torch.cat(rows)
+        refuse_broken([values.detach().transpose(0, 1)], x)
+    form = Form(network.axis, tuple(values.shape[2:]))
+    flat = form.flatten(values)
+    return Samples(form, network.budget, flat.to(torch.promote_types(flat.dtype, torch.float32)))
+
+
+def _deviations(la: Laplace, number: int, generator: torch.Generator) -> Tensor:
+    """(S, D) from the mode; drawn one by one, so that they do not depend on how many fit the budget."""
+    dtype, device = la.mode.dtype, generator.device
+    eps = [torch.randn(la.D, generator=generator, dtype=dtype, device=device) for _ in range(number)]
+    return la._spread(torch.stack(eps))
+
+
+def _at(network: network.Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """(S, B, ...): outputs at the network's weights plus deviations; its own weights are never written to."""
+    own = {name: network.model.get_parameter(name).detach() for name in network.space.names}
+
+    def run(deviation: Tensor) -> Tensor:
+        shifts = unflatten(deviation, network.space)
+        return call(under(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x)
+
+    # Fused attention has no batching rule.
+    with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message="An output with one or more elements was resized")  # torch's own
+        try:
+            made: Tensor = vmap(run, randomness="same")(deviations)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError):  # what cannot be mapped over weights: one after the other
+            restore_buffers(network.model)
+            made = torch.stack([run(deviation) for deviation in deviations])
+    restore_buffers(network.model)
+    return made

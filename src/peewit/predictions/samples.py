@@ -1,0 +1,120 @@
+"""Outputs of the linearised network at drawn weights, and covariances estimated from them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..curvature.blocks import Blocks
+from ..network.calling import call
+from ..network.finite import refuse_broken
+from ..network.nests import Inputs, count, take
+from ..posterior.network import EXACT_OUTPUTS, Network
+from ..tracing.forward_mode import apply
+from .covariance import Functional
+
+SAMPLES = 64  # forward-mode samples above that
+
+
+def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
+    x = network.prepare(x)
+    made = []
+    with network.asked():
+        closed = network.closed(x)
+        if network.outputs(x) > EXACT_OUTPUTS and not closed:
+            return _finite_samples(_pushed(network, x, deviations), x)
+        for tape in network.tapes(x, columns=len(deviations) if closed else None):
+            mean = tape.output.detach()
+            shift = apply(tape.pull_outputs(), network.space, deviations)
+            shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
+            made.append(mean + shift.detach().to(mean.dtype))
+        return _finite_samples(torch.cat(made, 1), x)
+
+
+def _finite_samples(made: Tensor, x: Inputs) -> Tensor:
+    """The same (S, B, ...), unless they hold NaN or Inf."""
+    refuse_broken([made.transpose(0, 1)], x)
+    return made
+
+
+def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """The same for networks with many outputs: forward mode, whose cost does not grow with them."""
+    cost = network.plan.cost(x)
+    made = []
+    # Fused attention has no forward mode.
+    with sdpa_kernel([SDPBackend.MATH]):
+        for chosen in network.budget.slices(count(x), 8 * cost):
+            part = take(x, chosen)
+            step = network.budget.count(8 * cost * count(part), len(deviations))
+            pushed = [network.push(part, some) for some in deviations.split(step)]
+            mean = pushed[0][0]
+            made.append(mean + torch.cat([shift for _, shift in pushed]).to(mean.dtype))
+    return torch.cat(made, 1)
+
+
+def shifted(network: Network, x: Inputs, shift: Tensor) -> Tensor:
+    """(B, ...): `f + J v` for one vector (D,), by forward mode."""
+    x = network.prepare(x)
+    with network.asked():
+        network.outputs(x)  # so that its cost is known
+        made = _pushed(network, x, shift[None])[0]
+    refuse_broken([made], x)
+    return made
+
+
+def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int, variance_only: bool) -> Functional:
+    """The covariance from a fixed set of samples of the outputs: for networks with many."""
+    x = network.prepare(x)
+    mean = _outputs(network, x)
+    form = network.form(mean)
+    total: Tensor | None = None
+    for flat in _spreads(network, precision, x, mean, seed):
+        made = flat.square().sum(0) if variance_only else torch.einsum("sbtc,sbtd->btcd", flat, flat)
+        total = made if total is None else total + made
+    assert total is not None
+    if variance_only:
+        return Functional(mean, form.restore(total / SAMPLES))
+    positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
+    return Functional(mean, (total / SAMPLES).reshape(mean.shape[0], *positions, *total.shape[-2:]))
+
+
+def sampled_factor(network: Network, precision: Blocks, x: Inputs, seed: int) -> Functional:
+    """The same covariance as a factor (B, T, C, S): `factor factor^T`, smaller where there are more outputs than S."""
+    x = network.prepare(x)
+    mean = _outputs(network, x)
+    spread = torch.cat(list(_spreads(network, precision, x, mean, seed)))
+    return Functional(mean, spread.movedim(0, -1) / math.sqrt(SAMPLES))
+
+
+def _outputs(network: Network, x: Inputs) -> Tensor:
+    """(B, ...): the network's outputs, without a graph."""
+    with network.asked():
+        parts = list(network.slices(x))
+        with torch.no_grad():
+            return torch.cat([call(network.model, take(x, chosen)) for chosen in parts])
+
+
+def _spreads(network: Network, precision: Blocks, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
+    """(s, B, T, C): deviations of the outputs from their mean, SAMPLES in all, in parts that fit the budget."""
+    warnings.warn(
+        f"Covariances of {mean[0].numel()} outputs per example are estimated from {SAMPLES} samples, with a relative "
+        f"error of about {math.sqrt(2 / SAMPLES):.0%}. They are exact up to {EXACT_OUTPUTS} outputs, and for variances "
+        "where the last layer alone is uncertain (weights='last_layer').",
+        UserWarning,
+        stacklevel=2,
+    )
+    device = network.selected[0].device
+    generator = torch.Generator(device).manual_seed(seed)
+    form = network.form(mean)
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    step = network.budget.count(3 * precision.size * dtype.itemsize, SAMPLES)
+    for some in torch.arange(SAMPLES, device="cpu").split(step):
+        eps = torch.randn(len(some), precision.size, generator=generator, device=device, dtype=dtype)
+        samples = functional_samples(network, x, precision.root(eps).detach())
+        yield form.flatten(samples - mean).to(dtype)

@@ -1,0 +1,1 @@
+"""Gaussian priors, and sets of weights whose common scale does not matter."""

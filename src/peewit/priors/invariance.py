@@ -1,0 +1,300 @@
+"""Sets of weights whose common scale the outputs do not depend on: `f(k theta_g) = f(theta_g)`.
+
+A normalisation after a layer makes such a set of its weight and bias; in a residual stream only all that is added to
+the stream together is one. Sets are found by asking the network, not by reading its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..network.batches import Batches
+from ..network.calling import call, under
+from ..network.isolation import evaluation, plainly
+from ..network.modules import device_of, unwrapped
+from ..network.nests import Inputs, count, map_tensors, take
+from ..tracing.forward_mode import double_backward, forward_mode
+
+EXAMPLES = 64  # of the one batch that is looked at
+FACTORS = (0.5, 2.0)
+TOLERANCE = 1e-3  # of the outputs' variation
+SMALLER = 1e-2  # times eps of every norm: it makes invariances inexact, and would have to be scaled with the weights
+SHARE = 1e-2  # of what other weights of the same size do to the outputs: those that do next to nothing pass any test
+FAINTEST = 1e-5  # of the outputs' variation: what does less is taken to do nothing
+OUTPUTS = 1 << 16  # in a column, evenly spaced among all
+PROBE = 0.1  # standard deviation of the numbers in place of a tensor of zeros
+STEP = 1e-2  # of a scale, for differences in place of derivatives
+WHOLE = 0.1  # how far a coefficient may be from one
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+Names = tuple[str, ...]
+
+
+@plainly
+def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
+    """Disjoint sets of parameter names, in the network's order, found on the first batch of `data`.
+
+    Normalisation layers use the batch's own statistics; the network stays as it was. Where sets overlap, the first
+    one found is told: modules, then single tensors, then unions of them.
+    """
+    model = unwrapped(model)
+    inputs = Batches(data, device_of(model)).first()
+    inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
+    with evaluation(model), batch_statistics(model), torch.no_grad():
+        probe = Probe.of(model, inputs)
+        found = [*modules_and_tensors(probe)]
+        for units in (probe.modules, [(name,) for name in probe.weights]):
+            found += unions(probe, units, found)
+    order = {name: place for place, name in enumerate(probe.weights)}
+    return tuple(sorted((tuple(sorted(each, key=order.__getitem__)) for each in found), key=lambda s: order[s[0]]))
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Normalisation by the batch at hand, without running averages, so that none of them is read or written."""
+    norms: list[Any] = [m for m in model.modules() if isinstance(m, NORMS) and isinstance(m.eps, float)]
+    tracked = [module for module in norms if isinstance(module, _NormBase) and module.track_running_stats]
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [(vars(module), {"eps": module.eps}) for module in norms]
+    kept += [(vars(module), {"track_running_stats": True}) for module in tracked]
+    kept += [(module._buffers, dict(module._buffers)) for module in tracked]
+    # Older weight and spectral norms leave the weight that they computed on the module, for all to see.
+    kept += [(vars(m), {k: v for k, v in vars(m).items() if isinstance(v, Tensor)}) for m in model.modules()]
+    hooks = []
+    try:
+        for module in norms:
+            module.eps = SMALLER * module.eps
+        for module in tracked:
+            module.track_running_stats = False
+            module._buffers.update(running_mean=None, running_var=None)
+            hooks.append(module.register_forward_hook(half_centred))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for place, values in kept:
+            place.update(values)
+
+
+def half_centred(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Put half of the batch's mean back: `(x - m / 2) / s`.
+
+    A batch's mean takes a bias before it away, so that its scale would seem free; a running mean, with which the
+    network will be used, does not: it has to grow as the bias does. This has the scales of the latter.
+    """
+    x: Tensor = given[0]
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    shift: Tensor = 0.5 * mean / (variance + float(vars(module)["eps"])).sqrt()
+    scale = module._parameters["weight"]
+    return output + (shift if scale is None else shift * scale.reshape(shift.shape))
+
+
+@dataclass
+class Probe:
+    """A network on one batch, asked for its outputs at other weights."""
+
+    model: nn.Module
+    inputs: Inputs
+    weights: dict[str, Tensor]  # parameters by their first name; zeros, which hide what they do, are replaced
+    modules: list[Names]  # parameters, by the module that owns them: `weight` and `bias` together, others alone
+    replaced: dict[str, Tensor]  # weights and buffers that are not the network's own
+    plain: Tensor = field(init=False)  # outputs, flat
+    variation: float = field(init=False)  # root mean square of the outputs' deviations from their mean over examples
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: nn.Module, inputs: Inputs) -> Probe:
+        """Weights and inputs in float32 at least: the tolerance is below what half precision can tell."""
+        own = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+        weights = {
+            name: wide(parameter) if bool(parameter.any()) else seeded(parameter, place, PROBE)
+            for place, (name, parameter) in enumerate(own.items())
+        }
+        replaced = {name: weight for name, weight in weights.items() if weight is not own[name]}
+        if any(weight.dtype != own[name].dtype for name, weight in weights.items()):
+            replaced |= {name: wide(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+            inputs = map_tensors(wide, inputs)
+        return Probe(model, inputs, weights, owned(model, weights), replaced)
+
+    def __post_init__(self) -> None:
+        number = count(self.inputs)
+        if number < 2:
+            raise ValueError(
+                "The first batch has 1 example; expected 2 at least, since batch normalisation is done by the batch."
+            )
+        self.plain = self.outputs({})
+        if not bool(torch.isfinite(self.plain).all()):
+            raise ValueError("The network's outputs on the first batch hold NaN or Inf; expected finite numbers.")
+        each = self.plain.reshape(number, -1)
+        self.variation = size(each - each.mean(0)) or size(each)
+
+    def run(self, weights: dict[str, Tensor]) -> Tensor:
+        """Outputs of the network with some weights replaced, the same random numbers every time."""
+        torch.manual_seed(0)  # `evaluation` puts the generators back
+        return call(under(self.model, {**self.replaced, **weights}), self.inputs)
+
+    def outputs(self, weights: dict[str, Tensor]) -> Tensor:
+        """The same, flat and in float64."""
+        return self.run(weights).detach().flatten().double()
+
+    def change(self, weights: dict[str, Tensor]) -> float:
+        """How far the outputs move."""
+        moved = size(self.outputs(weights) - self.plain)
+        return moved if moved == moved else float("inf")
+
+    def invariant(self, names: Names) -> bool:
+        """Whether all scales of these weights together give the same outputs, and other weights do not."""
+        scaled = 0.0
+        for k in FACTORS:
+            scaled = max(scaled, self.change({name: k * self.weights[name] for name in names}))
+            if scaled > TOLERANCE * self.variation:
+                return False
+        others = self.change({name: own + shaken(own, place) for place, (name, own) in enumerate(self._own(names))})
+        return others > FAINTEST * self.variation and scaled <= SHARE * others
+
+    def _own(self, names: Names) -> list[tuple[str, Tensor]]:
+        return [(name, self.weights[name]) for name in names]
+
+    def column(self, names: Names) -> Tensor:
+        """`sum_t J_t theta_t`, flat: how the outputs begin to move when the scale of these weights grows."""
+        for name in names:
+            if name not in self.columns:
+                self.columns[name] = self._pushed(name)
+        return torch.stack([self.columns[name] for name in names]).sum(0)
+
+    def _pushed(self, name: str) -> Tensor:
+        own = self.weights[name]
+        with sdpa_kernel([SDPBackend.MATH]):
+            found = forward_mode(lambda value: self.run({name: value}), own, own)
+            found = double_backward(self.run, {name: own}, {name: own}) if found is None else found
+        if found is None:  # a combination of columns is tried by itself, so that a difference will do
+            moved = [self.run({name: (1 + step) * own}) for step in (STEP, -STEP)]
+            found = moved[0], (moved[0] - moved[1]) / (2 * STEP)
+        made = found[1].detach().flatten()
+        return made[:: 1 + made.numel() // OUTPUTS].double()
+
+
+def owned(model: nn.Module, weights: Iterable[str]) -> list[Names]:
+    """Names by the module that owns them: `weight` and `bias` together, others alone, tied ones once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    free = set(weights)
+    made = []
+    for module in model.modules():
+        own = {key: names[id(p)] for key, p in module._parameters.items() if p is not None}
+        pair = tuple(name for key, name in own.items() if key in ("weight", "bias"))
+        for unit in (pair, *((name,) for name in own.values() if name not in pair)):
+            left = tuple(name for name in unit if name in free)
+            free -= {*left}
+            made += [left] if left else []
+    return made
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Half precision as float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def seeded(tensor: Tensor, seed: int, deviation: float) -> Tensor:
+    """Normal numbers in the shape of a tensor, the same every time and on every device."""
+    made = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return deviation * made.to(device=tensor.device, dtype=wide(tensor).dtype)
+
+
+def shaken(tensor: Tensor, seed: int) -> Tensor:
+    """Normal numbers as large as a tensor's own."""
+    return seeded(tensor, seed, size(tensor))
+
+
+def size(tensor: Tensor) -> float:
+    """Root mean square."""
+    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def modules_and_tensors(probe: Probe) -> Iterator[Names]:
+    """Modules that ignore the scale of weight and bias together, else tensors that do so alone."""
+    for unit in probe.modules:
+        if probe.invariant(unit):
+            yield unit
+        elif len(unit) > 1:
+            yield from ((name,) for name in unit if probe.invariant((name,)))
+
+
+def unions(probe: Probe, units: Iterable[Names], found: Iterable[Names]) -> list[Names]:
+    """Unions of units outside of the sets that are found already: the finest whose columns add up to nothing."""
+    taken = {name for each in found for name in each}
+    free = [unit for unit in units if not taken & {*unit}]
+    free = [unit for unit in free if size(probe.column(unit)) > FAINTEST * probe.variation]
+    made: list[Names] = []
+    if len(free) < 2:
+        return made
+    matrix = torch.stack([probe.column(unit) for unit in free], 1)
+    gram = (matrix.T @ matrix).cpu()
+    left = dependent(gram)
+    for place in range(len(free)):
+        chosen = balanced(gram, place, left) if left[place] else []
+        together = tuple(name for each in chosen for name in free[each])
+        if together and probe.invariant(together):
+            made.append(together)
+            left[chosen] = False
+    return made
+
+
+def dependent(gram: Tensor) -> Tensor:
+    """(units,): which have a part in any combination of columns that vanishes."""
+    norms = gram.diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(gram / norms / norms[:, None])
+    null = vectors[:, values < TOLERANCE * len(values)]
+    taking_part: Tensor = null.square().sum(1) > 1e-6
+    return taking_part
+
+
+def balanced(gram: Tensor, place: int, left: Tensor) -> list[int]:
+    """Columns that with coefficients of one each cancel a given one, it included; nothing where there are none."""
+    others = [each for each in left.nonzero()[:, 0].tolist() if each != place]
+    found = torch.zeros(len(gram), dtype=gram.dtype, device="cpu")
+    found[others] = nonnegative(gram[others][:, others], -gram[others, place])
+    found[place] = 1.0
+    ones = (found > 0.5).to(gram)
+    sizes = gram.diagonal().sqrt()
+    largest = float((sizes * ones).max())
+    uneven = ((found - ones).abs() > WHOLE) & (sizes > WHOLE * TOLERANCE * largest)
+    rest = max(float(ones @ gram @ ones), 0.0) ** 0.5
+    if bool(uneven.any()) or rest > 10 * TOLERANCE * largest:
+        return []
+    return [int(each) for each in ones.nonzero()[:, 0]]
+
+
+def nonnegative(gram: Tensor, target: Tensor) -> Tensor:
+    """Least squares with x >= 0 by Lawson and Hanson's active sets: its columns are independent, so few are used."""
+    scale = gram.diagonal().sqrt()
+    gram, target = gram / scale / scale[:, None], target / scale
+    x = torch.zeros_like(target)
+    passive = torch.zeros_like(target, dtype=torch.bool)
+    for _ in range(3 * len(x)):
+        slope = torch.where(passive, -torch.inf, target - gram @ x)
+        steepest = float(slope.max()) if len(slope) else 0.0
+        if steepest <= 1e-9 * float(target.abs().max()):
+            break
+        # Of columns that are alike the last, which in a network comes nearest to where they are added up.
+        passive[(slope >= (1 - TOLERANCE) * steepest).nonzero()[-1]] = True
+        while True:
+            trial = torch.zeros_like(x)
+            trial[passive] = torch.linalg.lstsq(gram[passive][:, passive], target[passive, None]).solution[:, 0]
+            below = passive & (trial <= 0)
+            if not bool(below.any()):
+                break
+            step = float((x[below] / (x[below] - trial[below]).clamp_min(1e-300)).min())
+            x = x + step * (trial - x)
+            passive &= ~(below & (x <= 1e-12))
+            x[~passive] = 0.0
+            if not bool(passive.any()):
+                return x / scale
+        x = trial
+    return x / scale

@@ -1,0 +1,1 @@
+"""Memory, arithmetic, progress, random numbers, devices and threads."""

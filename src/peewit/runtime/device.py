@@ -1,0 +1,27 @@
+"""Devices by name, and waiting for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def device_named(device: Any) -> torch.device:
+    """A device of torch's, by name or number."""
+    try:
+        if isinstance(device, torch.dtype | nn.Module):
+            raise TypeError
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device={device!r} was given; expected a name such as 'cpu' or 'cuda:0', or a torch.device. The dtype of "
+            "a posterior is that of its network: fit again for another."
+        ) from None
+
+
+def wait(device: torch.device) -> None:
+    """Let queued work finish, so that timings mean something."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,83 @@
+"""What files hold, and under which names."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from torch import Tensor, nn
+
+from .. import likelihoods
+from ..curvature import kinds, structures
+from ..curvature.stream import Totals
+from ..curvature.structures.dense import DenseSums
+from ..curvature.structures.factors import Factors, KronSums
+from ..jacobians import layout
+from ..laplace import Laplace
+from ..network.identity import digest, named_tensors
+from ..posterior.linear_mode import LinearMode
+from ..posterior.schema import Schema
+from ..priors.prior import Prior
+from ..tracing.knowledge import Plan
+from ..tracing.layers.examples import BatchAxis
+from ..weights.space import Space
+
+FORMAT = 5  # raised whenever an older peewit could misread a file
+
+
+# Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
+LIKELIHOODS: tuple[type, ...] = (
+    likelihoods.Categorical,
+    likelihoods.Bernoulli,
+    likelihoods.Gaussian,
+    likelihoods.HeteroscedasticGaussian,
+    likelihoods.Poisson,
+)
+STRUCTURES: tuple[type, ...] = (
+    structures.Kron,
+    structures.EKFAC,
+    structures.Diag,
+    structures.Block,
+    structures.Full,
+)
+KINDS: tuple[type, ...] = (kinds.GGN, kinds.MonteCarlo, kinds.Empirical, kinds.Hessian)
+PARTS: tuple[type, ...] = (
+    Prior,
+    Totals,
+    Space,
+    Plan,
+    BatchAxis,
+    KronSums,
+    DenseSums,
+    Factors,
+    layout.Layout,
+    likelihoods.Form,
+    LinearMode,
+    Schema,
+)
+KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
+
+
+# What is written under its own name, and read by the annotation of the field.
+PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "mode")
+MAYBE = ("linear", "schema")  # likewise, where there is one
+
+
+def extras() -> tuple[str, ...]:
+    """Plain numbers and texts that a posterior carries besides."""
+    return tuple(name for name in ("temperature",) if name in Laplace.__dataclass_fields__)
+
+
+def network_of(model: nn.Module) -> dict[str, list[Any]]:
+    """Shapes and dtypes by name: for messages that say more than that a fingerprint differs."""
+    return {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in named_tensors(model).items()}
+
+
+def checksum(texts: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    """A hash of all texts and all tensors: bits that fell over are seen."""
+    made = hashlib.sha256()
+    for name in sorted(texts):
+        made.update(f"{name} {len(texts[name])} {texts[name]} ".encode())
+    for name in sorted(tensors):
+        made.update(f"{name} {digest(tensors[name])} ".encode())
+    return made.hexdigest()

@@ -1,0 +1,242 @@
+"""Posteriors read from safetensors files and checked against the network before anything is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import typing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from .. import likelihoods
+from ..curvature.contracts import Structure
+from ..curvature.kinds import Hessian, Kind
+from ..curvature.stream import Totals
+from ..laplace import Laplace
+from ..likelihoods import Likelihood
+from ..messages.names import named
+from ..network.identity import Identity, digest, fingerprint
+from ..network.isolation import plainly
+from ..network.modules import device_of, unwrapped
+from ..posterior.measure import decompose
+from ..runtime.arithmetic import as_arithmetic
+from ..runtime.memory import Budget, budget
+from ..runtime.version import __version__
+from ..weights.space import Space
+from .checks import check_linear, check_space, check_values
+from .codec import Decoder, Encoder, Unsaveable, short
+from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, PLAIN, STRUCTURES, checksum, extras, network_of
+
+
+@plainly
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    likelihood: str | Likelihood | None = None,
+    *,
+    memory: float | None = None,
+) -> Laplace:
+    """A saved posterior of this very network: other weights, a damaged file or a newer format is refused."""
+    model = unwrapped(model)
+    device = device_of(model)
+    source = Path(os.fsdecode(path))
+    if source.is_dir():
+        raise IsADirectoryError(f"{source} is a folder; expected a file that Laplace.save wrote.")
+    if not source.exists():
+        raise FileNotFoundError(f"{source} does not exist.")
+    if not source.is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
+    limit = budget(memory, device)
+    given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+    texts, tensors = read(source)
+    try:
+        content = parsed(texts["peewit"])
+        compare(content, model)
+        return assembled(content, model, tensors, device, given, limit)
+    except Mismatch as error:
+        raise ValueError(f"{source}: {error}") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ValueError(f"{source} is damaged, or was not written by peewit: {error}.") from error
+
+
+class Mismatch(ValueError):
+    """A sound file that is not for this network or this peewit."""
+
+
+def read(source: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Header and tensors of a file that is whole, in a format that is known."""
+    try:
+        with safe_open(source, framework="pt", device="cpu") as file:
+            texts = dict(file.metadata() or {})
+            refuse_formats(texts, source)
+            # Copies: the file's own memory is not aligned, and may change under us.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except Mismatch as error:
+        raise ValueError(str(error)) from None
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # safetensors, torch and pyo3 have their own
+        raise ValueError(
+            f"{source} cannot be read as a safetensors file ({short(str(error))}): it is damaged, cut short, or "
+            "something else. Files are written by Laplace.save."
+        ) from error
+    claimed = texts.pop("checksum", "")
+    if claimed != checksum(texts, tensors):
+        raise ValueError(f"{source} is damaged: its checksum is not that of its content. Save it again.")
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{source} is damaged: {name!r} holds NaN or Inf.")
+    return texts, tensors
+
+
+def refuse_formats(texts: dict[str, str], source: Path) -> None:
+    """Files of others, and of the future."""
+    number = texts.get("format", "")
+    ours = texts.keys() & {"peewit", "lapwing"}  # its name up to format 4
+    if not ours or "checksum" not in texts or not number.isdecimal() or number == "0":
+        raise Mismatch(f"{source} is a safetensors file without a posterior of peewit. Use Laplace.save to write one.")
+    if len(number) <= 9 and int(number) < FORMAT:
+        raise Mismatch(
+            f"{source} has format {number}, from before peewit's first release, and this one reads format {FORMAT}. "
+            "Fit again, or load it with the version that wrote it."
+        )
+    if len(number) > 9 or int(number) > FORMAT:
+        raise Mismatch(
+            f"{source} has format {short(number)} and was written by peewit {short(texts.get('version', '?'))}; this "
+            f"is peewit {__version__}, which reads formats up to {FORMAT}. Use a newer peewit."
+        )
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The JSON text with all that is expected in it."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"it holds {constant}")
+
+    content = json.loads(text, parse_constant=refuse)
+    others = {"sums", "structure", "kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
+    names = {*PLAIN, *extras(), *others}
+    if not isinstance(content, dict) or set(content) - {*MAYBE} != names:
+        given = sorted(content) if isinstance(content, dict) else content
+        raise ValueError(f"it holds {short(given)}; expected {sorted(names)}")
+    return content
+
+
+def compare(content: dict[str, Any], model: nn.Module) -> None:
+    """Refuse a network with other names, shapes, dtypes, weights or buffers, and say which."""
+    theirs, prints = content["network"], content["fingerprint"]
+    if not isinstance(theirs, dict) or not isinstance(prints, dict) or set(theirs) != set(prints):
+        raise ValueError("its fingerprint is not that of its network")
+    ours = network_of(model)
+    for missing, where in (
+        ([name for name in theirs if name not in ours], "only the saved one has"),
+        ([name for name in ours if name not in theirs], "only the given one has"),
+    ):
+        if missing:
+            raise Mismatch(f"The network is not the one that was saved: {where} {several(missing)}.")
+    changed = [name for name in ours if theirs[name] != ours[name]]
+    if changed:
+        name = changed[0]
+        raise Mismatch(
+            f"The network is not the one that was saved: {several(changed)} differ in shape or dtype; {name!r} had "
+            f"{short(theirs[name])} and has {ours[name]}."
+        )
+    own = fingerprint(model)
+    changed = [name for name in own if prints[name] != own[name]]
+    if changed:
+        raise Mismatch(
+            f"The network has other weights or buffers than when it was saved: {several(changed)} differ. A posterior "
+            "holds for the weights it was fitted with alone; load those first, or fit again."
+        )
+
+
+def several(names: list[str]) -> str:
+    """The first few of many names."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def assembled(
+    content: dict[str, Any],
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    device: torch.device,
+    given: Likelihood | None,
+    limit: Budget,
+) -> Laplace:
+    """Decode, check against the network, and decompose again: the same sums give the same posterior."""
+    began = time.perf_counter()
+    there = {name: value if value.dtype == torch.bool else value.to(device) for name, value in tensors.items()}
+    decoder = Decoder(KNOWN, there)
+    hints = typing.get_type_hints(Laplace)
+    values = {name: decoder.decode(content[name], hints[name], name) for name in (*PLAIN, *extras())}
+    structure: Structure = decoder.one_of(content["structure"], STRUCTURES, "structure")
+    kind: Kind | Hessian = decoder.one_of(content["kind"], KINDS, "kind")
+    sums = decoder.decode(content["sums"], typing.get_type_hints(type(structure).measure)["return"], "sums")
+    family = chosen_likelihood(content["likelihood"], decoder, given, values["totals"])
+    used = decoder.decode(content["used"], tuple[str, ...], "used")
+    asked: Space = values["asked"]
+    check_space(asked, model)
+    structure.check(sums, asked)
+    space = asked.only(used)
+    if space.names != used or not used:
+        raise ValueError(f"the used weights {short(used)} are not among {short(asked.names)}")
+    arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
+    check_values(values, kind, structure, space, model, arithmetic)
+    values |= {name: decoder.decode(content[name], hints[name], name) for name in MAYBE if name in content}
+    check_linear(values.get("linear"), values["mode"], space)
+    made = decompose(structure, kind, sums, space)
+    return Laplace(
+        model=model,
+        space=space,
+        likelihood=family,
+        structure=structure,
+        kind=kind,
+        curvature=made,
+        budget=replace(limit, arithmetic=arithmetic),
+        timings={"measure": 0.0, "decompose": time.perf_counter() - began},
+        identity=Identity.of(model),
+        sums=sums,
+        **values,
+    )
+
+
+def chosen_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, totals: Totals) -> Likelihood:
+    """The saved one; where it could not be saved, the one that is given."""
+    if isinstance(saved, dict) and set(saved) == {"name"}:
+        if chosen is None:
+            raise Mismatch(
+                f"The likelihood was {short(saved['name'])}, which a file cannot hold; give it again: "
+                "load(path, model, likelihood=...)."
+            )
+        if type(chosen).__name__ != saved["name"]:
+            raise Mismatch(
+                f"likelihood is a {type(chosen).__name__}; the posterior was fitted with {short(saved['name'])}."
+            )
+        return chosen if totals.form is None else chosen.bound(totals.form)
+    made: Likelihood = decoder.one_of(saved, LIKELIHOODS, "likelihood")
+    if chosen is not None and not alike(chosen, made):
+        raise Mismatch(
+            f"likelihood={short(chosen)} was given; the posterior was fitted with {short(made)}, and the file holds "
+            "it. Leave likelihood= out, or fit again."
+        )
+    return made
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Whether two values would be written in the same way."""
+    made = []
+    for value in (first, second):
+        encoder = Encoder(KNOWN)
+        try:
+            text = encoder.encode(value, "value")
+        except Unsaveable:
+            return False
+        made.append((text, {name: digest(tensor) for name, tensor in encoder.tensors.items()}))
+    return made[0] == made[1]

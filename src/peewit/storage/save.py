@@ -1,0 +1,83 @@
+"""Posteriors written to safetensors files: whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..laplace import Laplace
+from ..network.identity import fingerprint
+from ..runtime.version import __version__
+from .atomic import writable, writing
+from .codec import Encoder, Unsaveable
+from .format import FORMAT, KNOWN, MAYBE, PLAIN, checksum, extras, network_of
+
+
+def save(la: Laplace, path: str | os.PathLike[str]) -> None:
+    """Write a posterior: to a temporary file first, which then takes the place of an earlier one."""
+    target = writable(path, "posterior.safetensors")
+    encoder = Encoder(KNOWN)
+    try:
+        made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, *extras(), "sums")}
+        made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "kind")}
+        made |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
+    except Unsaveable as error:
+        raise ValueError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
+    made["likelihood"] = likelihood_of(la, encoder)
+    made["arithmetic"] = la.arithmetic
+    made["used"] = list(la.space.names)
+    made["network"] = network_of(la.model)
+    made["fingerprint"] = fingerprint(la.model)
+    tensors = {name: plain(tensor, name) for name, tensor in encoder.tensors.items()}
+    write(target, tensors, header(json.dumps(made, allow_nan=False), tensors))
+
+
+def likelihood_of(la: Laplace, encoder: Encoder) -> Any:
+    """By value where files know it, else its name alone."""
+    trial = Encoder(KNOWN)
+    try:
+        made = trial.encode(la.likelihood, "likelihood")
+    except Unsaveable:
+        return {"name": type(la.likelihood).__name__}
+    encoder.tensors |= trial.tensors
+    return made
+
+
+def plain(tensor: Tensor, name: str) -> Tensor:
+    """A tensor on the CPU in memory of its own, as the format wants it."""
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name!r} holds NaN or Inf; such a posterior is not saved.")
+    made = tensor.detach().cpu().contiguous()
+    shared = made.data_ptr() == tensor.data_ptr()
+    return made.clone() if shared and tensor.untyped_storage().nbytes() != tensor.nbytes else made
+
+
+def header(text: str, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """All that stands beside the tensors."""
+    made = {"format": str(FORMAT), "version": __version__, "peewit": text}
+    return {**made, "checksum": checksum(made, tensors)}
+
+
+def write(target: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
+    """All or nothing: whatever happens, an earlier file stays until the new one is whole and on the disk."""
+    with writing(target) as temporary:
+        with open(temporary, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # as any new file here has it: safetensors' own is narrower
+        save_file(distinct(tensors), temporary, texts)
+        os.chmod(temporary, mode & 0o777)
+
+
+def distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The format refuses two names for one memory: the second gets a copy."""
+    seen: set[int] = set()
+    made = {}
+    for name, tensor in tensors.items():
+        made[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return made

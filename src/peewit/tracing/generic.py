@@ -1,0 +1,93 @@
+"""The rule for everything else: per-example rows of the Jacobian of one weight by differentiating the whole network."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from ..network.buffers import restore_buffers
+from ..network.calling import call
+from ..network.nests import Inputs, map_tensors, take
+from ..runtime.memory import Budget
+
+if TYPE_CHECKING:
+    from .knowledge import Plan
+
+
+def generic_rows(
+    model: nn.Module,
+    inputs: Inputs,
+    names: tuple[str, ...],
+    cotangents: Tensor,
+    budget: Budget,
+    plan: Plan,
+    create_graph: bool = False,
+) -> dict[str, Tensor]:
+    """Rows (K, B, P) per named weight, from cotangents (K, B, ...)."""
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        raise ValueError(
+            f"{', '.join(names)} can only be reached by the generic rule, which cannot look into scripted or traced "
+            f"modules ({scripted[0] or 'the network itself'!r}); expected the plain module."
+        )
+    if plan.vectorised and not create_graph:
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                rows = _vectorised(model, inputs, names, cotangents, budget, plan)
+            if all(each.shape[:2] == cotangents.shape[:2] for each in rows.values()):
+                return rows  # torch's rule for some operations gets the axes wrong
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError):
+            pass
+        # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
+        plan.vectorised = False
+    return _one_by_one(model, inputs, names, cotangents, create_graph)
+
+
+def _vectorised(
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget, plan: Plan
+) -> dict[str, Tensor]:
+    weights = {name: model.get_parameter(name).detach() for name in names}
+
+    def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
+        pull: Any
+        single = map_tensors(lambda tensor: tensor[None], example)
+        _, pull = vjp(lambda given: call(plan.under(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
+        rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
+        return rows
+
+    size = sum(weight.numel() for weight in weights.values())
+    each = 3 * cotangents.shape[0] * size * cotangents.element_size()
+    step = budget.count(each, cotangents.shape[1], 0.5)
+    rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, cotangents)
+    wide = torch.promote_types(cotangents.dtype, torch.float32)
+    return {name: value.reshape(*value.shape[:2], -1).to(wide) for name, value in rows.items()}
+
+
+def _one_by_one(
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, create_graph: bool
+) -> dict[str, Tensor]:
+    parameters = [model.get_parameter(name) for name in names]
+    made: list[list[Tensor]] = [[] for _ in names]
+    for example in range(cotangents.shape[1]):
+        output = call(model, take(inputs, slice(example, example + 1)))[0]
+        restore_buffers(model)
+        rows: list[list[Tensor]] = [[] for _ in names]
+        for column in cotangents[:, example]:
+            gradients: Any = [None] * len(names)
+            if output.requires_grad:
+                gradients = torch.autograd.grad(
+                    output, parameters, column, retain_graph=True, create_graph=create_graph, allow_unused=True
+                )
+            for row, parameter, gradient in zip(rows, parameters, gradients, strict=True):
+                row.append((torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten())
+        for own, row in zip(made, rows, strict=True):
+            own.append(torch.stack(row))
+    wide = torch.promote_types(cotangents.dtype, torch.float32)
+    return {name: torch.stack(own, 1).to(wide) for name, own in zip(names, made, strict=True)}

@@ -1,0 +1,1 @@
+"""The rule for convolutions, the sums over their patches, and their gradients on a GPU."""

@@ -1,0 +1,265 @@
+"""Second moments of the patches of a convolution by offsets between its taps, without unfolding them.
+
+`A[(c, d), (c', d')] = sum_t x[t + d, c] x[t + d', c']` depends on the offset `d' - d` alone, up to the border of the
+image: a kernel of 3 x 3 has 81 pairs of taps and 13 offsets, those with the other sign being transposes. So inputs are
+multiplied once per offset, over intervals of pixels that are cut where the windows of taps end, and a pair of taps
+takes the sum of the intervals in its window. Only sums are taken, so nothing is lost to cancellation.
+
+Along the first axis an offset is another slice of the rows. Along the others, copies moved by each offset stand side by
+side as columns (E of them), so that there are few products, and wide ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....runtime.memory import Budget
+from .geometry import (
+    Alike,
+    Axis,
+    Cell,
+    Range,
+    bases_of,
+    cells_of,
+    centre_of,
+    copies,
+    counted,
+    pairs,
+    taps_of,
+    with_rows,
+    worth,
+)
+
+CPU_BLOCK = 16 << 20  # bytes of moved copies at a time: larger blocks leave the cache, and are paged in anew each time
+TILE = 512  # side of the squares that a large matrix is mirrored by on a CPU
+
+
+@dataclass(frozen=True)
+class PatchMoments:
+    """Sums of the patches of images (B, [fold], C, spatial...)."""
+
+    given: Tensor
+    axes: tuple[Axis, ...]
+    groups: int
+
+    @property
+    def cheaper(self) -> bool:
+        """Whether offsets take less time than unfolded patches."""
+        dims = len(self.axes)
+        channels = self.given.shape[-dims - 1]
+        images = math.prod(self.given.shape[: -dims - 1])
+        return worth(self.axes, images, channels // self.groups, self.groups, self.given.is_cuda)
+
+    def first(self, examples: slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(b, G, C / G * kernel): sums over places."""
+        chosen = self.given[examples]
+        dims = len(self.axes)
+        sums = chosen.reshape(chosen.shape[0], -1, *chosen.shape[chosen.dim() - dims - 1 :])
+        sums = sums.to(torch.promote_types(sums.dtype, dtype))
+        for dim, axis in reversed(list(enumerate(self.axes, 3))):
+            by_tap = [sums.movedim(dim, 0)[axis.pixels(tap)].sum(0) for tap in range(axis.kernel)]
+            sums = torch.stack(by_tap, dim)
+        return sums.sum(1).reshape(sums.shape[0], self.groups, -1)
+
+    def second(self, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(G, C / G, taps, C / G, taps): `sum a a^T` over all patches."""
+        given = self.given.reshape(-1, *self.given.shape[self.given.dim() - len(self.axes) - 1 :])
+        return second_moments(given, self.axes, self.groups, budget, dtype)
+
+
+def second_moments(
+    given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(n, C, spatial...) -> (G, C / G, taps, C / G, taps): `sum a a^T` over all patches, exactly symmetric."""
+    if len(axes) == 1:  # a row of its own, so that all offsets of the only axis are in one product
+        given = given.unsqueeze(2)
+    outer, *inner = with_rows(axes)
+    channels = given.shape[1] // groups
+    dtype = torch.promote_types(given.dtype, dtype)
+    found: dict[tuple[tuple[Alike, ...], Alike, Cell], Tensor] = {}
+    for chosen in blocks(given, axes, groups, budget, dtype):
+        part = given[chosen].to(dtype)
+        split = part.reshape(part.shape[0], groups, channels, *part.shape[2:])
+        order = (1, *range(3, split.dim()), 0, 2)  # (G, spatial..., n, C): moved images are then whole blocks
+        margins = [size for axis in reversed(inner) for size in (axis.reach, axis.reach)]
+        image = F.pad(split.permute(order), [0, 0, 0, 0, *margins])
+        for bases in bases_of(inner):
+            for cell in cells_of(bases):
+                for pair, made in cell_products(image, outer, inner, bases, cell):
+                    key = bases, pair, cell
+                    found[key] = made if key not in found else found[key].add_(made)
+    side = (outer.kernel, *taps_of(inner), channels)
+    made = given.new_empty((groups, *side, *side), dtype=dtype)
+    for bases in bases_of(inner):
+        for pair in pairs(outer):
+            cells = {cell: found.pop((bases, pair, cell)) for cell in cells_of(bases) if pair.intervals}
+            fill(made, inner, pair, bases, cells)
+    taps = outer.kernel * math.prod(taps_of(inner))
+    whole = mirrored(made.view(groups, taps * channels, taps * channels))
+    return whole.view(groups, taps, channels, taps, channels).permute(0, 2, 1, 4, 3)
+
+
+def blocks(
+    given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
+) -> Iterable[slice]:
+    """Slices of examples whose copies fit the budget, and on a CPU its cache where sums are small beside them."""
+    size = torch.promote_types(given.dtype, dtype).itemsize
+    each = copies(axes, given.shape[1]) * size
+    if given.is_cuda:
+        return budget.slices(given.shape[0], each)
+    sums = 2 * counted(tuple(axes))[1] * groups * (given.shape[1] // groups) ** 2 * size
+    block = min(budget.bytes / 2, max(CPU_BLOCK, sums))
+    return Budget(int(block)).slices(given.shape[0], each, 1.0)
+
+
+def cell_products(
+    image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[Alike], cell: Cell
+) -> Iterable[tuple[Alike, Tensor]]:
+    """For each of the outer pairs (R, G, C, E, C): products over intervals of rows, in one cell of the other axes."""
+    centre, first = centre_of(inner, bases)
+    phases = {outer.phase(tap) for tap in range(outer.kernel)}
+    moved = {phase: moved_copies(image, outer, inner, bases, cell, phase) for phase in phases}
+    for pair in pairs(outer):
+        if not pair.intervals:
+            continue
+        shift = outer.start(pair.taps[0] + pair.offset) - outer.start(pair.taps[0])
+        partner = moved[outer.phase(pair.taps[0] + pair.offset)]
+        right = partner[..., first:, :] if pair.offset == 0 else partner  # the others are transposes
+        yield pair, interval_products(moved[pair.phase][..., centre, :], right, pair, shift)
+
+
+def moved_copies(
+    image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[Alike], cell: Cell, phase: int
+) -> Tensor:
+    """(G, rows, pixels * n, E, C): the pixels of one cell moved by every offset, in all rows of one phase."""
+    stride = image.stride()
+    sizes, steps, offsets, jumps = [], [], [], []
+    start = image.storage_offset() + phase * stride[1]
+    for axis, base, (low, high), each in zip(inner, bases, cell, stride[2:-2], strict=True):
+        least, number = base.offsets(axis)
+        sizes.append(high - low)
+        steps.append(axis.stride * each)
+        offsets.append(number)
+        jumps.append(axis.dilation * each)
+        start += (axis.reach + base.phase + axis.stride * low + axis.dilation * least) * each
+    groups, count, channels = image.shape[0], image.shape[-2], image.shape[-1]
+    rows = outer.count(phase)
+    seen = image.as_strided(
+        (groups, rows, *sizes, count, *offsets, channels),
+        (stride[0], outer.stride * stride[1], *steps, stride[-2], *jumps, stride[-1]),
+        start if rows else 0,
+    )
+    # In one piece: a view of this shape may exist, whose parts would be copied for each product.
+    return seen.contiguous().view(groups, rows, math.prod(sizes) * count, math.prod(offsets), channels)
+
+
+def interval_products(left: Tensor, right: Tensor, pair: Alike, shift: int) -> Tensor:
+    """(G, rows, m, C) and (G, rows, m, E, C) -> (R, G, C, E, C): one product per interval of rows."""
+    groups, _, pixels, channels = left.shape
+    width = right.shape[3]
+    made = []
+    for start, length, number in pair.batches():
+        inside = slice(start, start + length * number)
+        moved = slice(inside.start + shift, inside.stop + shift)
+        if groups == 1:
+            rows = left[0, inside].reshape(number, length * pixels, channels)
+            columns = right[0, moved].reshape(number, length * pixels, width * channels)
+            made.append(products(rows, columns).unsqueeze(1))
+        else:
+            for place in range(number):
+                one = slice(start + place * length, start + (place + 1) * length)
+                rows = left[:, one].reshape(groups, length * pixels, channels)
+                columns = right[:, one.start + shift : one.stop + shift]
+                made.append(products(rows, columns.reshape(groups, length * pixels, width * channels)).unsqueeze(0))
+    return torch.cat(made).view(-1, groups, channels, width, channels)
+
+
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """(b, n, C) and (b, n, m) -> (b, C, m)."""
+    batch, _, channels = left.shape
+    if batch > 1:
+        return left.mT @ right
+    parts = pieces(left, right)
+    if parts == 1:
+        return (left[0].T @ right[0]).unsqueeze(0)
+    return (left.reshape(parts, -1, channels).mT @ right.reshape(parts, -1, right.shape[-1])).sum(0, keepdim=True)
+
+
+def pieces(left: Tensor, right: Tensor) -> int:
+    """In how many equal parts a long sum is taken: on a GPU so many that all of it has work."""
+    if not left.is_cuda:
+        return 1
+    _, long, channels = left.shape
+    tiles = -(-channels // 64) * -(-right.shape[-1] // 64)
+    wanted = min(256 // tiles, long // 512)
+    return next((parts for parts in range(wanted, 1, -1) if long % parts == 0), 1)
+
+
+def fill(made: Tensor, inner: Sequence[Axis], pair: Alike, bases: Sequence[Alike], cells: dict[Cell, Tensor]) -> None:
+    """Write the blocks of the outer taps of `pair` and the inner taps of `bases`, from sums (R, G, C, E, C) by cell."""
+    places = [dict(zip(base.taps, base.runs, strict=True)) for base in bases]
+    rows: dict[Range, dict[Cell, Tensor]] = {}
+    for tap, run in zip(pair.taps, pair.runs, strict=True):
+        if run not in rows:
+            rows[run] = {cell: over(sums, run) for cell, sums in cells.items()}
+        for own in itertools.product(*places):
+            # (G, C, inner..., C): the blocks of this tap with all that are `offset` on along the first axis.
+            target = made.select(1, tap)
+            for each in own:
+                target = target.select(1, each)
+            target = target.select(2, tap + pair.offset)
+            runs = [place[each] for place, each in zip(places, own, strict=True)]
+            held = [base.intervals[low:high] for base, (low, high) in zip(bases, runs, strict=True)]
+            values = [rows[run][cell] for cell in itertools.product(*held) if run[0] < run[1]]
+            if pair.offset == 0:
+                target = target.narrow(2, own[0], inner[0].kernel - own[0])
+            if not values:
+                target.zero_()
+                continue
+            target.copy_(partners(total(values), inner, bases, own, pair.offset == 0))
+
+
+def over(sums: Tensor, run: Range) -> Tensor:
+    """The sum over a range of the first axis."""
+    return sums[run[0]] if run[1] == run[0] + 1 else sums[run[0] : run[1]].sum(0)
+
+
+def total(values: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    made = values[0] if len(values) == 1 else values[0] + values[1]
+    for value in values[2:]:
+        made += value
+    return made
+
+
+def partners(sums: Tensor, inner: Sequence[Axis], bases: Sequence[Alike], own: Sequence[int], half: bool) -> Tensor:
+    """(G, C, E, C) by offset -> (G, C, inner..., C) by the partner of the inner taps `own`, a view."""
+    spans = [base.offsets(axis) for axis, base in zip(inner, bases, strict=True)]
+    if half:
+        spans[0] = (0, sum(spans[0]))
+    sums = sums.unflatten(2, [number for _, number in spans])
+    for dim, (axis, (least, _), tap) in enumerate(zip(inner, spans, own, strict=True)):
+        first = tap if half and dim == 0 else 0
+        sums = sums.narrow(2 + dim, first - tap - least, axis.kernel - first)
+    return sums
+
+
+def mirrored(matrix: Tensor) -> Tensor:
+    """(G, n, n) symmetric, from what is on and above its diagonal."""
+    width = matrix.shape[-1]
+    if matrix.is_cuda or width <= 2 * TILE:
+        return matrix.triu() + matrix.triu(1).mT
+    # Reading a large matrix by columns misses the cache at every number: squares of it fit.
+    cuts = [slice(start, min(start + TILE, width)) for start in range(0, width, TILE)]
+    for group, (place, rows) in itertools.product(range(matrix.shape[0]), enumerate(cuts)):
+        matrix[group, rows, rows] = matrix[group, rows, rows].triu() + matrix[group, rows, rows].triu(1).T
+        for columns in cuts[place + 1 :]:
+            matrix[group, columns, rows] = matrix[group, rows, columns].contiguous().T.contiguous()
+    return matrix

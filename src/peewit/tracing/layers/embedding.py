@@ -1,0 +1,65 @@
+"""Embeddings: linear maps of one-hot vectors that are never made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...jacobians.factored import Term
+from ...jacobians.inputs import Acts
+from ...jacobians.layout import Layout
+from ...network.workarounds import shrunk, without_renormalising
+from .contract import Contribution, Handler, PlainInputs, Recorder, Use, positions_last
+
+
+class EmbeddingRule(PlainInputs):
+    """`y_t = W[token_t]`: inputs on the rows of W (V, E), gradients on its columns."""
+
+    name = "embedding"
+    matrix = True
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Tokens (B, ...), gradients (K, B, ..., E)."""
+        weight = use.refs["weight"]
+        tokens = inputs[0].reshape(len(inputs[0]), -1).long()
+        vocabulary, width = weight.parameter.shape
+        grad = positions_last(grad, 2, width).unsqueeze(2)
+
+        def one_hot(examples: slice) -> Tensor:
+            return F.one_hot(tokens[examples], vocabulary).unsqueeze(1)
+
+        term = Term(Acts(one_hot, vocabulary, tokens.shape[1], index=tokens), grad, flipped=True)
+        padding = use.options
+        if padding is not None:
+            counted = tokens != padding
+            term = replace(term, grad=grad * counted[None, :, None, :, None], counted=counted)
+        yield Contribution(weight.part, term, Layout.plain(1, vocabulary, width))
+
+
+EMBEDDING = EmbeddingRule()
+
+
+def embedding(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)`."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    values = dict(zip(names, args, strict=False)) | kwargs
+    weight, tokens = values["weight"], values["input"]
+    ref = recorder.resolve(weight)
+    if ref is None or ref.tensor.numel() != ref.parameter.numel() or not ref.is_rows:
+        return without_renormalising(func, args, kwargs)
+    padding = values.get("padding_idx")
+    if padding is not None and padding < 0:
+        padding += weight.shape[0]
+    applied = recorder.alias(weight)
+    if values.get("max_norm") is not None:
+        applied = shrunk(applied, values["max_norm"], values.get("norm_type", 2.0))
+    # Options that only change how torch stores the weight's gradient are left out: that gradient is never made.
+    output = func(tokens, applied, padding)
+    return recorder.record(EMBEDDING, output, {"weight": ref}, (tokens,), tuple(range(output.dim() - 1)), padding)
+
+
+HANDLERS: dict[Any, Handler] = {F.embedding: embedding}

@@ -1,0 +1,205 @@
+"""Scale and shift of normalisation layers: elementwise, so their Jacobian is small and explicit."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...jacobians.layout import Layout
+from ...kernels import available
+from ...kernels import gradients as kernel_gradients
+from .contract import Contribution, Handler, Recorder, Use, channels, positions_last
+from .linear import usable_range
+from .pulling import pulled
+
+
+class NormRule:
+    """`y = scale * normalised + shift`, over trailing axes or over channels."""
+
+    matrix = False
+
+    def __init__(self, name: str, per_channel: bool) -> None:
+        self.name = name
+        self.per_channel = per_channel
+
+    def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The normalised input, made again from the input: keeping it would double what a forward pass holds."""
+        return (use.options[1](inputs[0]),) if "weight" in use.refs else ()
+
+    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
+        """Normalised inputs (B, ...), gradients (K, B, ...)."""
+        size = next(iter(use.refs.values())).tensor.numel()
+        spatial = use.options[0]
+
+        def rows(tensor: Tensor, lead: int) -> Tensor:  # (lead, T, P)
+            if self.per_channel:
+                return channels(tensor, lead, spatial, 1).squeeze(lead)
+            return positions_last(tensor, lead, size)
+
+        gradient = rows(grad, 2)
+        layout = Layout.plain(1, size, 1)
+        normalised = rows(inputs[0], 1).to(gradient.dtype) if "weight" in use.refs else None
+        of_weight, of_bias = over_positions(gradient, normalised, "bias" in use.refs)
+        for role, value in (("weight", of_weight), ("bias", of_bias)):
+            if value is not None:
+                yield Contribution(use.refs[role].part, value, layout)
+
+
+def over_positions(grad: Tensor, normalised: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
+    """(K, B, T, P), (B, T, P) -> (K, B, P): sums over T of their products, and of gradients where asked for."""
+    if available.usable(grad) and (normalised is None or not normalised.requires_grad):
+        made = available.attempted(lambda: kernel_gradients.moments(grad, normalised, sums))
+        if made is not None:
+            return made
+    return None if normalised is None else (grad * normalised).sum(2), grad.sum(2) if sums else None
+
+
+class FrozenBatchNorm(torch.autograd.Function):
+    """Batch norm with running statistics, whose gradient is one product: torch's own passes over it several times."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, slope: Tensor, values: dict[str, Any]) -> Tensor:
+        """As torch does it; `slope` is what a channel is multiplied by."""
+        ctx.save_for_backward(slope)
+        made: Tensor = F.batch_norm(**{**values, "input": given})
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Channels are the second axis."""
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope.reshape(-1, *[1] * (grads[0].dim() - 2)), None, None
+
+
+def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
+    """The same numbers; scale and shift are recorded elsewhere and need no gradient here."""
+    given, mean, variance = values["input"], values["running_mean"], values["running_var"]
+    if not given.requires_grad or mean is None or variance is None or mean.requires_grad or variance.requires_grad:
+        made: Tensor = F.batch_norm(**values)
+        return made
+    weight = values.get("weight")
+    slope = (variance + values.get("eps", 1e-5)).rsqrt()
+    if weight is not None:
+        slope = slope * weight.detach()
+    fixed = {role: each.detach() if isinstance(each, Tensor) else each for role, each in values.items()}
+    applied: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return applied
+
+
+def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
+    """Gradients (K, ..., width) of a layer norm's output -> of its input; `slope` is one over the deviation."""
+    rows, flat = given.reshape(-1, width), grad.reshape(grad.shape[0], -1, width)
+    mean, slope = mean.reshape(-1, 1), slope.reshape(-1, 1)
+    scale = None if weight is None else weight.reshape(-1)
+    made = (
+        available.attempted(lambda: kernel_gradients.layer_norm(flat, rows, mean, slope, scale))
+        if available.usable(grad)
+        else None
+    )
+    if made is None:
+        normalised = (rows - mean) * slope
+        scaled = flat if scale is None else flat * scale
+        along = (scaled * normalised).mean(-1, keepdim=True)
+        made = (scaled - scaled.mean(-1, keepdim=True) - along * normalised) * slope
+    return made.reshape(grad.shape)
+
+
+class RowNorm(torch.autograd.Function):
+    """Torch's layer norm with such a gradient; scale and shift are recorded elsewhere and need none here."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Tensor:
+        """As torch does it."""
+        made, mean, slope = torch.native_layer_norm(given, shape, weight, bias, eps)
+        ctx.save_for_backward(given, mean, slope, weight)
+        ctx.width = math.prod(shape)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Through the input alone."""
+        return pulled(through_rows, grads[0], *ctx.saved_tensors, ctx.width), None, None, None, None
+
+
+def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
+    """`F.layer_norm`, on a GPU with a gradient of our own where many columns are pulled back."""
+    given, weight, bias = (values.get(role) for role in ("input", "weight", "bias"))
+    shape = list(values["normalized_shape"])
+    own = (
+        isinstance(given, Tensor)
+        and recorder.columns
+        and not recorder.second
+        and given.requires_grad
+        and not torch.is_autocast_enabled(given.device.type)
+        and all(each is None or each.dtype == given.dtype for each in (weight, bias))
+        and math.prod(shape) <= kernel_gradients.WIDEST_ROW
+        and available.usable(given.detach())
+    )
+    if not own:
+        made: Tensor = F.layer_norm(**values)
+        return made
+    fixed = [None if each is None else each.detach() for each in (weight, bias)]
+    applied: Tensor = RowNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
+    return applied
+
+
+def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
+    """A handler for a normalising function of `torch.nn.functional`."""
+    rule = NormRule(name, per_channel)
+    names = tuple(inspect.signature(function).parameters)
+
+    def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = dict(zip(names, args, strict=False)) | kwargs
+        refs = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
+        found = {role: ref for role, ref in refs.items() if ref is not None}
+        if name == "batch norm" and values.get("training", False):
+            whose = next((ref.name for ref in found.values()), "a batch norm without scale and shift")
+            raise ValueError(
+                f"{whose!r} normalises with the statistics of the batch in evaluation mode, so that examples depend on "
+                "each other and none has a likelihood of its own; expected running statistics "
+                "(track_running_stats=True)."
+            )
+        if not found:
+            return func(*args, **kwargs)
+        applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
+        computed = any(
+            role not in found and isinstance(values.get(role), Tensor) and values[role].requires_grad
+            for role in ("weight", "bias")
+        )
+        # A scale that is a function of weights has a path of its own.
+        if name == "batch norm" and not computed and not recorder.second:
+            output = frozen_batch_norm(applied)
+        elif name == "layer norm" and not computed:
+            output = layer_norm(recorder, applied)
+        else:
+            output = function(**applied)
+        given = values["input"]
+        bare = {**values, "weight": None, **({"bias": None} if "bias" in names else {})}
+
+        def normalised(given: Tensor) -> Tensor:
+            made: Tensor = function(**{**bare, "input": given})
+            if made.requires_grad:
+                # torch's backward of batch norm misreads a permuted gradient of a single example.
+                made.register_hook(Tensor.contiguous)
+            return made
+
+        trailing = len(values.get("normalized_shape", ()))
+        axes = (0,) if per_channel else tuple(range(output.dim() - trailing))
+        return recorder.record(rule, output, found, (given,), axes, (output.dim() - 2, normalised))
+
+    return handler
+
+
+HANDLERS: dict[Any, Handler] = {
+    F.layer_norm: norm("layer norm", F.layer_norm, False),
+    F.rms_norm: norm("RMS norm", F.rms_norm, False),
+    F.group_norm: norm("group norm", F.group_norm, True),
+    F.instance_norm: norm("instance norm", F.instance_norm, True),
+    F.batch_norm: norm("batch norm", F.batch_norm, True),
+}

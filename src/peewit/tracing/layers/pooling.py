@@ -1,0 +1,98 @@
+"""Max pooling: its gradient for all columns at once; torch's copies the input and its places for every column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .contract import Handler, Recorder
+from .conv.geometry import counts
+from .pulling import pulled
+
+
+class Pool(torch.autograd.Function):
+    """Over windows side by side, without scattering; a gradient goes to the first largest number, as torch's does."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, high: int, wide: int) -> Tensor:
+        """(..., H, W) -> (..., H / high, W / wide)."""
+        made, index = F.max_pool2d(given, (high, wide), return_indices=True)
+        ctx.save_for_backward(index)
+        ctx.sizes = high, wide, given.shape[-1]
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """A product with ones and zeros."""
+        (index,) = ctx.saved_tensors
+        high, wide, width = ctx.sizes
+        row = index // width % high
+        column = index % width % wide
+        rows = torch.arange(high, device=index.device)[:, None, None]
+        columns = torch.arange(wide, device=index.device)
+        # (..., h, high, w, wide)
+        chosen = (row[..., :, None, :, None] == rows) & (column[..., :, None, :, None] == columns)
+        spread = grads[0][..., :, None, :, None] * chosen.to(grads[0].dtype)  # mixed dtypes multiply more slowly
+        return spread.flatten(-2).flatten(-3, -2), None, None
+
+
+def scattered(grad: Tensor, index: Tensor, sizes: tuple[int, int], apart: bool) -> Tensor:
+    """Gradients (K, ..., h, w) -> (K, ..., H, W): each to its place (..., h, w), where windows may meet."""
+    made = grad.new_zeros(*grad.shape[:-2], sizes[0] * sizes[1])
+    places = index.flatten(-2).expand(*grad.shape[:-2], -1)
+    values = grad.flatten(-2)
+    made = made.scatter_(-1, places, values) if apart else made.scatter_add_(-1, places, values)
+    return made.reshape(*grad.shape[:-2], *sizes)
+
+
+class PlacedPool(torch.autograd.Function):
+    """The same over any windows, by scattering: on a CPU that is faster."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, apart: bool, options: dict[str, Any]) -> Tensor:
+        """(..., H, W) -> (..., h, w)."""
+        made, index = F.max_pool2d(given, **options, return_indices=True)
+        ctx.save_for_backward(index)
+        ctx.sizes, ctx.apart = (given.shape[-2], given.shape[-1]), apart
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """All columns with the same places."""
+        (index,) = ctx.saved_tensors
+        return pulled(scattered, grads[0], index, ctx.sizes, ctx.apart), None, None
+
+
+def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)`."""
+    names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    values = dict(zip(names, args, strict=False)) | kwargs
+    given = values.get("input")
+    indices = values.pop("return_indices", False)
+    if not isinstance(given, Tensor) or not given.requires_grad or indices or recorder.second:
+        return func(*args, **kwargs)
+    kernel, stride = counts(values["kernel_size"], 2), values.get("stride")
+    step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else counts(stride, 2)
+    dilation = counts(values.get("dilation", 1), 2)
+    if given.is_cuda:
+        side_by_side = (
+            given.dim() == 4
+            and step == kernel
+            and counts(values.get("padding", 0), 2) == (0, 0)
+            and dilation == (1, 1)
+            and given.shape[-2] % kernel[0] == 0
+            and given.shape[-1] % kernel[1] == 0
+        )
+        return Pool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+    if not recorder.columns or not given.numel() or given.device.type != "cpu":
+        return func(*args, **kwargs)
+    apart = all(step[axis] > dilation[axis] * (kernel[axis] - 1) for axis in range(2))
+    options = {name: value for name, value in values.items() if name != "input"}
+    return PlacedPool.apply(given, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+HANDLERS: dict[Any, Handler] = {F.max_pool2d: max_pool}

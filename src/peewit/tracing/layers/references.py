@@ -1,0 +1,113 @@
+"""Tensors in a call, recognised as views of selected parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ...weights.ranges import Part
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor in a call, recognised as (a view of) a selected parameter.
+
+    Element (i, j, ...) of the view is number `start + i * steps[0] + j * steps[1] + ...` of the flattened parameter,
+    whatever their order in memory.
+    """
+
+    name: str
+    tensor: Tensor
+    parameter: Tensor
+    start: int
+    steps: tuple[int, ...]
+
+    @staticmethod
+    def of(name: str, tensor: Tensor, parameter: Tensor) -> Ref | None:
+        """The reference; None where the view's elements are not such numbers of the parameter."""
+        if tensor is parameter:
+            return Ref(name, tensor, parameter, 0, own_steps(tuple(tensor.shape)))
+        if tensor.dtype != parameter.dtype:  # real numbers seen as complex ones, or bits as other numbers
+            return None
+        offset = tensor.storage_offset() - parameter.storage_offset()
+        sizes = tuple(tensor.shape), tensor.stride(), tuple(parameter.shape), parameter.stride()
+        found = steps_of(offset, *sizes)
+        return None if found is None else Ref(name, tensor, parameter, *found)
+
+    @property
+    def part(self) -> Part:
+        """The range the view covers, when it is a contiguous one."""
+        return Part(self.name, self.start, self.start + self.tensor.numel())
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the view is a contiguous range of the flattened parameter, in its own order."""
+        return in_order(tuple(self.tensor.shape), self.steps)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the parameter has the last two axes of the view in the other order."""
+        if self.tensor.dim() < 2:
+            return False
+        # An axis of one fits either way: then the longer one is the first.
+        first, second = list(zip(self.steps, self.tensor.shape, strict=True))[-2:]
+        return second > first
+
+    def permuted(self, order: tuple[int, ...]) -> Ref:
+        """The same elements with the view's axes in another order."""
+        steps = tuple(self.steps[axis] for axis in order)
+        return replace(self, tensor=self.tensor.permute(order), steps=steps)
+
+    def index(self) -> Tensor:
+        """(view's shape): positions of the view's elements in the flattened parameter."""
+        every = torch.arange(self.parameter.numel(), device=self.parameter.device)
+        return every.as_strided(self.tensor.shape, self.steps, self.start)
+
+
+Sizes = tuple[int, ...]
+
+
+def own_steps(shape: Sizes) -> Sizes:
+    """How far apart neighbours along each axis are in a flattened tensor."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def in_order(shape: Sizes, steps: Sizes) -> bool:
+    """Whether numbers this far apart are a contiguous range in the order of its axes; an axis of one has no steps."""
+    pairs = zip(shape, steps, own_steps(shape), strict=True)
+    return 0 in shape or all(size == 1 or step == own for size, step, own in pairs)
+
+
+def reach(shape: Sizes, steps: Sizes) -> int:
+    """How far the last element is from the first."""
+    return sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+
+
+@cache
+def steps_of(offset: int, shape: Sizes, strides: Sizes, whole: Sizes, whole_strides: Sizes) -> tuple[int, Sizes] | None:
+    """The start and steps, in the flattened parameter, of a view of it; both are given as they are in memory.
+
+    None where the view leaves the parameter, where elements of the parameter share memory, or where neighbours in the
+    view are not equally far apart in the flattened parameter.
+    """
+    if 0 in shape:
+        return 0, own_steps(shape)
+    if offset < 0 or offset + reach(shape, strides) > reach(whole, whole_strides):
+        return None
+    if in_order(whole, whole_strides):
+        return offset, strides
+    every = torch.arange(1 + max(reach(whole, whole_strides), math.prod(whole)), device="cpu")
+    places = every.as_strided(whole, whole_strides).flatten()
+    if places.unique().numel() < places.numel():
+        return None
+    memory = torch.full_like(every, -1).index_copy(0, places, every[: places.numel()])
+    seen = memory.as_strided(shape, strides, offset)
+    start = int(seen.flatten()[0])
+    steps = tuple(int(seen.select(axis, min(1, size - 1)).flatten()[0]) - start for axis, size in enumerate(shape))
+    if min(start, *steps, 0) < 0 or start + reach(shape, steps) >= len(every):
+        return None
+    return (start, steps) if torch.equal(seen, every.as_strided(shape, steps, start)) else None

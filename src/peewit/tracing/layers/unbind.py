@@ -1,0 +1,94 @@
+"""Taking a tensor apart along an axis: its gradient for all columns at once, in the order of the tensor's own memory.
+
+Packed projections of attention are brought into another order and taken apart. Torch stacks the gradients in the new
+order, and the layer below has them copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .contract import Handler, Recorder
+
+
+def together(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int = 0) -> Tensor:
+    """Stack (lead..., ...) along an axis behind `lead` others; `order` has the axes as memory is to have them."""
+    shape = list(parts[0].shape)
+    shape.insert(lead + axis, len(parts))
+    whole = (*range(lead), *(lead + each for each in order))
+    made = parts[0].new_empty([shape[each] for each in whole])
+    turned = made.permute([whole.index(each) for each in range(len(shape))])
+    for place, part in zip(turned.unbind(lead + axis), parts, strict=True):
+        place.copy_(part)
+    return turned
+
+
+class Together(torch.autograd.Function):
+    """Stacking as an operation that takes a batch of columns as it is."""
+
+    @staticmethod
+    def forward(axis: int, order: tuple[int, ...], *parts: Tensor) -> Tensor:
+        """(..., ...) of every part."""
+        return together(list(parts), axis, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, axis: int, order: tuple[int, ...], *parts: Tensor) -> Any:
+        """A part that no output depends on has zeros without columns."""
+        size = info.batch_size
+        columns = [
+            part.expand(size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in zip(parts, in_dims[2:], strict=True)
+        ]
+        return together(columns, axis, order, 1), 0
+
+
+class Unbind(torch.autograd.Function):
+    """Torch's `unbind` with such a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, axis: int) -> tuple[Tensor, ...]:
+        """Views of the parts."""
+        ctx.axis = axis
+        steps = given.stride()
+        ctx.order = tuple(sorted(range(given.dim()), key=lambda each: -steps[each]))
+        return given.unbind(axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Together again."""
+        return Together.apply(ctx.axis, ctx.order, *grads), None  # type: ignore[no-untyped-call]  # torch's
+
+
+def unbind(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.unbind(dim)` of a computed tensor whose axes are not in the order of memory."""
+    values = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+    given, axis = values.get("input"), values.get("dim", 0)
+    plain = (
+        recorder.second
+        or not recorder.columns
+        or not isinstance(given, Tensor)
+        or not isinstance(axis, int)
+        or given.grad_fn is None
+        or (given._base is not None and given._base.is_leaf)  # a weight: its parts are recognised as such
+        or not given.numel()
+        or not -given.dim() <= axis < given.dim()
+        or given.is_nested
+        or not given.is_floating_point()
+        or 0 in given.stride()  # expanded
+        or given.stride(axis) == max(given.stride())  # torch's own is in order
+    )
+    if plain:
+        return func(*args, **kwargs)
+    assert isinstance(given, Tensor)
+    return Unbind.apply(given, axis % given.dim())  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+HANDLERS: dict[Any, Handler] = {torch.unbind: unbind, torch.Tensor.unbind: unbind}

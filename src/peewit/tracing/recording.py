@@ -1,0 +1,211 @@
+"""The recording of a forward pass: a torch function mode that sees the calls that apply weights, whoever makes them.
+
+So tied weights, layers called twice, `F.linear` on another module's weight and the projections inside attention are all
+the same thing, a use. What it cannot recognise still leaves a path from the output to the parameter in the autograd
+graph; such parameters take the generic rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from .knowledge import Plan, Signature
+from .layers import HANDLERS
+from .layers.contract import Lift, Rule, Use, output_edge, settled
+from .layers.elementwise import stretched
+from .layers.examples import batch_axes
+from .layers.references import Ref
+
+
+def following(roots: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
+    """Every node of the autograd graph that the roots lead to, each once; not beyond those at which to stop."""
+    seen: set[Any] = set()
+    stack = [node for node in roots if node is not None]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if not stop(node):
+            stack.extend(each for each, _ in node.next_functions if each is not None)
+
+
+class Again(BaseException):
+    """A forward pass is to be recorded again, now that more is known; no network catches it."""
+
+
+class Recording(TorchFunctionMode):
+    """Notes every recognised use of the selected weights during a forward pass."""
+
+    def __init__(
+        self,
+        names: dict[int, str],
+        plan: Plan,
+        examples: int,
+        signature: Signature,
+        watch: bool = False,
+        second: bool = False,
+        exact: bool = False,
+        columns: bool = False,
+        room: float = math.inf,
+    ) -> None:
+        super().__init__()
+        self.watch = watch
+        self.second = second or plan.second  # whether gradients will be differentiated again
+        self.exact = exact  # whether gradients are to be as exact as in float32
+        self.room = room  # bytes of the budget
+        self.columns = columns  # whether several gradients will be pulled back at once
+        self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
+        self.names = names
+        self.plan = plan
+        self.examples = examples
+        self.signature = signature
+        self.uses: list[Use] = []
+        self.lifts: list[Lift] = []
+        self.aliases: dict[Any, tuple[str, ...]] = {}  # by node: the weights behind it
+        self.outputs: dict[Any, Use | None] = {}  # by node: the use that it is the output of; None: a lift's
+        self.calls: Counter[tuple[str, ...]] = Counter()
+        self.open = False  # whether some output has no examples
+        self.fresh: list[str] = []  # keys of what was broadcast for the operation at hand
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand recognised calls to their layer's handler."""
+        handler = HANDLERS.get(func)
+        # Without gradients nothing can be recorded: such a region is no function of the weights. Inside the network's
+        # own transforms tensors have no place in the graph: what happens there is for the generic rule.
+        if handler is None or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            if func is torch.autograd.grad and torch.is_grad_enabled():
+                self._differentiated()
+            return func(*args, **(kwargs or {}))
+        return handler(self, func, args, kwargs or {})
+
+    def _differentiated(self) -> None:
+        """Begin again where the network differentiates its own gradients: ours are to have derivatives then."""
+        if not self.second:
+            self.plan.second = True
+            raise Again
+
+    def refuse_mapping(self) -> None:
+        """Note that `torch.vmap` is wrong for what the network calls here: the generic rule does without."""
+        self.plan.vectorised = False
+
+    def resolve(self, tensor: Any) -> Ref | None:
+        """The selected parameter that a tensor is, or is a view of."""
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+            return None
+        for parameter in (tensor, tensor._base):
+            name = self.names.get(id(parameter))
+            if parameter is not None and name is not None and name not in self.plan.generic:
+                return Ref.of(name, tensor, parameter)
+        return None
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same values, behind a node at which the search for unrecorded uses stops."""
+        ref = self.resolve(tensor)
+        return self._alias(tensor, () if ref is None else (ref.name,))
+
+    def _alias(self, tensor: Tensor, names: tuple[str, ...]) -> Tensor:
+        made = tensor.view_as(tensor)
+        self.aliases[made.grad_fn] = names
+        return made
+
+    def _numbered(self, *what: str) -> str:
+        self.calls[what] += 1
+        return "/".join((*what, str(self.calls[what])))
+
+    def record(
+        self,
+        rule: Rule,
+        output: Tensor,
+        refs: dict[str, Ref],
+        inputs: tuple[Tensor, ...],
+        axes: tuple[int, ...],
+        options: Any = None,
+    ) -> Tensor:
+        """Note a call and return its output."""
+        key = self._numbered(rule.name, *(ref.name for ref in refs.values()))
+        if key in self.plan.copied:
+            inputs = tuple(each.clone() for each in inputs)
+        output = settled(output)
+        use = Use(
+            key=key,
+            rule=rule,
+            refs=refs,
+            inputs=inputs,
+            options=options,
+            edge=output_edge(output),
+            shape=tuple(output.shape),
+            axes=axes,
+            dtype=output.dtype,
+            below=tuple(each.grad_fn for each in inputs if each.grad_fn is not None),
+            versions=tuple(each._version for each in inputs),
+            lifted=self._without_examples(key, tuple(output.shape), axes),
+        )
+        self.uses.append(use)
+        self.outputs[use.edge.node] = use
+        self.open |= use.lifted
+        if self.watch:
+            self.seen[key] = tuple(each.detach().clone() for each in inputs or (output,))
+        return output
+
+    def _without_examples(self, key: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+        if self.examples == 1:
+            return False
+        if self.plan.located(key, self.signature):
+            return self.plan.axis(key, self.signature) is None
+        return not batch_axes(shape, axes, self.examples)
+
+    def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """A tensor without examples, broadcast to a shape and noted; None where it is not such a tensor.
+
+        It may be the output of a use, or be computed from such outputs.
+        """
+        if not self.open or tensor.grad_fn is None or tensor.is_complex():
+            return None
+        axes = stretched(tuple(tensor.shape), shape)
+        uses = self._uses_below(tensor) if batch_axes(shape, axes, self.examples) else ()
+        if not uses:
+            return None
+        made = self._alias(tensor, tuple({name for use in uses for name in use.names})).expand(shape)
+        key = self._numbered("lift", *(use.key for use in uses))
+        source, edge = get_gradient_edge(tensor), get_gradient_edge(made)
+        self.lifts.append(Lift(key, source, tuple(tensor.shape), tensor.dtype, edge, tuple(shape), axes, uses))
+        self.outputs[edge.node] = None
+        self.fresh.append(key)
+        return made
+
+    def broadcast(self, rule: Rule, ref: Ref, shape: tuple[int, ...]) -> Tensor:
+        """A parameter broadcast to a shape, noted there."""
+        axes = stretched(tuple(ref.tensor.shape), tuple(shape))
+        made = self.record(rule, self.alias(ref.tensor).expand(shape), {"weight": ref}, (), axes)
+        self.fresh.append(self.uses[-1].key)
+        return made
+
+    def show_result(self, output: Tensor) -> None:
+        """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
+        if self.watch:
+            self.seen.update({key: (output.detach().clone(),) for key in self.fresh})
+        self.fresh.clear()
+
+    def _uses_below(self, tensor: Tensor) -> tuple[Use, ...]:
+        """The recorded uses that a tensor depends on, if none of them has examples."""
+        found = []
+        for node in following([tensor.grad_fn], lambda node: False):
+            if node not in self.outputs:
+                continue
+            use = self.outputs[node]
+            if use is None or not use.lifted:
+                return ()
+            found.append(use)
+        return tuple(found)

@@ -1,0 +1,258 @@
+"""Rows that are this or that example's, as the data has it: whose each row is, found anew in every batch.
+
+A mixture of experts applies a weight to the tokens that were sent to it, and no axis of such rows holds the examples.
+Gradients tell: the outputs of one example alone reach its own rows. Rows that no output depends on, such as those
+behind dead units, are found by value in forward passes of single examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..network.failures import FAILURES
+from ..network.nests import take
+from .layers.contract import Use
+from .layers.examples import Owned
+from .tape import Tape
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+BASE = 32  # powers of two up to 2 ** 31 scale gradients in float32 without rounding them
+ROUNDING = 8.0  # units of the last place, by which a scaled gradient may be off
+
+
+def gradients_of(tape: Tape, edges: list[Any], chosen: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of some examples' outputs alone, or of outputs times a number for each example (B,), at the edges.
+
+    Outputs are weighted at random: their plain sum has no gradient behind a softmax.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64, device="cpu") + 0.5
+    cotangent = weight.to(tape.output) * chosen.to(tape.output).reshape(-1, *[1] * (tape.output.dim() - 1))
+    return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
+
+
+def powers(examples: int) -> list[Tensor]:
+    """Powers of two (B,) each, which together tell examples apart: by the digits of their numbers in base `BASE`."""
+    numbers = torch.arange(examples, device="cpu")
+    made: list[Tensor] = []
+    while BASE ** len(made) < examples:
+        made.append(2.0 ** (numbers // BASE ** len(made) % BASE).double())
+    return made
+
+
+def by_bits(examples: int) -> list[Tensor]:
+    """Booleans (B,) each: for every binary digit of the examples' numbers, those that have it and those that do not."""
+    numbers = torch.arange(examples, device="cpu")
+    having = [(numbers >> bit) % 2 == 1 for bit in range((examples - 1).bit_length())]
+    return [each for own in having for each in (own, ~own)]
+
+
+def whose(hits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From which of `by_bits` reach each row, (2 digits, R): its example (R,), whether it has one, or none."""
+    having, lacking = hits[::2], hits[1::2]
+    digits = torch.arange(len(having), device=hits.device)[:, None]
+    owners = (having.long() << digits).sum(0)
+    return owners, (having ^ lacking).all(0), ~hits.any(0)
+
+
+@dataclass
+class Routing:
+    """One batch of a network, looked at for rows that are not where its plan has the examples."""
+
+    tracer: Tracer
+    tape: Tape
+
+    def own_empty(self) -> None:
+        """Uses without any row have nothing to find."""
+        for use in self.tape.direct:
+            if use.axes and use.shape[use.axes[0]] == 0:
+                self._own(use, torch.zeros(0, dtype=torch.long, device=self.tape.output.device))
+
+    def look(self, shuffles: bool) -> None:
+        """Find whose each row is where the plan says so; where that fails, the weight takes the generic rule.
+
+        A network that may reorder its examples may do so in some batches only: gradients of one half of the examples
+        must not reach what the plan has for rows of the other half. A use where they do is routed too.
+        """
+        tape = self.tape
+        routed = [use for use in tape.direct if self._is_routed(use)]
+        if not routed and not shuffles:
+            return
+        self.own_empty()
+        routed = [use for use in routed if use.key not in tape.owned]
+        fixed = [use for use in tape.direct if shuffles and self._is_fixed(use)]
+        if not routed and not fixed:
+            return
+        if not self._scaled(routed, fixed):
+            self._reached(routed, fixed, shuffles)
+
+    def _scaled(self, routed: list[Use], fixed: list[Use]) -> bool:
+        """Find rows' examples in few passes: outputs times powers of two give gradients times the same powers.
+
+        Whether that told all: a row that several examples reach is not scaled by any of their powers, nor are gradients
+        that overflow. A share in a row that is lost in rounding is not seen.
+        """
+        tape, device = self.tape, self.tape.output.device
+        edges = [use.edge for use in (*routed, *fixed)]
+        plain = gradients_of(tape, edges, torch.ones(tape.examples, device=device))
+        owners = [torch.zeros(use.shape[use.axes[0]], dtype=torch.long, device=device) for use in routed]
+        right: list[Tensor] = []
+        for digit, scales in enumerate(powers(tape.examples)):
+            scales = scales.to(device)
+            made = gradients_of(tape, edges, scales)
+            for place, (use, first, gradient) in enumerate(zip((*routed, *fixed), plain, made, strict=True)):
+                if first is None or gradient is None:
+                    continue
+                both = [each.reshape(use.shape) for each in (first, gradient)]
+                if place < len(routed):
+                    one, other = (flat(each.movedim(use.axes[0], 0)) for each in both)
+                    numbers = (sizes(other) / sizes(one)).log2().round().nan_to_num(0.0).clamp(0, BASE - 1)
+                    owners[place] += numbers.long() * BASE**digit
+                    right.append(is_scaled(one, other, 2.0**numbers))
+                else:
+                    where: Any = tape.axis(use.key)
+                    one, other = (flat(where.split(each, tape.examples)) for each in both)
+                    right.append(is_scaled(one, other, scales))
+        right += [(own < tape.examples).all() for own in owners]
+        if right and not bool(torch.stack(right).all()):
+            return False
+        for place, use in enumerate(routed):
+            first = plain[place]
+            none = torch.ones_like(owners[place], dtype=torch.bool) if first is None else ~self._rows_hit(use, first)
+            self._settle(use, owners[place], none)
+        return True
+
+    def _reached(self, routed: list[Use], fixed: list[Use], shuffles: bool) -> None:
+        """Find rows' examples by which of `by_bits` reach them: nothing rests on rounding."""
+        tape = self.tape
+        hits: dict[str, list[Tensor]] = {use.key: [] for use in routed}
+        astray: list[Tensor] = []
+        for half in by_bits(tape.examples):
+            chosen = half.to(tape.output.device)
+            gradients = gradients_of(tape, [use.edge for use in (*routed, *fixed)], chosen)
+            for use, gradient in zip(routed, gradients, strict=False):
+                hits[use.key].append(self._rows_hit(use, gradient))
+            others = gradients[len(routed) :]
+            astray += [self._strays(*each, chosen) for each in zip(fixed, others, strict=True)]
+        strays = torch.stack(astray).reshape(-1, len(fixed)).any(0).tolist() if fixed else []
+        for use in (use for use, stray in zip(fixed, strays, strict=True) if stray):
+            self.tracer.expect_routed(tape, use)
+        if any(strays):
+            self.look(shuffles)
+            return
+        for use in routed:
+            owners, single, none = whose(torch.stack(hits[use.key]))
+            if bool((single | none).all()):
+                self._settle(use, owners, none)
+            else:
+                self.tracer.plan.generic.update(use.names)
+
+    def _is_routed(self, use: Use) -> bool:
+        place = self.tape.axis(use.key)
+        return place is not None and place.fold == "owned"
+
+    def _is_fixed(self, use: Use) -> bool:
+        place = self.tape.axis(use.key)
+        if place is None or place.fold == "owned" or set(use.names) & self.tracer.plan.generic:
+            return False
+        return self.tracer.known(self.tape, use.key, use.shape)
+
+    def _rows_hit(self, use: Use, gradient: Tensor | None) -> Tensor:
+        """(R,): rows that a gradient reaches."""
+        axis = use.axes[0]
+        if gradient is None:
+            return torch.zeros(use.shape[axis], dtype=torch.bool, device=self.tape.output.device)
+        return (flat(gradient.reshape(use.shape).movedim(axis, 0)) != 0).any(1)
+
+    def _strays(self, use: Use, gradient: Tensor | None, chosen: Tensor) -> Tensor:
+        """Whether the gradient of the chosen examples reaches the rows of others."""
+        place = self.tape.axis(use.key)
+        if gradient is None or place is None:
+            return torch.zeros((), dtype=torch.bool, device=chosen.device)
+        return (place.split(gradient.reshape(use.shape), self.tape.examples)[~chosen] != 0).any()
+
+    def _own(self, use: Use, owners: Tensor) -> None:
+        self.tape.owned[use.key] = Owned.of(use.axes[0], owners, self.tape.examples)
+
+    def _settle(self, use: Use, owners: Tensor, none: Tensor) -> None:
+        found = self._by_value(use, owners, none) if bool(none.any()) else owners
+        if found is None:
+            self.tracer.plan.generic.update(use.names)
+        else:
+            self._own(use, found)
+
+    @cached_property
+    def _alone(self) -> list[dict[str, tuple[Tensor, ...]]] | None:
+        """What each example alone shows of every use; None where the network does not take a single one."""
+        tape = self.tape
+        try:
+            return [self.tracer.watch(take(tape.inputs, slice(each, each + 1))) for each in range(tape.examples)]
+        except FAILURES:
+            return None
+
+    def _by_value(self, use: Use, owners: Tensor, none: Tensor) -> Tensor | None:
+        """Examples of all rows (R,): rows without a gradient have the inputs that their example has alone.
+
+        None where what examples have alone is not what they have together.
+        """
+        if not use.rule.matrix or not use.inputs:
+            return owners  # without a gradient such rows are zero, whoever has them
+        if self._alone is None:
+            return None
+        rows = by_row(use.inputs, use.axes[0])
+        bound = 1e-2 if use.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        allowed = bound * float(rows.abs().max())
+        found, free = owners.tolist(), none.nonzero().flatten().tolist()
+        reached = (~none).cpu()
+        for example, seen in enumerate(self._alone):
+            own = by_row(seen[use.key], use.axes[0]) if use.key in seen else rows[:0]
+            left = list(range(len(own)))
+            for row in (reached & (owners.cpu() == example)).nonzero().flatten().tolist():
+                if take_nearest(rows[row], own, left, allowed) is None:
+                    return None
+            for place in left:
+                row = take_nearest(own[place], rows, free, allowed)
+                if row is None:
+                    return None
+                found[row] = example
+        return None if free else torch.tensor(found, device=owners.device)
+
+
+def flat(rows: Tensor) -> Tensor:
+    """(R, ...) -> (R, real numbers)."""
+    real = torch.view_as_real(rows) if rows.is_complex() else rows
+    return real.reshape(len(rows), -1)
+
+
+def sizes(rows: Tensor) -> Tensor:
+    """(R, numbers) -> (R,): the largest of each row."""
+    largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, 1)
+    return largest.double()
+
+
+def is_scaled(rows: Tensor, others: Tensor, scales: Tensor) -> Tensor:
+    """Whether others are the rows (R, numbers) times the scales (R,), but for rounding."""
+    allowed = ROUNDING * torch.finfo(rows.dtype).eps * scales * sizes(rows)
+    return (sizes(others.double() - rows.double() * scales[:, None]) <= allowed).all()
+
+
+def by_row(inputs: tuple[Tensor, ...], axis: int) -> Tensor:
+    """(R, numbers): what a use was given for each row, on the CPU."""
+    rows = [each.detach().movedim(axis, 0).reshape(each.shape[axis], -1) for each in inputs if each.numel()]
+    return torch.cat(rows, 1).double().cpu() if rows else torch.zeros(0, 1, dtype=torch.float64, device="cpu")
+
+
+def take_nearest(wanted: Tensor, rows: Tensor, pool: list[int], allowed: float) -> int | None:
+    """The row of the pool that is nearest to the wanted one, taken out of it; None where none is near."""
+    if not pool:
+        return None
+    gaps = (rows[pool] - wanted).abs().amax(1)
+    best = int(gaps.argmin())
+    return pool.pop(best) if float(gaps[best]) <= allowed else None

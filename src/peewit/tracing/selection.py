@@ -1,0 +1,158 @@
+"""`weights=`: names, patterns, masks, the last layer, LoRA pairs, and subnetworks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..messages.names import nearest
+from ..network.isolation import evaluation
+from ..network.nests import Inputs
+from ..runtime.memory import Budget
+from ..weights.space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
+from .graph import owners
+from .layers.contract import Use
+from .recording import following
+from .tape import Tape
+from .tracer import Tracer
+
+Weights = Any
+
+
+@dataclass(frozen=True)
+class Subnetwork:
+    """A number of single weights, chosen by variance, magnitude or at random."""
+
+    by: str
+    size: int
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        known = ("variance", "magnitude", "random")
+        if self.by not in known:
+            raise ValueError(f"Subnetwork(by={self.by!r}) is not known; {nearest(self.by, known)}Known: {known}.")
+
+    @staticmethod
+    def largest_variance(size: int) -> Subnetwork:
+        """The weights whose posterior variance under a diagonal fit is largest."""
+        return Subnetwork("variance", size)
+
+    @staticmethod
+    def largest_magnitude(size: int) -> Subnetwork:
+        """The weights with the largest absolute value."""
+        return Subnetwork("magnitude", size)
+
+    @staticmethod
+    def random(size: int, generator: torch.Generator | None = None) -> Subnetwork:
+        """Weights drawn uniformly; a fixed seed unless a generator is given."""
+        return Subnetwork("random", size, generator)
+
+    def scores(self, model: nn.Module, space: Space, variance: Callable[[], Tensor]) -> Tensor:
+        """(total,): the larger, the sooner chosen."""
+        if self.by == "variance":
+            return variance()
+        if self.by == "magnitude":
+            return space.vector(model).abs()
+        generator = self.generator or torch.Generator("cpu").manual_seed(0)
+        return torch.rand(space.total, generator=generator, dtype=torch.float64, device=generator.device)
+
+    def choose(self, model: nn.Module, variance: Callable[[], Tensor]) -> Space:
+        """The space of the chosen weights."""
+        space = make_space(model, trainable(model))
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= space.total:
+            raise ValueError(f"Subnetwork size {self.size!r}: expected a whole number from 1 to {space.total}.")
+        chosen = torch.zeros(space.total, dtype=torch.bool, device="cpu")
+        scores = self.scores(model, space, variance).cpu()
+        # A stable order, so that ties do not depend on the device.
+        chosen[scores.sort(descending=True, stable=True).indices[: self.size]] = True
+        return masked_space_of(model, space, chosen)
+
+
+def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:
+    """A space of elements of another space."""
+    masks = {
+        name: chosen[place].reshape(shape)
+        for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+    }
+    return masked_space(model, masks)
+
+
+def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, ...]:
+    """The weights of the last matrix-shaped layer that the network runs."""
+    names = tuple(name for name in trainable(model) if not model.get_parameter(name).is_complex())
+    tracer = Tracer(model, names, budget)
+    with evaluation(model, tracer.selected):
+        tracer.cost(inputs)  # says what is wrong with the inputs, where something is
+        tape = tracer.trace(inputs)
+        reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
+        found = [use for use in tape.uses if use.rule.matrix and "weight" in use.refs and use.key in reached]
+        if not found:
+            raise ValueError(
+                "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."
+            )
+        taken = found[-1].names
+        others = [name for name in beside(tape, found[-1]) if name not in taken]
+    if others:
+        warnings.warn(
+            f"weights='last_layer' takes {', '.join(taken)}; {', '.join(others)} also reaches the output, without "
+            f"passing through that layer, and is held fixed. Name the weights that are meant, such as "
+            f"weights={[*taken, *others]}.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return taken
+
+
+def beside(tape: Tape, last: Use) -> list[str]:
+    """Weights on the ways to the output that do not pass through the last layer, down to the next layer of each."""
+    uses = {use.edge.node: use for use in tape.uses}
+    passed = set(following([tape.output.grad_fn], lambda node: node in uses and uses[node].rule.matrix))
+    found = owners(passed, {id(parameter): name for name, parameter in tape.parameters.items()})
+    found.update(name for node in passed if node in uses and uses[node] is not last for name in uses[node].names)
+    return [name for name in tape.parameters if name in found]
+
+
+def select(
+    model: nn.Module, weights: Weights, first: Callable[[], Inputs], budget: Budget, variance: Callable[[], Tensor]
+) -> Space:
+    """The space that `weights=` asks for; `first` gives a batch of inputs, `variance` a diagonal fit's."""
+    space = chosen_space(model, weights, first, budget, variance)
+    hooked = [name for name in space.names if model.get_parameter(name)._backward_hooks]
+    if hooked:
+        warnings.warn(
+            f"{', '.join(hooked)} has a hook that may change its gradient in training; the posterior is of the "
+            "network's own derivatives, without it. Where the hook holds elements fixed, leave them out by a mask, "
+            f"weights={{{hooked[0]!r}: ...}}.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return space
+
+
+def chosen_space(
+    model: nn.Module, weights: Weights, first: Callable[[], Inputs], budget: Budget, variance: Callable[[], Tensor]
+) -> Space:
+    """Which weights are meant."""
+    if isinstance(weights, Subnetwork):
+        return weights.choose(model, variance)
+    if isinstance(weights, Tensor | Mapping):
+        return masked_space(model, weights)
+    if isinstance(weights, str):
+        if weights == "all":
+            return make_space(model, trainable(model))
+        if weights == "last_layer":
+            return make_space(model, last_layer(model, first(), budget))
+        if weights == "lora":
+            return make_space(model, low_rank_pairs(model))
+        return make_space(model, matching(model, [weights]))
+    if isinstance(weights, Iterable):
+        return make_space(model, matching(model, [str(each) for each in weights]))
+    raise TypeError(
+        f"weights is a {type(weights).__name__}; expected 'all', 'last_layer', 'lora', names or patterns, "
+        "a mask, or a Subnetwork."
+    )

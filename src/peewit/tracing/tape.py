@@ -1,0 +1,350 @@
+"""A finished recording, and output gradients pulled back to every use of the selected weights."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..jacobians.explicit import Explicit
+from ..jacobians.factored import Matrix, Term
+from ..jacobians.layout import Layout
+from ..jacobians.output_layer import Outermost, Piece, identity_cotangents
+from ..network.nests import Inputs
+from ..runtime.memory import Budget
+from ..weights.ranges import Part
+from .generic import generic_rows
+from .knowledge import Plan, Signature, signature
+from .layers.contract import Contribution, Lift, Use, is_reshaped, output_edge
+from .layers.conv.rule import ConvRule
+from .layers.elementwise import align, reduce_to
+from .layers.examples import BatchAxis, Owned
+from .layers.linear import BilinearRule, LinearRule
+
+WHOLE = BatchAxis(0, "whole")
+AFFINE = (LinearRule, BilinearRule, ConvRule)  # each number of their output is one row of the weight at one position
+
+
+@dataclass
+class Tape:
+    """A finished recording: the outputs, and everything needed to pull gradients back to the weights."""
+
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    inputs: Inputs
+    examples: int
+    output: Tensor  # (B, ...)
+    uses: list[Use]
+    lifts: list[Lift]
+    generic: tuple[str, ...]
+    plan: Plan
+    budget: Budget
+    dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
+    create_graph: bool = False
+    owned: dict[str, Owned] = field(default_factory=dict)  # by key: uses whose rows are this or that example's
+
+    @property
+    def direct(self) -> list[Use]:
+        """Uses whose outputs have examples."""
+        return [use for use in self.uses if not use.lifted]
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Of the inputs."""
+        return signature(self.inputs)
+
+    def numbers_per_column(self) -> int:
+        """Numbers that one pulled-back cotangent makes over all uses."""
+        shapes = [*(lift.shape for lift in self.lifts), *(use.shape for use in self.direct)]
+        return sum(torch.Size(shape).numel() for shape in shapes) + self.output.numel()
+
+    def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
+        """(K, B, ...) cotangents -> (K, B, ...) gradients of the outputs of uses that matter, by key."""
+        direct = self.direct
+        edges, own = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
+        # What is the output itself has the cotangents for its gradients: nothing is passed backward to it.
+        inner = [edge for edge in edges if not same_edge(edge, own)]
+        pulled = iter(self.pulled(self.output, cotangents, inner))
+        found = iter([cotangents if same_edge(edge, own) else next(pulled) for edge in edges])
+        made: dict[str, Tensor] = {}
+        for use, gradient in zip(direct, found, strict=False):
+            if gradient is not None:
+                made[use.key] = self._split(gradient, use.key, use.shape)
+        for lift, gradient in zip(self.lifts, found, strict=True):
+            for use, value in zip(lift.uses, self._below(lift, gradient), strict=True):
+                if value is not None:
+                    made[use.key] = made[use.key] + value if use.key in made else value
+        return made
+
+    def _split(self, gradient: Tensor, key: str, shape: tuple[int, ...]) -> Tensor:
+        """(K, ...) -> (K, B, ...)."""
+        axis = self.axis(key)
+        assert axis is not None
+        return axis.split(self._wide(gradient).reshape(gradient.shape[0], *shape), self.examples, 1)
+
+    def _below(self, lift: Lift, gradient: Tensor | None) -> list[Tensor | None]:
+        """Gradients (K, B, ...) of the uses below a tensor that was broadcast to the examples."""
+        if gradient is None:
+            return [None] * len(lift.uses)
+        each = self._split(gradient, lift.key, lift.shape)
+        aligned, axis = align(lift.small, len(lift.shape)), self.axis(lift.key)
+        if axis is not None and axis.fold == "none":
+            aligned = aligned[: axis.axis] + aligned[axis.axis + 1 :]
+        each = reduce_to(each, aligned, 2).reshape(*each.shape[:2], *lift.small)
+        if all(same_edge(use.edge, lift.source) for use in lift.uses):
+            return [each]
+        cotangents = each.to(lift.dtype).flatten(0, 1)
+        made = self.pulled(lift.source, cotangents, [use.edge for use in lift.uses])
+        return [
+            None if value is None else self._wide(value).reshape(*each.shape[:2], *use.shape)
+            for value, use in zip(made, lift.uses, strict=True)
+        ]
+
+    def _own_edge(self) -> Any:
+        """The gradient edge of the network's output, where its numbers are in the order of that edge's."""
+        if not self.output.requires_grad:
+            return None
+        return output_edge(self.output) if self.output._base is None or is_reshaped(self.output) else None
+
+    def pulled(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """(K, ...) cotangents of a tensor or edge -> one (K, ...) gradient per edge, None where it does not matter."""
+        if not edges:
+            return []
+        if cotangents.shape[0] == 1:
+            return [None if made is None else made.unsqueeze(0) for made in self._grad(source, cotangents[0], edges)]
+        if self.plan.batched:
+            try:
+                with warnings.catch_warnings():
+                    # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
+                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                    # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
+                    warnings.filterwarnings("ignore", message="Attempting to run cu")
+                    if self.create_graph:
+                        return list(self._grad(source, cotangents, edges, is_grads_batched=True))
+                    return self._mapped(source, cotangents, edges)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.plan.batched = False
+        each = [self._grad(source, one, edges) for one in cotangents]
+        return [
+            None if made[0] is None else torch.stack([one for one in made if one is not None])
+            for made in zip(*each, strict=True)
+        ]
+
+    def _grad(self, source: Any, cotangent: Tensor, edges: list[Any], **options: Any) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            source, edges, cotangent, retain_graph=True, create_graph=self.create_graph, allow_unused=True, **options
+        )
+
+    def _mapped(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """All cotangents as one batch through every operation.
+
+        Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
+        """
+        reached: list[bool] = []
+
+        def back(cotangent: Tensor) -> tuple[Tensor, ...]:
+            made = self._grad(source, cotangent, edges)
+            reached[:] = [each is not None for each in made]
+            return tuple(each for each in made if each is not None)
+
+        found = iter(torch.vmap(back)(cotangents))
+        return [next(found) if hit else None for hit in reached]
+
+    def reached(self) -> set[str]:
+        """Keys of the uses that the output depends on."""
+        return set(self.gradients(torch.ones_like(self.output)[None])) if self.output.requires_grad else set()
+
+    @cached_property
+    def reached_generic(self) -> tuple[str, ...]:
+        """Weights with the generic rule that the output depends on; behind `detach()` they are as unused as others.
+
+        Those that were used in an earlier batch are not asked about again.
+        """
+        asked = [name for name in self.generic if name not in self.plan.used]
+        if not asked or not self.output.requires_grad:
+            return tuple(name for name in self.generic if name not in asked)
+        parameters, ones = [self.parameters[name] for name in asked], torch.ones_like(self.output)
+        found = torch.autograd.grad(self.output, parameters, ones, retain_graph=True, allow_unused=True)
+        none = {name for name, gradient in zip(asked, found, strict=True) if gradient is None}
+        return tuple(name for name in self.generic if name not in none)
+
+    @cached_property
+    def outermost(self) -> Use | None:
+        """The use whose output is the network's own, where its weights have no other use: its Jacobian is known."""
+        own = self._own_edge()
+        for use in self.uses:
+            if use.lifted or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, own):
+                continue
+            others = {name for each in self.uses if each is not use for name in each.names}
+            axis = self.axis(use.key)
+            leading = axis is not None and axis.axis == 0 and axis.fold not in ("minor", "owned")
+            if len(set(use.names)) < len(use.names):  # weight and bias of one parameter: their Jacobians add up
+                continue
+            if leading and not others.intersection(use.names) and not set(self.generic).intersection(use.names):
+                return use
+        return None
+
+    @property
+    def closed(self) -> bool:
+        """Whether all selected weights are in the outermost use."""
+        return self.outermost is not None and len(self.uses) == 1 and not self.generic
+
+    def pull_outputs(self) -> dict[Part, Piece]:
+        """The Jacobian of every number of the outputs, per range of each weight."""
+        use = self.outermost
+        if use is None:
+            return dict(self.pull(identity_cotangents(self.output)))
+        made: dict[Part, Piece] = {}
+        inputs, number = self._inputs(use), self.output[0].numel()
+        shape = use.shape  # of one example
+        if self.examples > 1:
+            rows = use.shape[0] // self.examples
+            shape = use.shape[1:] if rows == 1 else (rows, *use.shape[1:])
+        # The rule is shown the outputs' numbers in place of gradients: they come out where the gradients would.
+        numbers = torch.arange(number, device="cpu").reshape(1, 1, *shape)
+        like = self.output.new_empty((), dtype=self.dtype)
+        for part, term, layout in use.rule.contributions(use, inputs, numbers):
+            assert isinstance(term, Term)
+            made[part] = Outermost.of(term, layout, self.examples, like, self.budget)
+        if not self.closed:
+            rest = replace(self, uses=[each for each in self.uses if each is not use])
+            made.update(rest.pull(identity_cotangents(self.output)))
+        return made
+
+    def pull(self, cotangents: Tensor) -> dict[Part, Matrix | Explicit]:
+        """(K, B, ...) cotangents -> the Jacobian rows `cotangent^T df/dweight`, per range of each weight."""
+        found: dict[str, list[Contribution]] = {}
+        gradients = self.gradients(cotangents)
+        for use in self.uses:
+            if use.key not in gradients:
+                continue
+            for contribution in use.rule.contributions(use, self._inputs(use), gradients[use.key]):
+                if use.key in self.owned and isinstance(contribution.value, Term):
+                    contribution = contribution._replace(value=self.owned[use.key].counts(contribution.value))
+                found.setdefault(contribution.part.name, []).append(contribution)
+                self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
+        made: dict[Part, Matrix | Explicit] = {}
+        for name, contributions in found.items():
+            made.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
+        if self.reached_generic:
+            rows = generic_rows(
+                self.model,
+                self.inputs,
+                self.reached_generic,
+                cotangents,
+                self.budget,
+                self.plan,
+                self.create_graph,
+            )
+            for name, value in rows.items():
+                made[Part(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
+                self.plan.used[name] = {"generic"}
+        return made
+
+    def pairs(self) -> dict[Part, Part]:
+        """Weights with the bias that is applied in exactly the same calls: they can form one block."""
+        partners: dict[Part, set[tuple[Part, bool] | None]] = {}  # with whether the weight is the transpose
+        for use in self.uses:
+            if not use.rule.matrix:
+                continue
+            weight, bias = use.refs.get("weight"), use.refs.get("bias")
+            parts = [None if ref is None else ref.part for ref in (weight, bias)]
+            turned = weight is not None and weight.transposed
+            for own, other in (parts, parts[::-1]):
+                if own is not None:
+                    partners.setdefault(own, set()).add(None if other is None else (other, turned))
+        weights = {use.refs["weight"].part for use in self.uses if "weight" in use.refs}
+        made: dict[Part, Part] = {}
+        for part in weights:
+            (found,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
+            if found is not None and partners[found[0]] == {(part, found[1])}:
+                made[part] = found[0]
+        return made
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def _size(self, name: str) -> int:
+        return self.parameters[name].numel()
+
+    def axis(self, key: str) -> BatchAxis | Owned | None:
+        """Where the examples are in a use's output, or in what was broadcast."""
+        if key in self.owned:
+            return self.owned[key]
+        return WHOLE if self.examples == 1 else self.plan.axis(key, self.signature)
+
+    def _inputs(self, use: Use) -> tuple[Tensor, ...]:
+        """The use's inputs with the examples in front, made once."""
+        if "inputs" not in use.cache:
+            axis = self.axis(use.key)
+            with torch.set_grad_enabled(self.create_graph):
+                given = use.inputs if self.create_graph else tuple(each.detach() for each in use.inputs)
+                prepared = tuple(self._wide(each) for each in use.rule.prepare(use, given))
+            if axis is None:
+                use.cache["inputs"] = tuple(each.expand(self.examples, *each.shape) for each in prepared)
+            else:
+                use.cache["inputs"] = tuple(axis.split(each, self.examples) for each in prepared)
+            use.cache["axis"] = axis.axis if axis is not None and axis.fold == "none" else None
+        made: tuple[Tensor, ...] = use.cache["inputs"]
+        return made
+
+
+def same_edge(edge: Any, other: Any) -> bool:
+    """Whether two gradient edges are one."""
+    return other is not None and edge.node is other.node and edge.output_nr == other.output_nr
+
+
+def cut(contributions: list[Contribution]) -> list[Contribution]:
+    """Overlapping ranges of rows, cut where any of them begins or ends: a packed weight used whole and in slices."""
+    parts = {contribution.part for contribution in contributions}
+    bounds = sorted({bound for part in parts for bound in (part.start, part.stop)})
+    if len(parts) == 1:
+        return contributions
+    made = []
+    for part, value, layout in contributions:
+        _, rows, width = layout.matrix
+        inside = [bound for bound in bounds if part.start <= bound <= part.stop]
+        plain = isinstance(value, Term) and not value.flipped and layout == Layout.plain(1, rows, width)
+        if not isinstance(value, Term) or not plain or any((bound - part.start) % width for bound in inside):
+            return contributions
+        for start, stop in itertools.pairwise(inside):
+            chosen = slice((start - part.start) // width, (stop - part.start) // width)
+            own = replace(value, grad=value.grad[..., chosen])
+            made.append(
+                Contribution(Part(part.name, start, stop), own, Layout.plain(1, (stop - start) // width, width))
+            )
+    return made
+
+
+def merge(
+    name: str, contributions: list[Contribution], size: int, budget: Budget, graph: bool = False
+) -> dict[Part, Matrix | Explicit]:
+    """Put the uses of one weight together: positions of all uses are summed; unlike kinds become explicit rows."""
+    contributions = cut(contributions)
+    parts = sorted({contribution.part for contribution in contributions})
+    apart = all(first.stop <= second.start for first, second in itertools.pairwise(parts))
+    made: dict[Part, Matrix | Explicit] = {}
+    factored = all(isinstance(contribution.value, Term) for contribution in contributions)
+    same = all(len({c.layout for c in contributions if c.part == part}) == 1 for part in parts)
+    if apart and factored and same:
+        for part in parts:
+            own = [contribution for contribution in contributions if contribution.part == part]
+            terms = tuple(contribution.value for contribution in own if isinstance(contribution.value, Term))
+            made[part] = Matrix(terms, own[0].layout, budget, graph)
+        return made
+    total: Tensor | None = None
+    for part, value, layout in contributions:
+        if isinstance(value, Term):
+            value = Matrix((value,), layout, budget).rows(slice(0, value.grad.shape[1]))
+        if part.stop - part.start != size:
+            value = torch.nn.functional.pad(value, (part.start, size - part.stop))
+        total = value if total is None else total + value
+    assert total is not None
+    return {Part(name, 0, size): Explicit(total, budget)}

@@ -1,0 +1,362 @@
+"""Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept in its plan.
+
+Where the examples are in a layer's tensors is found by a batch that has each of them twice: equal examples have equal
+rows. Weights whose use the recording does not see, or whose rows are no example's, take the generic rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..network.buffers import copied_buffers, restore_buffers
+from ..network.calling import call
+from ..network.failures import FAILURES, explained
+from ..network.finite import refuse_empty, refuse_nan
+from ..network.nests import Inputs, count
+from ..runtime.memory import Budget
+from .doubling import ORDERS, _equals, _reached, _repeats, doubled
+from .graph import cut_of, reorders, unrecorded
+from .knowledge import DEPENDENT, Plan, signature
+from .layers.contract import Use
+from .layers.examples import BatchAxis, batch_axes
+from .recording import Again, Recording
+from .routing import Routing, gradients_of
+from .tape import Tape
+from .verification import LENGTHS, is_awaited, unlike, verify
+
+CUTS = 1024
+
+
+# `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
+MISMAPPED = ("CdistBackward", "PreluKernelBackward")
+
+
+class Tracer:
+    """Records forward passes of one network for one choice of weights, learning its plan on the way."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: tuple[str, ...],
+        budget: Budget,
+        plan: Plan | None = None,
+        graph: bool = False,
+        predicting: bool = False,
+    ) -> None:
+        self.model = model
+        self.names = names
+        self.budget = budget
+        self.plan = plan if plan is not None else Plan()
+        self.create_graph = graph
+        self.exact = budget.arithmetic.parts(predicting) == 2
+        self.columns = predicting  # whether several gradients will be pulled back at once
+        wanted = set(names)
+        self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
+        self.dtype = budget.arithmetic.dtype
+        for parameter in self.parameters.values():
+            self.dtype = torch.promote_types(self.dtype, parameter.dtype)
+        self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
+
+    @property
+    def selected(self) -> list[Tensor]:
+        """The selected parameters."""
+        return list(self.parameters.values())
+
+    def cost(self, inputs: Inputs) -> int:
+        """Bytes of one example's layer outputs, from a pass over a `doubled` batch the first time.
+
+        That pass also learns where the examples are, so that larger batches need not ask.
+        """
+        if not self.plan.knows(inputs):
+            some = doubled(inputs)
+            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            try:
+                tape = several.trace(some, watch=True)
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                reason = explained(self.model, inputs, count(some), error, list(self.plan.costs))
+                if reason is None:
+                    raise
+                raise reason from error
+            # Said at once: nothing can be learnt from numbers that are not equal to themselves.
+            refuse_empty(tape.output)
+            self._refuse_statistics(tape.output, inputs)
+            refuse_nan(tape.output, some)
+            # The generic rule makes whole rows, for every example and column.
+            rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
+            bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
+            verify(several, inputs, tape)
+            self.plan.closed[signature(inputs)] = tape.closed
+            self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
+        elif is_awaited(self.plan, inputs):
+            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            verify(several, inputs, several.trace(doubled(inputs)))
+        return self.plan.cost(inputs)
+
+    def _refuse_statistics(self, output: Tensor, inputs: Inputs) -> None:
+        """Outputs that are NaN since the first examples are equal: beside another one the same example has numbers."""
+        others = unlike(inputs) if bool(output.isnan().any()) else None
+        if others is None:
+            return
+        with torch.no_grad(), copied_buffers(self.model):
+            beside = call(self.model, others)
+        if bool(output[0].isnan().any()) and not bool(beside[0].isnan().any()):
+            raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
+
+    def trace(self, inputs: Inputs, watch: bool = False) -> Tape:
+        """Forward a batch; again where the first pass taught something about the network.
+
+        A `doubled` batch may be watched: what is seen of it then tells where the examples are.
+        """
+        examples, shapes = count(inputs), signature(inputs)
+        for _ in range(8):
+            recording = Recording(
+                self._by_id,
+                self.plan,
+                examples,
+                shapes,
+                watch,
+                self.create_graph,
+                self.exact,
+                self.columns,
+                self.budget.bytes,
+            )
+            # Fused attention has no second derivative; its plain form does.
+            kernels = sdpa_kernel([SDPBackend.MATH]) if recording.second else nullcontext()
+            try:
+                with recording, kernels:
+                    output = call(self.model, inputs)
+            except Again:
+                continue
+            finally:
+                restore_buffers(self.model)
+            if output.dim() == 0 or output.shape[0] != examples:
+                raise ValueError(
+                    f"The network returned shape {tuple(output.shape)} for {examples} examples; expected a leading "
+                    f"axis of {examples}. A squeeze() without an axis drops it for single examples."
+                )
+            tape = self._finish(recording, output, inputs, examples)
+            if tape is not None:
+                return tape
+        raise RuntimeError(
+            "The network applies its weights differently in every forward pass; expected it to be repeatable."
+        )
+
+    def _finish(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape | None:
+        """The tape, or None when the pass has to be repeated with a better plan."""
+        plan, uses = self.plan, recording.uses
+        tape = self._tape(recording, output, inputs, examples)
+        if not output.requires_grad:
+            return tape
+        unseen, nodes = unrecorded(output, recording)
+        known = len(plan.generic), len(plan.copied)
+        plan.generic |= unseen
+        wrong = {kind for node in nodes for kind in MISMAPPED if node.name().startswith(kind)}
+        plan.vectorised &= not wrong
+        plan.batched &= "CdistBackward" not in wrong
+        plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
+        if examples == 1:
+            Routing(self, tape).own_empty()
+        else:
+            self._locate(tape, recording.seen)
+            if self._misplaced(tape, recording.watch, nodes):
+                return None
+            if (len(plan.generic), len(plan.copied)) == known:
+                unlooked = not recording.watch and self._unlooked(tape)
+                recut = not recording.watch and self._recut(tape, nodes)
+                Routing(self, tape).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
+        return None if (len(plan.generic), len(plan.copied)) != known else tape
+
+    def _unlooked(self, tape: Tape) -> bool:
+        """Whether this is one of the first whole batches: there are many ways to reorder examples."""
+        looked = self.plan.looked
+        if tape.examples <= len(ORDERS) or tape.signature in looked or len(looked) >= LENGTHS:
+            return False
+        looked.add(tape.signature)
+        return True
+
+    def _recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
+        """Whether examples are cut and joined as in no batch before: a network may rotate them by a number in them."""
+        found = cut_of(nodes, tape.examples)
+        known, number = self.plan.cuts, hash((tape.signature, tape.examples, found))
+        if not found or number in known:
+            return False
+        if len(known) < CUTS:
+            known.add(number)
+        return True
+
+    def _misplaced(self, tape: Tape, watched: bool, nodes: Collection[Any]) -> bool:
+        """Whether some use was recorded as if its examples were elsewhere: the next pass knows better."""
+        lifted = {use.key for lift in tape.lifts if tape.axis(lift.key) is not None for use in lift.uses}
+        lost = {use.key for lift in tape.lifts if tape.axis(lift.key) is None for use in lift.uses}
+        routed: list[Use] = []
+        repeat = False
+        for use in tape.uses:
+            if use.lifted != (tape.axis(use.key) is None):
+                repeat = True  # it looked as if it had examples: the next pass knows to lift it
+            # An output without examples has gradients per example only where it was lifted to them.
+            elif use.lifted and (use.key not in lifted - lost or use.edge.node in nodes):
+                routed.append(use)
+        if routed:
+            self._route(tape, routed, watched)
+        return repeat or bool(routed)
+
+    def _route(self, tape: Tape, uses: list[Use], watched: bool) -> None:
+        """Expect rows of these uses to be this or that example's, which each batch will tell.
+
+        What has no examples at all shows in a `doubled` batch: equal examples share its rows.
+        """
+        for use in uses:
+            self.expect_routed(tape, use)
+        if not watched:
+            self.trace(doubled(tape.inputs))
+
+    def expect_routed(self, tape: Tape, use: Use) -> None:
+        """Note that no axis holds the examples of a use."""
+        if use.axes:
+            self.plan.locate(use.key, tape.signature, BatchAxis(use.axes[0], "owned"))
+        else:
+            self.plan.generic.update(use.names)
+
+    def _tape(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape:
+        generic = tuple(name for name in self.names if name in self.plan.generic)
+        return Tape(
+            self.model,
+            self.parameters,
+            inputs,
+            examples,
+            output,
+            recording.uses,
+            recording.lifts,
+            generic,
+            self.plan,
+            self.budget,
+            self.dtype,
+            self.create_graph,
+        )
+
+    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]]) -> None:
+        """Find where the examples are in each use that is new: where equal examples have equal rows.
+
+        Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
+        """
+        places: list[tuple[tuple[str, ...], str, tuple[int, ...], tuple[int, ...], Any]] = []
+        places += [(use.names, use.key, use.shape, use.axes, use.edge) for use in tape.uses]
+        for lift in tape.lifts:
+            names = tuple(name for use in lift.uses for name in use.names)
+            places.append((names, lift.key, lift.shape, lift.axes, lift.edge))
+        self._distrust(tape)
+        unknown = [place for place in places if not self.known(tape, place[1], place[2])]
+        if not unknown:
+            return
+        looked_at = tape.inputs if seen else doubled(tape.inputs)
+        seen = seen or self.watch(looked_at)
+        number = count(looked_at)
+        again = _equals(number, tape.output.device)
+        unknown = self._as_elsewhere(tape, unknown, seen, number, again)
+        if not unknown:
+            return
+        middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
+        gradients = gradients_of(tape, [place[4] for place in unknown], middle)
+        asked: list[tuple[tuple[str, ...], str, list[BatchAxis], int]] = []
+        questions: list[tuple[BatchAxis, Tensor]] = []
+        reaches: list[Tensor] = []
+        for (names, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
+            tensors = seen.get(key, ())
+            candidates = [
+                place
+                for place in batch_axes(shape, axes, tape.examples)
+                if tensors and all(place.fits(each.shape, number) for each in tensors)
+            ]
+            asked.append((names, key, candidates, len(tensors)))
+            for place in candidates:
+                questions += [(place, each) for each in tensors]
+                reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
+        # One answer for all: every question by itself would wait for the device.
+        repeated = iter(_repeats(questions, number, again).tolist() if questions else [])
+        reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
+        for names, key, candidates, held in asked:
+            fitting = []
+            for place in candidates:
+                equal, differ = map(all, zip(*(next(repeated) for _ in range(held)), strict=True))
+                sizes = next(reached_examples)
+                hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
+                if equal:
+                    fitting.append((place, differ, hits))
+            self.plan.locate(key, tape.signature, self._settle(names, key, fitting, tape.examples // 2))
+
+    def _as_elsewhere(
+        self, tape: Tape, unknown: list[Any], seen: dict[str, tuple[Tensor, ...]], number: int, again: Tensor
+    ) -> list[Any]:
+        """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
+        asked = []
+        left = list(unknown)
+        questions: list[tuple[BatchAxis, Tensor]] = []
+        for unseen in unknown:
+            _, key, shape, *_ = unseen
+            place, tensors = self.plan.latest.get(key), seen.get(key, ())
+            if place is None or not tensors or not place.fits(shape, tape.examples):
+                continue
+            if place.fold == "owned":
+                self.plan.locate(key, tape.signature, place)
+                left.remove(unseen)
+                continue
+            if all(place.fits(each.shape, number) for each in tensors):
+                asked.append((unseen, place, len(tensors)))
+                questions += [(place, each) for each in tensors]
+        answers = iter(_repeats(questions, number, again).tolist() if questions else [])
+        for unseen, place, held in asked:
+            found = [next(answers) for _ in range(held)]
+            if all(equal and differ for equal, differ in found):
+                self.plan.locate(unseen[1], tape.signature, place)
+                left.remove(unseen)
+        return left
+
+    def _settle(
+        self, names: tuple[str, ...], key: str, fitting: list[tuple[BatchAxis, bool, list[bool]]], middle: int
+    ) -> BatchAxis | None:
+        """The place that follows the examples and that only its own example's gradient reaches."""
+        own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
+        if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
+            raise ValueError(f"{names[0]!r}: {DEPENDENT}")
+        if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
+            self.plan.generic.update(names)
+        return own[0] if own else None
+
+    def watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
+        """What a forward pass shows of every use, by key."""
+        recording = Recording(self._by_id, self.plan, count(inputs), signature(inputs), watch=True)
+        with recording:
+            call(self.model, inputs)
+        restore_buffers(self.model)
+        return recording.seen
+
+    def _distrust(self, tape: Tape) -> None:
+        """Find weights that are applied to a selection of positions that depends on the data.
+
+        Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
+        examples, even where the number happens to fit.
+        """
+        shapes = tape.signature
+        for use in tape.uses:
+            place = self.plan.axes.get((use.key, shapes))
+            if place is None or place.fold in ("whole", "owned"):
+                continue
+            rows = use.shape[place.axis] / tape.examples
+            if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
+                self.expect_routed(tape, use)
+
+    def known(self, tape: Tape, key: str, shape: tuple[int, ...]) -> bool:
+        """Whether it is known where the examples are in a use or lift of this shape."""
+        if not self.plan.located(key, tape.signature):
+            return False
+        place = self.plan.axis(key, tape.signature)
+        return place is None or place.fits(shape, tape.examples)

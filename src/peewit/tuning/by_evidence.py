@@ -1,0 +1,138 @@
+"""Prior precisions and noise by the evidence."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..messages.warnings import TuningWarning
+from ..posterior.trace import Step, Trace
+from .ascent import Path, Range, ascend, fixed_point
+from .options import Settings
+from .profile import Place, Profile, profile
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+
+NOISES = 1e6  # how far the noise may be from the residuals' root mean square, either way
+OFF = 1e-3  # effective dimensions below which a group is switched off
+
+
+def noise_limits(la: Laplace) -> tuple[float, float]:
+    """From the residuals, so that units do not matter; the best noise is never below their root mean square."""
+    energy, scalars = la.totals.energy, max(la.totals.scalars, 1.0)
+    middle = math.sqrt(2 * energy / scalars) or float(la.likelihood.scale) ** -0.5
+    return middle / NOISES, middle * NOISES
+
+
+def bounds(la: Laplace, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
+    """What may change and how far, and the groups about which the data say nothing."""
+    groups = len(problem.sizes)
+    empty = problem.sizes == 0
+    without = problem.flat & ~empty & asked.prior
+    low, high = (
+        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in asked.limits
+    )
+    if asked.noise:
+        quiet, loud = noise_limits(la)
+        low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
+    free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
+    return Range(free, low, high), without
+
+
+def by_evidence(la: Laplace, asked: Settings) -> Laplace:
+    """Newton's method or MacKay's updates on the evidence, in logarithms."""
+    problem = profile(la._question, la.prior)
+    here = problem.at(problem.start())
+    if not here.finite:
+        la.log_evidence()  # says what is wrong
+    allowed, without = bounds(la, asked, problem)
+    free = allowed.free
+    climb = ascend if asked.method == "evidence" else fixed_point
+    if bool(free.any()):
+        path = climb(problem, allowed, asked.steps, asked.tolerance)
+    else:
+        path = Path([here]).end(True, "nothing may change")
+    last = path.points[-1]
+    names = problem.prior.names(la.space)
+    told = complaints(names, last.place, last.gamma, free, without, asked)
+    if not path.converged:
+        told.append(f"Tuning did not converge: {path.stopped}.")
+    steps = [
+        Step(point.value, point.place.precision.exp(), noise_of(la, point.place.noise), la.temperature, point.gamma)
+        for point in path.points
+    ]
+    trace = Trace.of(asked.method, "log evidence", names, steps, path.stopped, path.converged, told)
+    return settled(la, problem, last.place, asked, trace)
+
+
+def noise_of(la: Laplace, noise: float) -> float | None:
+    """None for a likelihood without."""
+    return noise if hasattr(la.likelihood, "with_noise") else None
+
+
+def complaints(
+    names: Sequence[str], place: Place, gamma: Tensor, free: Tensor, without: Tensor, asked: Settings
+) -> list[str]:
+    """What a user should know about where it ended."""
+    told = []
+    low, high = (math.log(limit) for limit in asked.limits)
+    own, at = free[:-1], place.precision
+    off = own & (gamma < OFF)
+    if bool(without.any()):
+        told.append(
+            f"The data say nothing about {listed(names, without)}: no curvature; the precision was left as it is."
+        )
+    if bool(off.any()):
+        told.append(
+            f"{listed(names, off)} switched off: less than {OFF:g} effective dimensions, so the prior alone holds it."
+        )
+    for edge, word in ((own & ~off & (at >= high - 1e-9), "largest"), (own & ~off & (at <= low + 1e-9), "smallest")):
+        if bool(edge.any()):
+            told.append(
+                f"The precision of {listed(names, edge)} is at the {word} allowed, {asked.limits[word == 'largest']:g}."
+            )
+    return told
+
+
+def listed(names: Sequence[str], chosen: Tensor) -> str:
+    """Some names and how many more."""
+    places = chosen.nonzero()[:, 0].tolist()
+    words = ", ".join(repr(names[place]) for place in places[:3])
+    return words if len(places) <= 3 else f"{words} and {len(places) - 3} more groups"
+
+
+def noise_at_its_limit(la: Laplace, place: Place, asked: Settings) -> list[str]:
+    """What a user should know about a noise that ended at an edge of its range."""
+    if not asked.noise:
+        return []
+    quiet, loud = noise_limits(la)
+    return [
+        f"The noise is at the {word} allowed, {limit:.3g}: "
+        + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
+        for limit, word in ((quiet, "smallest"), (loud, "largest"))
+        if abs(math.log(place.noise / limit)) < 1e-6
+    ]
+
+
+def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace: Trace) -> Laplace:
+    """The posterior at what was found, with the way there; warnings are given now."""
+    for text in noise_at_its_limit(la, place, asked):
+        trace = trace.warned(text)
+    prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
+    likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]  # see settings
+    return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
+
+
+def warned(la: Laplace, level: int) -> Laplace:
+    """The same; what tuning found odd is said now."""
+    for text in la.trace.warnings if la.trace is not None else ():
+        warnings.warn(text, TuningWarning, stacklevel=level)
+    return la

@@ -1,0 +1,73 @@
+"""Every combination of a grid, and the best of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..posterior.trace import Step
+from .by_evidence import noise_of
+from .by_validation import Coordinates, chosen
+from .options import Settings, listable, positive
+from .profile import Place, profile
+from .scores import Scores
+from .validation import repeated
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+
+def axes(la: Laplace, asked: Settings, mean: float) -> dict[str, list[float]]:
+    """The values of each axis of a grid; what has none stays as it is."""
+    given = asked.grid
+    if given is None and not asked.prior:
+        raise ValueError("prior=False on a grid needs the values of what is left: grid={'noise': [...]}.")
+    if given is None:
+        given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
+    named = dict(given) if isinstance(given, Mapping) else {"prior": given}
+    unknown = set(named) - {"prior", "noise", "temperature"}
+    if unknown:
+        raise ValueError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
+    if asked.noise and "noise" not in named:
+        raise ValueError("noise=True on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
+    made = {"prior": [mean], "noise": [float(la.likelihood.scale) ** -0.5], "temperature": [la.temperature]}
+    for name, values in named.items():
+        found = [positive(value) for value in values] if listable(values) else []
+        own = [value for value in found if value is not None]
+        if not own or len(own) < len(found):
+            raise ValueError(f"grid: the values for {name!r} are {values!r}; expected positive numbers.")
+        made[name] = own
+    return made
+
+
+def by_grid(la: Laplace, asked: Settings) -> Laplace:
+    """Every combination is scored, and the best of all is taken."""
+    coordinates, mean = Coordinates.of(la)
+    tried = axes(la, asked, mean)
+    places = list(itertools.product(*tried.values()))
+    if asked.data is None:
+        problem = profile(la._question, coordinates.prior)
+        middle = problem.prior.precision.log()
+        scores = [-problem.at(Place(middle + math.log(mean), -2 * math.log(noise))).value for mean, noise, _ in places]
+    else:
+        made = [coordinates.setting(asked, place) for place in places]
+        scores = Scores(la, repeated(asked.data, la.mode.device), asked.predict).of(made)
+    sign = -1.0 if asked.data is None else 1.0
+    steps = [
+        Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
+        for value, place in zip(scores, places, strict=True)
+    ]
+    finite = [number for number, value in enumerate(scores) if math.isfinite(value)]
+    if not finite:
+        raise ValueError("No setting of the grid has a finite score.")
+    best = min(finite, key=lambda number: scores[number])
+    told = [
+        f"The best {name} is at the {'largest' if value == max(own) else 'smallest'} value of its grid, {value:.3g}."
+        for (name, own), value in zip(tried.items(), places[best], strict=True)
+        if len(own) > 1 and value in (min(own), max(own))
+    ]
+    if len(finite) < len(scores):
+        told.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")
+    return chosen(la, coordinates, asked, places[best], steps, "every setting was scored", True, told)

@@ -1,0 +1,30 @@
+"""Choosing prior precisions, noise and temperature: by the evidence, by validation data, or on a grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..priors.prior import Number, Prior
+from .by_evidence import by_evidence
+from .by_grid import by_grid
+from .by_validation import by_validation
+from .options import Settings
+
+if TYPE_CHECKING:
+    from ..laplace import Laplace
+
+
+def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+    """Dispatch, from the prior it has or from another start."""
+    if start is not None:
+        chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
+        la = la.with_prior(chosen)
+    if asked.passing.mode == "linear":
+        from .alternate import alternate  # which needs this file
+
+        return alternate(la, asked, start)
+    if asked.data is None:
+        la = replace(la, linear=None)  # the evidence at the trained weights
+    made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
+    return made[asked.method](la, asked)

@@ -1,0 +1,1 @@
+"""The selected weights as one vector, its ranges and its groups."""

@@ -1,0 +1,178 @@
+"""Which weights are uncertain, in which order, and where each is in the flat vector of D weights."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from .ranges import Part
+
+NAMES = ("all", "last_layer", "lora")  # that `weights=` takes for a choice of weights
+
+
+@dataclass(frozen=True)
+class Space:
+    """Selected weights: names in the network's order, sizes, and a mask where only some elements are selected."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    mask: Tensor | None = None  # (total,) booleans over the named tensors' elements
+
+    @property
+    def total(self) -> int:
+        """Elements of all named tensors."""
+        return sum(shape.numel() for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.total if self.mask is None else int(self.mask.sum())
+
+    def slices(self) -> dict[str, slice]:
+        """Where each named tensor is in the vector of all their elements."""
+        made, start = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            made[name] = slice(start, start + shape.numel())
+            start += shape.numel()
+        return made
+
+    def counts(self) -> dict[str, int]:
+        """How many elements of each named tensor are selected."""
+        if self.mask is None:
+            return {name: shape.numel() for name, shape in zip(self.names, self.shapes, strict=True)}
+        return {name: int(self.mask[place].sum()) for name, place in self.slices().items()}
+
+    def selected(self, name: str) -> str:
+        """In words: how many elements of a tensor are selected, where not all are."""
+        if self.mask is None:
+            return ""
+        own = self.mask[self.slices()[name]]
+        return f", {int(own.sum())} of {own.numel()} elements"
+
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        """Where each named tensor begins: asked for every block of every question."""
+        return {name: place.start for name, place in self.slices().items()}
+
+    def place(self, part: Part) -> slice:
+        """Where a range of a tensor is."""
+        start = self._starts[part.name]
+        return slice(start + part.start, start + part.stop)
+
+    def parts(self) -> Iterator[Part]:
+        """Every named tensor as one range."""
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            yield Part(name, 0, shape.numel())
+
+    def vector(self, model: nn.Module) -> Tensor:
+        """(D,): the network's weights, a copy."""
+        flat = torch.cat([model.get_parameter(name).detach().flatten() for name in self.names])
+        return flat if self.mask is None else flat[self.mask.to(flat.device)]
+
+    def only(self, used: Iterable[str]) -> Space:
+        """Without the weights that the network never used."""
+        kept = set(used)
+        slices = self.slices()
+        names = tuple(name for name in self.names if name in kept)
+        shapes = tuple(shape for name, shape in zip(self.names, self.shapes, strict=True) if name in kept)
+        mask = None
+        if self.mask is not None:
+            mask = torch.cat([self.mask[slices[name]] for name in names]) if names else self.mask[:0]
+        return Space(names, shapes, mask)
+
+
+def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = None) -> Space:
+    """A space over named parameters, in the network's own order."""
+    chosen = set(names)
+    ordered = tuple(name for name, _ in model.named_parameters() if name in chosen)
+    if not ordered:
+        raise ValueError("No weights are selected; expected at least one trainable parameter.")
+    for name in ordered:
+        if model.get_parameter(name).is_complex():
+            raise ValueError(
+                f"{name!r} is {model.get_parameter(name).dtype}; expected real weights. Hold its real and imaginary "
+                "parts as one real parameter (..., 2), of which the network takes torch.view_as_complex, or leave it "
+                "out by weights=."
+            )
+    return Space(ordered, tuple(model.get_parameter(name).shape for name in ordered), mask)
+
+
+def trainable(model: nn.Module) -> tuple[str, ...]:
+    """Names of parameters with `requires_grad`, and with elements."""
+    own = model.named_parameters()
+    names = tuple(name for name, parameter in own if parameter.requires_grad and parameter.numel())
+    if not names:
+        raise ValueError("The network has no trainable weights; expected some parameter with requires_grad=True.")
+    return names
+
+
+def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Parameters whose name, or whose module's name, fits one of the patterns."""
+    every = [name for name, _ in model.named_parameters()]
+    found: set[str] = set()
+    for pattern in patterns:
+        hits = {name for name in every if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
+        if not hits:
+            near = difflib.get_close_matches(pattern, [*NAMES, *every], n=3, cutoff=0.3)
+            raise ValueError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
+        found |= hits
+    return tuple(name for name in every if name in found)
+
+
+def padding_rows(model: nn.Module, space: Space) -> Tensor | None:
+    """(D,) booleans: rows that all modules with a table have for its `padding_idx`; None where there are none."""
+    found: dict[int, set[int | None]] = {}
+    for module in model.modules():
+        padding = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+        for name, parameter in module._parameters.items():
+            found.setdefault(id(parameter), set()).add(padding if name == "weight" else None)
+    made = torch.zeros(space.total, dtype=torch.bool, device="cpu")
+    for name, place in space.slices().items():
+        rows = found.get(id(model.get_parameter(name)), {None})
+        for row in rows if len(rows) == 1 else ():
+            if row is not None:
+                made[place].view(space.shapes[space.names.index(name)])[row] = True
+    made = made if space.mask is None else made[space.mask]
+    return made if bool(made.any()) else None
+
+
+def low_rank_pairs(model: nn.Module) -> tuple[str, ...]:
+    """LoRA weights, by the naming that adapters share."""
+    names = tuple(name for name, _ in model.named_parameters() if "lora_" in name.lower())
+    if not names:
+        raise ValueError("weights='lora' was given, but no parameter's name contains 'lora_'.")
+    return names
+
+
+def masked_space(model: nn.Module, masks: Mapping[str, Tensor] | Tensor) -> Space:
+    """A space of single elements: one mask per tensor, or one over all trainable weights."""
+    if isinstance(masks, Tensor):
+        names = trainable(model)
+        space = make_space(model, names)
+        if masks.dtype != torch.bool or masks.shape != (space.total,):
+            raise ValueError(
+                f"weights is a mask of shape {tuple(masks.shape)} and dtype {masks.dtype}; expected "
+                f"({space.total},) booleans, one per trainable weight."
+            )
+        pieces = {name: masks[piece] for name, piece in space.slices().items()}
+    else:
+        pieces = dict(masks)
+        known = dict(model.named_parameters())
+        for name, mask in pieces.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+                raise ValueError(f"weights has a mask for {name!r}, which is no parameter; the nearest are {near}.")
+            if mask.dtype != torch.bool or mask.shape != known[name].shape:
+                raise ValueError(
+                    f"The mask for {name!r} has shape {tuple(mask.shape)} and dtype {mask.dtype}; expected "
+                    f"{tuple(known[name].shape)} booleans."
+                )
+    kept = {name: mask.flatten().cpu() for name, mask in pieces.items() if bool(mask.any())}
+    space = make_space(model, kept)
+    return Space(space.names, space.shapes, torch.cat([kept[name] for name in space.names]))

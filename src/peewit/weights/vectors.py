@@ -1,0 +1,34 @@
+"""Vectors of all selected weights, and one tensor for each weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .space import Space
+
+Weights = dict[str, Tensor]
+
+
+def unflatten(vectors: Tensor, space: Space) -> Weights:
+    """(..., D) -> one tensor (..., *shape) per weight; weights outside a mask get zero."""
+    vectors = spread(vectors, space)
+    return {
+        name: vectors[..., place].reshape((*vectors.shape[:-1], *shape))
+        for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+    }
+
+
+def spread(vectors: Tensor, space: Space) -> Tensor:
+    """(..., D) -> (..., total): zero outside of a mask."""
+    if space.mask is None:
+        return vectors
+    whole = vectors.new_zeros(*vectors.shape[:-1], space.total)
+    whole[..., space.mask.to(vectors.device)] = vectors
+    return whole
+
+
+def flatten(tensors: Weights, space: Space) -> Tensor:
+    """One tensor per weight -> (D,)."""
+    flat = torch.cat([tensors[name].flatten() for name in space.names])
+    return flat if space.mask is None else flat[space.mask.to(flat.device)]
