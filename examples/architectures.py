@@ -138,7 +138,7 @@ def main() -> None:
             each.name,
             f"{la.D:,}",
             str(la.N),
-            la.kind.name,
+            la.curvature.name,
             f"{fitted - began:.1f} s",
             "×".join(map(str, cov.shape)),
             f"{asked - fitted:.2f} s",

@@ -213,7 +213,7 @@ class Subject:
         """
         yield "full", self.full, self.tolerance
         yield "kron", self.kron, self.tolerance
-        factors = [side for own in self.kron.sums.factors.values() for side in (own.inputs, own.gradients)]
+        factors = [side for own in self.kron.state.sums.factors.values() for side in (own.inputs, own.gradients)]
         twins = any(has_twins(side, TWINS[self.dtype]) for side in factors)
         if self.network.likelihood == "classification" and not twins:
             yield "ekfac", self.ekfac, max(TURNED, self.tolerance)
@@ -248,7 +248,7 @@ class Subject:
 
 def matrix(la: pw.Laplace) -> Tensor:
     """(D, D): the curvature inside a posterior with prior precision one."""
-    identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
+    identity = torch.eye(la.D, dtype=la.weights.dtype, device=la.weights.device)
     return (la.precision.mv(identity) - identity).cpu().double()
 
 
@@ -280,14 +280,14 @@ def exact(s: Subject) -> Iterator[str | None]:
     expected = s.ggn[index][:, index]
     yield differs("full's matrix", matrix(s.full), expected, s.tolerance)
     weights = torch.cat([s.plain.get_parameter(name).detach().reshape(-1) for name in s.full.space.names])
-    yield differs("the vector of weights", s.full.mode, weights, s.tolerance)
+    yield differs("the vector of weights", s.full.weights, weights, s.tolerance)
 
 
 @check
 def unaided(s: Subject) -> Iterator[str | None]:
     """What was learnt of the network was right before it was verified, in every structure and layout."""
     for what, la in (("full", s.full), ("kron", s.kron)):
-        for each in la.plan.corrections:
+        for each in la.state.plan.corrections:
             yield f"{what}: {each}"
 
 
@@ -417,7 +417,7 @@ def draws(s: Subject) -> Iterator[str | None]:
 
     weights = la.sample(2, generator=generator()).cpu().double()
     index = s.index(la.space.names)
-    pushed = torch.einsum("nfd,sd->snf", s.jacobian[:, :, index], weights - la.mode.cpu().double())
+    pushed = torch.einsum("nfd,sd->snf", s.jacobian[:, :, index], weights - la.weights.cpu().double())
     expected = dense.outputs(s.plain, s.x).reshape(1, *pushed.shape[1:]) + pushed
     found = la.functional_samples(x, 2, generator=generator())
     yield differs("samples of the linearised outputs", found.reshape(expected.shape), expected, s.tolerance)

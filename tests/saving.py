@@ -31,8 +31,8 @@ def answers(la: pw.Laplace, x: Any) -> list[Any]:
     generator = torch.Generator(DEVICE).manual_seed(3)
     numbers = [made.mean, made.cov, la.log_evidence(), la.sample(2, generator), la.functional_samples(x, 2, generator)]
     numbers += [getattr(predicted, name, None) for name in ("mean", "epistemic", "probs", "aleatoric")]
-    numbers += [la.precision.variance(), la.mode]
-    return [*numbers, str(la.coverage()), repr(la), la.N, la.D, la.prior.kind, la.reason]
+    numbers += [la.precision.variance(), la.weights]
+    return [*numbers, str(la.coverage()), repr(la), la.N, la.D, la.prior.kind, la.state.reason]
 
 
 def assert_same(first: pw.Laplace, second: pw.Laplace, x: Any) -> None:

@@ -101,7 +101,7 @@ def table(name: str) -> Table:
 
 def curvature_of(la: pw.Laplace) -> Tensor:
     """(D, D): the curvature inside a posterior with prior precision one, as the operator applies it."""
-    identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
+    identity = torch.eye(la.D, dtype=la.weights.dtype, device=la.weights.device)
     return (la.precision.mv(identity) - identity).cpu()
 
 
@@ -118,7 +118,7 @@ def relative(left: Tensor, right: Tensor) -> float:
 
 def own_bases(la: pw.Laplace, places: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
     """Our eigenvectors for the weights at `places` (O, I): eigenvectors of equal eigenvalues are not unique."""
-    for key, spectrum in la.curvature.blocks.items():
+    for key, spectrum in la.state.curvature.blocks.items():
         flat = [index[la.space.place(part)] for part in key]
         joined = flat[0] if len(flat) == 1 else join(flat[0], flat[1], spectrum.weight)
         for group, own in enumerate(spectrum.layout.to_matrix(joined)):

@@ -134,7 +134,7 @@ def test_files_keep_the_policy(name: str, structure: str, tmp_path: Path) -> Non
     la = pw.fit(model, (x, y), "classification", structure=structure, arithmetic=name)
     la.save(tmp_path / "posterior")
     found = pw.load(tmp_path / "posterior", model)
-    assert found.arithmetic == name and found.mode.dtype == la.mode.dtype
+    assert found.arithmetic == name and found.weights.dtype == la.weights.dtype
     assert torch.equal(found.functional(x).cov, la.functional(x).cov)
 
 

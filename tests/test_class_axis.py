@@ -51,7 +51,7 @@ def test_sequences_of_length_one(lengths: tuple[int, ...]) -> None:
         warnings.simplefilter("error")
         la = pw.fit(model, data, "classification", structure="full", curvature="ggn")
     whole = expected(model, data)
-    identity = torch.eye(la.D).to(la.mode)
+    identity = torch.eye(la.D).to(la.weights)
     assert relative(la.precision.mv(identity) - identity, whole) < 1e-8
     assert relative(pw.products(model, data, "classification").mv(identity), whole) < 1e-8
     p = la.predict(data[-1][0]).probs
@@ -86,7 +86,7 @@ def test_as_many_positions_as_classes() -> None:
         by_axis = {name: pw.fit(model, data, likelihood).log_evidence() for name, likelihood in asked.items()}
         longer = pw.fit(model, [batch(4, 5, 2), *data], "classification", structure="full", curvature="ggn")
     assert last.log_evidence() == by_axis["2"] != by_axis["1"]
-    identity = torch.eye(longer.D).to(longer.mode)
+    identity = torch.eye(longer.D).to(longer.weights)
     data = [batch(4, 5, 2), *data]
     assert relative(longer.precision.mv(identity) - identity, expected(model, data)) < 1e-8
     assert relative(pw.products(model, data, "classification").mv(identity), expected(model, data)) < 1e-8

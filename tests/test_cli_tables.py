@@ -65,15 +65,15 @@ def test_the_file_holds_names(place: str, capsys: pytest.CaptureFixture[str]) ->
     assert (told["inputs"], told["targets"], told["classes"]) == (["b", "a"], ["class"], NAMES)
     schema = Schema(("class", "b", "a"), ("class",), True, tuple(NAMES))
     la = pw.load("posterior.safetensors", classifier())
-    assert la.schema == schema and la.schema.inputs == ("b", "a")
+    assert la.state.schema == schema and la.state.schema.inputs == ("b", "a")
     later = la.with_prior(2.0).update(data())
     later.save("later.safetensors")
-    assert pw.load("later.safetensors", classifier()).schema == schema
+    assert pw.load("later.safetensors", classifier()).state.schema == schema
 
 
 def test_a_posterior_of_the_library_has_no_names(place: str, tmp_path: Path) -> None:
     fitted().save("made.safetensors")
-    assert pw.load("made.safetensors", classifier()).schema is None
+    assert pw.load("made.safetensors", classifier()).state.schema is None
     table("inputs.csv", "a,b")
     assert run(f"predict {POSTERIOR} --data inputs.csv -o p.csv --classes low,middle,top -q", place) == 0
     torch.testing.assert_close(probabilities(), fitted().predict(data()[0]).probs, rtol=1e-4, atol=1e-5)
@@ -228,7 +228,9 @@ def test_tables_without_a_header_go_by_place(source: str, place: str, capsys: py
     bare("all.csv", "with.csv")
     bare("inputs.csv", "inputs_with.csv")
     assert run(f"{FIT} all.csv --target 0", place) == 0
-    assert pw.load("made.safetensors", classifier()).schema == Schema(("0", "1", "2"), ("0",), False, tuple(NAMES))
+    assert pw.load("made.safetensors", classifier()).state.schema == Schema(
+        ("0", "1", "2"), ("0",), False, tuple(NAMES)
+    )
     capsys.readouterr()
     assert run(f"predict {POSTERIOR} --data {source} -o p.csv", place) == 0
     assert ("the target column 0 is left out" in capsys.readouterr().err) == (source == "all.csv")

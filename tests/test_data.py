@@ -220,8 +220,8 @@ def test_sequences_of_several_lengths(build: Any, structure: str, merge: int, mo
                 found = torch.einsum("aibi->ab", turned)
                 assert relative(found / found.trace(), row / row.trace()) < 1e-8
     energy = sum(dense.energy(model, x, y, "classification") for x, y in batches)
-    assert abs(la.totals.energy - float(energy)) < 1e-9 * float(energy)
-    assert la.totals.scalars == sum(y.numel() for _, y in batches) - 1
+    assert abs(la.state.totals.energy - float(energy)) < 1e-9 * float(energy)
+    assert la.state.totals.scalars == sum(y.numel() for _, y in batches) - 1
     model.to(DEVICE)
     for x, _ in data[:3]:
         cov = la.functional(x).cov
@@ -251,7 +251,7 @@ def test_memory_splits_work_and_changes_nothing(name: str, structure: str) -> No
         joint = la.functional(x, joint=True, memory=memory).cov
         assert relative(joint, la.functional(x, joint=True).cov.cpu()) < 1e-10
     # The same draw of the weights at all inputs, also where the inputs do not fit together.
-    tight = replace(la, budget=Budget(1))
+    tight = pw.Laplace(replace(la.state, budget=Budget(1)))
     draws = [each.functional_samples(x, 2, generator=torch.Generator().manual_seed(1)).cpu() for each in (la, tight)]
     assert relative(draws[1], draws[0]) < 1e-10
 
@@ -339,7 +339,7 @@ def test_networks_of_lower_precision(name: str, structure: str, dtype: torch.dty
     model, x, y = case.case.make(dtype=dtype)
     data = moved(x), moved(y)
     la = pw.fit(model.to(DEVICE), data, case.likelihood, structure=structure, curvature="ggn")
-    assert la.mode.dtype == torch.float32
+    assert la.weights.dtype == torch.float32
     made = curvature_of(la)
     assert made.dtype == torch.float32
     exact = curvature_of(case.fit(structure))

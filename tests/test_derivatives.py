@@ -186,8 +186,8 @@ def test_the_mode_of_the_linear_model(name: str) -> None:
     theta = torch.cat([p.detach().flatten() for p in model.parameters()])
     matrix = rows.T @ rows + torch.eye(len(theta)).to(rows)
     expected = torch.linalg.solve(matrix, rows.T @ (y - model(x).detach()).flatten() - theta)
-    assert made.linear is not None
-    assert relative(made.linear.displacement, expected) < 1e-6
+    assert made.linear_mode is not None
+    assert relative(made.linear_mode.displacement, expected) < 1e-6
     shifted = model(x).detach() + torch.einsum("nfd,d->nf", rows.reshape(12, 1, -1), expected)
     assert relative(made.functional(x, mean="linear").mean, shifted) < 1e-6
 
@@ -213,7 +213,7 @@ def test_samples_of_many_outputs(name: str) -> None:
     la = pw.fit(model, (x, y), "classification", curvature="empirical")
     generator = torch.Generator().manual_seed(0)
     made = la.functional_samples(x, 2, generator) - model(x).detach()
-    draws = la.sample(2, torch.Generator().manual_seed(0)) - la.mode
+    draws = la.sample(2, torch.Generator().manual_seed(0)) - la.weights
     assert relative(made, torch.einsum("nfd,sd->snf", jacobian(model, x), draws)) < EXACT
 
 
@@ -278,7 +278,7 @@ def test_the_hessian_of_weight_norms(how: str) -> None:
     expected = by_differences(model, x, y)
     data = (moved(x), moved(y))
     la = pw.fit(model.to(DEVICE), data, "regression", structure="full", curvature="hessian", prior=100.0)
-    identity = torch.eye(la.D).to(la.mode)
+    identity = torch.eye(la.D).to(la.weights)
     assert relative(la.precision.mv(identity) - 100 * identity, expected) < (1e-6 if DEVICE == "cpu" else 1e-4)
 
 

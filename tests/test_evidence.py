@@ -17,7 +17,7 @@ import reference_dense as dense
 from conftest import DEVICE
 from fitting import seeded, weights_of
 from peewit.jacobians.layout import part_ways
-from peewit.posterior.evidence import Evidence, Question, noise_scale, shared_numbers, strength
+from peewit.posterior.evidence import Evidence, EvidenceProblem, noise_scale, shared_numbers, strength
 from peewit.weights.space import Space
 from tables import Table, curvature_of, moved, relative, table
 
@@ -182,7 +182,7 @@ def test_gradients_of_the_log_determinant(structure: str) -> None:
     group = torch.arange(count) if free else group
     values = positive(int(group.max()) + 1).to(DEVICE).requires_grad_()
     scale = torch.tensor(1.3, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    logdet = la.curvature.precision(values[group.to(DEVICE)], scale).logdet()
+    logdet = la.state.curvature.precision(values[group.to(DEVICE)], scale).logdet()
     dense_precision = 1.3 * matrix + torch.diag(values.detach().cpu()[group])
     assert relative(logdet.detach(), torch.logdet(dense_precision)) < EXACT
     first, second = torch.autograd.grad(logdet, (values, scale))
@@ -226,7 +226,7 @@ def test_joint_blocks_hold_layerwise_priors() -> None:
     delta = torch.repeat_interleave(precisions.detach(), torch.tensor([p.numel() for p in case.model.parameters()]))
     matrix = curvature_of(la) + torch.diag(delta)
     expected = 0.5 * (delta.log().sum() - torch.logdet(matrix) - (delta * weights_of(case.model).square()).sum())
-    expected = expected - la.totals.energy
+    expected = expected - la.state.totals.energy
     assert abs(float(value.detach()) - float(expected)) < 1e-9 * abs(float(expected))
     (gradient,) = torch.autograd.grad(value, precisions)
     inner = 0.5 * (1 / delta - torch.linalg.inv(matrix).diagonal() - weights_of(case.model).square())
@@ -246,21 +246,21 @@ def test_priors_of_rows_times_columns_are_exact(name: str, structure: str) -> No
             (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5).requires_grad_()
             for shape in ((groups, rows, 1), (groups, 1, columns))
         ]
-        for key, spectrum in la.curvature.blocks.items()
+        for key, spectrum in la.state.curvature.blocks.items()
         for groups, rows, columns in [spectrum.layout.matrix]
     }
     pieces: dict[int, torch.Tensor] = {}
-    for key, spectrum in la.curvature.blocks.items():
+    for key, spectrum in la.state.curvature.blocks.items():
         flat = spectrum.layout.to_flat(factors[key][0] * factors[key][1])
         own = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
         pieces |= {la.space.place(part).start: value for part, value in zip(key, own, strict=True)}
-    for part in la.curvature.others:
+    for part in la.state.curvature.others:
         pieces[la.space.place(part).start] = torch.full((part.stop - part.start,), 0.8, dtype=torch.float64)
     delta = torch.cat([pieces[start] for start in sorted(pieces)])
     matrix = curvature_of(la) + torch.diag(delta.detach())
     covariance = torch.linalg.inv(matrix)
     chosen = la.with_prior(pw.Prior.diagonal(delta.detach()))
-    identity = torch.eye(la.D, dtype=torch.float64, device=la.mode.device)
+    identity = torch.eye(la.D, dtype=torch.float64, device=la.weights.device)
     root = chosen.precision.root(identity)
     assert relative(chosen.precision.mv(identity), matrix) < 1e-9
     assert relative(chosen.precision.solve(identity), covariance) < 1e-9
@@ -269,7 +269,7 @@ def test_priors_of_rows_times_columns_are_exact(name: str, structure: str) -> No
     jacobian = case.jacobian[:, :, case.index(la)].flatten(0, 1)
     joint = chosen.functional(moved(case.x), joint=True).cov
     assert relative(joint.reshape(len(jacobian), -1), jacobian @ covariance @ jacobian.T) < 1e-9
-    logdet = la.curvature.precision(delta.to(la.mode.device), torch.ones((), dtype=torch.float64)).logdet()
+    logdet = la.state.curvature.precision(delta.to(la.weights.device), torch.ones((), dtype=torch.float64)).logdet()
     assert relative(logdet.detach(), torch.logdet(matrix)) < 1e-9
     # Along the factors of the prior the gradient is the variance, summed over what each factor scales.
     every = [factor for pair in factors.values() for factor in pair]
@@ -416,4 +416,4 @@ def test_why_it_is_no_marginal_likelihood() -> None:
         (0.5, "odd", "at temperature 0.5 the likelihood is raised to 1/0.5 and does not sum to one; odd"),
     ):
         given: Any = SimpleNamespace(temperature=temperature, likelihood=SimpleNamespace(caveat=caveat))
-        assert Question.note(given) == words
+        assert EvidenceProblem.note(given) == words

@@ -36,7 +36,7 @@ def test_segmentation_leaves_ignored_pixels_out(capsys: pytest.CaptureFixture[st
     assert 0 < int((y == module.IGNORED).sum()) < y.numel()
     with torch.no_grad():
         expected = F.cross_entropy(la.model.eval()(x), y, ignore_index=module.IGNORED, reduction="sum")
-    assert float(la.totals.energy) == pytest.approx(expected.item(), rel=1e-4)
+    assert float(la.state.totals.energy) == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_tokens_share_a_weight_and_leave_ignored_labels_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def test_tokens_share_a_weight_and_leave_ignored_labels_out(capsys: pytest.Captu
     assert bool((y[:, 0] == -100).all()) and not bool((y[:, 1:] == -100).any())
     with torch.no_grad():
         expected = F.cross_entropy(la.model.eval()(x).flatten(0, 1), y.flatten(), reduction="sum")
-    assert float(la.totals.energy) == pytest.approx(expected.item(), rel=1e-4)
+    assert float(la.state.totals.energy) == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_tagging_knows_which_words_it_never_saw(capsys: pytest.CaptureFixture[str]) -> None:

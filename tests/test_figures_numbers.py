@@ -96,7 +96,7 @@ def test_landscape_is_the_loss_at_moved_weights(name: str) -> None:
         else:
             assert made.accuracy is not None
             assert float(made.accuracy[row, column]) == pytest.approx(accuracy, abs=1e-12)
-        moved = la.mode + step
+        moved = la.weights + step
         assert float(made.penalty[row, column]) == pytest.approx(float(moved.square().sum()), rel=1e-10)
     assert made.examples == len(small.x)
 
@@ -111,7 +111,7 @@ def test_landscape_counts_noise_prior_mean_and_temperature() -> None:
     precision = precision_of(small, delta, 1 / 0.4**2 / 2.0)
     for row, column in ((0, 2), (1, 0), (1, 1)):
         step = made.a[column] * axes[0].cpu() + made.b[row] * axes[1].cpu()
-        off = la.mode.cpu() + step - 0.25
+        off = la.weights.cpu() + step - 0.25
         assert float(made.penalty[row, column]) == pytest.approx(0.5 * float((delta * off**2).sum()), rel=1e-10)
         assert float(made.quadratic[row, column]) == pytest.approx(0.5 * float(step @ precision @ step), rel=1e-8)
         whole = made.strength * loss_at(small, step.to(DEVICE))[0] + float(made.penalty[row, column])
@@ -131,7 +131,7 @@ def test_gaussian_is_the_dense_posterior_and_density_is_its_target() -> None:
             step = made.a[column] * made.directions[0] + made.b[row] * made.directions[1]
             ratio = math.exp(normal_.logpdf(step.numpy()) - normal_.logpdf(numpy.zeros(la.D)))
             assert float(made.gaussian[row, column]) == pytest.approx(ratio, rel=1e-7)
-            penalty = 1.5 * float((la.mode.cpu() + step).square().sum())
+            penalty = 1.5 * float((la.weights.cpu() + step).square().sum())
             losses_.append(30 * loss_at(small, step.to(DEVICE))[0] + penalty)
     expected = (min(losses_) - torch.tensor(losses_, dtype=torch.float64)).exp()
     torch.testing.assert_close(flat, expected, rtol=1e-8, atol=1e-12)
@@ -221,7 +221,7 @@ def test_points_do_not_depend_on_those_before_them() -> None:
         f = F.linear(x, model.inner.weight + step[:4].view(2, 2), model.inner.bias + step[4:])
     assert float(made.loss[2, 2]) == pytest.approx(float(F.cross_entropy(f, y)), rel=1e-10)
     drawn = figures.draws(la, x, 3, method="sampled")
-    eps = la._deviations(3, torch.Generator().manual_seed(0))[2]
+    eps = la.state.deviations(3, torch.Generator().manual_seed(0))[2]
     with torch.no_grad():
         f = F.linear(x, model.inner.weight + eps[:4].view(2, 2), model.inner.bias + eps[4:])
     torch.testing.assert_close(drawn.predictions[2], f.softmax(1).cpu(), rtol=1e-9, atol=1e-12)
@@ -365,7 +365,7 @@ def test_draws_are_predictions_at_drawn_weights(name: str, method: str) -> None:
     la = small.fit("kron", prior=4.0)
     x = small.x[:3]
     made = figures.draws(la, x, 5, method=method, seed=3)
-    eps = la._deviations(5, torch.Generator().manual_seed(3))
+    eps = la.state.deviations(5, torch.Generator().manual_seed(3))
     weights = {each: p.detach() for each, p in small.model.named_parameters()}
     expected = []
     for row in eps:
@@ -386,7 +386,7 @@ def test_draws_are_predictions_at_drawn_weights(name: str, method: str) -> None:
     places, names = sampling.least_certain(la)
     variance = la.precision.variance()
     assert {float(variance[place]) for place in places} == set(variance.sort().values[-2:].tolist())
-    torch.testing.assert_close(made.weights, (la.mode + eps)[:, places].cpu())
+    torch.testing.assert_close(made.weights, (la.weights + eps)[:, places].cpu())
     assert all("[" in each for each in names)
 
 

@@ -72,7 +72,7 @@ def test_dtypes(structure: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Sums in float32 for narrower networks."""
     x = normal(9, 3).to(dtype)
     la = fitted(small().to(dtype), x, classes(2, 9), "classification", STRUCTURES[structure])
-    assert la.mode.dtype == torch.promote_types(dtype, torch.float32)
+    assert la.weights.dtype == torch.promote_types(dtype, torch.float32)
     assert_same(la, again(la, tmp_path), moved(x))
 
 
@@ -81,7 +81,7 @@ def test_curvatures(curvature: Any, tmp_path: Path) -> None:
     """With their options; a clipped Hessian is saved before it is clipped."""
     la = posterior("full", curvature=curvature, generator=seeded(5))
     loaded = again(la, tmp_path)
-    assert (loaded.kind, loaded.seed) == (la.kind, la.seed)
+    assert (loaded.curvature, loaded.state.seed) == (la.curvature, la.state.seed)
     assert_same(la, loaded, moved(normal(4, 3)))
 
 
@@ -121,7 +121,7 @@ def test_single_weights(structure: str, weights: str, tmp_path: Path) -> None:
     if weights == "mask":
         chosen = {name: normal(*parameter.shape) > 0 for name, parameter in model.named_parameters()}
     la = fitted(model, normal(9, inputs), classes(2, 9), "classification", structure, weights=chosen)
-    assert len(la.asked.names) > len(la.space.names)
+    assert len(la.state.asked.names) > len(la.space.names)
     assert_same(la, again(la, tmp_path), moved(normal(4, inputs)))
 
 
@@ -145,7 +145,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
     la = posterior()
     la.save(tmp_path / "a.safetensors")
     texts, names = content_of(tmp_path / "a.safetensors")
-    assert texts["format"] == "5" and texts["version"] == pw.__version__
+    assert texts["format"] == "6" and texts["version"] == pw.__version__
     for name in la.space.names:
         assert any(name in each for each in names)
     content = json.loads(texts["peewit"])
@@ -454,7 +454,7 @@ def tensor(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[str, A
 
 def drop(content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """A tensor that is not there."""
-    del tensors["mode"]
+    del tensors["weights"]
 
 
 def text(value: str) -> Callable[[dict[str, Any], dict[str, Tensor]], str]:
@@ -473,23 +473,26 @@ HUGE = 1 << 62
 FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "no JSON": (text("{"), "Expecting"),
     "a list": (text("[]"), "expected"),
-    "another mode": (tensor("mode", lambda value: -value), "its mode is not the network's weights"),
+    "another mode": (tensor("weights", lambda value: -value), "its weights are not those of the network"),
     "depth": (text("[" * 200_000 + "]" * 200_000), "recursion"),
     "NaN": (put("totals", "fields", "energy", value=float("nan")), "it holds NaN"),
     "infinity": (put("totals", "fields", "energy", value=float("inf")), "it holds Infinity"),
     "digits": (put("seed", value=1 << 70), "seed is"),
-    "a missing entry": (lambda content, tensors: content.pop("mode") and None, "it holds"),
+    "a missing entry": (lambda content, tensors: content.pop("weights") and None, "it holds"),
     "an entry too many": (put("code", value="import os"), "it holds"),
     "an unknown class": (put("structure", value={"class": "os.system", "fields": {}}), "expected one of Kron"),
     "an unknown likelihood": (put("likelihood", value={"class": "Popen", "fields": {}}), "expected one of Categorical"),
-    "a known class elsewhere": (put("kind", value={"class": "Kron", "fields": {}}), "expected one of GGN"),
+    "a known class elsewhere": (put("curvature_kind", value={"class": "Kron", "fields": {}}), "expected one of GGN"),
     "a class as a list": (put("structure", value=[]), "expected one of Kron"),
     "a class by number": (put("structure", value={"class": ["Kron"], "fields": {}}), "expected one of Kron"),
     "missing fields": (put("prior", "fields", value={}), "prior has the fields"),
-    "other fields": (put("kind", "fields", value={"name": "ggn", "degree": 1, "__class__": 1}), "kind has the fields"),
+    "other fields": (
+        put("curvature_kind", "fields", value={"name": "ggn", "degree": 1, "__class__": 1}),
+        "kind has the fields",
+    ),
     "fields of the wrong kind": (put("prior", "fields", value=3), "prior has the fields 3"),
     "an option": (put("structure", "fields", "approx", value="other"), "structure/approx is 'other'"),
-    "a power": (put("kind", "fields", "degree", value=7), "its curvature is"),
+    "a power": (put("curvature_kind", "fields", "degree", value=7), "its curvature is"),
     "a kind of prior": (put("prior", "fields", "kind", value="evil"), "kind='evil'"),
     "a text as a number": (put("totals", "fields", "examples", value="9"), "totals/examples is '9'"),
     "a boolean as a number": (put("totals", "fields", "examples", value=True), "totals/examples is True"),
@@ -499,7 +502,7 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "order of names": (put("asked", "fields", "names", 0, value="3.bias"), "are not those of the network"),
     "shapes": (put("asked", "fields", "shapes", 0, value=[HUGE, HUGE]), "'0.weight' has shape"),
     "fewer shapes": (put("asked", "fields", "shapes", value=[]), "are not those of the network"),
-    "a mask": (put("asked", "fields", "mask", value={"tensor": "mode"}), "its mask has shape"),
+    "a mask": (put("asked", "fields", "mask", value={"tensor": "weights"}), "its mask has shape"),
     "used weights": (put("used", value=["9.weight"]), "the used weights"),
     "no used weights": (put("used", value=[]), "the used weights"),
     "rules": (put("rules", value=[]), "its rules"),
@@ -515,8 +518,8 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "bases": (put("sums", "fields", "bases", value=[[[["0.weight", 0, 12]], [None, None]]]), "The factors are not"),
     "sums of another structure": (put("structure", value={"class": "Diag", "fields": {}}), "sums is"),
     "a count": (put("sums", "fields", "factors", 0, 1, "fields", "count", value=-1.0), "has -1.0 positions"),
-    "no tensor": (put("mode", value=3), "mode is 3; expected a tensor"),
-    "a tensor that is not there": (drop, "mode is the tensor 'mode', which the file does not hold"),
+    "no tensor": (put("weights", value=3), "weights is 3; expected a tensor"),
+    "a tensor that is not there": (drop, "weights is the tensor 'weights', which the file does not hold"),
     "a fold": (put("plan", "fields", "axes", 0, 1, "fields", "fold", value="evil"), "impossible things"),
     "a cost": (put("plan", "fields", "costs", 0, 1, 0, value=0), "impossible things"),
     "columns that are no texts": (put("schema", value=schema(columns=[1, 2])), "schema/columns/0 is 1"),
@@ -526,7 +529,7 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "a fingerprint of others": (put("fingerprint", "0.weight", value=3), "other weights or buffers"),
     "a network": (put("network", "0.weight", value=3), "differ in shape or dtype"),
     "NaN in a tensor": (tensor("gradients", lambda value: value * torch.nan), "holds NaN or Inf"),
-    "infinity in a tensor": (tensor("mode", lambda value: value / 0), "holds NaN or Inf"),
+    "infinity in a tensor": (tensor("weights", lambda value: value / 0), "holds NaN or Inf"),
     "a shape": (
         tensor("0.weight[0:12] False/inp", lambda value: value[:, :1]),
         "The input factor of '0.weight' has shape",
@@ -535,8 +538,8 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "half precision": (tensor("gradients", lambda value: value.half()), "has dtype torch.float16"),
     "the shape of others": (tensor("others", lambda value: value[:1]), "has shape"),
     "a negative diagonal": (tensor("others", lambda value: -value), "has negative numbers"),
-    "a short mode": (tensor("mode", lambda value: value[1:]), "its mode is"),
-    "a mode in float32": (tensor("mode", lambda value: value.float()), "its mode is"),
+    "a short mode": (tensor("weights", lambda value: value[1:]), "its weights are"),
+    "a mode in float32": (tensor("weights", lambda value: value.float()), "its weights are"),
     "a negative precision": (tensor("prior", lambda value: -value), "its prior is"),
     "many precisions": (tensor("prior", lambda value: value.expand(7)), "7 precisions were given"),
     "precisions as integers": (tensor("prior", lambda value: value.long()), "its prior is"),
@@ -580,7 +583,7 @@ def test_hostile_values_everywhere(sound: tuple[pw.Laplace, Path], tmp_path: Pat
             walk(each, (*way, key))
 
     walk(json.loads(content_of(path)[0]["peewit"]), ())
-    evil = [None, -1, HUGE, 0.5, "", [], {}, [[]], {"tensor": "mode"}, {"class": "Prior"}]
+    evil = [None, -1, HUGE, 0.5, "", [], {}, [[]], {"tensor": "weights"}, {"class": "Prior"}]
     refused = 0
     for number, way in enumerate(places[1:]):
         forged(path, tmp_path / "b", put(*way, value=evil[number % len(evil)]))
@@ -597,7 +600,7 @@ HOSTILE_SUMS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "a block": ("block", tensor("sums", lambda value: value[1:]), "The curvature of .* has shape"),
     "no block": ("block", put("sums", "fields", "matrices", 0, 0, value=[["0.weight", 0, 12]]), "is no block"),
     "a matrix": ("full", tensor("sums", lambda value: value[1:, 1:]), "has shape"),
-    "a mask": ("full", put("sums", "fields", "mask", value={"tensor": "mode"}), "over other elements"),
+    "a mask": ("full", put("sums", "fields", "mask", value={"tensor": "weights"}), "over other elements"),
     "second moments": ("ekfac", tensor("corrected", lambda value: value[:, 1:]), "The second moments of"),
     "negative moments": ("ekfac", tensor("corrected", lambda value: -value - 1), "has negative numbers"),
     "a basis": ("ekfac", tensor("bases", lambda value: value[:, 1:]), "A basis of"),
@@ -606,7 +609,7 @@ HOSTILE_SUMS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "no bases": ("ekfac", put("sums", "fields", "bases", value=[]), "The factors are not those"),
     "a Hessian": (
         "diag",
-        put("kind", value={"class": "Hessian", "fields": {"clip": True, "name": "hessian", "degree": 1}}),
+        put("curvature_kind", value={"class": "Hessian", "fields": {"clip": True, "name": "hessian", "degree": 1}}),
         "a Hessian with structure Diag",
     ),
 }
@@ -631,9 +634,9 @@ def test_what_files_do_not_hold(tmp_path: Path) -> None:
 
     la = posterior("diag")
     with pytest.raises(ValueError, match=r"cannot be saved: structure is a .*Own, which files do not hold"):
-        replace(la, structure=Own()).save(tmp_path / "a")
-    with pytest.raises(ValueError, match="'mode' holds NaN or Inf"):
-        replace(la, mode=la.mode * torch.nan).save(tmp_path / "a")
+        pw.Laplace(replace(la.state, structure=Own())).save(tmp_path / "a")
+    with pytest.raises(ValueError, match="'weights' holds NaN or Inf"):
+        pw.Laplace(replace(la.state, weights=la.weights * torch.nan)).save(tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 
@@ -648,4 +651,4 @@ def test_memory_of_load(sound: tuple[pw.Laplace, Path]) -> None:
     la, path = sound
     with pytest.raises(ValueError, match="memory=-1 was given"):
         pw.load(path, la.model, memory=-1)
-    assert pw.load(path, la.model, memory=1e6).budget.bytes == 1_000_000
+    assert pw.load(path, la.model, memory=1e6).state.budget.bytes == 1_000_000

@@ -130,10 +130,10 @@ def test_noise_of_uneven_pieces() -> None:
     x, y = curve(n=400)
     la = pw.fit(network(), (x, y), pw.Gaussian(0.5), structure="diag")
     groups = la.prior.stretches(la.space)
-    single = examine(la, [(x[i : i + 1], y[i : i + 1]) for i in range(400)]).noise(groups)
+    single = examine(la.state, [(x[i : i + 1], y[i : i + 1]) for i in range(400)]).noise(groups)
     sizes = [3, 17] * 20
     cuts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    uneven = examine(la, [(x[a:b], y[a:b]) for a, b in itertools.pairwise(cuts)]).noise(groups)
+    uneven = examine(la.state, [(x[a:b], y[a:b]) for a, b in itertools.pairwise(cuts)]).noise(groups)
     assert 0.6 < float(uneven / single) < 1.6
 
 

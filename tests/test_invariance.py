@@ -190,7 +190,7 @@ def test_one_precision_per_tensor_or_per_set(small: tuple[nn.Module, Tensor, Ten
     tuned = la.tune("fixed_point")
     assert tuned.prior.precision.numel() == 8 and tuned.prior.sets == merged.sets
     gamma = tuned.evidence().effective_dimensions
-    theta = [tuned.mode[numbers == number].square().sum() for number in range(8)]
+    theta = [tuned.weights[numbers == number].square().sum() for number in range(8)]
     assert torch.allclose(tuned.prior.precision * torch.stack(theta).cpu(), gamma, rtol=1e-4, atol=1e-4)
 
 

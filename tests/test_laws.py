@@ -39,7 +39,7 @@ def test_law_1_bayesian_linear_regression(structure: object, outputs: int) -> No
     prior = pw.Prior.scalar(precision, mean=centre)
     la = fitted(model, x, y, pw.Gaussian(noise=sigma), structure, prior=prior)
 
-    assert relative(la.precision.solve(torch.eye(la.D).to(la.mode))[0, 0].cpu(), posterior[0, 0]) < EXACT
+    assert relative(la.precision.solve(torch.eye(la.D).to(la.weights))[0, 0].cpu(), posterior[0, 0]) < EXACT
     variances = torch.cat([posterior.diagonal()[:3].repeat(outputs), posterior[3, 3].repeat(outputs)])
     assert relative(la.precision.variance(), variances) < EXACT
     expected = design_new @ posterior @ design_new.T  # (4, 4), the same for every output
@@ -67,7 +67,7 @@ def test_law_2_log_determinants_in_function_space(name: str) -> None:
     """`logdet(H + D) - logdet(D) = logdet(I + S^T J D^-1 J^T S)` with `S S^T` the output Hessian."""
     case = table(name)
     la = case.fit("full", prior=pw.Prior.layerwise([0.5 + 0.25 * i for i in range(len(case.names))]))
-    delta = la.prior.delta(la.space, la.mode).cpu()
+    delta = la.prior.delta(la.space, la.weights).cpu()
     rows = scaled_rows(case)
     kernel = (rows / delta) @ rows.T
     expected = torch.logdet(torch.eye(len(kernel), dtype=torch.float64) + kernel)
@@ -194,7 +194,7 @@ def test_law_5_evidence_grows_with_the_structure(name: str, prior: float) -> Non
     expected = dense.log_evidence(
         likelihood,
         case.ggn[index][:, index],
-        full.mode.cpu(),
+        full.weights.cpu(),
         torch.zeros(full.D, dtype=torch.float64),
         torch.full((full.D,), prior, dtype=torch.float64),
     )
@@ -266,8 +266,8 @@ def test_law_9_halves_of_factors_add_up(name: str, approx: str) -> None:
     for part in first.others:
         first.others[part] = first.others[part] + second.others[part]
     la = case.fit(structure)
-    made = structure.curvature(first, la.space).precision(torch.ones_like(la.mode), torch.ones(()).to(la.mode))
-    identity = torch.eye(la.D).to(la.mode)
+    made = structure.curvature(first, la.space).precision(torch.ones_like(la.weights), torch.ones(()).to(la.weights))
+    identity = torch.eye(la.D).to(la.weights)
     assert relative((made.mv(identity) - identity).cpu(), case.kron(approx=approx)) < EXACT
 
 

@@ -353,10 +353,10 @@ def test_custom_energies_cannot_be_drawn_from_without_a_sampler() -> None:
     with pytest.raises(ValueError, match=r"no `sample`.*sample=.*'ggn' or 'empirical'"):
         fitted(model, x, y, energy, "diag", curvature="fisher")
     la = fitted(model, x, y, energy, "diag", curvature="auto")
-    assert "exact GGN: 80 columns per example" in la.reason and "sample" in la.reason
+    assert "exact GGN: 80 columns per example" in la.state.reason and "sample" in la.state.reason
     plain = fitted(model, x, y, "regression", "diag", curvature="ggn")
     assert relative(curvature_of(la), curvature_of(plain)) < 1e-12
-    assert "Monte Carlo" in fitted(model, x, y, "regression", "diag", curvature="auto").reason
+    assert "Monte Carlo" in fitted(model, x, y, "regression", "diag", curvature="auto").state.reason
 
 
 def test_caveats() -> None:
@@ -512,7 +512,7 @@ def test_row_09_ignored_labels_add_no_curvature(structure: str, kind: str) -> No
         many = fitted(model, longer, ignored, likelihood, structure, curvature=kind)
         assert relative(curvature_of(many), curvature_of(few)) < 1e-9
         assert relative(many.log_evidence(), few.log_evidence().cpu()) < 1e-9
-        assert many.totals.scalars == few.totals.scalars == 20
+        assert many.state.totals.scalars == few.state.totals.scalars == 20
 
 
 def test_row_09_ignored_tokens_are_those_of_torch() -> None:
@@ -530,7 +530,7 @@ def test_row_09_ignored_tokens_are_those_of_torch() -> None:
             total += weight[label] * j.T @ (torch.diag(p) - torch.outer(p, p)) @ j
     assert relative(curvature_of(la), total) < 1e-9
     loss = nn.functional.cross_entropy(dense.outputs(model, x).reshape(20, 3), y.flatten(), weight, reduction="sum")
-    assert abs(la.totals.energy - float(loss)) < 1e-10
+    assert abs(la.state.totals.energy - float(loss)) < 1e-10
     plain = fitted(model, x, y.clamp(min=0), pw.Categorical(weight=weight), "full")
     assert relative(curvature_of(plain), total) > 0.05
 

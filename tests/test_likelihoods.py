@@ -122,7 +122,7 @@ def test_curvature_evidence_and_covariance(name: str, structure: str) -> None:
         made = la.functional(moved(case.x), joint=True)
         assert relative(made.cov.reshape(joint.shape), joint) < EXACT, kind
         assert relative(made.mean, case.f) < 1e-12
-    assert la.N == EXAMPLES and la.totals.form == form_of(case)
+    assert la.N == EXAMPLES and la.state.totals.form == form_of(case)
 
 
 @EVERY
@@ -397,12 +397,14 @@ def test_likelihoods_of_networks_of_lower_precision(name: str, dtype: torch.dtyp
         if kind == "hessian" and dtype != torch.float32:
             continue
         la = fitted(model, x, case.y, case.likelihood, "full", curvature=kind)
-        assert la.mode.dtype == torch.float32
+        assert la.weights.dtype == torch.float32
         exact = fit(case, "full", kind)
         difference = curvature_of(la).double() - curvature_of(exact)
         if kind != "fisher":  # a label near the boundary may be drawn differently
             assert float(difference.norm() / curvature_of(exact).norm()) < LOWER[dtype], kind
-        assert abs(la.totals.energy - exact.totals.energy) < 0.2 * LOWER[dtype] * abs(exact.totals.energy)
+        assert abs(la.state.totals.energy - exact.state.totals.energy) < 0.2 * LOWER[dtype] * abs(
+            exact.state.totals.energy
+        )
 
 
 def network_in(case: LikelihoodCase, dtype: torch.dtype) -> nn.Module:
@@ -416,7 +418,7 @@ def test_energies_beyond_half_precision() -> None:
     x, y = normal(4, 3).half(), torch.full((4, 2), 400.0)
     la = fitted(model, x, y, "regression", "diag", curvature="ggn")
     exact = 0.5 * (model.double()(x.double()).detach() - 400).square().sum()
-    assert abs(la.totals.energy - float(exact)) < 1e-3 * float(exact)
+    assert abs(la.state.totals.energy - float(exact)) < 1e-3 * float(exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -37,9 +37,9 @@ def test_what_is_said_to_be_left_is_about_what_is_left(precision: float) -> None
     data = moved(x), moved(y)
     la = fitted(model, x, y, "classification", "kron", prior=precision)
     usual, exact = la.at_linear_mode(data), la.at_linear_mode(data, tolerance=1e-8, steps=2000)
-    assert usual.linear is not None and exact.linear is not None
-    assert usual.linear.converged and exact.linear.converged
-    assert usual.linear.losses[-1] - exact.linear.losses[-1] < 0.03  # of 0.01
+    assert usual.linear_mode is not None and exact.linear_mode is not None
+    assert usual.linear_mode.converged and exact.linear_mode.converged
+    assert usual.linear_mode.losses[-1] - exact.linear_mode.losses[-1] < 0.03  # of 0.01
 
 
 def test_turns_that_run_out_end_at_the_best_place() -> None:
@@ -93,7 +93,7 @@ def test_a_reader_may_write_over_its_last_batch(together: int, monkeypatch: pyte
 
     right = fitted(model, x, y, "classification", "kron")
     found = pw.fit(right.model, Reader(), "classification")
-    assert found.totals.energy == pytest.approx(right.totals.energy, rel=1e-12)
+    assert found.state.totals.energy == pytest.approx(right.state.totals.energy, rel=1e-12)
 
 
 def test_a_mode_of_another_prior_is_not_taken_for_this_one() -> None:
@@ -116,9 +116,9 @@ def test_ratios_of_a_g_prior_are_in_its_own_units() -> None:
     model, x, y = separable()
     data = moved(x), moved(y)
     la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.g_prior(3.0)).at_linear_mode(data)
-    assert la.linear is not None and la.prior.base is not None
-    away, base = la.mode, la.prior.base
-    there = away + la.linear.displacement
+    assert la.linear_mode is not None and la.prior.base is not None
+    away, base = la.weights, la.prior.base
+    there = away + la.linear_mode.displacement
     expected = float((base * away.square()).sum() / (base * there.square()).sum())
     assert float(la.diagnose(data).ratios) == pytest.approx(expected, rel=1e-6)
 

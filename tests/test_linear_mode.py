@@ -92,16 +92,16 @@ def reference_of(name: str, la: pw.Laplace) -> Linear:
         case.jacobian[..., index],
         case.y,
         nll,
-        la.mode.cpu(),
-        la.prior.delta(la.space, la.mode).cpu(),
-        la.prior.centre(la.space, la.mode).cpu(),
+        la.weights.cpu(),
+        la.prior.delta(la.space, la.weights).cpu(),
+        la.prior.centre(la.space, la.weights).cpu(),
     )
 
 
 def found(la: pw.Laplace, data: Any, **options: Any) -> pw.LinearMode:
     """Its mode, as near as it comes."""
     options = {"tolerance": EXACT, "steps": 1000, **options}
-    made = la.at_linear_mode(data, **options).linear
+    made = la.at_linear_mode(data, **options).linear_mode
     assert made is not None and made.converged, made
     return made
 
@@ -133,8 +133,8 @@ def dense_classifier(la: pw.Laplace) -> Linear:
         y,
         functools.partial(cross_entropy, -1),
         weights_of(model),
-        la.prior.delta(la.space, la.mode).cpu(),
-        la.prior.centre(la.space, la.mode).cpu(),
+        la.prior.delta(la.space, la.weights).cpu(),
+        la.prior.centre(la.space, la.weights).cpu(),
         la.temperature,
     )
 
@@ -153,7 +153,7 @@ def test_every_network(name: str) -> None:
     loose = 1e-5 if name == "weight_norm" and DEVICE != "cpu" else 1e-6
     scale = expected.gradient(torch.zeros_like(e)).norm()
     assert float(expected.gradient(e).norm()) < loose * float(scale)
-    parts = replace(la, linear=mode).evidence()
+    parts = replace(la.state, linear_mode=mode).evidence()
     assert abs(parts.log_likelihood + float(expected.energy(e))) < 1e-6
     assert abs(parts.distance - float(expected.distance(e))) < 1e-6
     assert abs(parts.log_volume - la.evidence().log_volume) < 1e-9
@@ -167,12 +167,14 @@ def test_every_likelihood(name: str) -> None:
         warnings.filterwarnings("ignore", message="The energy of the custom likelihood is not convex")
         la = fitted(case.model, case.x, case.y, case.likelihood, "full", prior=pw.Prior.scalar(0.8))
         mode = found(la, (moved(case.x), moved(case.y)))
-    expected = Linear(case.f, case.jacobian, case.y, case.nll, la.mode.cpu(), la.prior.delta(la.space, la.mode).cpu())
+    expected = Linear(
+        case.f, case.jacobian, case.y, case.nll, la.weights.cpu(), la.prior.delta(la.space, la.weights).cpu()
+    )
     e = mode.displacement.cpu()
     start = torch.zeros_like(e)
     assert float(expected.gradient(e).norm()) < 1e-6 * float(expected.gradient(start).norm())
     assert float(expected.loss(e)) < float(expected.loss(start))
-    at = replace(la, linear=mode).evidence()
+    at = replace(la.state, linear_mode=mode).evidence()
     if not isinstance(case.likelihood, pw.Custom):
         assert abs(at.log_likelihood + float(expected.energy(e))) < 1e-7
 
@@ -200,13 +202,13 @@ def test_the_structure_changes_the_way_and_not_the_mode(structure: str) -> None:
 def test_the_decrement_is_the_gradient_in_the_posterior() -> None:
     """`1/2 g^T P^-1 g`, with P the fitted precision; for a Gaussian with full curvature, exactly the loss to gain."""
     la, data = classifier("full")
-    mode = la.at_linear_mode(data).linear
+    mode = la.at_linear_mode(data).linear_mode
     g = dense_classifier(la).gradient(torch.zeros(la.D).double())
-    expected = 0.5 * g @ torch.linalg.solve(la.precision.mv(torch.eye(la.D).to(la.mode)).cpu(), g)
+    expected = 0.5 * g @ torch.linalg.solve(la.precision.mv(torch.eye(la.D).to(la.weights)).cpu(), g)
     assert abs(mode.decrements[0] - float(expected)) < 1e-10
     x = data[0]
     exact = fitted(simple()[0], x.cpu(), normal(30, 3), pw.Gaussian(0.4), "full")
-    mode = exact.at_linear_mode((x, moved(normal(30, 3)))).linear
+    mode = exact.at_linear_mode((x, moved(normal(30, 3)))).linear_mode
     assert abs(mode.losses[0] - mode.losses[-1] - mode.decrements[0]) < 1e-9
     assert len(mode.losses) == 2 and mode.products <= 2
 
@@ -230,7 +232,7 @@ def test_weights_that_cannot_move_end_at_the_priors_mean() -> None:
     for structure in ("kron", "diag", "full"):
         la = fitted(model, x, y, "classification", structure, prior=pw.Prior.scalar(2.0, mean=0.25))
         made = found(la, (moved(x), moved(y)))
-        after = (la.mode + made.displacement).cpu()
+        after = (la.weights + made.displacement).cpu()
         assert torch.allclose(after[6:9], torch.full((3,), 0.25).double(), atol=1e-8)
         assert torch.allclose(after[17], torch.tensor(0.25).double(), atol=1e-8)
 
@@ -301,7 +303,7 @@ def test_batches_do_not_matter(sizes: list[int]) -> None:
 
 def kept(la: pw.Laplace, data: Any, memory: float | None = None) -> type:
     """Which of the two ways is taken."""
-    with opened(la, data, memory, False) as solver:
+    with opened(la.state, data, memory, False) as solver:
         return type(solver)
 
 
@@ -393,10 +395,10 @@ def test_not_enough_steps() -> None:
     la, data = classifier("diag")
     with pytest.warns(pw.TuningWarning, match=r"was not reached: 2 steps were not enough.*nats above its minimum"):
         some = la.at_linear_mode(data, steps=2, tolerance=1e-10)
-    assert some.linear is not None and not some.linear.converged
-    rest = some.at_linear_mode(data, tolerance=1e-10).linear
-    whole = la.at_linear_mode(data, tolerance=1e-10).linear
-    assert rest.losses[0] == pytest.approx(some.linear.losses[-1], rel=1e-12)
+    assert some.linear_mode is not None and not some.linear_mode.converged
+    rest = some.at_linear_mode(data, tolerance=1e-10).linear_mode
+    whole = la.at_linear_mode(data, tolerance=1e-10).linear_mode
+    assert rest.losses[0] == pytest.approx(some.linear_mode.losses[-1], rel=1e-12)
     assert torch.allclose(rest.displacement, whole.displacement, atol=1e-4)
 
 
@@ -405,11 +407,11 @@ def test_a_warm_start_takes_fewer_products() -> None:
     la, data = classifier("kron")
     first = la.at_linear_mode(data, tolerance=1e-8)
     again = first.at_linear_mode(data, tolerance=1e-8)
-    assert again.linear.products <= 1.5
+    assert again.linear_mode.products <= 1.5
     near = first.with_prior(1.001).at_linear_mode(data, tolerance=1e-8)
     cold = la.with_prior(1.001).at_linear_mode(data, tolerance=1e-8)
-    assert near.linear.products < cold.linear.products
-    assert torch.allclose(near.linear.displacement, cold.linear.displacement, atol=1e-3)
+    assert near.linear_mode.products < cold.linear_mode.products
+    assert torch.allclose(near.linear_mode.displacement, cold.linear_mode.displacement, atol=1e-3)
 
 
 def test_outputs_are_made_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,18 +500,18 @@ def test_the_posterior_is_a_new_value() -> None:
     la, data = classifier("kron")
     before = la.log_evidence()
     at = la.at_linear_mode(data)
-    assert la.linear is None and torch.equal(la.log_evidence(), before)
+    assert la.linear_mode is None and torch.equal(la.log_evidence(), before)
     assert at.log_evidence() != before
     assert "the trained weights" in la.evidence().where and "linear" not in repr(la.evidence())
     assert at.evidence().where == "the mode of the linear model"
     assert "at the mode of the linear model" in repr(at.evidence())
     for other in (at.with_prior(2.0), at.with_temperature(2.0)):
-        assert other.linear is at.linear
+        assert other.linear_mode is at.linear_mode
         assert "found under another prior, noise or temperature" in repr(other.evidence())
     assert "found under another" in at.evidence(prior=3.0).where
     assert at.with_prior(2.0).at_linear_mode(data).evidence().where == "the mode of the linear model"
-    assert at.update(data).linear is None
-    assert "converged" in repr(at.linear) and "products" in repr(at.linear)
+    assert at.update(data).linear_mode is None
+    assert "converged" in repr(at.linear_mode) and "products" in repr(at.linear_mode)
 
 
 def test_devices_and_arithmetic_keep_it() -> None:
@@ -521,9 +523,9 @@ def test_devices_and_arithmetic_keep_it() -> None:
     narrow = pw.fit(copy.deepcopy(model).float().to(DEVICE), (data[0].float(), data[1]), "classification")
     made = narrow.at_linear_mode((data[0].float(), data[1]))
     wide = made.with_arithmetic("float64")
-    assert wide.linear.displacement.dtype == torch.float64 == wide.mode.dtype
+    assert wide.linear_mode.displacement.dtype == torch.float64 == wide.weights.dtype
     assert float(wide.log_evidence()) == pytest.approx(float(made.log_evidence()), rel=1e-4)
-    assert made.linear.displacement.dtype == torch.float32
+    assert made.linear_mode.displacement.dtype == torch.float32
     exact = la.at_linear_mode(data, tolerance=1e-8).log_evidence()
     assert float(made.log_evidence()) == pytest.approx(float(exact), abs=0.05)
 
@@ -536,11 +538,11 @@ def test_files(tmp_path: Path) -> None:
     back = pw.load(tmp_path / "at", la.model)
     assert torch.equal(back.log_evidence(), at.log_evidence())
     for name in ("energy", "rest", "scale", "losses", "decrements", "gradients", "passes", "products", "stopped"):
-        assert getattr(back.linear, name) == getattr(at.linear, name), name
-    assert torch.equal(back.linear.displacement, at.linear.displacement)
+        assert getattr(back.linear_mode, name) == getattr(at.linear_mode, name), name
+    assert torch.equal(back.linear_mode.displacement, at.linear_mode.displacement)
     assert back.evidence().where == "the mode of the linear model"
     la.save(tmp_path / "without")
-    assert pw.load(tmp_path / "without", la.model).linear is None
+    assert pw.load(tmp_path / "without", la.model).linear_mode is None
 
 
 # The evidence
@@ -597,7 +599,7 @@ def test_logistic_regression_from_two_starts() -> None:
         torch.manual_seed(seed)
         la = fitted(nn.Linear(3, 3).double(), x, y, "classification", "full", prior=0.3)
         at = la.at_linear_mode((moved(x), moved(y)), tolerance=EXACT)
-        made.append((at, (at.mode + at.linear.displacement).cpu()))
+        made.append((at, (at.weights + at.linear_mode.displacement).cpu()))
     (first, left), (second, right) = made
     assert torch.allclose(left, right, atol=1e-7)
     assert first.evidence().log_likelihood == pytest.approx(second.evidence().log_likelihood, abs=1e-8)
@@ -613,7 +615,7 @@ def test_the_linear_models_mean(name: str) -> None:
     case = table(name)
     data = moved(case.x), moved(case.y)
     la = case.fit("kron").at_linear_mode(data, tolerance=1e-6)
-    expected = reference_of(name, la).outputs(la.linear.displacement.cpu())
+    expected = reference_of(name, la).outputs(la.linear_mode.displacement.cpu())
     plain, made = la.functional(data[0]), la.functional(data[0], mean="linear")
     assert torch.allclose(made.mean.cpu(), expected, atol=1e-10)
     assert not torch.allclose(made.mean, plain.mean, atol=1e-3)
@@ -665,8 +667,8 @@ def test_fit_at_once() -> None:
     model, x, y = simple()
     at = fitted(model, x, y, "classification", mode="linear")
     after = classifier("kron")[0].at_linear_mode((moved(x), moved(y)))
-    assert torch.equal(at.linear.displacement, after.linear.displacement)
-    assert at.linear.decrement <= 1e-2 and at.linear.converged
+    assert torch.equal(at.linear_mode.displacement, after.linear_mode.displacement)
+    assert at.linear_mode.decrement <= 1e-2 and at.linear_mode.converged
 
 
 # What is refused
@@ -723,7 +725,7 @@ def test_the_preconditioner_is_the_posterior() -> None:
         la, _ = classifier(structure, prior=pw.Prior.layerwise([0.5, 1.0, 2.0, 3.0]))
         g = moved(normal(la.D))
         expected = la.precision.solve(g)
-        squared = Target.of(la).precondition(made := g.clone())
+        squared = Target.of(la.state).precondition(made := g.clone())
         assert torch.allclose(made, expected, atol=1e-12)
         assert squared == pytest.approx(float(g @ expected), rel=1e-12)
 
@@ -732,14 +734,14 @@ def test_a_single_number_is_a_weight_too() -> None:
     """At the mode the gradient of the linear model's loss, by a dense Jacobian, is zero."""
     model, x, y = built(Gained()), normal(20, 2), classes(3, 20)
     la = fitted(model, x, y, "classification", prior=2.0).at_linear_mode((moved(x), moved(y)), tolerance=EXACT)
-    assert la.linear is not None
-    e = la.linear.displacement.cpu().requires_grad_()
+    assert la.linear_mode is not None
+    e = la.linear_mode.displacement.cpu().requires_grad_()
     with torch.no_grad():
         f = model(x)
     weights = dict(model.named_parameters())
     parts = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, (x,)))(weights)
     jacobian = torch.cat([parts[name].detach().flatten(2) if parts[name].dim() > 2 else parts[name].detach()[..., None]
                           for name in la.space.names], 2)  # fmt: skip
-    loss = F.cross_entropy(f + jacobian @ e, y, reduction="sum") + (la.mode.cpu() + e).square().sum()
+    loss = F.cross_entropy(f + jacobian @ e, y, reduction="sum") + (la.weights.cpu() + e).square().sum()
     (gradient,) = torch.autograd.grad(loss, e)
     assert float(gradient.norm()) < 1e-7

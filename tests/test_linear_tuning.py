@@ -89,8 +89,8 @@ def test_a_linear_model_from_any_weights(method: str, seed: int) -> None:
     scale = math.exp(-2 * float(top[2]))
     delta = torch.diag(torch.cat([top[0].expand(4), top[1:2]]).exp())
     ridge = torch.linalg.solve(scale * wide.T @ wide + delta, scale * wide.T @ y)[:, 0]
-    assert torch.allclose((made.mode + made.linear.displacement).cpu(), ridge, atol=1e-6)
-    assert made.linear.converged and made.evidence().where == "the mode of the linear model"
+    assert torch.allclose((made.weights + made.linear_mode.displacement).cpu(), ridge, atol=1e-6)
+    assert made.linear_mode.converged and made.evidence().where == "the mode of the linear model"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -100,9 +100,9 @@ def test_where_it_ends_nothing_moves(method: str) -> None:
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.groups({"0": 1.0, "2": 1.0}))
     made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-5, noise=False)
     again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
-    assert torch.allclose(again.linear.displacement, made.linear.displacement, atol=1e-3)
+    assert torch.allclose(again.linear_mode.displacement, made.linear_mode.displacement, atol=1e-3)
     parts = again.evidence()
-    theta = (again.mode + again.linear.displacement).cpu()
+    theta = (again.weights + again.linear_mode.displacement).cpu()
     pull = torch.stack([piece.square().sum() for piece in theta.split([30, 21])]) * made.prior.precision.cpu()
     assert torch.allclose(parts.effective_dimensions, pull, rtol=1e-4)
     before = float(again.log_evidence())
@@ -140,7 +140,7 @@ def test_every_structure(structure: str) -> None:
     la = fitted(model, x, y, "classification", structure)
     made = la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=1e-5)
     again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
-    theta = again.mode + again.linear.displacement
+    theta = again.weights + again.linear_mode.displacement
     pull = float(made.prior.precision) * float(theta.square().sum())
     assert again.evidence().gamma == pytest.approx(pull, rel=1e-4)
 
@@ -155,7 +155,7 @@ def test_the_trace_and_the_start() -> None:
     assert torch.allclose(made.trace.precisions[0].cpu(), start)
     trace = made.trace
     assert len(trace) == len(trace.decrements) == len(trace.gradients) == len(trace.products) == len(trace.precisions)
-    assert list(trace.products) == sorted(trace.products) and trace.products[-1] <= made.linear.products
+    assert list(trace.products) == sorted(trace.products) and trace.products[-1] <= made.linear_mode.products
     assert trace.effective_dimensions.shape == trace.precisions.shape
     assert "products over the data" in repr(trace)
     assert trace.values[-1] == pytest.approx(max(trace.values), abs=1e-3)
@@ -205,7 +205,7 @@ def test_groups_without_a_use_are_switched_off(method: str) -> None:
         made = la.tune(method, mode="linear", data=(moved(x), moved(y)), noise=False)
     assert made.trace.converged
     assert float(made.evidence().effective_dimensions[1]) < 1e-3
-    after = made.mode + made.linear.displacement
+    after = made.weights + made.linear_mode.displacement
     assert float(after[1:].abs().max()) < 1e-3 < float(after[0].abs())
 
 
@@ -271,12 +271,12 @@ def test_the_trained_weights_again() -> None:
     la = fitted(model, x, y, pw.Gaussian(0.02))
     at = la.at_linear_mode((moved(x), moved(y)))
     plain, after = la.tune(), at.tune()
-    assert after.linear is None
+    assert after.linear_mode is None
     assert torch.allclose(after.prior.precision, plain.prior.precision)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pw.TuningWarning)
         kept = at.tune("grid", grid=[0.5, 1.0, 2.0], data=(moved(x), moved(y)))
-    assert kept.linear is at.linear
+    assert kept.linear_mode is at.linear_mode
 
 
 def test_too_few_turns() -> None:
@@ -285,7 +285,7 @@ def test_too_few_turns() -> None:
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0))
     with pytest.warns(pw.TuningWarning, match=r"Tuning did not converge: 2 turns were not enough"):
         made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=2, tolerance=1e-9)
-    assert not made.trace.converged and not made.linear.converged
+    assert not made.trace.converged and not made.linear_mode.converged
     assert made.evidence().where == "the mode of the linear model"
     assert made.trace.values[-1] == pytest.approx(float(made.log_evidence()), abs=1e-6)
 
@@ -295,9 +295,9 @@ def test_newtons_step_is_that_of_the_marginal_likelihood() -> None:
     x, y = regression_data()
     la = fitted(linear_network(0), x, y, pw.Gaussian(0.3), "full", prior=0.8)
     at = la.at_linear_mode((moved(x), moved(y)), tolerance=1e-17)
-    problem = profile(at._question, at.prior)
+    problem = profile(at.state.problem, at.prior)
     point = problem.at(problem.start())
-    pull = 0.8 * (at.mode + at.linear.displacement)
+    pull = 0.8 * (at.weights + at.linear_mode.displacement)
     answers = (pull @ at.precision.solve(pull)).cpu()[None]
     step = newton(problem, point, answers, gradient_of(problem, point), torch.ones(2, dtype=torch.bool))
     wide = torch.cat([x, torch.ones(30, 1).double()], 1)

@@ -8,6 +8,7 @@ import torch
 import peewit as pw
 import reference
 import reference_dense as dense
+from peewit.posterior.network import network_of
 from peewit.runtime.random import Hashed
 from tables import NAMES, ROUTED, curvature_of, moved, own_bases, relative, table, tolerance
 
@@ -112,7 +113,7 @@ def test_posterior_and_functional_covariance(name: str, structure: str) -> None:
     curvature = curvature_of(la.with_prior(1.0))
     index = case.index(la)
     covariance = dense.posterior(curvature, torch.full((la.D,), 0.7, dtype=torch.float64))
-    identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
+    identity = torch.eye(la.D, dtype=la.weights.dtype, device=la.weights.device)
     root = la.precision.root(identity)
     assert relative(la.precision.solve(identity), covariance) < 1e-8
     assert relative(root.T @ root, covariance) < 1e-8
@@ -129,13 +130,13 @@ def test_posterior_and_functional_covariance(name: str, structure: str) -> None:
     marginal = dense.functional_covariance(jacobian, covariance)
     variance = la.functional(x, variance_only=True).cov.reshape(examples, -1)
     assert relative(variance, marginal.diagonal(dim1=1, dim2=2)) < tolerance(name, EXACT)
-    places = la._network(None).form(joint.mean)
+    places = network_of(la.state, None).form(joint.mean)
     order = places.flatten(torch.arange(outputs).reshape(places.shape))
     blocks = torch.stack([marginal[:, place][:, :, place] for place in order], 1)
     cov = la.functional(x).cov
     assert relative(cov.reshape(blocks.shape), blocks) < tolerance(name, EXACT)
     # Function samples are J times a draw: the same draw of the weights, pushed through the dense Jacobian.
-    draws = la.sample(3, generator=torch.Generator().manual_seed(1)) - la.mode
+    draws = la.sample(3, generator=torch.Generator().manual_seed(1)) - la.weights
     samples = la.functional_samples(x, 3, generator=torch.Generator().manual_seed(1)) - joint.mean
     pushed = torch.einsum("nfd,sd->snf", jacobian, draws.cpu())
     assert relative(samples.reshape(pushed.shape), pushed) < tolerance(name, EXACT)

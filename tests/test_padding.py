@@ -55,7 +55,7 @@ def test_samples_hold_the_padding_row(structure: str, bag: bool) -> None:
     assert bool((table[:, PADDING] == 0.5).all())
     others = torch.ones(la.D, dtype=torch.bool)
     others[4 * PADDING : 4 * (PADDING + 1)] = False
-    covariance = la.precision.solve(torch.eye(la.D).to(la.mode)).cpu()[others][:, others]
+    covariance = la.precision.solve(torch.eye(la.D).to(la.weights)).cpu()[others][:, others]
     assert covered(drawn[:, others], covariance)
 
 
@@ -79,7 +79,7 @@ def test_a_table_that_is_also_a_head_has_no_certain_row() -> None:
     model, x, y = network(tied=True)
     la = fitted(model, x, y, "regression", "full", weights=["table"])
     drawn = la.sample(200, seeded(0)).cpu()
-    assert covered(drawn, la.precision.solve(torch.eye(la.D).to(la.mode)).cpu())
+    assert covered(drawn, la.precision.solve(torch.eye(la.D).to(la.weights)).cpu())
 
 
 def test_a_mask_that_has_part_of_the_padding_row() -> None:

@@ -95,7 +95,7 @@ def test_row_05_damping_is_not_split_between_the_factors() -> None:
     exact = torch.linalg.inv(torch.kron(gradients, inputs) + 0.4 * torch.eye(6, dtype=torch.float64))
     root = 0.4**0.5 * torch.eye(3, dtype=torch.float64)
     split = torch.linalg.inv(torch.kron(gradients + root[:2, :2], inputs + root))
-    made = la.precision.solve(torch.eye(6).to(la.mode))
+    made = la.precision.solve(torch.eye(6).to(la.weights))
     assert relative(made, exact) < EXACT
     assert relative(made, split) > 0.05
 
@@ -180,7 +180,7 @@ def test_row_11_examples_are_what_was_seen(structure: str) -> None:
             energy = dense.energy(model.cpu(), x[index], y[index], "classification")
             model.to(DEVICE)
             ones = torch.ones(la.D, dtype=torch.float64)
-            expected = dense.log_evidence(-energy, exact, la.mode.cpu(), 0 * ones, ones)
+            expected = dense.log_evidence(-energy, exact, la.weights.cpu(), 0 * ones, ones)
             assert relative(la.log_evidence(), expected) < EXACT
 
 

@@ -135,7 +135,7 @@ def test_sampled_weights(name: str) -> None:
     pred: Any = la.predict(x, method="sampled", samples=5, generator=seeded(3))
     generator = seeded(3)
     eps = torch.stack([torch.randn(la.D, generator=generator, dtype=torch.float64) for _ in range(5)])
-    weights = la.mode + la.precision.root(moved(eps))
+    weights = la.weights + la.precision.root(moved(eps))
     expected = []
     for vector in weights:
         # A copied LSTM has its weights in several places, of which cuDNN complains; moving it puts them in one.

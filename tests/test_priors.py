@@ -85,7 +85,7 @@ def test_covariances_under_unitwise_priors(name: str, structure: str) -> None:
     la = fit(case, structure)
     prior = pw.Prior.unitwise(positive(pw.Prior.unitwise().count(la.space)))
     chosen = la.with_prior(prior)
-    delta = prior.delta(la.space, la.mode).cpu()
+    delta = prior.delta(la.space, la.weights).cpu()
     covariance = torch.linalg.inv(curvature_of(la) + torch.diag(delta))
     assert relative(chosen.precision.variance(), covariance.diagonal()) < 1e-9
     expected = dense.functional_covariance(case.jacobian[:, :, case.index(la)], covariance)
@@ -160,7 +160,7 @@ def test_g_priors(name: str, structure: str) -> None:
         return
     la = fit(case, structure, prior=pw.Prior.g_prior(2.0))
     exact = curvature(case, structure, "ggn").diagonal()
-    base = la.prior.delta(la.space, la.mode).cpu() / 2.0
+    base = la.prior.delta(la.space, la.weights).cpu() / 2.0
     expected = floor_by_hand(exact, sizes(case).tolist()) / la.N
     if structure in ELEMENTWISE:
         assert relative(base, expected) < EXACT
@@ -185,7 +185,7 @@ def test_g_priors_are_bound_once() -> None:
     assert torch.equal(case.fit("full", prior=pw.Prior.g_prior(3.0)).log_evidence(), bound.log_evidence())
     assert torch.equal(bound.with_prior(bound.prior.with_precision(3.0)).log_evidence(), bound.log_evidence())
     with pytest.raises(ValueError, match=r"Prior.g_prior takes its ratios from a curvature; use la.with_prior"):
-        pw.Prior.g_prior(1.0).delta(la.space, la.mode)
+        pw.Prior.g_prior(1.0).delta(la.space, la.weights)
     with pytest.raises(ValueError, match=r"was bound to the curvature of \d+ weights.*give an unbound"):
         table("mlp_regression").fit("full", prior=bound.prior)
     with pytest.raises(ValueError, match="expected one factor"):
@@ -199,7 +199,7 @@ def test_g_priors_of_weights_without_curvature(structure: str) -> None:
     x = normal(9, 3)
     x[:, 1] = 0.0  # no curvature in a column of the first weight
     la = fitted(model, x, classes(2, 9), "classification", structure, prior=pw.Prior.g_prior(0.3))
-    delta = la.prior.delta(la.space, la.mode)
+    delta = la.prior.delta(la.space, la.weights)
     assert bool((delta > 0).all()) and bool(torch.isfinite(la.log_evidence()))
     assert bool(torch.isfinite(la.functional(moved(normal(2, 3, seed=4))).cov).all())
 

@@ -38,7 +38,7 @@ def against_dense(la: pw.Laplace, model: nn.Module, x: Any, y: Tensor, index: Te
         exact = torch.diag(exact.diagonal())
     assert relative(made, exact) < EXACT
     jacobian = dense.jacobian(model, x, names)[:, :, index]
-    delta = la.prior.delta(la.space, la.mode).cpu()
+    delta = la.prior.delta(la.space, la.weights).cpu()
     covariance = torch.linalg.inv(exact + torch.diag(delta))
     marginal = dense.functional_covariance(jacobian, covariance)
     given = moved(x)
@@ -47,14 +47,14 @@ def against_dense(la: pw.Laplace, model: nn.Module, x: Any, y: Tensor, index: Te
     joint = dense.joint_functional_covariance(jacobian, covariance)
     assert relative(la.functional(given, joint=True).cov.reshape(joint.shape), joint) < EXACT
     assert relative(la.precision.variance(), covariance.diagonal()) < EXACT
-    draws = la.sample(3, generator=seeded(1)) - la.mode
+    draws = la.sample(3, generator=seeded(1)) - la.weights
     samples = la.functional_samples(given, 3, generator=seeded(1)).cpu() - dense.outputs(model, x)
     assert relative(samples, torch.einsum("nfd,sd->snf", jacobian, draws.cpu())) < EXACT
-    identity = torch.eye(la.D).to(la.mode)
+    identity = torch.eye(la.D).to(la.weights)
     root = la.precision.root(identity)
     assert relative(root.T @ root, covariance) < EXACT
     theta = torch.cat([model.get_parameter(name).detach().flatten() for name in names])[index]
-    assert torch.equal(la.mode.cpu(), theta)
+    assert torch.equal(la.weights.cpu(), theta)
     energy = dense.energy(model, x, y, "classification")
     expected = dense.log_evidence(-energy, exact, theta, torch.zeros_like(theta), delta)
     assert relative(la.log_evidence(), expected) < EXACT

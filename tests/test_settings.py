@@ -107,7 +107,7 @@ def wide(structure: str, precision: float) -> pw.Laplace:
 
 def spectra(la: pw.Laplace) -> torch.Tensor:
     """Eigenvalues of the curvature in float64."""
-    found: Callable[..., Any] = la.curvature.spectrum
+    found: Callable[..., Any] = la.state.curvature.spectrum
     return found(pw.Prior.scalar().stretches(la.space)).double()
 
 
@@ -132,10 +132,10 @@ def test_effective_dimensions_rest_on_eigenvalues_alone() -> None:
     """Eigenvectors from a GPU are as far from length one as these: with 170 dimensions, off by 0.002 if they count."""
     la = wide("kron", 0.7)
     blocks = {}
-    for key, block in la.curvature.blocks.items():
+    for key, block in la.state.curvature.blocks.items():
         off = [side * (1 + 1e-5 * torch.randn_like(side[:, :1])) for side in (block.left, block.right)]
         blocks[key] = replace(block, left=off[0], right=off[1])
-    other = replace(la, curvature=replace(la.curvature, blocks=blocks))
+    other = pw.Laplace(replace(la.state, curvature=replace(la.state.curvature, blocks=blocks)))
     assert abs(other.evidence().gamma - la.evidence().gamma) < 1e-9
 
 
@@ -150,7 +150,7 @@ def test_large_counts_in_float32_have_their_evidence() -> None:
     narrow = fitted(model, x, y, "count", prior=1.0)
     wide = fitted(model.double(), x.double(), y, "count", prior=1.0)
     assert abs(float(narrow.evidence().log_likelihood - wide.evidence().log_likelihood)) < 0.02
-    densities = [la.predict(moved(x.to(la.mode.dtype))).log_prob(moved(y)).double() for la in (narrow, wide)]
+    densities = [la.predict(moved(x.to(la.weights.dtype))).log_prob(moved(y)).double() for la in (narrow, wide)]
     assert relative(*densities) < 1e-4
 
 

@@ -16,7 +16,7 @@ from conftest import DEVICE
 from fitting import built, classes, fitted, normal
 from peewit.curvature.blocks import Blocks
 from peewit.curvature.operators import Rotated
-from peewit.linear_model import find, plane, stiff_directions, stopping
+from peewit.linear_model import find, plane, solver, stiff_directions
 from peewit.linear_model.find import opened
 from peewit.linear_model.objective import Target
 from peewit.linear_model.solver import Solver
@@ -39,7 +39,7 @@ BY_STRUCTURE = [
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directions from the first step on."""
-    monkeypatch.setattr(stopping, "PATIENCE", 1)
+    monkeypatch.setattr(solver, "PATIENCE", 1)
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def learned(la: pw.Laplace, data: Any, number: int = 8) -> tuple[Solver, Target]:
     """A solver that has taken a step and learned some directions."""
-    target = Target.of(la)
-    with opened(la, data, None, False) as made:
+    target = Target.of(la.state)
+    with opened(la.state, data, None, False) as made:
         assert isinstance(made, Solver)
         made.solve(target, 1e-9, 1)
         made.directions.known.clear()
@@ -93,7 +93,7 @@ def test_directions_and_their_products(structure: Any, prior: str) -> None:
         [torch.cat(made.directions.outputs(part), 0).flatten(1, 2) for part in range(len(made.parts))], 1
     )
     assert torch.allclose(pushed, torch.einsum("nfd,rd->rnf", jacobian, u).flatten(1, 1), atol=1e-9)
-    delta = la.prior.delta(la.space, la.mode)
+    delta = la.prior.delta(la.space, la.weights)
     assert torch.allclose(made.directions.gram(target).to(u), u * delta @ u.T, atol=1e-9)
     v = normal(la.D).to(u)
     found = made.directions.coordinates(target, functools.partial(target.weighted, v))
@@ -106,8 +106,8 @@ def test_directions_and_their_products(structure: Any, prior: str) -> None:
 
 def best_ratios(la: pw.Laplace, number: int) -> list[float]:
     """The largest `u^T P u / u^T Lambda u` of every block, by dense matrices."""
-    identity = torch.eye(la.D, dtype=la.mode.dtype, device=la.mode.device)
-    precision, delta = la.precision.mv(identity), la.prior.delta(la.space, la.mode)
+    identity = torch.eye(la.D, dtype=la.weights.dtype, device=la.weights.device)
+    precision, delta = la.precision.mv(identity), la.prior.delta(la.space, la.weights)
     every: list[float] = []
     for block in la.precision.blocks:
         places = torch.cat([torch.arange(each.start, each.stop) for each in block.slices])
@@ -224,7 +224,7 @@ def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.Mo
 def test_tuning_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same precisions and evidence, whatever was in the plane."""
     la, data = classifier("kron", prior=pw.Prior.scalar(1.0))
-    monkeypatch.setattr(stopping, "PATIENCE", 1)
+    monkeypatch.setattr(solver, "PATIENCE", 1)
     some = la.tune(mode="linear", data=data, tolerance=1e-4)
     monkeypatch.setattr(find, "MOST", 0)
     none = la.tune(mode="linear", data=data, tolerance=1e-4)
@@ -256,7 +256,7 @@ def test_directions_that_the_prior_holds_are_forgotten() -> None:
     la, data = classifier("kron", prior=0.02)
     made, _ = learned(la, data, 6)
     assert len(made.directions) == 6
-    strong = Target.of(la.with_prior(1e6))
+    strong = Target.of(la.with_prior(1e6).state)
     assert made._candidates(strong, 10) == []
     assert len(made.directions) == 0
 
@@ -356,7 +356,7 @@ def test_ratios_of_blocks_with_absent_bases_and_groups(name: str, prior: str) ->
     chosen = pw.Prior.unitwise([0.05 * (1 + place % 3) for place in range(count)])
     la = fitted(model, x, y, "classification", "kron", prior=chosen if prior == "unitwise" else pw.Prior.g_prior(1.0))
     made, target = learned(la, (moved(x), moved(y)), 12)
-    u, delta = vectors_of(made, target), la.prior.delta(la.space, la.mode)
+    u, delta = vectors_of(made, target), la.prior.delta(la.space, la.weights)
     true = (u * la.precision.mv(u)).sum(1) / (u * delta * u).sum(1)
     ratios = made.directions.ratios(target)
     said = torch.cat([ratios[place][own.places] for place, own in made.directions.known.items()])
@@ -390,7 +390,7 @@ def test_nothing_is_bought_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(Solver, "_candidates", noted)
-    monkeypatch.setattr(stopping, "PATIENCE", 1)
+    monkeypatch.setattr(solver, "PATIENCE", 1)
     for scale in (1.0, 5.0):
         bought.clear()
         la, (x, y) = classifier("kron", prior=1e-3)
@@ -417,7 +417,7 @@ def test_the_noise_is_in_the_ratios() -> None:
     la = fitted(model, x, y, pw.Gaussian(3.0), "block", prior=0.1)
     made, _ = learned(la, (moved(x), moved(y)))
     for noise in (3.0, 0.1):
-        own = Target.of(replace(la, likelihood=pw.Gaussian(noise)))
+        own = Target.of(replace(la.state, likelihood=pw.Gaussian(noise)))
         fresh = stiff_directions.Directions().ratios(own)
         assert all(torch.allclose(each, fresh[place], rtol=1e-6) for place, each in made.directions.ratios(own).items())
 

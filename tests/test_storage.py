@@ -274,7 +274,7 @@ def test_priors_masks_and_samples_in_the_order_of_the_weights() -> None:
             pw.fit(each, data, "classification", structure="full", curvature="ggn", prior=prior)
             for each in (plain, other)
         ]
-        assert torch.equal(fits[0].mode, fits[1].mode)
+        assert torch.equal(fits[0].weights, fits[1].weights)
         drawn = [la.sample(3, torch.Generator(DEVICE).manual_seed(1)) for la in fits]
         assert relative(drawn[1], drawn[0].cpu()) < EXACT
         assert relative(fits[1].log_evidence(), fits[0].log_evidence().cpu()) < EXACT
@@ -369,10 +369,10 @@ def test_complex_weights_are_refused() -> None:
         pw.fit(model, data, "regression")
     la = pw.fit(model, data, "regression", weights=["head"])
     assert la.D == 10
-    assert la.identity.still(model)
+    assert la.state.identity.still(model)
     with torch.no_grad():
         model.p.imag.neg_()
-    assert not la.identity.still(model)
+    assert not la.state.identity.still(model)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -445,7 +445,7 @@ for name, norm in CALLS.items():
         turned = x.contiguous(memory_format=torch.channels_last)
         model.conv.to(memory_format=torch.channels_last)
         la = pw.fit(model, (turned, y), "regression", structure="full", curvature="ggn")
-        assert not la.plan.corrections, la.plan.corrections
+        assert not la.state.plan.corrections, la.state.plan.corrections
         plain = Net(norm, False).double()
         plain.load_state_dict(model.state_dict())
         if scaled:

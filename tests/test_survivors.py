@@ -317,7 +317,7 @@ def test_precisions_of_unused_weights_are_dropped(precision: Any, left: list[flo
         assert la.space.names == ("first.weight", "second.weight")
         assert la.prior.precision.reshape(-1).tolist() == left
         expected = torch.tensor(left).expand(2).double().repeat_interleave(torch.tensor([12, 8]))
-        torch.testing.assert_close(la.prior.delta(la.space, la.mode).cpu(), expected)
+        torch.testing.assert_close(la.prior.delta(la.space, la.weights).cpu(), expected)
 
 
 class Flattened(nn.Module):
@@ -401,7 +401,7 @@ def test_padding_may_be_counted_from_the_end(padding: int | None) -> None:
     model = Looked().double().to(DEVICE)
     x, y = torch.tensor([[0, 1, 2], [3, 3, 1], [2, 2, 0]], device=DEVICE), torch.tensor([0, 1, 0], device=DEVICE)
     la = pw.fit(model, (x, y), "classification", structure="full", prior=1.0)
-    assert la.coverage()["table"].rule == "embedding" and not la.plan.corrections
+    assert la.coverage()["table"].rule == "embedding" and not la.state.plan.corrections
     jacobian = []
     for output in model(x):
         grads = [torch.autograd.grad(each, list(model.parameters()), retain_graph=True) for each in output]

@@ -117,7 +117,7 @@ def test_the_gradient_and_the_fixed_point_agree(structure: str, prior: str, kind
     assert abs(float(second.likelihood.scale / first.likelihood.scale) - 1) < 1e-6
     parts = first.evidence()
     group, theta = la.prior.group(la.space), weights_of(model) - (0.05 if prior == "scalar" else 0.0)
-    delta = first.prior.delta(la.space, la.mode).cpu()
+    delta = first.prior.delta(la.space, la.weights).cpu()
     pull = torch.zeros(len(parts.effective_dimensions), dtype=torch.float64)
     pull = pull.index_add(0, group, delta * theta.square())
     assert relative(parts.effective_dimensions, pull) < 1e-5
@@ -136,7 +136,7 @@ def test_effective_dimensions_are_their_definition(structure: str, prior: str) -
     case = table("mlp")
     la = fit(case, structure, prior=PRIORS[prior])
     parts = la.evidence()
-    delta, theta = la.prior.delta(la.space, la.mode).cpu(), weights_of(case.model)
+    delta, theta = la.prior.delta(la.space, la.weights).cpu(), weights_of(case.model)
     precision = curvature(case, structure, "ggn") + torch.diag(delta)
     inner = 1 - delta * torch.linalg.inv(precision).diagonal()
     expected = torch.zeros(len(parts.groups), dtype=torch.float64).index_add(0, la.prior.group(la.space), inner)
@@ -146,7 +146,7 @@ def test_effective_dimensions_are_their_definition(structure: str, prior: str) -
     assert abs(parts.distance - float((delta * shift.square()).sum())) < 1e-9
     assert abs(parts.log_volume - float(torch.logdet(precision) - delta.log().sum())) < 1e-8
     assert abs(parts.complexity + 0.5 * (parts.distance + parts.log_volume)) < 1e-12
-    assert abs(parts.log_likelihood + la.totals.energy) < 1e-9
+    assert abs(parts.log_likelihood + la.state.totals.energy) < 1e-9
     assert abs(parts.total - float(la.log_evidence())) < 1e-9
     other = la.evidence(prior=la.prior.with_precision(3.0))
     assert abs(other.total - float(la.log_evidence(prior=la.prior.with_precision(3.0)))) < 1e-9
@@ -241,7 +241,7 @@ def test_derivatives_of_the_profile(structure: str, prior: str) -> None:
     la = fitted(model, x, y, pw.Gaussian(0.7), structure, curvature="empirical", prior=PRIORS[prior]).with_temperature(
         1.6
     )
-    problem = profiles.profile(la._question, la.prior)
+    problem = profiles.profile(la.state.problem, la.prior)
     z = vector(problem.start()) + 0.1 * torch.arange(len(problem.prior.precision) + 1, dtype=torch.float64)
 
     def point(z: Tensor) -> profiles.Point:
@@ -430,7 +430,7 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
         asked.append(options)
         return Answer()
 
-    monkeypatch.setattr(pw.Laplace, "predict", predict)
+    monkeypatch.setattr("peewit.tuning.validation.predict", predict)
     data = moved(case.x), moved(case.y)
     assert pw.validation_nll(la, data, link="mc") == 2.0
     with pytest.warns(pw.TuningWarning, match="smallest value"):
@@ -581,7 +581,7 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
 
     simple, given = few_digits()
     exact = fitted(simple, given, simple(given).detach(), pw.Gaussian(0.7), structure)
-    assert exact.totals.energy == 0
+    assert exact.state.totals.energy == 0
     tuned = warned(exact, "The noise is at the smallest allowed.*residuals are zero", method)
     assert 0 < float(tuned.likelihood.scale) ** -0.5 < 1e-5
 

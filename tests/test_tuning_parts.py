@@ -717,7 +717,7 @@ class Scored:
     trace: Any = None
 
     space = Space(("a", "b"), (torch.Size([2]), torch.Size([3])))
-    mode = SimpleNamespace(device=None)
+    weights = SimpleNamespace(device=None)
     totals = SimpleNamespace(energy=8.0, scalars=4.0)
 
     @property

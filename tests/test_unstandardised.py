@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import peewit as pw
 from fitting import normal
 from peewit.curvature.structures.rounding import amplified
+from peewit.posterior.network import network_of
 from peewit.tracing.layers.conv.moments import PatchMoments
 
 STRUCTURES = ("kron", "ekfac", "block", "full", "diag")
@@ -154,8 +155,8 @@ def test_other_questions(structure: str) -> None:
     assert off(draws.var(0), wide.functional(x[:20].double()).cov) < 0.2
     assert la.sample(2).dtype == torch.float32
     v = torch.randn(3, la.D, generator=torch.Generator().manual_seed(0))
-    again = la.precision.mv(la.precision.solve(v.double() if v.dtype != la.mode.dtype else v))
-    assert again.dtype == la.mode.dtype
+    again = la.precision.mv(la.precision.solve(v.double() if v.dtype != la.weights.dtype else v))
+    assert again.dtype == la.weights.dtype
 
 
 @pytest.mark.parametrize("structure", ["kron", "block", "full"])
@@ -243,7 +244,7 @@ def test_precisions_of_rows() -> None:
     net, x, y = weather(200, 40)
     prior = pw.Prior.unitwise(torch.logspace(-2, 0, 82))
     la = pw.fit(net, (x, y), pw.Gaussian(0.1), prior=prior)
-    delta = prior.delta(la.space, la.mode).double()
+    delta = prior.delta(la.space, la.weights).double()
     own, start = Perceptron(net, x), 0
     total = torch.zeros(len(x), dtype=torch.float64)
     for (place,), matrix in own.curvature("kron"):
@@ -343,14 +344,14 @@ def test_plain_inputs_stay_in_float32(structure: str) -> None:
     net, x, y = standardised()
     la = pw.fit(net, (x, y), pw.Gaussian(1.0), structure=structure)
     if structure == "kron":
-        assert {each.inputs.dtype for (key, _), each in la.sums.factors.items() if key[0].name == "0.weight"} == {
+        assert {each.inputs.dtype for (key, _), each in la.state.sums.factors.items() if key[0].name == "0.weight"} == {
             torch.float32
         }
     else:
-        assert {each.dtype for each in la.sums.matrices.values()} == {torch.float32}
+        assert {each.dtype for each in la.state.sums.matrices.values()} == {torch.float32}
     found = la.diagnose((x, y))["rounding"]
     assert found.severity == "fine" and found.numbers["share"] < 0.1
-    assert la._network(None).budget.arithmetic.name == "auto"
+    assert network_of(la.state, None).budget.arithmetic.name == "auto"
 
 
 def test_said_where_it_still_shows() -> None:
@@ -360,7 +361,7 @@ def test_said_where_it_still_shows() -> None:
     smaller = la.with_prior(1e-6)
     found = smaller.diagnose((x, y))["rounding"]
     assert found.severity == "warning" and "arithmetic='float64'" in found.advice and "Fit again" in found.advice
-    assert smaller._network(None).budget.arithmetic.name == "float32"
+    assert network_of(smaller.state, None).budget.arithmetic.name == "float32"
     again = pw.fit(net, (x, y), pw.Gaussian(1.0), prior=1e-6)
     assert again.diagnose((x, y))["rounding"].severity == "fine"
 

@@ -40,10 +40,10 @@ def pieces(case: Any, *sizes: int) -> list[tuple[Any, Tensor]]:
 
 def assert_close(one: pw.Laplace, other: pw.Laplace, x: Any, bound: float = EXACT) -> None:
     """The same posterior, up to the order of sums."""
-    assert one.space.names == other.space.names and one.rules == other.rules
-    assert (one.N, one.totals.form) == (other.N, other.totals.form)
-    assert one.totals.scalars == other.totals.scalars
-    assert one.totals.energy == pytest.approx(other.totals.energy, rel=1e-12)
+    assert one.space.names == other.space.names and one.state.rules == other.state.rules
+    assert (one.N, one.state.totals.form) == (other.N, other.state.totals.form)
+    assert one.state.totals.scalars == other.state.totals.scalars
+    assert one.state.totals.energy == pytest.approx(other.state.totals.energy, rel=1e-12)
     assert float(one.log_evidence()) == pytest.approx(float(other.log_evidence()), rel=1e-10)
     for made, expected in zip(one.functional(x), other.functional(x), strict=True):
         assert relative(made, expected.cpu()) < bound
@@ -143,7 +143,7 @@ def test_ekfac_keeps_its_basis(name: str, structure: str) -> None:
     exact = case.ggn + dense.ggn(
         case.model, second[0].cpu(), second[1].cpu(), case.case.likelihood, case.names, case.case.axis
     )
-    assert made.curvature.blocks
+    assert made.state.curvature.blocks
     for block, operator in zip(made.precision.blocks, la.precision.blocks, strict=True):
         if not hasattr(block.operator, "left"):
             continue
@@ -154,7 +154,7 @@ def test_ekfac_keeps_its_basis(name: str, structure: str) -> None:
             assert basis is kept or torch.equal(basis, kept)
         size = sum(piece.stop - piece.start for piece in block.slices)
         # The eigenvectors as vectors over the weights: P (U e_i) = values_i U e_i.
-        identity = torch.eye(size).to(la.mode)
+        identity = torch.eye(size).to(la.weights)
         vectors = block.operator._spectral(identity, torch.ones_like(block.operator.values), forth=False)
         if block.joint is None:
             (place,) = block.slices
@@ -214,8 +214,8 @@ def test_weights_that_only_some_data_use(structure: str, late: bool, tmp_path: P
     assert ("sometimes.weight" in la.space.names) is not late
     la.save(tmp_path / "a.safetensors")
     made = pw.load(tmp_path / "a.safetensors", model).update(second)
-    assert "sometimes.weight" in made.space.names and la.asked.size == made.D
-    assert made.rules["sometimes.weight"] == "linear"
+    assert "sometimes.weight" in made.space.names and la.state.asked.size == made.D
+    assert made.state.rules["sometimes.weight"] == "linear"
     if structure != "ekfac":
         exact = dense.ggn(copy.deepcopy(model).cpu(), x[:4], y[:4], "classification", names_of(model))
         exact = exact + dense.ggn(copy.deepcopy(model).cpu(), x[4:], y[4:], "classification", names_of(model))
@@ -235,7 +235,7 @@ def test_a_prior_that_does_not_know_new_weights() -> None:
     la = pw.fit(model, first, "classification", prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     with pytest.raises(ValueError, match=r"sometimes.weight, sometimes.bias was not used by the earlier .*with_prior"):
         la.update(second)
-    assert la.asked.size == la.with_prior(2.0).update(second).D
+    assert la.state.asked.size == la.with_prior(2.0).update(second).D
 
 
 class Sliced(nn.Module):
@@ -262,7 +262,7 @@ def test_a_network_that_treats_later_data_otherwise(structure: str) -> None:
     x[:, 0] = x[:, 0].abs() * torch.tensor([-1.0] * 4 + [1.0] * 4)
     first, second = cut(x, y, [4, 4])
     la = pw.fit(model, first, "classification", structure=STRUCTURES[structure])
-    plan = copy.deepcopy(la.plan)
+    plan = copy.deepcopy(la.state.plan)
     if structure in ("diag", "block", "full"):
         exact = sum(
             dense.ggn(copy.deepcopy(model).cpu(), x[part], y[part], "classification", names_of(model))
@@ -273,7 +273,7 @@ def test_a_network_that_treats_later_data_otherwise(structure: str) -> None:
     else:
         with pytest.raises(ValueError, match=r"in another way than to the data before .*fit on all data at once"):
             la.update(second)
-    assert la.plan == plan
+    assert la.state.plan == plan
 
 
 def test_an_update_keeps_the_class_axis() -> None:
@@ -328,9 +328,9 @@ def test_an_update_is_pure() -> None:
     first, second = pieces(case, 2, 3)
     la = pw.fit(case.fit("diag").model.train(), first, case.likelihood)
     state, kept = torch.get_rng_state(), {name: value.clone() for name, value in la.model.state_dict().items()}
-    plan = copy.deepcopy(la.plan)
+    plan = copy.deepcopy(la.state.plan)
     la.update(second)
-    assert torch.equal(state, torch.get_rng_state()) and la.model.training and la.plan == plan
+    assert torch.equal(state, torch.get_rng_state()) and la.model.training and la.state.plan == plan
     assert all(torch.equal(value, kept[name]) for name, value in la.model.state_dict().items())
     assert all(parameter.grad is None for parameter in la.model.parameters())
 
@@ -343,7 +343,7 @@ def test_to_the_same_device(structure: str) -> None:
     """A new value with the same answers, for the same network or for a copy."""
     case = table("conv2d_groups")
     la = case.fit(STRUCTURES[structure])
-    made = la.to(la.mode.device)
+    made = la.to(la.weights.device)
     assert made is not la and made.model is la.model
     assert_same(la, made, moved(case.x))
     twin = copy.deepcopy(la.model)
@@ -385,7 +385,7 @@ def test_between_devices(name: str, structure: str, tmp_path: Path) -> None:
     case = table(name)
     la = case.fit(STRUCTURES[structure], prior=0.7)
     there = la.to("cpu", model=copy.deepcopy(la.model).cpu())
-    assert there.mode.device.type == "cpu" and la.mode.device.type == "cuda"
+    assert there.mode.device.type == "cpu" and la.weights.device.type == "cuda"
     expected = la.functional(moved(case.x)).cov.cpu()
     assert relative(there.functional(case.x).cov, expected) < 1e-9
     assert float(there.log_evidence()) == pytest.approx(float(la.log_evidence()), rel=1e-9)

@@ -56,9 +56,9 @@ def solves(case: Case) -> dict[str, Any]:
         with counted() as solved:
             tuned = posterior.with_prior(layerwise()).tune(mode="linear", data=batches, **usual)
         tuning = time.perf_counter() - began
-        said(f"  tuned in {tuning:.1f} s, {len(tuned.trace)} turns and {tuned.linear.products:g} products")
+        said(f"  tuned in {tuning:.1f} s, {len(tuned.trace)} turns and {tuned.linear_mode.products:g} products")
         exact = tuned.tune(mode="linear", data=batches, start=tuned.prior, **TIGHT[quick])
-        said(f"  to {TIGHT[quick]['tolerance']:g}: {exact.linear.products:g} products more")
+        said(f"  to {TIGHT[quick]['tolerance']:g}: {exact.linear_mode.products:g} products more")
         from_trained = posterior.with_prior(tuned.prior)
         after_turn = tuned.with_prior(moved(tuned.prior))
         found = case.settings.measured(lambda: from_trained.at_linear_mode(batches, steps=2, tolerance=1e-9), 2)
@@ -80,11 +80,11 @@ def solves(case: Case) -> dict[str, Any]:
             "seconds": tuning,
             "turns": len(tuned.trace),
             "converged": tuned.trace.converged,
-            "products": tuned.linear.products,
+            "products": tuned.linear_mode.products,
             "products_per_solve": max(solved),
             "solves": len(solved),
             "precision_error": error(tuned, exact),
-            "exact_products": exact.linear.products,
+            "exact_products": exact.linear_mode.products,
             "exact_converged": exact.trace.converged,
         },
         "groups": len(gamma),
@@ -102,8 +102,8 @@ def reached(begin: Any, batches: Batches, start: str, quick: bool) -> list[dict[
         points.append(
             {
                 "start": start,
-                "products": made.linear.products,
-                "decrement": made.linear.decrement,
+                "products": made.linear_mode.products,
+                "decrement": made.linear_mode.decrement,
                 "precision_error": float((found - goal).abs()[gamma > OFF].max()),
             }
         )
@@ -198,6 +198,6 @@ def error(tuned: Any, exact: Any) -> float:
 def updated(posterior: Any) -> tuple[Tensor, Tensor]:
     """MacKay's log precisions `gamma_g / |theta*_g|^2` at a linear mode, and gamma."""
     gamma = posterior.evidence().effective_dimensions
-    weights = posterior.mode + posterior.linear.displacement
+    weights = posterior.weights + posterior.linear_mode.displacement
     squares = posterior.prior.stretches(posterior.space).sums(weights.double().square())
     return (gamma / squares).log(), gamma

@@ -219,8 +219,8 @@ def compare(
         la = tuned(fits[key], way, prior(way.prior, model, task.train), task, turns)
         spent = time.perf_counter() - began
         scores = judged(la, task) | {"seconds": spent}
-        if la.linear is not None:
-            scores["products"] = la.linear.products
+        if la.linear_mode is not None:
+            scores["products"] = la.linear_mode.products
         if way.mode != "validation":
             parts = la.evidence()
             scores |= {"evidence": parts.total, "gamma": parts.gamma}

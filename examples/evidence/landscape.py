@@ -91,13 +91,13 @@ def normalised(model: nn.Module) -> Tensor:
 
 def through(model: nn.Module, la: pw.Laplace) -> Plane:
     """The plane through theta~, theta* and theta~ with its normalised weights scaled."""
-    step = la.linear.displacement.double()
+    step = la.linear_mode.displacement.double()
     first = step / step.norm()
     second = normalised(model).to(first)
     second = second - (second @ first) * first
     axes = torch.stack([first, second / second.norm()])
-    shape = torch.stack([axes @ la.precision.mv(axis.to(la.mode)).double().flatten() for axis in axes])
-    return Plane(la.mode.double(), axes, (float(step.norm()), 0.0), shape)
+    shape = torch.stack([axes @ la.precision.mv(axis.to(la.weights)).double().flatten() for axis in axes])
+    return Plane(la.weights.double(), axes, (float(step.norm()), 0.0), shape)
 
 
 def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Landscape:
@@ -109,7 +109,7 @@ def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Lands
     radius = max(float(reach[1]), float(reach[0]))
     a = torch.linspace(-radius + plane.mode[0] / 2, radius + plane.mode[0] / 2, count, dtype=torch.float64)
     b = torch.linspace(-radius, radius, count, dtype=torch.float64)
-    delta = la.prior.delta(la.space, la.mode).double()
+    delta = la.prior.delta(la.space, la.weights).double()
     double = {name: tensor.detach().double() for name, tensor in model.named_parameters()}
     buffers = {n: t.double() if t.is_floating_point() else t for n, t in model.named_buffers()}
 

@@ -8,7 +8,7 @@ from .curvature.structures import EKFAC, Block, Diag, Full, Kron
 from .diagnostics.checks import Finding
 from .diagnostics.diagnosis import Diagnosis
 from .fit import fit, products
-from .laplace import Laplace
+from .laplace import Laplace, load, validation_nll
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
 from .messages.warnings import RoundingWarning, TuningWarning
 from .posterior.coverage import Coverage
@@ -19,9 +19,7 @@ from .predictions.covariance import Functional
 from .predictions.prediction import Prediction
 from .priors.prior import Prior
 from .runtime.version import __version__
-from .storage.load import load
 from .tracing.selection import Subnetwork
-from .tuning.validation import validation_nll
 
 if TYPE_CHECKING:
     from .evaluate.call import evaluate

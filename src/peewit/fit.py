@@ -30,6 +30,7 @@ from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
 from .posterior.measure import decompose, measure, measure_hessian, with_residuals
 from .posterior.resolution import warned
+from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
 from .runtime.device import wait
 from .runtime.memory import budget
@@ -130,29 +131,29 @@ def fit(
     reason = source.reason or f"{chosen.name}, as asked"
     trained = space.vector(model)
     trained = trained.to(torch.promote_types(trained.dtype, limit.arithmetic.dtype))
-    la = Laplace(
-        model,
-        space,
-        family,
-        shape,
-        chosen,
-        made,
-        start,
-        source.totals,
-        trained,
-        plan,
-        limit,
-        reason,
-        {name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked.names},
-        timings,
-        identity,
-        sums,
-        asked,
-        seed,
+    state = PosteriorState(
+        model=model,
+        space=space,
+        likelihood=family,
+        structure=shape,
+        curvature_kind=chosen,
+        curvature=made,
+        prior=start,
+        totals=source.totals,
+        weights=trained,
+        plan=plan,
+        budget=limit,
+        reason=reason,
+        rules={name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked.names},
+        timings=timings,
+        identity=identity,
+        sums=sums,
+        asked=asked,
+        seed=seed,
     )
     if start.kind != "scalar" and not made.elementwise:
-        _ = la.precision  # kept for the first question; a prior that the structure cannot hold is refused here
-    warned(la, 5)
+        _ = state.precision  # kept for the first question; a prior that the structure cannot hold is refused here
+    la = Laplace(warned(state, 5))
     return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
 
 
@@ -187,7 +188,7 @@ def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
     found = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes), strict=True))
     return torch.cat(
         [
-            found[name] if name in found else diagonal.mode.new_full((model.get_parameter(name).numel(),), -1.0)
+            found[name] if name in found else diagonal.weights.new_full((model.get_parameter(name).numel(),), -1.0)
             for name in trainable(model)
         ]
     )

@@ -77,7 +77,7 @@ def fit(
     with voice.stage("the fit", own=False):
         la = pw.fit(net, data.value, family, **section(settings, "fit"), progress=voice.progress)
     check_classes(la, data.schema.classes, data.source)
-    la = replace(la, schema=None if data.schema == Schema() else data.schema)
+    la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
     if tuned:
         with voice.stage("prior and noise by the evidence"):
             la = la.tune()
@@ -143,14 +143,14 @@ def is_categorical(la: Laplace) -> bool:
 
 def matched(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:
     """How files are read for a posterior: by the names of columns and classes that it was fitted with."""
-    wanted = Wanted.of(settings, la.model, is_categorical(la), labels, la.schema or Schema())
+    wanted = Wanted.of(settings, la.model, is_categorical(la), labels, la.state.schema or Schema())
     check_classes(la, wanted.classes, "--classes")
     return wanted
 
 
 def check_classes(la: Laplace, classes: Sequence[str] | None, where: str) -> None:
     """As many names as outputs."""
-    form = la.totals.form
+    form = la.state.totals.form
     if classes is not None and is_categorical(la) and form is not None and len(classes) != form.outputs:
         raise Problem(
             f"{where} has {len(classes)} classes ({some(classes)}), and the network has "
@@ -166,7 +166,7 @@ def summary(la: Laplace) -> dict[str, Any]:
     return {
         "likelihood": type(la.likelihood).__name__,
         "structure": type(la.structure).__name__,
-        "curvature": la.kind.name,
+        "curvature": la.curvature.name,
         "weights": la.D,
         "examples": la.N,
         "prior_precision": precision[0] if len(precision) == 1 else precision[:1000],
@@ -191,7 +191,7 @@ def tell(
     lines.append(
         f"log evidence {values['log_evidence']:.1f}{change}, prior precision {shown(values['prior_precision'])}"
     )
-    schema = la.schema or Schema()
+    schema = la.state.schema or Schema()
     if schema.columns:
         values |= {"inputs": list(schema.inputs), "targets": list(schema.targets), "header": schema.header}
         kind = "columns" if schema.header else "columns by their places, from 0"

@@ -17,7 +17,7 @@ from ..tuning.by_evidence import OFF, listed
 from .gradients import Seen, constant_energy
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 Severity = Literal["fine", "note", "warning"]
 NATS, SHARE = 1.0, 0.1  # the loss may be so many nats above its minimum, and so many per effective dimension more
@@ -45,9 +45,9 @@ class Finding:
         return "\n".join([*lines, f"    What to do: {self.advice}"] if self.advice else lines)
 
 
-def at_trained(la: Laplace) -> Laplace:
+def at_trained(la: PosteriorState) -> PosteriorState:
     """The same at the trained weights."""
-    return la if la.linear is None else replace(la, linear=None)
+    return la if la.linear_mode is None else replace(la, linear_mode=None)
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class Step:
     sure: bool  # whether the mode itself is known, not one step towards it
 
     @staticmethod
-    def of(la: Laplace, seen: Seen) -> Step:
+    def of(la: PosteriorState, seen: Seen) -> Step:
         """`g = strength * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
         groups = la.prior.stretches(la.space)
         strength = float(la.likelihood.scale) / la.temperature
-        away = (la.mode - la.prior.centre(la.space, la.mode)).to(seen.gradient)
-        slope = strength * seen.gradient + la.prior.delta(la.space, la.mode).detach().to(away) * away
-        newton = la.precision.solve(slope.to(la.mode)).to(away)
+        away = (la.weights - la.prior.centre(la.space, la.weights)).to(seen.gradient)
+        slope = strength * seen.gradient + la.prior.delta(la.space, la.weights).detach().to(away) * away
+        newton = la.precision.solve(slope.to(la.weights)).to(away)
         noise = strength**2 * seen.noise(groups)
-        linear = la.linear if la.linear is not None and la.linear.of(la) else None
+        linear = la.linear_mode if la.has_own_linear_mode else None
         there = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())
         ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
@@ -87,7 +87,7 @@ class Step:
         return float(self.decrements.sum())
 
 
-def fitted(la: Laplace, seen: Seen) -> Finding:
+def fitted(la: PosteriorState, seen: Seen) -> Finding:
     """Is it fitted at all: against the best constant."""
     own, constant = constant_energy(la.likelihood.bound(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
     least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
@@ -113,7 +113,7 @@ def fitted(la: Laplace, seen: Seen) -> Finding:
     return Finding("fit", "fine", f"The network saves {share:.1%} of the energy of the best constant.", "", numbers)
 
 
-def at_mode(la: Laplace, step: Step, gamma: float) -> Finding:
+def at_mode(la: PosteriorState, step: Step, gamma: float) -> Finding:
     """Is it near a mode of its regularised loss."""
     nats, allowed = step.decrement, NATS + SHARE * gamma
     numbers = {"decrement": nats, "gradient": step.norm, "effective_dimensions": gamma}
@@ -137,7 +137,7 @@ def at_mode(la: Laplace, step: Step, gamma: float) -> Finding:
     )
 
 
-def likelihood(la: Laplace, seen: Seen, gamma: float) -> Iterator[Finding]:
+def likelihood(la: PosteriorState, seen: Seen, gamma: float) -> Iterator[Finding]:
     """Does the loss look like a likelihood."""
     caveat: str = getattr(la.likelihood, "caveat", "")
     if caveat:
@@ -164,7 +164,7 @@ def likelihood(la: Laplace, seen: Seen, gamma: float) -> Iterator[Finding]:
         yield confidence(seen)
 
 
-def dispersion(la: Laplace, seen: Seen, gamma: float) -> Finding:
+def dispersion(la: PosteriorState, seen: Seen, gamma: float) -> Finding:
     """Squared standardised residuals, which sum to `n - gamma`."""
     own = seen.residuals
     free = max(own.count - gamma, 1.0)
@@ -236,7 +236,7 @@ def confidence(seen: Seen) -> Finding:
     )
 
 
-def evidences(la: Laplace, step: Step, gamma: Tensor) -> Finding:
+def evidences(la: PosteriorState, step: Step, gamma: Tensor) -> Finding:
     """Do evidences at the trained weights and at the linear model's mode disagree."""
     if step.sure:
         nats = float(la.log_evidence()) - float(at_trained(la).log_evidence())
@@ -268,7 +268,7 @@ def evidences(la: Laplace, step: Step, gamma: Tensor) -> Finding:
     )
 
 
-def straddled(la: Laplace, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+def straddled(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
     """Precisions that weights share whose scale does not matter with others whose scale does."""
     across = la.prior.straddling(la.space, sets)
     inside = [own for own in sets if any(name in la.space.names for name in own)]
@@ -290,7 +290,7 @@ def straddled(la: Laplace, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]
         yield Finding("scales", "fine", words, "", numbers)
 
 
-def rounded(la: Laplace) -> Iterator[Finding]:
+def rounded(la: PosteriorState) -> Iterator[Finding]:
     """Rounding of the curvature beside the prior; a diagonal has none to speak of."""
     found = shown(la)
     if found is None:
@@ -303,7 +303,7 @@ def rounded(la: Laplace) -> Iterator[Finding]:
         yield Finding("rounding", "fine", words, "", numbers)
 
 
-def switched_off(la: Laplace, gamma: Tensor) -> Iterator[Finding]:
+def switched_off(la: PosteriorState, gamma: Tensor) -> Iterator[Finding]:
     """Groups that the prior alone holds."""
     off = (gamma < OFF) & (la.prior.stretches(la.space).sizes > 0)
     if bool(off.any()):

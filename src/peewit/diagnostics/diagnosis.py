@@ -17,7 +17,7 @@ from .checks import Finding, Step, at_mode, at_trained, evidences, fitted, likel
 from .gradients import examine
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 SHOWN = 12  # groups in print
 
@@ -66,15 +66,15 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def found_sets(la: Laplace, data: Any) -> tuple[tuple[str, ...], ...]:
+def found_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
     """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
-    inputs, _ = next(iter(Batches(data, la.mode.device)), (None, None))
+    inputs, _ = next(iter(Batches(data, la.weights.device)), (None, None))
     return () if inputs is not None and count(inputs) < 2 else invariant_sets(la.model, data)
 
 
-def diagnose(la: Laplace, data: Any) -> Diagnosis:
+def diagnose(la: PosteriorState, data: Any) -> Diagnosis:
     """Look at the network's first batch for invariant sets, then pass over the data once."""
-    if Batches(data, la.mode.device).one_shot:
+    if Batches(data, la.weights.device).one_shot:
         raise ValueError(
             "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
             "list of batches or tensors."

@@ -22,7 +22,7 @@ from ..weights.groups import Groups
 from ..weights.vectors import flatten
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 PIECES = 16  # gradients at least, to tell how much they vary
 ROWS = 1 << 16  # labelled positions for which the best constant is sought
@@ -100,13 +100,13 @@ def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) 
     return -(wanted * yes + (1 - wanted) * no), known
 
 
-def examine(la: Laplace, data: Any) -> Seen:
+def examine(la: PosteriorState, data: Any) -> Seen:
     """Pass over the data once; gradients are summed, and their squares by the groups of the prior."""
     space, groups = la.space, la.prior.stretches(la.space)
     parameters = [la.model.get_parameter(name) for name in space.names]
-    zeros = torch.zeros(la.D, dtype=torch.promote_types(la.mode.dtype, torch.float32), device=la.mode.device)
+    zeros = torch.zeros(la.D, dtype=torch.promote_types(la.weights.dtype, torch.float32), device=la.weights.device)
     seen = Seen(zeros, zeros.clone(), torch.zeros(groups.count, dtype=torch.float64, device="cpu"))
-    batches, watch = Batches(data, la.mode.device), Watch()
+    batches, watch = Batches(data, la.weights.device), Watch()
     with evaluation(la.model, parameters):
         for inputs, targets in cut(watch.counted(batches), len(batches)):
             try:
@@ -140,7 +140,7 @@ def cut(batches: Any, number: int) -> Iterator[tuple[Inputs, Tensor]]:
             yield take(inputs, chosen), targets[chosen]
 
 
-def piece(la: Laplace, inputs: Inputs, targets: Tensor, seen: Seen) -> tuple[Tensor | None, ...]:
+def piece(la: PosteriorState, inputs: Inputs, targets: Tensor, seen: Seen) -> tuple[Tensor | None, ...]:
     """Gradients of the energy of some examples; residuals are added up."""
     parameters = [la.model.get_parameter(name) for name in la.space.names]
     output = output_of(la.model, inputs)

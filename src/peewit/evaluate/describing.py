@@ -72,7 +72,7 @@ def layers_of(la: Laplace) -> list[dict[str, Any]]:
         return []
     with torch.no_grad():
         variance = la.precision.variance().double().cpu()
-        prior = la.prior.delta(la.space, la.mode).detach().double().reciprocal().cpu().expand_as(variance)
+        prior = la.prior.delta(la.space, la.weights).detach().double().reciprocal().cpu().expand_as(variance)
     counts = {name: number for name, number in la.space.counts().items() if number}
     made, sizes = [], list(counts.values())
     for name, own, before in zip(counts, variance.split(sizes), prior.split(sizes), strict=True):
@@ -116,7 +116,7 @@ def settings_of(la: Laplace) -> dict[str, Any]:
         "network": type(la.model).__name__,
         "likelihood": type(la.likelihood).__name__,
         "structure": type(la.structure).__name__,
-        "curvature": la.kind.name,
+        "curvature": la.curvature.name,
         "uncertain weights": la.D,
         "training examples": la.N,
         "prior": la.prior.kind,

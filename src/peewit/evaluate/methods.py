@@ -61,7 +61,7 @@ class Posterior:
         """What was fitted to what."""
         la = self.la
         return (
-            f"a Gaussian over {la.D:,} of the network's weights ({type(la.structure).__name__}, {la.kind.name}), "
+            f"a Gaussian over {la.D:,} of the network's weights ({type(la.structure).__name__}, {la.curvature.name}), "
             f"fitted to {la.N:,} examples; predictions are averaged over it."
         )
 

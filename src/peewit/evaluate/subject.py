@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import likelihoods
+from ..laplace import Laplace
 from ..likelihoods import Form, Likelihood
-from ..messages.names import nearest
+from ..messages.names import named, nearest
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.isolation import evaluation
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
+from ..posterior.network import network_of
 from ..runtime.memory import budget
 from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
 
@@ -42,16 +44,13 @@ class Subject:
     @staticmethod
     def of(given: Any, likelihood: str | Likelihood | None, predict: Mapping[str, Any]) -> Subject:
         """A posterior, or a network and its likelihood."""
-        from ..laplace import Laplace
-        from ..messages.names import named
-
         if isinstance(given, Laplace):
             if likelihood is not None:
                 raise ValueError(
                     f"likelihood={likelihood!r} was given with a posterior, which has its own; leave it out."
                 )
-            given._network(None)  # refuses a network that has changed
-            return Subject(given, given.model, given.likelihood, given.totals.form, predict, given.mode.device)
+            network_of(given.state, None)  # refuses a network that has changed
+            return Subject(given, given.model, given.likelihood, given.state.totals.form, predict, given.weights.device)
         if not isinstance(given, nn.Module):
             raise TypeError(
                 f"evaluate was given a {type(given).__name__}; expected a Laplace, which peewit.fit returns, or a "

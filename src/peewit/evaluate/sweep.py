@@ -131,7 +131,7 @@ def sweep(
     question = checked(
         scale or (own / WIDE, own * WIDE), precision or (middle / WIDE, middle * WIDE), method, trials, metric, seed
     )
-    batches = repeated(validation, la.mode.device)
+    batches = repeated(validation, la.weights.device)
     scorer = Scorer(la, batches)
     search: dict[str, Search] = {"grid": grid, "random": random, "bayesian": bayesian}
     shown = Progress(progress)
@@ -235,7 +235,7 @@ class Scorer:
     def _parts(self, la: Laplace) -> list[Part]:
         made: list[Part] = []
         if self.simple:
-            self.shared = self.shared or Shared(self.la, self.batches, {})
+            self.shared = self.shared or Shared(self.la.state, self.batches, {})
             question = options.Question.of(la.likelihood, "linearised", None, None, False, False)
 
             def visit(each: Slice) -> None:

@@ -18,6 +18,7 @@ from ..messages.arguments import is_count
 from ..messages.names import nearest
 from ..network.batches import Batches
 from ..network.isolation import plainly
+from ..posterior.network import network_of
 from . import style
 
 if TYPE_CHECKING:
@@ -47,16 +48,16 @@ def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
     if not is_count(most):
         raise ValueError(f"most={most!r} was given; expected a positive whole number of weights.")
     chosen, names, ends = picked(la, most)
-    batches = Batches(data, la.mode.device)
+    batches = Batches(data, la.weights.device)
     if batches.one_shot:
         raise ValueError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
-    la._network(None)  # refuses a network that has changed
-    there = chosen.to(la.mode.device)
+    network_of(la.state, None)  # refuses a network that has changed
+    there = chosen.to(la.weights.device)
     together = max(1, min(64, UNITS // la.D))
     found = []
     for kind in (Hessian(), GGN()):
-        products = Products(la.model, la.space, batches, la.likelihood, kind, la.seed)
-        rows = torch.cat([products.mv(units(part, la.mode))[:, there] for part in there.split(together)])
+        products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.seed)
+        rows = torch.cat([products.mv(units(part, la.weights))[:, there] for part in there.split(together)])
         matrix = rows.double().cpu() * float(la.likelihood.scale) / la.temperature
         found.append(0.5 * (matrix + matrix.mT))
     return Whole(found[0], found[1], chosen, names, ends)
@@ -103,15 +104,15 @@ class Spectrum:
 
 def bare(la: Laplace) -> Blocks:
     """The curvature alone, at the likelihood's noise, without the prior."""
-    scale = la._question.strength(la.likelihood.scale)
-    return la.curvature.precision(torch.zeros_like(la.mode), scale)
+    scale = la.state.problem.strength(la.likelihood.scale)
+    return la.state.curvature.precision(torch.zeros_like(la.weights), scale)
 
 
 @plainly
 def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
     """Of every tensor, in the network's order; of a block that several tensors share, of each one's own part of it."""
     style.expect_posterior(la)
-    delta = la.prior.delta(la.space, la.mode).detach().double().cpu()
+    delta = la.prior.delta(la.space, la.weights).detach().double().cpu()
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for block in bare(la).blocks:
         operator = block.operator
@@ -169,14 +170,14 @@ def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
     style.expect_posterior(la)
     if not is_count(most):
         raise ValueError(f"most={most!r} was given; expected a positive whole number of rows.")
-    if not isinstance(la.curvature, KronCurvature):
+    if not isinstance(la.state.curvature, KronCurvature):
         raise ValueError(
             f"The posterior has structure {type(la.structure).__name__}, which has no Kronecker factors; fit with "
             "structure='kron'."
         )
     known = {
         key[0].name: spectrum
-        for key, spectrum in la.curvature.blocks.items()
+        for key, spectrum in la.state.curvature.blocks.items()
         if spectrum.sides is not None and min(spectrum.layout.matrix[1:]) > 1
     }
     if not known:
@@ -225,8 +226,8 @@ def approximations(la: Laplace, data: Any, name: str | None = None) -> Approxima
     """Fits of one weight in four structures, with exact GGN curvature; by default the largest that can be shown."""
     style.expect_posterior(la)
     wanted = block_name(la, name)
-    la._network(None)  # refuses a network that has changed
-    prior = float(la.prior.delta(la.space, la.mode).detach().double()[la.space.slices()[wanted]].mean())
+    network_of(la.state, None)  # refuses a network that has changed
+    prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[wanted]].mean())
     made = {way: dense(la, data, wanted, structure) for way, structure in {"": "full", **WAYS}.items()}
     true = made.pop("")
     versions = tuple(
@@ -257,7 +258,7 @@ def block_name(la: Laplace, name: str | None) -> str:
 def dense(la: Laplace, data: Any, name: str, structure: str) -> Tensor:
     """(P, P): the curvature of one weight as one structure has it, at the posterior's own noise and temperature."""
     own = fit(la.model, data, la.likelihood, weights=[name], structure=structure, curvature=GGN())
-    identity = torch.eye(own.D, dtype=own.mode.dtype, device=own.mode.device)
+    identity = torch.eye(own.D, dtype=own.weights.dtype, device=own.weights.device)
     return bare(own).mv(identity).detach().double().cpu() / la.temperature
 
 

@@ -18,6 +18,7 @@ from ..network.buffers import restore_buffers
 from ..network.calling import call, under
 from ..network.isolation import plainly
 from ..network.nests import count, take
+from ..posterior.network import network_of
 from ..runtime.progress import Progress
 from ..weights.vectors import unflatten
 from . import style, ways
@@ -149,8 +150,8 @@ def unit(kind: str) -> str:
 
 def penalties(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
     """(points,): `1/2 |trained + d - mu|^2` in the prior's precisions, from six products of vectors."""
-    delta = la.prior.delta(la.space, la.mode).detach().double()
-    rows = torch.cat([(la.mode.double() - la.prior.centre(la.space, la.mode).detach().double())[None], axes])
+    delta = la.prior.delta(la.space, la.weights).detach().double()
+    rows = torch.cat([(la.weights.double() - la.prior.centre(la.space, la.weights).detach().double())[None], axes])
     products = ((rows * delta) @ rows.mT).cpu()
     places = torch.cat([torch.ones(len(where), 1, dtype=torch.float64), where], 1)
     return 0.5 * ((places @ products) * places).sum(1)
@@ -158,7 +159,7 @@ def penalties(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
 
 def quadratics(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
     """(points,): `1/2 d^T P d`."""
-    products = (axes @ la.precision.mv(axes.to(la.mode.dtype)).detach().double().mT).cpu()
+    products = (axes @ la.precision.mv(axes.to(la.weights.dtype)).detach().double().mT).cpu()
     return 0.5 * ((where @ products) * where).sum(1)
 
 
@@ -177,7 +178,9 @@ def walked(la: Laplace, data: Any, axes: Tensor, where: Tensor, examples: int | 
     """Pass over the data once, with every example at all points."""
     zeros = torch.zeros(len(where), dtype=torch.float64)
     sums = Sums(zeros, zeros.clone(), zeros.clone())
-    passes = Passes(la._network(None), la.likelihood, Batches(data, la.mode.device), la.totals.form, Progress())
+    passes = Passes(
+        network_of(la.state, None), la.likelihood, Batches(data, la.weights.device), la.state.totals.form, Progress()
+    )
     with passes.asked(), torch.no_grad():
         for part in first(passes, examples):
             slopes = [passes.push(part, axis) for axis in axes]

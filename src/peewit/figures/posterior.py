@@ -54,7 +54,7 @@ def summary(la: Laplace) -> Summary:
     dimensions = la.evidence().effective_dimensions.tolist()
     sizes = [int(size) for size in la.prior.stretches(la.space).sizes.tolist()]
     variance = la.precision.variance().detach().double().cpu()
-    prior = 1 / la.prior.delta(la.space, la.mode).detach().double().cpu()
+    prior = 1 / la.prior.delta(la.space, la.weights).detach().double().cpu()
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     layers, start = [], 0
     for name, size in own_sizes(la).items():

@@ -15,6 +15,7 @@ from ..network.buffers import restore_buffers
 from ..network.calling import call, under
 from ..network.isolation import plainly
 from ..network.nests import Inputs, count
+from ..posterior.network import network_of
 from ..predictions import samples as engine
 from ..weights.vectors import unflatten
 from . import style
@@ -58,8 +59,8 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         raise ValueError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
-    deviations = la._deviations(checked_count(samples), torch.Generator().manual_seed(seed))
-    network = la._network(None)
+    deviations = la.state.deviations(checked_count(samples), torch.Generator().manual_seed(seed))
+    network = network_of(la.state, None)
     if method == "linearised":
         outputs = engine.functional_samples(network, x, deviations)
     else:
@@ -74,13 +75,13 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
     elif classes:
         flat = flat.sigmoid()
     places, names = least_certain(la)
-    return Draws(line_of(x), (la.mode + deviations)[:, places].double().cpu(), names, flat, closed, classes, method)
+    return Draws(line_of(x), (la.weights + deviations)[:, places].double().cpu(), names, flat, closed, classes, method)
 
 
 def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
     """(S, B, ...): outputs of the network itself."""
     made = []
-    with la._network(None).asked(), torch.no_grad():
+    with network_of(la.state, None).asked(), torch.no_grad():
         for step in deviations:
             pieces = unflatten(step, la.space)
             weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}

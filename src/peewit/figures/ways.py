@@ -33,7 +33,7 @@ def directions(la: Laplace, asked: str | Tensor, count: int, seed: int) -> Tenso
 
 def given(la: Laplace, asked: Tensor, count: int) -> Tensor:
     """The caller's own; refused where they do not fit."""
-    made = asked.detach().to(device=la.mode.device, dtype=torch.float64)
+    made = asked.detach().to(device=la.weights.device, dtype=torch.float64)
     if made.shape != (count, la.D) or not bool(torch.isfinite(made).all()) or not bool((made != 0).any(1).all()):
         raise ValueError(
             f"directions has shape {tuple(asked.shape)}; expected ({count}, {la.D}) finite numbers, no row all zero."
@@ -47,8 +47,8 @@ def filter_normalised(la: Laplace, count: int, seed: int) -> Tensor:
     Biases and other vectors stay where they are: their random directions would drown the rest (Li et al. 2018).
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(count, la.D, generator=generator, dtype=torch.float64).to(la.mode.device)
-    trained = unflatten(la.mode.double(), la.space)
+    drawn = torch.randn(count, la.D, generator=generator, dtype=torch.float64).to(la.weights.device)
+    trained = unflatten(la.weights.double(), la.space)
     matrices = any(weight.dim() > 1 for weight in trained.values())
     made = []
     for row in drawn:
@@ -80,9 +80,9 @@ def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
     """
 
     def product(v: Tensor) -> Tensor:
-        return la.precision.mv(v.to(la.mode.dtype)).double()
+        return la.precision.mv(v.to(la.weights.dtype)).double()
 
-    values, vectors = extreme(product, la.D, count, seed, la.mode.device, dense)
+    values, vectors = extreme(product, la.D, count, seed, la.weights.device, dense)
     return vectors / values.sqrt()[:, None]
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .available import PROGRAMS, launch, power_of_two, usable
+from . import available
+from .available import PROGRAMS, power_of_two
 
 LONGEST_HEAD = 64  # positions and widths of a head up to which it is worked on as a whole: what fits on the chip
 
 
 def attends(grad: Tensor, positions: int, width: int) -> bool:
     """Whether there is a kernel for gradients (..., T, e) of attention to so many positions, of this width."""
-    return max(*grad.shape[-2:], positions, width) <= LONGEST_HEAD and usable(grad)
+    return max(*grad.shape[-2:], positions, width) <= LONGEST_HEAD and available.usable(grad)
 
 
 def attention(
@@ -29,7 +30,7 @@ def attention(
     splits = min(columns, max(1, -(-PROGRAMS // programs)))
     padded = [max(16, power_of_two(each)) for each in (positions, seen, own, width)]
     strides = [step for each in (query, key, value, shares, grad) for step in each.stride()]
-    launch(
+    available.launch(
         "attention", (programs, splits),
         query, key, value, shares, grad, *made, float(scale), heads, columns, positions, seen, own, width, *strides,
         -(-columns // splits), EXACT=exact, TB=padded[0], SB=padded[1], DB=padded[2], EB=padded[3],
@@ -53,7 +54,7 @@ def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | No
     made = [grad.new_empty(columns, examples, width) if asked else None for asked in (other is not None, sums)]
     some = [grad if each is None else each for each in (other, *made)]
     steps = (0, 0, 0) if other is None else other.stride()
-    launch(
+    available.launch(
         "moments", (columns * examples, -(-width // wide)),
         grad, *some, examples, positions, width, *grad.stride(), *steps,
         PRODUCTS=other is not None, SUMS=sums, TB=long, PB=wide, num_warps=4,
@@ -71,7 +72,7 @@ def layer_norm(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: 
     made = torch.empty_like(grad)
     splits = min(columns, max(1, -(-8 * PROGRAMS // number)))
     block = power_of_two(width)
-    launch(
+    available.launch(
         "layer_norm", (number, splits),
         grad, rows, mean.contiguous(), slope.contiguous(), rows if weight is None else weight.contiguous(), made,
         columns, width, -(-columns // splits), WEIGHT=weight is not None, BLOCK=block,

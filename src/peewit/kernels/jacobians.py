@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .available import PROGRAMS, interpreted, launch, power_of_two
+from . import available
+from .available import PROGRAMS, interpreted, power_of_two
 from .operands import Operand
 
 ROWS = 128  # of a tile
@@ -76,7 +77,7 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
     splits = -(-column_blocks // blocks)
     shape = (padded,) if diagonal else (padded, padded)
     made = torch.empty((examples, groups * row_blocks * splits, *shape), device=weight.device)
-    launch(
+    available.launch(
         "gram", (examples * groups, row_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), made,
         columns, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
@@ -97,7 +98,7 @@ def square_sums(grad: Operand, act: Operand) -> Tensor:
     each = -(-examples // splits)
     splits = -(-examples // each)
     made = torch.empty((splits, groups, rows, width), device=grad.high.device)
-    launch(
+    available.launch(
         "squares", (groups * row_blocks, column_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, made,
         columns, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .available import launch, power_of_two
+from . import available
+from .available import power_of_two
 
 TOP = 12  # scaled numbers stay below 2^TOP: sums of squares of rotated ones then stay in range
 BLOCK = 2048  # numbers that are brought to 16 bits at a time
@@ -51,7 +52,7 @@ def split(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = TOP) ->
 def power(largest: Tensor, top: int) -> Tensor:
     """Powers of two that bring numbers below 2^top: they round nothing."""
     made = torch.empty_like(largest)
-    launch("scale", (-(-largest.numel() // 1024),), largest, made, largest.numel(), top, BLOCK=1024)
+    available.launch("scale", (-(-largest.numel() // 1024),), largest, made, largest.numel(), top, BLOCK=1024)
     return made
 
 
@@ -63,7 +64,7 @@ def parts(x: Tensor, flat: Tensor, scale: Tensor, inner: int, two: bool, half: t
     units, wide = numbers // inner, min(BLOCK, power_of_two(inner))
     rows, chunks = BLOCK // wide, -(-inner // wide)
     grid = (-(-units // rows) * chunks,)
-    launch(
+    available.launch(
         "split", grid, flat, high, low, scale, units, inner, examples, chunks,
         TWO=two, ROWS=rows, WIDE=wide, num_warps=8,
     )  # fmt: skip
@@ -81,7 +82,9 @@ def split_rows(x: Tensor, top: int = TOP) -> Operand:
     wide = power_of_two(width)
     rows = BLOCK // wide
     grid = (-(-number // rows),)
-    launch("split_rows", grid, x, high, low, scale, number, width, top, TWO=True, ROWS=rows, WIDE=wide, num_warps=8)
+    available.launch(
+        "split_rows", grid, x, high, low, scale, number, width, top, TWO=True, ROWS=rows, WIDE=wide, num_warps=8
+    )
     return Operand(high, low, scale, True)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .available import launch, usable
-from .operands import Operand, split, split_rows
+from . import available, operands
+from .operands import Operand, split_rows
 
 TILE = 32  # channels and places that are brought into another order at a time
 LONGEST = 16_384  # numbers summed on the tensor cores at a time: they cut off what float32 would round
@@ -15,12 +15,12 @@ WORTH_PARTS = 1e9  # products from which parts of 16 bits are faster than float3
 
 def in_parts(x: Tensor, operations: float) -> bool:
     """Whether a product of this size with x is done in two parts of 16 bits each."""
-    return operations >= WORTH_PARTS and usable(x)
+    return operations >= WORTH_PARTS and available.usable(x)
 
 
 def whole(x: Tensor) -> Operand:
     """A tensor in two parts with one scale for all of it."""
-    made = split(x.unsqueeze(0), 0, True, torch.float16)
+    made = operands.split(x.unsqueeze(0), 0, True, torch.float16)
     return Operand(made.high[0], made.low[0], made.scale, True)
 
 
@@ -57,7 +57,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     high, low = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
     channels, places = x.shape[1], x.shape[2] * x.shape[3]
     grid = (x.shape[0] * -(-channels // TILE), -(-places // TILE))
-    launch("rounded", grid, x, high, low, channels, places, BLOCK=TILE)
+    available.launch("rounded", grid, x, high, low, channels, places, BLOCK=TILE)
     return high, low
 
 
@@ -69,7 +69,7 @@ def summed(parts: list[Tensor], made: Tensor) -> None:
     parts = [each.contiguous(memory_format=torch.channels_last) for each in parts]
     channels, places = made.shape[1], made.shape[2] * made.shape[3]
     grid = (made.shape[0] * -(-channels // TILE), -(-places // TILE))
-    launch("summed", grid, *parts, made, channels, places, BLOCK=TILE)
+    available.launch("summed", grid, *parts, made, channels, places, BLOCK=TILE)
 
 
 def outer(rows: Tensor) -> Tensor:

@@ -15,17 +15,18 @@ from ..curvature.stream import apart
 from ..messages.arguments import is_count
 from ..messages.warnings import TuningWarning
 from ..posterior.linear_mode import LinearMode
+from ..posterior.network import network_of
 from ..runtime.progress import Progress
 from .data import gathered, room
 from .objective import Target
 from .passes import Passes
-from .solver import Solver
+from .solver import PATIENCE, Solver
 from .stiff_directions import MOST
-from .stopping import PATIENCE, Facts, Log
+from .stopping import Facts, Log
 from .streaming import Streamed
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 TOLERANCE = 1e-2  # nats
 STEPS = 200
@@ -41,14 +42,16 @@ def check_options(tolerance: Any, steps: Any) -> None:
 
 
 @contextmanager
-def opened(la: Laplace, data: Any, memory: float | None, progress: bool, spare: int = 0) -> Iterator[Solver | Streamed]:
+def opened(
+    la: PosteriorState, data: Any, memory: float | None, progress: bool, spare: int = 0
+) -> Iterator[Solver | Streamed]:
     """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
-    network = la._network(memory)
-    device = la.mode.device
+    network = network_of(la, memory)
+    device = la.weights.device
     examples = gathered(data, device, memory)
     bar = Progress(progress)
     passes = Passes(network, la.likelihood, examples.batches, la.totals.form, bar)
-    e = torch.zeros_like(la.mode) if la.linear is None else la.linear.displacement.to(la.mode).clone()
+    e = torch.zeros_like(la.weights) if la.linear_mode is None else la.linear_mode.displacement.to(la.weights).clone()
     assert la.totals.form is not None
     numbers = la.N * math.prod(la.totals.form.shape)
     itemsize = torch.promote_types(network.selected[0].dtype, torch.float32).itemsize
@@ -61,7 +64,9 @@ def opened(la: Laplace, data: Any, memory: float | None, progress: bool, spare: 
         yield Solver(passes, e, most=most, spare=spare) if kept else Streamed(passes, e)
 
 
-def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool) -> Laplace:
+def find(
+    la: PosteriorState, data: Any, tolerance: float, steps: int, memory: float | None, progress: bool
+) -> PosteriorState:
     """The posterior with the mode of its linear model under its prior."""
     check_options(tolerance, steps)
     target = Target.of(la)
@@ -76,7 +81,7 @@ def find(la: Laplace, data: Any, tolerance: float, steps: int, memory: float | N
             TuningWarning,
             stacklevel=6,
         )
-    return replace(la, linear=made, trace=None)
+    return replace(la, linear_mode=made, trace=None)
 
 
 def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
@@ -99,7 +104,7 @@ def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
     )
 
 
-def check_data(la: Laplace, facts: Facts) -> None:
+def check_data(la: PosteriorState, facts: Facts) -> None:
     """Refuse other data than those of the fit; say so where only the losses differ."""
     if facts.examples != la.N:
         raise ValueError(
@@ -109,7 +114,7 @@ def check_data(la: Laplace, facts: Facts) -> None:
     check_energy(la, facts.energy, 8)
 
 
-def check_energy(la: Laplace, energy: float, level: int) -> None:
+def check_energy(la: PosteriorState, energy: float, level: int) -> None:
     """Say so where the data have another energy under the network than those that it was fitted to."""
     weights = [la.model.get_parameter(name) for name in la.space.names]
     coarsest = max(weights, key=lambda weight: torch.finfo(weight.dtype).eps)

@@ -13,7 +13,7 @@ from ..curvature.blocks import Blocks
 from ..priors.prior import Prior
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 CHUNK = 1 << 22  # weights at a time: sums are made in float64, and no vector of all weights is held for them
 
@@ -38,13 +38,13 @@ class Target:
     temperature: float
 
     @staticmethod
-    def of(la: Laplace) -> Target:
+    def of(la: PosteriorState) -> Target:
         """Of a posterior, whose precision is the preconditioner."""
         scale = float(la.likelihood.scale)
         with torch.no_grad():
-            delta = la.prior.parts(la.space, la.mode)
-            centre = la.prior.centre(la.space, la.mode).detach()
-        return Target(scale / la.temperature, la.mode, delta, centre, la.precision, la.prior, scale, la.temperature)
+            delta = la.prior.parts(la.space, la.weights)
+            centre = la.prior.centre(la.space, la.weights).detach()
+        return Target(scale / la.temperature, la.weights, delta, centre, la.precision, la.prior, scale, la.temperature)
 
     def precondition(self, g: Tensor) -> float:
         """Overwrite g (D,) by `P^-1 g`, block by block, and return `g^T P^-1 g`."""

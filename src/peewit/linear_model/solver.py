@@ -20,9 +20,10 @@ from .objective import Target, norm
 from .passes import Part, Passes
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
-from .stopping import MORE, PATIENCE, Facts, Log, Stopping, checked, noted, rounding, sized, transposed
+from .stopping import MORE, Facts, Log, Stopping, checked, noted, rounding, sized, transposed
 
 REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
+PATIENCE = 4  # steps before directions are added, and again before more are
 
 
 @dataclass(eq=False)

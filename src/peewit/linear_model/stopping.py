@@ -16,7 +16,6 @@ WINDOWS = (1, 2, 5)  # steps over which gains are added up to see how they fall
 RECENT = 3  # steps whose gains are compared with what was expected of them
 SLOWEST = 0.95  # the least that gains are taken to fall by from one such sum to the next
 STALE = 5  # steps without a better gradient, once rounding hides what they gain
-PATIENCE = 4  # steps before directions are added, and again before more are
 MORE = 10  # directions that are added at a time, for as many products with J
 ENDLESS = 1e30  # decrements over the loss that no loss with a minimum has
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from .state import PosteriorState
+
 
 @dataclass(frozen=True)
 class Row:
@@ -65,3 +67,18 @@ def scales(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]
             note = ", but its precision is shared with others" if own in shared else ""
             made[name] = "invariant" + (words if others else "") + note
     return made
+
+
+def coverage_of(la: PosteriorState) -> Coverage:
+    """For every parameter the rule and the approximation it got."""
+    rows = []
+    invariant = scales(la.prior.sets, la.prior.straddling(la.space))
+    for name, parameter in la.model.named_parameters():
+        if name in la.space.names:
+            rule, words = la.rules[name], la.curvature.approximation(name) + la.space.selected(name)
+        elif name in la.rules:
+            rule, words = "unused", "left out"
+        else:
+            rule, words = "not selected", "fixed"
+        rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
+    return Coverage(tuple(rows), la.reason, la.plan.words())

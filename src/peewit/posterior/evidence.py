@@ -61,7 +61,7 @@ def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: tor
 
 
 @dataclass(frozen=True)
-class Question:
+class EvidenceProblem:
     """Everything that the evidence depends on; asked at a prior and a noise."""
 
     curvature: Curvature

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..priors.prior import Prior
 from ..weights.space import Space
-
-if TYPE_CHECKING:
-    from ..laplace import Laplace
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +50,6 @@ class LinearMode:
             precisions = prior.delta(space, like).detach(), self.prior.delta(space, like)
             means = prior.centre(space, like).detach(), self.prior.centre(space, like)
             return torch.allclose(*precisions, rtol=1e-5, atol=0.0) and torch.equal(*means)
-
-    def of(self, la: Laplace) -> bool:
-        """Whether it was found under a posterior's own prior, noise and temperature."""
-        return self.under(la.prior, float(la.likelihood.scale), la.temperature, la.space)
 
     def __repr__(self) -> str:
         """Two lines: how far, how exact, how dear."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -14,13 +14,16 @@ from ..messages.arguments import refuse_inputs
 from ..network.failures import refuse_axes
 from ..network.isolation import evaluation
 from ..network.nests import Inputs, count, map_tensors, take
-from ..runtime.memory import Budget
+from ..runtime.arithmetic import as_arithmetic
+from ..runtime.memory import Budget, budget
 from ..tracing.forward_mode import Push
 from ..tracing.knowledge import Plan
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
 from ..tracing.verification import is_awaited
 from ..weights.space import Space
+from .resolution import ill_conditioned
+from .state import PosteriorState
 
 EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact, whatever the weights
 
@@ -101,3 +104,17 @@ class Network:
     def selected(self) -> list[Tensor]:
         """The uncertain parameters."""
         return [self.model.get_parameter(name) for name in self.space.names]
+
+
+def network_of(state: PosteriorState, memory: float | None) -> Network:
+    """The network of a posterior, ready for a question; refused where it has changed since the fit."""
+    if not state.identity.still(state.model):
+        raise ValueError(
+            "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
+            "fit again, or restore them."
+        )
+    own = state.budget
+    limit = own if memory is None else budget(memory, state.weights.device, own.arithmetic)
+    if state.arithmetic == "auto" and ill_conditioned(state):
+        limit = replace(limit, arithmetic=as_arithmetic("float32"))
+    return Network(state.model, state.space, state.plan, limit, state.axis)

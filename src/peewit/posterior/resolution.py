@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..curvature.contracts import Peak
 from ..messages.warnings import RoundingWarning
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from .state import PosteriorState
 
 
 SUMS = {torch.float32: 1e-7, torch.float64: 1e-16}  # rounding of sums and eigenvalues, of the largest eigenvalue
@@ -54,38 +52,23 @@ class Shown:
         )
 
 
-def conditions(la: Laplace) -> Iterator[tuple[Peak, float]]:
-    """Every block with its largest eigenvalue over its prior precision, the mean where it has several."""
-    peaks: list[Peak] = getattr(la.curvature, "peaks", list)()
-    if not peaks:
-        return
-    strength = la._question.strength(la.likelihood.scale).detach().double()
-    delta = la.prior.delta(la.space, la.mode).detach()
-    whole = la.space.mask is not None
-    means = [
-        torch.cat([delta if whole else delta[la.space.place(part)] for part in peak.parts]).mean() for peak in peaks
-    ]
-    values = torch.stack([peak.largest.detach().double() for peak in peaks]) / torch.stack(means).double()
-    yield from zip(peaks, (values * strength.to(values.device)).tolist(), strict=True)
-
-
-def shown(la: Laplace) -> Shown | None:
+def shown(la: PosteriorState) -> Shown | None:
     """The block whose rounding is the most beside its prior."""
     dtypes = [torch.promote_types(la.model.get_parameter(name).dtype, torch.float32) for name in la.space.names]
     own = NETWORK[max(dtypes, key=lambda dtype: NETWORK[dtype])]
     found = [
         Shown(peak.parts[0].name, condition * max(SUMS[peak.dtype], own), SUMS[peak.dtype] > own)
-        for peak, condition in conditions(la)
+        for peak, condition in la.conditions
     ]
     return max(found, key=lambda each: each.share, default=None)
 
 
-def ill_conditioned(la: Laplace) -> bool:
+def ill_conditioned(la: PosteriorState) -> bool:
     """Whether products of 11 bits lose what the prior decides: their squares are as small as rounding in float32."""
-    return any(condition * SUMS[torch.float32] > 1 for _, condition in conditions(la))
+    return any(condition * SUMS[torch.float32] > 1 for _, condition in la.conditions)
 
 
-def warned(la: Laplace, level: int) -> Laplace:
+def warned(la: PosteriorState, level: int) -> PosteriorState:
     """The same; where rounding shows beside the prior, a warning says so."""
     found = shown(la)
     if found is not None and found.share > 1:

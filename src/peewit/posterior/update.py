@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..curvature.kinds import Hessian
 from ..curvature.stream import Source, Totals
@@ -20,6 +20,7 @@ from ..network.isolation import evaluation
 from ..network.modules import device_of
 from ..network.values import changed
 from ..priors.prior import Prior
+from ..runtime.arithmetic import as_arithmetic
 from ..runtime.device import wait
 from ..runtime.memory import budget
 from ..runtime.progress import Progress
@@ -28,26 +29,34 @@ from ..weights.space import Space
 from .measure import decompose, measure, measure_hessian
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
     from .network import Network
+    from .state import PosteriorState
 
 
 Value = TypeVar("Value")
 OLD_BASES = "later data measured along the eigenvectors of the first"
 
 
-def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Laplace:
+def updated(la: PosteriorState, data: Any, network: Network, progress: Progress) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
     device = device_of(la.model)
     plan = copied(la.plan)
     source = Source(
-        la.model, la.asked, Batches(data, device), la.likelihood, la.kind, network.budget, plan, la.seed, progress
+        la.model,
+        la.asked,
+        Batches(data, device),
+        la.likelihood,
+        la.curvature_kind,
+        network.budget,
+        plan,
+        la.seed,
+        progress,
     )
     source.first, source.form, source.least = la.N, la.totals.form, la.prior.least
     began = time.perf_counter()
     selected = [la.model.get_parameter(name) for name in la.asked.names]
     with evaluation(la.model, selected), closing(progress), remarks(source):
-        if isinstance(la.kind, Hessian):
+        if isinstance(la.curvature_kind, Hessian):
             sums = measure_hessian(source, la.structure).after(la.sums)
         else:
             sums = measure(source, lambda source: la.structure.more(source, la.sums))
@@ -57,9 +66,9 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
     for name, rules in plan.used.items():
         used[name] = used.get(name, set()) | rules
     space = la.asked.only(used)
-    mode = space.vector(la.model).to(la.mode.dtype) if space.names != la.space.names else la.mode
+    weights = space.vector(la.model).to(la.weights.dtype) if space.names != la.space.names else la.weights
     with remarks(source):
-        curvature = decompose(la.structure, la.kind, sums, space)
+        curvature = decompose(la.structure, la.curvature_kind, sums, space)
     wait(device)
     assert source.totals is not None
     totals = together(la.totals, source.totals)
@@ -70,14 +79,14 @@ def updated(la: Laplace, data: Any, network: Network, progress: Progress) -> Lap
         # A g-prior follows the curvature, which is now that of all data.
         prior=replace(prior_of(la, space), base=None).bound(curvature, totals.examples),
         totals=totals,
-        mode=mode,
+        weights=weights,
         plan=replace(plan, used=used),
         reason=reason_of(la),
         rules={name: " + ".join(sorted(used.get(name, ()))) for name in la.asked.names},
         timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
         sums=sums,
         trace=None,
-        linear=None,  # that of the earlier data
+        linear_mode=None,  # that of the earlier data
     )
 
 
@@ -97,7 +106,7 @@ def together(first: Totals, second: Totals) -> Totals:
     )
 
 
-def prior_of(la: Laplace, space: Space) -> Prior:
+def prior_of(la: PosteriorState, space: Space) -> Prior:
     """The prior, which must say what weights get that the earlier data never used."""
     if space.names == la.space.names:
         return la.prior
@@ -113,14 +122,14 @@ def prior_of(la: Laplace, space: Space) -> Prior:
     return la.prior.carried(la.space, space)
 
 
-def reason_of(la: Laplace) -> str:
+def reason_of(la: PosteriorState) -> str:
     """EKFAC measures later data along old eigenvectors, and says so."""
     if isinstance(la.structure, EKFAC) and OLD_BASES not in la.reason:
         return f"{la.reason}; {OLD_BASES}"
     return la.reason
 
 
-def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
+def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> PosteriorState:
     """All tensors of a posterior on a device; the network is the user's, and must be there already."""
     where = device_of(model)
     if device.type == "cuda" and device.index is None:
@@ -152,11 +161,32 @@ def moved(la: Laplace, device: torch.device, model: nn.Module) -> Laplace:
         la,
         model=model,
         curvature=on(la.curvature),
-        mode=on(la.mode),
+        weights=on(la.weights),
         sums=on(la.sums),
         prior=on(la.prior),
         likelihood=on(la.likelihood),
-        linear=on(la.linear),
-        budget=la.budget if device == la.mode.device else budget(None, device, la.budget.arithmetic),
+        linear_mode=on(la.linear_mode),
+        budget=la.budget if device == la.weights.device else budget(None, device, la.budget.arithmetic),
         identity=identity,
+    )
+
+
+def in_arithmetic(la: PosteriorState, arithmetic: str) -> PosteriorState:
+    """The same posterior, evaluated at another rounding."""
+    made = as_arithmetic(arithmetic)
+    dtype = made.dtype
+    for name in la.space.names:
+        dtype = torch.promote_types(dtype, la.model.get_parameter(name).dtype)
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+
+    linear = la.linear_mode
+    return replace(
+        la,
+        budget=replace(la.budget, arithmetic=made),
+        curvature=changed(la.curvature, cast),
+        sums=changed(la.sums, cast),
+        weights=la.weights.to(dtype),
+        linear_mode=linear and replace(linear, displacement=linear.displacement.to(dtype)),
     )

@@ -16,7 +16,7 @@ from ..tracing.forward_mode import apply
 from . import covariance, samples
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 MEANS = ("network", "linear")
 
@@ -29,23 +29,23 @@ def checked_mean(mean: str) -> str:
     return mean
 
 
-def displacement(la: Laplace, mean: str) -> Tensor | None:
+def displacement(la: PosteriorState, mean: str) -> Tensor | None:
     """(D,): from the trained weights to those that the mean is taken at; None for none."""
     if checked_mean(mean) == "network":
         return None
-    if la.linear is None:
+    if la.linear_mode is None:
         raise ValueError(
             "mean='linear' was asked of a posterior without a mode of the linear model; find it by "
             "la.at_linear_mode(data), la.tune(mode='linear', data=...) or fit(..., mode='linear')."
         )
-    if not la.linear.of(la):
+    if not la.has_own_linear_mode:
         warnings.warn(
             "mean='linear': the mode of the linear model was found under another prior, noise or temperature than "
             "this posterior has; find its own by la.at_linear_mode(data).",
             TuningWarning,
             stacklevel=2,
         )
-    return la.linear.displacement
+    return la.linear_mode.displacement
 
 
 def linear(network: network.Network, x: Inputs, shift: Tensor, create_graph: bool) -> Tensor:

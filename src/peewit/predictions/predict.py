@@ -17,9 +17,10 @@ from ..messages.arguments import checked_generator
 from ..network.buffers import restore_buffers
 from ..network.calling import call, under
 from ..network.finite import refuse_broken
+from ..network.isolation import plainly
 from ..network.nests import Inputs, count, take
 from ..posterior import network
-from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs
+from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED
 from ..weights.vectors import unflatten
 from . import covariance, links, means, samples
@@ -30,13 +31,25 @@ from .outputs import Belief, Normal, Samples
 from .prediction import Prediction, target_form
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 
+@plainly
 def predict(
-    la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+    la: PosteriorState,
+    x: Inputs,
+    *,
+    method: str = "linearised",
+    link: str | None = None,
+    samples: int | None = None,
+    joint: bool = False,
+    memory: float | None = None,
+    generator: torch.Generator | None = None,
+    create_graph: bool = False,
+    mean: str = "network",
 ) -> Prediction:
-    """The belief about the outputs, and the prediction made of it."""
+    """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
+    question = Question.of(la.likelihood, method, link, samples, joint, create_graph, mean)
     checked_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
         ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
@@ -95,11 +108,11 @@ def seed_of(generator: torch.Generator | None) -> int:
 
 
 def linearised(
-    la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+    la: PosteriorState, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
 ) -> Normal:
     """The Gaussian over the outputs of the linearised network."""
     shift = means.displacement(la, question.mean)
-    network = la._network(memory)
+    network = network_of(la, memory)
     seed = seed_of(generator)
     mean = None if shift is None else means.linear(network, x, shift, question.create_graph)
     try:
@@ -139,7 +152,7 @@ def normal(network: network.Network, made: covariance.Functional, question: Ques
 
 
 def _estimated(
-    la: Laplace, network: network.Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
+    la: PosteriorState, network: network.Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
 ) -> Normal:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.plan.shape(x))
@@ -153,20 +166,20 @@ def _estimated(
 
 
 def sampled(
-    la: Laplace, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+    la: PosteriorState, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
 ) -> Samples:
     """Outputs of the network itself at weights drawn from the posterior, the same draws at all inputs."""
-    network = la._network(memory)
+    network = network_of(la, memory)
     x = network.prepare(x)
     if question.create_graph:
         covariance.require_gradients(x)
     if generator is None:
-        generator = torch.Generator(la.mode.device).manual_seed(DEFAULT_SEED)
+        generator = torch.Generator(la.weights.device).manual_seed(DEFAULT_SEED)
     with network.asked(), torch.set_grad_enabled(question.create_graph):
         with torch.enable_grad():
             network.outputs(x)  # so that its cost is known
         cost = network.plan.cost(x)
-        step = network.budget.count(8.0 * la.D * la.mode.element_size(), question.samples, 0.4)
+        step = network.budget.count(8.0 * la.D * la.weights.element_size(), question.samples, 0.4)
         rows = []
         for some in torch.arange(question.samples, device="cpu").split(step):
             deviations = _deviations(la, len(some), generator)
@@ -179,11 +192,11 @@ def sampled(
     return Samples(form, network.budget, flat.to(torch.promote_types(flat.dtype, torch.float32)))
 
 
-def _deviations(la: Laplace, number: int, generator: torch.Generator) -> Tensor:
+def _deviations(la: PosteriorState, number: int, generator: torch.Generator) -> Tensor:
     """(S, D) from the mode; drawn one by one, so that they do not depend on how many fit the budget."""
-    dtype, device = la.mode.dtype, generator.device
+    dtype, device = la.weights.dtype, generator.device
     eps = [torch.randn(la.D, generator=generator, dtype=dtype, device=device) for _ in range(number)]
-    return la._spread(torch.stack(eps))
+    return la.spread(torch.stack(eps))
 
 
 def _at(network: network.Network, x: Inputs, deviations: Tensor) -> Tensor:

@@ -68,11 +68,13 @@ def check_values(
     if space.mask is not None and not getattr(structure, "masks", False):
         raise ValueError(f"a mask with structure {type(structure).__name__}")
     expected = space.vector(model)
-    mode, dtype = values["mode"], torch.promote_types(expected.dtype, arithmetic.dtype)
-    if mode.shape != expected.shape or mode.dtype != dtype:
-        raise ValueError(f"its mode is {mode.dtype} of shape {tuple(mode.shape)}; expected {dtype} {len(expected)}")
-    if not torch.equal(mode, expected.detach().to(mode)):
-        raise ValueError("its mode is not the network's weights")
+    weights, dtype = values["weights"], torch.promote_types(expected.dtype, arithmetic.dtype)
+    if weights.shape != expected.shape or weights.dtype != dtype:
+        raise ValueError(
+            f"its weights are {weights.dtype} of shape {tuple(weights.shape)}; expected {dtype} {len(expected)}"
+        )
+    if not torch.equal(weights, expected.detach().to(weights)):
+        raise ValueError("its weights are not those of the network")
     totals: Totals = values["totals"]
     if totals.examples < 1 or totals.scalars < 0 or totals.form is None:
         raise ValueError(f"it counts {totals.examples} examples and {totals.scalars} scalars")

@@ -13,7 +13,6 @@ from ..curvature.stream import Totals
 from ..curvature.structures.dense import DenseSums
 from ..curvature.structures.factors import Factors, KronSums
 from ..jacobians import layout
-from ..laplace import Laplace
 from ..network.identity import digest, named_tensors
 from ..posterior.linear_mode import LinearMode
 from ..posterior.schema import Schema
@@ -22,7 +21,7 @@ from ..tracing.knowledge import Plan
 from ..tracing.layers.examples import BatchAxis
 from ..weights.space import Space
 
-FORMAT = 5  # raised whenever an older peewit could misread a file
+FORMAT = 6  # raised whenever an older peewit could misread a file
 
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
@@ -59,16 +58,11 @@ KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 
 
 # What is written under its own name, and read by the annotation of the field.
-PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "mode")
-MAYBE = ("linear", "schema")  # likewise, where there is one
+PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "weights", "temperature")
+MAYBE = ("linear_mode", "schema")  # likewise, where there is one
 
 
-def extras() -> tuple[str, ...]:
-    """Plain numbers and texts that a posterior carries besides."""
-    return tuple(name for name in ("temperature",) if name in Laplace.__dataclass_fields__)
-
-
-def network_of(model: nn.Module) -> dict[str, list[Any]]:
+def shapes_of(model: nn.Module) -> dict[str, list[Any]]:
     """Shapes and dtypes by name: for messages that say more than that a fingerprint differs."""
     return {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in named_tensors(model).items()}
 

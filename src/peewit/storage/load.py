@@ -18,31 +18,25 @@ from .. import likelihoods
 from ..curvature.contracts import Structure
 from ..curvature.kinds import Hessian, Kind
 from ..curvature.stream import Totals
-from ..laplace import Laplace
 from ..likelihoods import Likelihood
 from ..messages.names import named
 from ..network.identity import Identity, digest, fingerprint
-from ..network.isolation import plainly
 from ..network.modules import device_of, unwrapped
 from ..posterior.measure import decompose
+from ..posterior.state import PosteriorState
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
 from ..runtime.version import __version__
 from ..weights.space import Space
 from .checks import check_linear, check_space, check_values
 from .codec import Decoder, Encoder, Unsaveable, short
-from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, PLAIN, STRUCTURES, checksum, extras, network_of
+from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, PLAIN, STRUCTURES, checksum, shapes_of
 
 
-@plainly
 def load(
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    likelihood: str | Likelihood | None = None,
-    *,
-    memory: float | None = None,
-) -> Laplace:
-    """A saved posterior of this very network: other weights, a damaged file or a newer format is refused."""
+    path: str | os.PathLike[str], model: nn.Module, likelihood: str | Likelihood | None, memory: float | None
+) -> PosteriorState:
+    """A saved posterior of this very network."""
     model = unwrapped(model)
     device = device_of(model)
     source = Path(os.fsdecode(path))
@@ -120,8 +114,8 @@ def parsed(text: str) -> dict[str, Any]:
         raise ValueError(f"it holds {constant}")
 
     content = json.loads(text, parse_constant=refuse)
-    others = {"sums", "structure", "kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
-    names = {*PLAIN, *extras(), *others}
+    others = {"sums", "structure", "curvature_kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
+    names = {*PLAIN, *others}
     if not isinstance(content, dict) or set(content) - {*MAYBE} != names:
         given = sorted(content) if isinstance(content, dict) else content
         raise ValueError(f"it holds {short(given)}; expected {sorted(names)}")
@@ -133,7 +127,7 @@ def compare(content: dict[str, Any], model: nn.Module) -> None:
     theirs, prints = content["network"], content["fingerprint"]
     if not isinstance(theirs, dict) or not isinstance(prints, dict) or set(theirs) != set(prints):
         raise ValueError("its fingerprint is not that of its network")
-    ours = network_of(model)
+    ours = shapes_of(model)
     for missing, where in (
         ([name for name in theirs if name not in ours], "only the saved one has"),
         ([name for name in ours if name not in theirs], "only the given one has"),
@@ -169,15 +163,15 @@ def assembled(
     device: torch.device,
     given: Likelihood | None,
     limit: Budget,
-) -> Laplace:
+) -> PosteriorState:
     """Decode, check against the network, and decompose again: the same sums give the same posterior."""
     began = time.perf_counter()
     there = {name: value if value.dtype == torch.bool else value.to(device) for name, value in tensors.items()}
     decoder = Decoder(KNOWN, there)
-    hints = typing.get_type_hints(Laplace)
-    values = {name: decoder.decode(content[name], hints[name], name) for name in (*PLAIN, *extras())}
+    hints = typing.get_type_hints(PosteriorState)
+    values = {name: decoder.decode(content[name], hints[name], name) for name in PLAIN}
     structure: Structure = decoder.one_of(content["structure"], STRUCTURES, "structure")
-    kind: Kind | Hessian = decoder.one_of(content["kind"], KINDS, "kind")
+    kind: Kind | Hessian = decoder.one_of(content["curvature_kind"], KINDS, "curvature_kind")
     sums = decoder.decode(content["sums"], typing.get_type_hints(type(structure).measure)["return"], "sums")
     family = chosen_likelihood(content["likelihood"], decoder, given, values["totals"])
     used = decoder.decode(content["used"], tuple[str, ...], "used")
@@ -190,14 +184,14 @@ def assembled(
     arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
     check_values(values, kind, structure, space, model, arithmetic)
     values |= {name: decoder.decode(content[name], hints[name], name) for name in MAYBE if name in content}
-    check_linear(values.get("linear"), values["mode"], space)
+    check_linear(values.get("linear_mode"), values["weights"], space)
     made = decompose(structure, kind, sums, space)
-    return Laplace(
+    return PosteriorState(
         model=model,
         space=space,
         likelihood=family,
         structure=structure,
-        kind=kind,
+        curvature_kind=kind,
         curvature=made,
         budget=replace(limit, arithmetic=arithmetic),
         timings={"measure": 0.0, "decompose": time.perf_counter() - began},

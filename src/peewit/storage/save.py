@@ -11,34 +11,34 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..laplace import Laplace
 from ..network.identity import fingerprint
+from ..posterior.state import PosteriorState
 from ..runtime.version import __version__
 from .atomic import writable, writing
 from .codec import Encoder, Unsaveable
-from .format import FORMAT, KNOWN, MAYBE, PLAIN, checksum, extras, network_of
+from .format import FORMAT, KNOWN, MAYBE, PLAIN, checksum, shapes_of
 
 
-def save(la: Laplace, path: str | os.PathLike[str]) -> None:
+def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
     """Write a posterior: to a temporary file first, which then takes the place of an earlier one."""
     target = writable(path, "posterior.safetensors")
     encoder = Encoder(KNOWN)
     try:
-        made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, *extras(), "sums")}
-        made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "kind")}
+        made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, "sums")}
+        made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "curvature_kind")}
         made |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
     except Unsaveable as error:
         raise ValueError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
     made["likelihood"] = likelihood_of(la, encoder)
     made["arithmetic"] = la.arithmetic
     made["used"] = list(la.space.names)
-    made["network"] = network_of(la.model)
+    made["network"] = shapes_of(la.model)
     made["fingerprint"] = fingerprint(la.model)
     tensors = {name: plain(tensor, name) for name, tensor in encoder.tensors.items()}
     write(target, tensors, header(json.dumps(made, allow_nan=False), tensors))
 
 
-def likelihood_of(la: Laplace, encoder: Encoder) -> Any:
+def likelihood_of(la: PosteriorState, encoder: Encoder) -> Any:
     """By value where files know it, else its name alone."""
     trial = Encoder(KNOWN)
     try:

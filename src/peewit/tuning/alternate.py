@@ -28,7 +28,7 @@ from .options import Settings
 from .profile import Place, Point, Profile, profile
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 SOLVE = 9  # steps that a turn takes towards the mode at most, less than ten products: the next goes on from there
 SMALL = 0.5  # effective dimensions below which precisions matter little to anything
@@ -73,7 +73,7 @@ class Pace:
 class Turns:
     """One posterior and its data, with all that goes from one turn to the next."""
 
-    la: Laplace
+    la: PosteriorState
     asked: Settings
     solver: Solver | Streamed
     problem: Profile  # at the trained weights
@@ -83,12 +83,12 @@ class Turns:
     steps: list[Step] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
 
-    def at(self, place: Place) -> Laplace:
+    def at(self, place: Place) -> PosteriorState:
         """The posterior at some precisions and noise."""
         prior = self.problem.prior.with_precision(place.precision.exp()) if self.asked.prior else self.la.prior
         own = self.la.likelihood
         likelihood = own.with_noise(place.noise) if self.asked.noise else own  # type: ignore[attr-defined]  # see settings
-        return replace(self.la, prior=prior, likelihood=likelihood, linear=None, trace=None)
+        return replace(self.la, prior=prior, likelihood=likelihood, linear_mode=None, trace=None)
 
     def mode(self, place: Place, tolerance: float) -> tuple[Profile, Tensor]:
         """The evidence as a function of precisions and noise at the mode of the linear model that these have.
@@ -206,9 +206,9 @@ def begun(problem: Profile, asked: Settings) -> Profile:
     return replace(problem, prior=problem.prior.with_precision(made))
 
 
-def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+def alternate(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
     """Mode and precisions in turn until neither moves."""
-    problem = profile(replace(la, linear=None)._question, la.prior)
+    problem = profile(replace(la, linear_mode=None).problem, la.prior)
     if asked.prior and start is None:
         problem = begun(problem, asked)
         la = replace(la, prior=problem.prior)
@@ -226,7 +226,7 @@ def alternate(la: Laplace, asked: Settings, start: Prior | Number | None) -> Lap
     if not converged:
         told.append(f"Tuning did not converge: {stopped}.")
     trace = Trace.of(asked.method, "log evidence", names, turns.steps, stopped, converged, told)
-    return warned(replace(last, linear=found, trace=trace), 7)
+    return warned(replace(last, linear_mode=found, trace=trace), 7)
 
 
 def turned(turns: Turns) -> tuple[Place, str, bool]:

@@ -18,21 +18,21 @@ from .options import Settings
 from .profile import Place, Profile, profile
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 
 NOISES = 1e6  # how far the noise may be from the residuals' root mean square, either way
 OFF = 1e-3  # effective dimensions below which a group is switched off
 
 
-def noise_limits(la: Laplace) -> tuple[float, float]:
+def noise_limits(la: PosteriorState) -> tuple[float, float]:
     """From the residuals, so that units do not matter; the best noise is never below their root mean square."""
     energy, scalars = la.totals.energy, max(la.totals.scalars, 1.0)
     middle = math.sqrt(2 * energy / scalars) or float(la.likelihood.scale) ** -0.5
     return middle / NOISES, middle * NOISES
 
 
-def bounds(la: Laplace, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
+def bounds(la: PosteriorState, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
     """What may change and how far, and the groups about which the data say nothing."""
     groups = len(problem.sizes)
     empty = problem.sizes == 0
@@ -47,9 +47,9 @@ def bounds(la: Laplace, asked: Settings, problem: Profile) -> tuple[Range, Tenso
     return Range(free, low, high), without
 
 
-def by_evidence(la: Laplace, asked: Settings) -> Laplace:
+def by_evidence(la: PosteriorState, asked: Settings) -> PosteriorState:
     """Newton's method or MacKay's updates on the evidence, in logarithms."""
-    problem = profile(la._question, la.prior)
+    problem = profile(la.problem, la.prior)
     here = problem.at(problem.start())
     if not here.finite:
         la.log_evidence()  # says what is wrong
@@ -73,7 +73,7 @@ def by_evidence(la: Laplace, asked: Settings) -> Laplace:
     return settled(la, problem, last.place, asked, trace)
 
 
-def noise_of(la: Laplace, noise: float) -> float | None:
+def noise_of(la: PosteriorState, noise: float) -> float | None:
     """None for a likelihood without."""
     return noise if hasattr(la.likelihood, "with_noise") else None
 
@@ -109,7 +109,7 @@ def listed(names: Sequence[str], chosen: Tensor) -> str:
     return words if len(places) <= 3 else f"{words} and {len(places) - 3} more groups"
 
 
-def noise_at_its_limit(la: Laplace, place: Place, asked: Settings) -> list[str]:
+def noise_at_its_limit(la: PosteriorState, place: Place, asked: Settings) -> list[str]:
     """What a user should know about a noise that ended at an edge of its range."""
     if not asked.noise:
         return []
@@ -122,7 +122,7 @@ def noise_at_its_limit(la: Laplace, place: Place, asked: Settings) -> list[str]:
     ]
 
 
-def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace: Trace) -> Laplace:
+def settled(la: PosteriorState, problem: Profile, place: Place, asked: Settings, trace: Trace) -> PosteriorState:
     """The posterior at what was found, with the way there; warnings are given now."""
     for text in noise_at_its_limit(la, place, asked):
         trace = trace.warned(text)
@@ -131,7 +131,7 @@ def settled(la: Laplace, problem: Profile, place: Place, asked: Settings, trace:
     return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
 
 
-def warned(la: Laplace, level: int) -> Laplace:
+def warned(la: PosteriorState, level: int) -> PosteriorState:
     """The same; what tuning found odd is said now."""
     for text in la.trace.warnings if la.trace is not None else ():
         warnings.warn(text, TuningWarning, stacklevel=level)

@@ -16,10 +16,10 @@ from .scores import Scores
 from .validation import repeated
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 
-def axes(la: Laplace, asked: Settings, mean: float) -> dict[str, list[float]]:
+def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[float]]:
     """The values of each axis of a grid; what has none stays as it is."""
     given = asked.grid
     if given is None and not asked.prior:
@@ -42,18 +42,18 @@ def axes(la: Laplace, asked: Settings, mean: float) -> dict[str, list[float]]:
     return made
 
 
-def by_grid(la: Laplace, asked: Settings) -> Laplace:
+def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
     """Every combination is scored, and the best of all is taken."""
     coordinates, mean = Coordinates.of(la)
     tried = axes(la, asked, mean)
     places = list(itertools.product(*tried.values()))
     if asked.data is None:
-        problem = profile(la._question, coordinates.prior)
+        problem = profile(la.problem, coordinates.prior)
         middle = problem.prior.precision.log()
         scores = [-problem.at(Place(middle + math.log(mean), -2 * math.log(noise))).value for mean, noise, _ in places]
     else:
         made = [coordinates.setting(asked, place) for place in places]
-        scores = Scores(la, repeated(asked.data, la.mode.device), asked.predict).of(made)
+        scores = Scores(la, repeated(asked.data, la.weights.device), asked.predict).of(made)
     sign = -1.0 if asked.data is None else 1.0
     steps = [
         Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)

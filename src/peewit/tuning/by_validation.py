@@ -19,18 +19,18 @@ from .scores import Scores, Setting
 from .validation import minimise, repeated, scan
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 
 @dataclass(frozen=True)
 class Coordinates:
     """Geometric mean of the precisions, noise and temperature as settings of one posterior."""
 
-    la: Laplace
+    la: PosteriorState
     prior: Prior  # with ratios whose geometric mean is one
 
     @staticmethod
-    def of(la: Laplace) -> tuple[Coordinates, float]:
+    def of(la: PosteriorState) -> tuple[Coordinates, float]:
         """And where it stands: the geometric mean of its precisions."""
         precision = la.prior.precision.detach().cpu().double()
         mean = float(precision.log().mean().exp())
@@ -40,7 +40,7 @@ class Coordinates:
         """(groups,), or one for all."""
         return self.prior.precision * mean
 
-    def at(self, mean: float, noise: float | None, temperature: float | None) -> Laplace:
+    def at(self, mean: float, noise: float | None, temperature: float | None) -> PosteriorState:
         """The posterior there; what is None stays."""
         made = self.la.with_prior(self.prior.with_precision(self.precisions(mean)))
         made = made if noise is None else made.with_noise(noise)
@@ -52,9 +52,9 @@ class Coordinates:
         return lambda: self.at(mean, noise if asked.noise else None, temperature if asked.temperature else None)
 
 
-def by_validation(la: Laplace, asked: Settings) -> Laplace:
+def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    scores = Scores(la, repeated(asked.data, la.mode.device), asked.predict)
+    scores = Scores(la, repeated(asked.data, la.weights.device), asked.predict)
     coordinates, mean = Coordinates.of(la)
     own = [asked.prior, asked.noise, asked.temperature]
     noise = float(la.likelihood.scale) ** -0.5
@@ -103,7 +103,7 @@ def by_validation(la: Laplace, asked: Settings) -> Laplace:
 
 
 def chosen(
-    la: Laplace,
+    la: PosteriorState,
     coordinates: Coordinates,
     asked: Settings,
     values: Sequence[float],
@@ -111,7 +111,7 @@ def chosen(
     stopped: str,
     converged: bool,
     told: Sequence[str],
-) -> Laplace:
+) -> PosteriorState:
     """The posterior at a mean precision, a noise and a temperature, with the trace of all that were tried."""
     made = coordinates.setting(asked, values)()
     made = made if asked.prior else replace(made, prior=la.prior)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..messages.names import nearest
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 Method = Literal["evidence", "fixed_point", "validation", "grid"]
 Mode = Literal["trained", "linear"]
@@ -120,7 +120,7 @@ def checked_limits(limits: Any) -> tuple[float, float]:
 
 
 def checked(
-    la: Laplace,
+    la: PosteriorState,
     method: Method,
     prior: bool,
     noise: bool | None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..posterior.evidence import Question, doubled, summed
+from ..posterior.evidence import EvidenceProblem, doubled, summed
 from ..priors.prior import Prior
 from ..weights.groups import Rows
 
@@ -51,7 +51,7 @@ class Point:
 class Profile:
     """A question about the evidence, reduced to eigenvalues where the prior allows it."""
 
-    question: Question
+    question: EvidenceProblem
     prior: Prior  # with all its precisions
     sizes: Tensor  # (groups,): weights
     squares: Tensor  # (groups,): |theta - mu|^2, in the prior's fixed ratios
@@ -119,7 +119,7 @@ class Profile:
         return gamma, gamma * (1 - gamma / self.sizes.clamp(min=1)), volume
 
 
-def profile(question: Question, prior: Prior) -> Profile:
+def profile(question: EvidenceProblem, prior: Prior) -> Profile:
     """Prepare tuning: eigenvalues once where the prior has one precision per block, else the operators themselves."""
     space, mode = question.space, question.mode
     groups = prior.stretches(space)

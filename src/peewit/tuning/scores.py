@@ -13,15 +13,15 @@ from torch import Tensor
 from ..network.batches import Batches
 from ..network.nests import Inputs, count, map_tensors
 from ..posterior import network
-from ..posterior.network import TooManyOutputs
+from ..posterior.network import TooManyOutputs, network_of
 from ..predictions import covariance, options, predict
 from ..runtime.random import DEFAULT_SEED
 from .validation import validation_nll
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
-Setting = Callable[[], "Laplace"]  # made when it is asked, since each holds numbers for all weights
+Setting = Callable[[], "PosteriorState"]  # made when it is asked, since each holds numbers for all weights
 SHARE = 0.5  # of the budget for Jacobians that are kept from one call to the next
 KEPT = 1 << 30  # bytes of it at least, where `memory=` does not say: keeping saves passes, whatever caches hold
 
@@ -36,7 +36,7 @@ class Slice:
     targets: Tensor
     inputs: Inputs
 
-    def loss(self, la: Laplace, question: options.Question) -> float:
+    def loss(self, la: PosteriorState, question: options.Question) -> float:
         """The negative log probability of the observations, summed."""
         with torch.no_grad():
             made = covariance.given(self.network, la.precision, self.mean, self.found, self.inputs)
@@ -48,7 +48,7 @@ class Slice:
 class Scores:
     """Mean NLLs of settings of one posterior on validation data: one pass for all, and no more where Jacobians fit."""
 
-    la: Laplace
+    la: PosteriorState
     batches: Batches
     predict: Mapping[str, Any]
     kept: list[Slice] | None = field(default=None, init=False)  # of all examples, once they were seen and fit
@@ -82,11 +82,11 @@ class Scores:
     def _visit(self, visit: Callable[[Slice], None], memory: float | None) -> int:
         """Every slice of the data, from memory where all of them are there; says how many examples there were."""
         if self.kept is not None:
-            self.la._network(memory)  # refuses a network that has changed
+            network_of(self.la, memory)  # refuses a network that has changed
             for each in self.kept:
                 visit(each)
             return sum(count(each.inputs) for each in self.kept)
-        network = self.la._network(memory)
+        network = network_of(self.la, memory)
         room = SHARE * (network.budget.bytes if memory is not None else max(network.budget.bytes, KEPT))
         half = max(1, int((1 - SHARE) * network.budget.bytes))
         network = replace(network, budget=replace(network.budget, bytes=half))

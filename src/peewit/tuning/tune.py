@@ -12,10 +12,10 @@ from .by_validation import by_validation
 from .options import Settings
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 
-def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
+def tune(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
     """Dispatch, from the prior it has or from another start."""
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
@@ -25,6 +25,6 @@ def tune(la: Laplace, asked: Settings, start: Prior | Number | None) -> Laplace:
 
         return alternate(la, asked, start)
     if asked.data is None:
-        la = replace(la, linear=None)  # the evidence at the trained weights
+        la = replace(la, linear_mode=None)  # the evidence at the trained weights
     made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
     return made[asked.method](la, asked)

@@ -10,21 +10,22 @@ import torch
 
 from ..network.batches import Batches
 from ..network.nests import count
+from ..predictions.predict import predict
 
 if TYPE_CHECKING:
-    from ..laplace import Laplace
+    from ..posterior.state import PosteriorState
 
 Score = Callable[[Sequence[float]], float]
 Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to be asked for, all at once
 
 
-def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
+def validation_nll(la: PosteriorState, data: Any, **options: Any) -> float:
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
-    batches = data if isinstance(data, Batches) else Batches(data, la.mode.device)
+    batches = data if isinstance(data, Batches) else Batches(data, la.weights.device)
     total, examples = 0.0, 0
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
         for inputs, targets in batches:
-            total -= float(la.predict(inputs, **predict).log_prob(targets).double().sum())
+            total -= float(predict(la, inputs, **options).log_prob(targets).double().sum())
             examples += count(inputs)
     if not examples:
         raise ValueError("data has no examples; expected validation data that can be passed over several times.")

@@ -1,0 +1,176 @@
+"""The posterior as a value: what was measured, and what follows from it without another pass over data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..curvature.blocks import Blocks
+from ..curvature.contracts import Curvature, Peak, Structure
+from ..curvature.kinds import Hessian, Kind
+from ..curvature.stream import Totals
+from ..likelihoods import Gaussian, Likelihood
+from ..messages.arguments import checked_count
+from ..network.identity import Identity
+from ..priors.prior import Number, Prior, as_prior
+from ..runtime.memory import Budget
+from ..tracing.knowledge import Plan
+from ..weights.space import Space, padding_rows
+from .evidence import Evidence, EvidenceProblem
+from .linear_mode import LinearMode
+from .schema import Schema
+from .trace import Trace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PosteriorState:
+    """A Gaussian over the weights of a network, with all that questions about it need."""
+
+    model: nn.Module
+    space: Space  # the uncertain weights
+    likelihood: Likelihood
+    structure: Structure
+    curvature_kind: Kind | Hessian
+    curvature: Curvature  # decomposed
+    prior: Prior
+    totals: Totals
+    weights: Tensor  # (D,): the trained ones
+    plan: Plan
+    budget: Budget
+    reason: str  # for the kind of curvature
+    rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
+    timings: dict[str, float]
+    identity: Identity
+    sums: Any  # the structure's, over all weights that were asked for: what files hold and later data are added to
+    asked: Space  # the weights that were asked for, unused ones included
+    seed: int  # of drawn labels
+    temperature: float = 1.0  # above one: log-likelihood and curvature count less
+    trace: Trace | None = None  # how `tune` came here
+    linear_mode: LinearMode | None = None  # where evidence is then taken
+    schema: Schema | None = None  # names of columns and classes, which the command line keeps here
+
+    @property
+    def D(self) -> int:
+        """Uncertain weights."""
+        return self.space.size
+
+    @property
+    def N(self) -> int:
+        """Examples seen."""
+        return self.totals.examples
+
+    @property
+    def arithmetic(self) -> str:
+        """How products are rounded."""
+        return self.budget.arithmetic.name
+
+    @property
+    def axis(self) -> int | None:
+        """Where the classes or outputs are in one example's output."""
+        return None if self.totals.form is None else self.totals.form.axis
+
+    @property
+    def problem(self) -> EvidenceProblem:
+        """What the evidence depends on besides prior and noise."""
+        weights, totals, linear = self.weights, self.totals, self.linear_mode
+        if linear is not None:
+            weights, totals = weights + linear.displacement, replace(totals, energy=linear.energy, rest=linear.rest)
+        degree = self.curvature_kind.degree
+        return EvidenceProblem(
+            self.curvature, degree, weights, self.space, self.likelihood, totals, self.temperature, linear
+        )
+
+    @cached_property
+    def precision(self) -> Blocks:
+        """The posterior precision at this prior and noise."""
+        scale = self.problem.strength(self.likelihood.scale)
+        return self.curvature.precision(self.prior.delta(self.space, self.weights), scale)
+
+    @cached_property
+    def conditions(self) -> tuple[tuple[Peak, float], ...]:
+        """Every block with its largest eigenvalue over its prior precision, the mean where it has several."""
+        return tuple(self._conditions())
+
+    def _conditions(self) -> Iterator[tuple[Peak, float]]:
+        peaks: list[Peak] = getattr(self.curvature, "peaks", list)()
+        if not peaks:
+            return
+        strength = self.problem.strength(self.likelihood.scale).detach().double()
+        delta = self.prior.delta(self.space, self.weights).detach()
+        whole = self.space.mask is not None
+        means = [
+            torch.cat([delta if whole else delta[self.space.place(part)] for part in peak.parts]).mean()
+            for peak in peaks
+        ]
+        values = torch.stack([peak.largest.detach().double() for peak in peaks]) / torch.stack(means).double()
+        yield from zip(peaks, (values * strength.to(values.device)).tolist(), strict=True)
+
+    @property
+    def has_own_linear_mode(self) -> bool:
+        """Whether the linear mode was found under this very prior, noise and temperature."""
+        linear = self.linear_mode
+        return linear is not None and linear.under(
+            self.prior, float(self.likelihood.scale), self.temperature, self.space
+        )
+
+    def checked_prior(self, prior: Prior | Number) -> Prior:
+        """A prior for these weights: refused here, not when asked."""
+        chosen = as_prior(prior, self.prior)
+        chosen.count(self.space)
+        chosen.known(name for name, _ in self.model.named_parameters())
+        return chosen.bound(self.curvature, self.N)
+
+    def with_prior(self, prior: Prior | Number) -> PosteriorState:
+        """The same curvature under another prior; refused where the structure cannot hold it."""
+        made = replace(self, prior=self.checked_prior(prior), trace=None)
+        if made.prior.kind != "scalar":
+            _ = made.precision  # kept for the first question, and refused here
+        return made
+
+    def with_noise(self, noise: float | Tensor) -> PosteriorState:
+        """The same curvature under another noise."""
+        if not hasattr(self.likelihood, "with_noise"):
+            raise ValueError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
+        own = self.likelihood
+        made = own.with_noise(noise)
+        if isinstance(own, Gaussian) and isinstance(made, Gaussian) and not made.same_ratios(own):
+            raise ValueError(
+                f"noise={noise!r} has other ratios between outputs than the noise at the fit, {own.noise!r}, with "
+                "which the curvature was measured; give one number, their common factor, or fit again with "
+                "Gaussian(noise=...)."
+            )
+        return replace(self, likelihood=made, trace=None)
+
+    def with_temperature(self, temperature: float) -> PosteriorState:
+        """Log-likelihood and curvature divided by it, not the prior."""
+        return replace(self, temperature=temperature, trace=None)
+
+    def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
+        """The log marginal likelihood, here or at another prior and noise."""
+        return self.problem.log_evidence(self.prior if prior is None else self.checked_prior(prior), noise)
+
+    def evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Evidence:
+        """The log evidence in parts."""
+        return self.problem.evidence(self.prior if prior is None else self.checked_prior(prior), noise)
+
+    def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """(n, D): draws of the weights, less the trained ones."""
+        device = self.weights.device if generator is None else generator.device
+        eps = torch.randn(checked_count(n), self.D, generator=generator, dtype=self.weights.dtype, device=device)
+        return self.spread(eps)
+
+    def spread(self, eps: Tensor) -> Tensor:
+        """Standard normal numbers (S, D) as deviations from the trained weights; those that never train have none."""
+        made = self.precision.root(eps.to(self.weights.device)).detach()
+        return made if self._untrained is None else made.masked_fill(self._untrained, 0.0)
+
+    @cached_property
+    def _untrained(self) -> Tensor | None:
+        """(D,) booleans: rows of padding tokens, which have no gradient; None where there are none."""
+        rows = padding_rows(self.model, self.space)
+        return None if rows is None else rows.to(self.weights.device) & (self.curvature.diag() == 0)

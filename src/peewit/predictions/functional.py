@@ -1,0 +1,50 @@
+"""Mean, covariance and draws of the outputs of a posterior's linearised network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..messages.arguments import checked_generator
+from ..network.nests import Inputs
+from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
+from ..posterior.state import PosteriorState
+from ..runtime.random import DEFAULT_SEED, drawing
+from . import covariance, means, samples
+from .covariance import Functional
+
+
+def functional(
+    la: PosteriorState,
+    x: Inputs,
+    joint: bool,
+    variance_only: bool,
+    memory: float | None,
+    create_graph: bool,
+    mean: str,
+) -> Functional:
+    """The Gaussian over the outputs at x; estimated from samples where there are many outputs."""
+    shift = means.displacement(la, mean)
+    if joint and variance_only:
+        raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
+    network = network_of(la, memory)
+    try:
+        made = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
+    except TooManyOutputs as many:
+        if joint or create_graph:
+            raise ValueError(
+                f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
+                f"{EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
+            ) from None
+        made = samples.sampled_functional(network, la.precision, x, DEFAULT_SEED, variance_only)
+    return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
+
+
+def functional_samples(la: PosteriorState, x: Inputs, n: int, generator: torch.Generator | None, mean: str) -> Tensor:
+    """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
+    checked_generator(generator)
+    shift = means.displacement(la, mean)
+    with drawing(generator, la.weights.device):
+        deviations = la.deviations(n, generator)
+        deviations = deviations if shift is None else deviations + shift
+        return samples.functional_samples(network_of(la, None), x, deviations)
