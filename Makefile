@@ -41,8 +41,8 @@ else
   TOOLS := $(STAMPS)/tools
 endif
 # Tests whose numbers are made elsewhere: of words, pages, drawings and commands.
-WORDS := bad_input benchmarks cli cli_reports demo docs evaluate_mistakes evaluate_report examples figures figures_browser \
-         figures_odd page report settings
+WORDS := bad_input benchmarks cli cli_reports demo distribution docs evaluate_mistakes evaluate_report examples \
+         figures figures_browser figures_odd page report settings
 NUMBERS := $(filter-out $(WORDS:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 # $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
@@ -60,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda lint format docs api gallery demo bench bench-page hooks carry clean
+.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs api gallery demo bench bench-page dist hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -92,6 +92,9 @@ test-cuda: ## run the same tests and COUNT random networks on a GPU with PYTHON 
 	@OMP_NUM_THREADS=1 $(FOUND) tools/random_networks.py --device cuda --dtype float32 --turns \
 	  --seed $(SEED) --count $(COUNT) --workers $(WORKERS)
 
+test-dist: dist ## install what dist built into an empty environment, run the demo there, and mypy on a user's script
+	@OMP_NUM_THREADS=1 PEEWIT_TEST_DIST=dist $(RUN) -m pytest -q tests/test_distribution.py $(ARGS)
+
 lint: $(TOOLS) ## ruff, and mypy in strict mode on src, for Python 3.10 and 3.14
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
@@ -119,6 +122,12 @@ bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf3
 
 bench-page: $(TOOLS) ## write docs/benchmarks.md and its figures from FILES, which are benchmarks/results/*.json
 	@$(RUN) -m benchmarks.report $(FILES) --markdown docs/benchmarks.md --figures docs/figures/benchmarks
+
+# Without what earlier builds left behind, which setuptools would take in.
+dist: $(TOOLS) ## build the wheel and the source distribution into dist/, and check what the index would show of them
+	@rm -rf build dist src/*.egg-info
+	@said=$$(PIP_CONSTRAINT=constraints.txt $(RUN) -m build 2>&1) || { echo "$$said"; exit 1; }
+	@$(RUN) -m twine check --strict dist/*
 
 hooks: $(TOOLS) ## run lint before every commit
 	@$(VENV)/bin/pre-commit install

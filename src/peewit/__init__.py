@@ -65,8 +65,10 @@ __all__ = [
 LAZY = ("evaluate",)  # loaded when they are asked for: fitting needs none of them
 
 
-def __getattr__(name: str) -> Any:
-    """Parts of the package that are not loaded with it."""
-    if name in LAZY:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Parts of the package that are not loaded with it."""
+        if name in LAZY:
+            return import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
