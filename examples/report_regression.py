@@ -40,7 +40,7 @@ def train(x: Tensor, y: Tensor, steps: int) -> nn.Sequential:
     return model
 
 
-def main(path: str | Path = "report-regression.html", steps: int = 1500) -> pw.evaluate.Report:
+def main(path: str | Path = "report-regression.html", steps: int = 1500) -> pw.Report:
     """Train, fit, tune, evaluate, and write the page."""
     torch.manual_seed(0)
     x, y = joined(points(-3, -0.5, 60), points(1.5, 3, 40))

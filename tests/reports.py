@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 
-from peewit.evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
+from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
 
 CLASSES = ("t-shirt/top", "trouser", "pullover", "dress")
 

@@ -18,11 +18,11 @@ import peewit as pw
 from conftest import DEVICE
 from evaluating import C, agree, classifier, images, network
 from fitting import Broken, built, classes, normal
-from peewit.evaluate import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
-from peewit.evaluate.attacks import Attack
-from peewit.evaluate.corruptions import Range, corrupted
-from peewit.evaluate.methods import dropouts
+from peewit.evaluation.attacks import Attack
+from peewit.evaluation.corruptions import Range, corrupted
+from peewit.evaluation.methods import dropouts
 from peewit.likelihoods import Form
+from peewit.metrics import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
 from test_purity import changed, snapshot
 
 optimize = pytest.importorskip("scipy.optimize")
@@ -418,7 +418,7 @@ def test_strengths_are_explained_where_they_are_shares_of_a_range() -> None:
 
 
 def test_large_and_normalised_images_are_shown_small_and_in_range() -> None:
-    from peewit.evaluate.specimens import shown
+    from peewit.evaluation.specimens import shown
 
     made = torch.tensor(shown(torch.randn(3, 200, 100), Range(-3.0, 3.0)))
     assert made.shape == (64, 32, 3) and float(made.min()) >= 0 and float(made.max()) <= 1
@@ -430,8 +430,8 @@ def test_very_many_classes_are_measured_without_what_takes_too_much(monkeypatch:
     la, (x, y) = classifier(), images(20, 5)
     batches = [(x[:12], y[:12]), (x[12:], y[12:])]
     whole = pw.evaluate(la, batches, intervals=0, ood=x)
-    monkeypatch.setattr("peewit.evaluate.gathering.PROBABILITIES", 40)
-    monkeypatch.setattr("peewit.evaluate.answers.MANY_CLASSES", 2)
+    monkeypatch.setattr("peewit.evaluation.gathering.PROBABILITIES", 40)
+    monkeypatch.setattr("peewit.evaluation.answers.MANY_CLASSES", 2)
     found = pw.evaluate(la, batches, intervals=0, ood=x)
     expected = numbers(whole.methods[0])
     expected.pop("ece_classwise")
@@ -494,15 +494,16 @@ def test_the_posterior_in_numbers() -> None:
     assert found.versions["peewit"] == pw.__version__ and found.settings["training examples"] == la.N
 
 
-def test_the_package_stays_light_and_the_name_is_both() -> None:
+def test_the_package_stays_light() -> None:
     code = """
 import sys, peewit as pw
-loaded = [name for name in sys.modules if name.startswith("peewit.evaluate") or name.partition(".")[0] in
+ours = ("peewit.evaluation", "peewit.metrics", "peewit.figures")
+loaded = [name for name in sys.modules if name.startswith(ours) or name.partition(".")[0] in
           ("optuna", "sklearn", "torchmetrics", "plotly", "scipy")]
 assert loaded == [], loaded
 assert callable(pw.evaluate) and pw.evaluate.ece is not None and "evaluate" in pw.__all__
 import peewit.evaluate as module
-from peewit.evaluate import evaluate, sweep
+from peewit.evaluation import evaluate, sweep
 assert module is pw.evaluate and callable(sweep)
 assert not [n for n in sys.modules if n.partition(".")[0] in ("optuna", "sklearn", "torchmetrics", "scipy")]
 try:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from peewit.evaluate import aupr, aurc, auroc, ece, fpr95, mce
-from peewit.evaluate import bootstrap as boot
-from peewit.evaluate.bootstrap import Draws, Ranking, Resampling, estimate
-from peewit.evaluate.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
-from peewit.evaluate.columns import Columns
-from peewit.evaluate.detection import _area as detection_area
-from peewit.evaluate.detection import _average_precision, _false_alarms, _grouped, detection
-from peewit.evaluate.regression import _deviation
+from peewit.metrics import aupr, aurc, auroc, ece, fpr95, mce
+from peewit.metrics import bootstrap as boot
+from peewit.metrics.bootstrap import Draws, Ranking, Resampling, estimate
+from peewit.metrics.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
+from peewit.metrics.columns import Columns
+from peewit.metrics.detection import _area as detection_area
+from peewit.metrics.detection import _average_precision, _false_alarms, _grouped, detection
+from peewit.metrics.regression import _deviation
 
 scipy_stats = pytest.importorskip("scipy.stats")
 

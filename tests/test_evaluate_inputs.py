@@ -10,9 +10,9 @@ from torch import nn
 
 import peewit as pw
 from conftest import DEVICE
-from peewit.evaluate.attacks import Attack
-from peewit.evaluate.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, Range, corrupted
-from peewit.evaluate.variations import asked
+from peewit.evaluation.attacks import Attack
+from peewit.evaluation.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, Range, corrupted
+from peewit.evaluation.variations import asked
 from peewit.likelihoods import Form
 from test_purity import changed, snapshot
 

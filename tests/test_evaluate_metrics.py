@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from peewit.evaluate import (
+from peewit.metrics import (
     aupr,
     aurc,
     auroc,
@@ -24,10 +24,10 @@ from peewit.evaluate import (
     mce,
     reliability,
 )
-from peewit.evaluate.bootstrap import Resampling
-from peewit.evaluate.calibration import risk_coverage
-from peewit.evaluate.columns import Columns
-from peewit.evaluate.regression import crps_mixture, pit_deviation, pit_shares
+from peewit.metrics.bootstrap import Resampling
+from peewit.metrics.calibration import risk_coverage
+from peewit.metrics.columns import Columns
+from peewit.metrics.regression import crps_mixture, pit_deviation, pit_shares
 
 oracle = pytest.importorskip("torchmetrics.functional.classification")
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -151,7 +151,7 @@ def test_area_of_a_perfect_order_and_of_many_examples() -> None:
     risk = torch.cat([torch.zeros(2500), torch.ones(2500)]).double()
     doubt = torch.arange(5000).double()
     columns = Columns(torch.arange(5000), 5000, {})
-    from peewit.evaluate.calibration import risk_area
+    from peewit.metrics.calibration import risk_area
 
     expected = float((risk.cumsum(0) / torch.arange(1, 5001)).mean())
     found = risk_area(columns, doubt, risk, Resampling(5000, 20, 0)).estimate

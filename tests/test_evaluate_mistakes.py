@@ -26,7 +26,7 @@ def ask(test: Any = None, **options: Any) -> Any:
 
 
 def sweep(**options: Any) -> Any:
-    return pw.evaluate.sweep(classifier(), options.pop("validation", images(10, 5)), trials=4, **options)
+    return pw.sweep(classifier(), options.pop("validation", images(10, 5)), trials=4, **options)
 
 
 def plain(model: Any, test: Any, likelihood: Any = "classification", **options: Any) -> Any:
@@ -180,7 +180,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "ood named test": (lambda: ask(ood={"test": x()}), V, ("'test'", "other than 'test'")),
     "ood triple": (lambda: ask(ood=[(x(), y(), y())]), T, ("a tuple of 3", "(inputs, labels)")),
     "ood text": (lambda: ask(ood={"a": "svhn"}), T, ("the text 'svhn'",)),
-    "sweep of a network": (lambda: pw.evaluate.sweep(network(), images()), T, ("expected a Laplace",)),
+    "sweep of a network": (lambda: pw.sweep(network(), images()), T, ("expected a Laplace",)),
     "sweep method": (lambda: sweep(method="bayes"), V, ("method='bayes'", "did you mean 'bayesian'")),
     "sweep metric": (lambda: sweep(metric="loss"), V, ("metric='loss'", "accuracy, nll")),
     "sweep metric of another kind": (lambda: sweep(metric=3), T, ("metric is a int",)),
@@ -188,7 +188,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "sweep negative": (lambda: sweep(precision=(-1, 1)), V, ("precision=(-1, 1)", "two positive numbers")),
     "sweep number": (lambda: sweep(precision=3), V, ("precision=3",)),
     "sweep trials": (
-        lambda: pw.evaluate.sweep(classifier(), images(), trials=3),
+        lambda: pw.sweep(classifier(), images(), trials=3),
         V,
         ("trials=3", "4 or more"),
     ),
@@ -257,4 +257,4 @@ def test_optuna_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match="pip install optuna"):
-        pw.evaluate.sweep(classifier(), images(), method="bayesian", trials=4)
+        pw.sweep(classifier(), images(), method="bayesian", trials=4)

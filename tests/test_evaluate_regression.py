@@ -13,7 +13,7 @@ import peewit as pw
 from conftest import DEVICE
 from evaluating import numbers, regression, regressor
 from fitting import built, normal
-from peewit.evaluate import auroc, crps_gaussian
+from peewit.metrics import auroc, crps_gaussian
 
 scipy_stats = pytest.importorskip("scipy.stats")
 optimize = pytest.importorskip("scipy.optimize")

@@ -11,8 +11,9 @@ import pytest
 
 import peewit as pw
 from evaluating import classifier, images, numbers, regression
-from peewit.evaluate import Curve, Estimate, Report
-from peewit.evaluate.markdown import estimate, number
+from peewit.evaluation import Report
+from peewit.evaluation.markdown import estimate, number
+from peewit.metrics import Curve, Estimate
 
 
 def reports() -> dict[str, Report]:

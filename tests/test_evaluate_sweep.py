@@ -10,12 +10,12 @@ import torch
 import peewit as pw
 from conftest import DEVICE
 from evaluating import classifier, images, numbers, regression
-from peewit.evaluate import Point, Sweep
-from peewit.evaluate.sweep import Question, bayesian
+from peewit.evaluation import Point, Sweep
+from peewit.evaluation.sweeps import Question, bayesian
 
 
 def sweep(**options: object) -> Sweep:
-    return pw.evaluate.sweep(classifier(), images(30, 6), **options)
+    return pw.sweep(classifier(), images(30, 6), **options)
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "bayesian"])
@@ -59,12 +59,12 @@ def test_coverage_is_best_at_what_it_should_be() -> None:
 
 def test_usual_ranges_are_around_the_posteriors_own() -> None:
     warm = classifier().with_temperature(4.0)
-    assert pw.evaluate.sweep(warm, images(10, 6), trials=4).scale == pytest.approx((0.01, 10000))
+    assert pw.sweep(warm, images(10, 6), trials=4).scale == pytest.approx((0.01, 10000))
 
 
 def test_sweeps_of_numbers_and_of_many_outputs() -> None:
     la, (x, y) = regression(), numbers(20, 1, 6)
-    found = pw.evaluate.sweep(la, (x, y), trials=4, metric="crps")
+    found = pw.sweep(la, (x, y), trials=4, metric="crps")
     for point in found.points:
         there = la.with_prior(point.precision).with_temperature(point.temperature).predict(x)
         expected = pw.evaluate.crps_gaussian(there.mean, there.variance.sqrt(), y).mean()
@@ -72,7 +72,7 @@ def test_sweeps_of_numbers_and_of_many_outputs() -> None:
     wide = torch.nn.Linear(3, 300).double()
     inputs, labels = torch.randn(4, 3).double(), torch.randint(300, (4,))
     many = pw.fit(wide.to(DEVICE), (inputs.to(DEVICE), labels.to(DEVICE)), "classification")
-    made = pw.evaluate.sweep(many, [(inputs.to(DEVICE), labels.to(DEVICE))], trials=4)
+    made = pw.sweep(many, [(inputs.to(DEVICE), labels.to(DEVICE))], trials=4)
     expected = pw.validation_nll(
         many.with_prior(made.best.precision).with_temperature(made.best.temperature),
         (inputs.to(DEVICE), labels.to(DEVICE)),

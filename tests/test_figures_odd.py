@@ -17,8 +17,9 @@ from evaluating import numbers
 from figure_cases import case
 from fitting import normal
 from peewit import figures
-from peewit.evaluate import Point, Specimen
+from peewit.evaluation import Point
 from peewit.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
+from peewit.metrics import Specimen
 from test_figures import Tried, checked, pixels, report, scored
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")

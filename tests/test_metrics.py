@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from peewit.evaluate import accuracy, auroc, brier, ece, nll
+from peewit.metrics import accuracy, auroc, brier, ece, nll
 
 oracle = pytest.importorskip("torchmetrics.functional.classification")
 

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import assert_type  # torch requires this package; Python's own function came with 3.11
 
 import peewit as pw
-from peewit.evaluate import Estimate, Report, ece
+from peewit.evaluation import Report
+from peewit.metrics import Estimate, ece
 
 
 def data(count: int, seed: int) -> tuple[Tensor, Tensor]:

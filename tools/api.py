@@ -31,7 +31,7 @@ GROUPS = {
     "Evaluate": ("evaluate",),
 }
 EXTRAS = {
-    peewit.evaluate: [name for name in peewit.evaluate.__all__ if name != "evaluate"],
+    peewit.evaluate: [name for name in peewit.evaluation.__all__ if name != "evaluate"],
     peewit.figures: [name for name in peewit.figures.__all__ if name.islower()],
     peewit.data: ("fashion_mnist",),
 }

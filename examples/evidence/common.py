@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import peewit as pw
-from peewit.evaluate import accuracy, auroc, ece, nll
+from peewit.metrics import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
 TURNS = 40  # between the mode of the linear model and the precisions, at most

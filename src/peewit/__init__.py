@@ -22,7 +22,8 @@ from .runtime.version import __version__
 from .tracing.selection import Subnetwork
 
 if TYPE_CHECKING:
-    from .evaluate.call import evaluate
+    from . import figures, metrics
+    from .evaluation import Report, Sweep, evaluate, sweep
 
 __all__ = [
     "EKFAC",
@@ -50,25 +51,44 @@ __all__ = [
     "Poisson",
     "Prediction",
     "Prior",
+    "Report",
     "RoundingWarning",
     "Subnetwork",
+    "Sweep",
     "Trace",
     "TuningWarning",
     "__version__",
     "evaluate",
+    "figures",
     "fit",
     "load",
+    "metrics",
     "products",
+    "sweep",
     "validation_nll",
 ]
 
-LAZY = ("evaluate",)  # loaded when they are asked for: fitting needs none of them
-
+# Loaded when they are asked for, since fitting needs none of them: the module, and the name in it.
+LAZY = {
+    "Report": (".evaluation", "Report"),
+    "Sweep": (".evaluation", "Sweep"),
+    "evaluate": (".evaluation", "evaluate"),
+    "figures": (".figures", ""),
+    "metrics": (".metrics", ""),
+    "sweep": (".evaluation", "sweep"),
+}
 
 if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
         """Parts of the package that are not loaded with it."""
-        if name in LAZY:
-            return import_module(f".{name}", __name__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, inside = LAZY[name]
+        found = import_module(module, __name__)
+        globals()[name] = getattr(found, inside) if inside else found
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """What is for users."""
+        return sorted(__all__)

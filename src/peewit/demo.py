@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import peewit as pw
 from peewit.data import FASHION_MNIST_CLASSES, fashion_mnist
-from peewit.evaluate import accuracy, auroc, brier, ece, nll
+from peewit.metrics import accuracy, auroc, brier, ece, nll
 
 # The last two classes are held out because they are the last: nobody chose them by what comes out. One of them, the
 # ankle boots, resembles classes that the network knows (sneakers, sandals), the other, the bags, none.

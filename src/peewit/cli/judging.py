@@ -12,8 +12,9 @@ import typer
 
 import peewit as pw
 
-from ..evaluate.results import Estimate, Report
+from ..evaluation.report import Report
 from ..laplace import Laplace
+from ..metrics.results import Estimate
 from ..report.words import extent
 from ..storage.atomic import writing
 from .asking import Option, Run, asks

@@ -11,14 +11,14 @@ from .style import GREEN, ORANGE, graph_objects, shown
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..evaluate.results import Report, Specimen
+    from ..metrics.results import Results, Specimen
 
 ACROSS = 4  # images in a row: a phone has room for so many
 KEPT = 8  # of each kind
 WIDTH = 16  # letters that a cell has room for in a line
 
 
-def specimens(report: Report, most: int = KEPT) -> Figure:
+def specimens(report: Results, most: int = KEPT) -> Figure:
     """The surest and the least sure test images, with what they are and what was said; a table where there are none."""
     style.expect_report(report)
     if not is_count(most):
@@ -41,7 +41,7 @@ def specimens(report: Report, most: int = KEPT) -> Figure:
     return drawn(report, rows, title, alt) if pictured else listed(report, rows, title, alt)
 
 
-def words(report: Report, value: float | None) -> str:
+def words(report: Results, value: float | None) -> str:
     """A class by its name, a number as it is."""
     if value is None:
         return "unknown"
@@ -50,7 +50,7 @@ def words(report: Report, value: float | None) -> str:
     return f"class {int(value)}" if report.task == "classification" else shown(value)
 
 
-def drawn(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
+def drawn(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
     """Images in rows of four on one pair of axes."""
     go = graph_objects()
     figure = go.Figure()
@@ -79,7 +79,7 @@ def short(text: str, most: int = 12) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def below(report: Report, each: Specimen) -> tuple[str, str | None]:
+def below(report: Results, each: Specimen) -> tuple[str, str | None]:
     """What is said under an image, and its colour: numbers are near or far, and neither right nor wrong."""
     said, real = (short(words(report, value)) for value in (each.predicted, each.label))
     if report.task != "classification":
@@ -95,7 +95,7 @@ def note(text: str, colour: str | None, x: float, y: float, anchor: str) -> dict
     return {"text": text, "x": x, "y": y, **look, "font": {"size": 10, **({"color": colour} if colour else {})}}
 
 
-def image(report: Report, each: Specimen, x: float, y: float) -> Any:
+def image(report: Results, each: Specimen, x: float, y: float) -> Any:
     """One image as a unit square with its corner at a place."""
     assert each.image is not None
     size = max(len(each.image), len(each.image[0]))
@@ -116,7 +116,7 @@ def colours(pixel: tuple[float, ...]) -> list[int]:
     return made if len(made) == 3 else [made[0]] * 3
 
 
-def listed(report: Report, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
+def listed(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
     """The same as a table."""
     go = graph_objects()
     every = [(name, each) for name, own in rows for each in own]

@@ -18,7 +18,7 @@ from .style import BLUE, GREY, ORANGE, graph_objects, shown
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..evaluate.results import Report
+    from ..metrics.results import Results
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 GROUPS = 40  # that a figure has room for
@@ -75,7 +75,7 @@ def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
     return [float(value) for value in made]
 
 
-def summarised(source: Laplace | Summary | Report) -> Summary:
+def summarised(source: Laplace | Summary | Results) -> Summary:
     """From a posterior, from its numbers, or from a report that has them."""
     if isinstance(source, Summary):
         return source
@@ -122,7 +122,7 @@ def few(names: Sequence[Any], what: str) -> str:
     return f" The first {GROUPS} of {len(names)} {what} are shown." if len(names) > GROUPS else ""
 
 
-def marginal_variances(source: Laplace | Summary | Report) -> Figure:
+def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     """Posterior standard deviations of the weights, tensor by tensor, beside the prior's."""
     made = summarised(source)
     if not made.layers:
@@ -167,7 +167,7 @@ def marginal_variances(source: Laplace | Summary | Report) -> Figure:
     return figure
 
 
-def prior_posterior(source: Laplace | Summary | Report) -> Figure:
+def prior_posterior(source: Laplace | Summary | Results) -> Figure:
     """Prior and posterior precision (1 / variance) side by side: the larger the step, the more the data said."""
     made = summarised(source)
     if made.layers and all(math.isfinite(each.prior) for each in made.layers):
@@ -220,7 +220,7 @@ def prior_posterior(source: Laplace | Summary | Report) -> Figure:
     return figure
 
 
-def effective_dimensions(source: Laplace | Summary | Report) -> Figure:
+def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     """How many weights of each group the data determine, beside how many there are."""
     made = summarised(source)
     if not made.dimensions:

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..evaluate import kinds
 from ..messages.names import nearest
+from ..metrics import kinds
 from . import style
 from .style import GREY, graph_objects, shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..evaluate.results import Estimate, Report, Scores, Shift
+    from ..metrics.results import Estimate, Results, Scores, Shift
 
 
 def some(scores: Sequence[Scores], what: str) -> Sequence[Scores]:
@@ -122,7 +122,7 @@ def risk_coverage(*scores: Scores) -> Figure:
     return figure
 
 
-def shift_curves(report: Report, kind: str = "shifts", metric: str | None = None) -> Figure:
+def shift_curves(report: Results, kind: str = "shifts", metric: str | None = None) -> Figure:
     """A metric against the strength of each corruption or attack, by method; a menu chooses the corruption."""
     style.expect_report(report)
     if kind not in ("shifts", "attacks"):
@@ -212,7 +212,7 @@ def pit(*scores: Scores) -> Figure:
     return figure
 
 
-def compare(report: Report, metric: str) -> Figure:
+def compare(report: Results, metric: str) -> Figure:
     """All methods by one metric, with their intervals."""
     style.expect_report(report)
     known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..evaluate import kinds
 from ..messages.names import nearest
+from ..metrics import kinds
 from . import style
 from .style import ORANGE, graph_objects, shown
 
@@ -22,7 +22,7 @@ def number(value: Any) -> float:
 def sweep(source: Any, metric: str | None = None) -> Figure:
     """What was tried in a sweep over scale and precision, coloured by a metric, with a menu between metrics."""
     if not hasattr(source, "points"):
-        raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which peewit.evaluate.sweep returns.")
+        raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which peewit.sweep returns.")
     points = list(source.points)
     if not points:
         raise ValueError("The sweep has no points.")

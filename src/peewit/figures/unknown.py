@@ -15,7 +15,7 @@ from .style import GREY, graph_objects, shown
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..evaluate.results import Scores
+    from ..metrics.results import Scores
 
 SCORES = {
     "confidence": "confidence",

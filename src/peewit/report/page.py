@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..evaluate.results import Report
+from ..metrics.results import Results
 from ..storage.atomic import writable, writing
 from . import sections
 from .markup import Markup, element, folded, safe, section
@@ -38,7 +38,7 @@ NAMES = {
 }
 
 
-def write(report: Report, path: str | os.PathLike[str]) -> Path:
+def write(report: Results, path: str | os.PathLike[str]) -> Path:
     """Write the page whole or not at all: its place."""
     target = writable(path, "report.html")
     content = made(report).encode()
@@ -47,7 +47,7 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def made(report: Report) -> str:
+def made(report: Results) -> str:
     """The page's text, at most 8 MB: where figures would take more, the largest are left out, their numbers kept."""
     every = plots(report)
     library = plotly()
@@ -85,7 +85,7 @@ def plotly() -> str:
     return str(get_plotlyjs())
 
 
-def assembled(report: Report, every: list[Plot], library: str) -> str:
+def assembled(report: Results, every: list[Plot], library: str) -> str:
     """All parts in the template."""
     drawings: list[str] = []
     by_section: dict[str, list[Markup]] = {}
@@ -126,7 +126,7 @@ def assembled(report: Report, every: list[Plot], library: str) -> str:
 FILES = {"template": "template.html", "style": "style.css", "script": "script.js"}
 
 
-def subtitle(report: Report) -> str:
+def subtitle(report: Results) -> str:
     """What was compared."""
     others = [each.name for each in report.methods[1:]]
     beside = f", beside {', '.join(others)}" if others else ""
@@ -143,7 +143,7 @@ def harmless(text: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def curve(report: Report) -> dict[str, Any]:
+def curve(report: Results) -> dict[str, Any]:
     """The numbers behind the slider."""
     found = report.methods[0].risk_coverage
     return {"share": found.x, "error": found.y}

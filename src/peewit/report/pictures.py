@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..evaluate.results import Report, Specimen
+from ..metrics.results import Results, Specimen
 from .markup import Markup, element
 from .words import number
 
@@ -39,7 +39,7 @@ def png(pixels: Pixels) -> bytes:
     return made
 
 
-def gallery(report: Report) -> Markup | None:
+def gallery(report: Results) -> Markup | None:
     """The surest and the least sure test images, each with what was predicted."""
     groups = (("The surest", report.surest), ("The least sure", report.least_sure))
     parts: list[Any] = []
@@ -50,7 +50,7 @@ def gallery(report: Report) -> Markup | None:
     return element("div", *parts) if parts else None
 
 
-def card(report: Report, specimen: Specimen) -> Markup:
+def card(report: Results, specimen: Specimen) -> Markup:
     """One image with its caption."""
     predicted = named(report, specimen.predicted)
     right = specimen.label is None or specimen.label == specimen.predicted
@@ -66,7 +66,7 @@ def card(report: Report, specimen: Specimen) -> Markup:
     return element("li", picture, element("span", text), element("span", truth, class_=mood or None))
 
 
-def named(report: Report, label: float) -> str:
+def named(report: Results, label: float) -> str:
     """A class by its name, a number as it is."""
     if report.task == "classification" and report.classes is not None and 0 <= label < len(report.classes):
         return report.classes[int(label)]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from ..evaluate.kinds import metric
-from ..evaluate.results import Curve, Estimate, Report, Scores, Shift
+from ..metrics.kinds import metric
+from ..metrics.results import Curve, Estimate, Results, Scores, Shift
 from .markup import Markup, table
 from .pictures import gallery, named
 from .words import interval, number, score
@@ -54,15 +54,15 @@ def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
     return Variant(label, json.dumps({"data": content["data"], "layout": layout}), str(meta.get("alt", label)), numbers)
 
 
-def plots(report: Report) -> list[Plot]:
+def plots(report: Results) -> list[Plot]:
     """All figures that this report has numbers for."""
-    makers: Sequence[Callable[[Report], Iterator[Plot]]] = (
+    makers: Sequence[Callable[[Results], Iterator[Plot]]] = (
         bars, reliability, pit, risk_coverage, histograms, detections, shifts, attacks, specimens, posterior,
     )  # fmt: skip
     return [plot for make in makers for plot in make(report)]
 
 
-def bars(report: Report) -> Iterator[Plot]:
+def bars(report: Results) -> Iterator[Plot]:
     """Every method by one metric."""
     from .. import figures
 
@@ -89,7 +89,7 @@ def bars(report: Report) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def reliability(report: Report) -> Iterator[Plot]:
+def reliability(report: Results) -> Iterator[Plot]:
     """Confidence against accuracy, all methods and each by itself."""
     from .. import figures
 
@@ -126,7 +126,7 @@ def bins(methods: Sequence[Scores]) -> Markup:
     return table("Bins of confidence", ("method", "confidence", "predictions", "mean confidence", "right"), rows)
 
 
-def pit(report: Report) -> Iterator[Plot]:
+def pit(report: Results) -> Iterator[Plot]:
     """Where targets fall in the predicted distributions."""
     from .. import figures
 
@@ -151,7 +151,7 @@ def shares(methods: Sequence[Scores]) -> Markup:
     ])  # fmt: skip
 
 
-def risk_coverage(report: Report) -> Iterator[Plot]:
+def risk_coverage(report: Results) -> Iterator[Plot]:
     """Errors among the surest predictions."""
     from .. import figures
 
@@ -174,7 +174,7 @@ def risk_coverage(report: Report) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def histograms(report: Report) -> Iterator[Plot]:
+def histograms(report: Results) -> Iterator[Plot]:
     """Uncertainty on known and unknown inputs."""
     from .. import figures
 
@@ -214,7 +214,7 @@ def spreads(scores: Scores, name: str) -> Markup:
     return table(caption, ("data", "inputs", "a quarter is below", "half is below", "three quarters are below"), rows)
 
 
-def detections(report: Report) -> Iterator[Plot]:
+def detections(report: Results) -> Iterator[Plot]:
     """How well unknown inputs are told from known ones."""
     from .. import figures
 
@@ -242,7 +242,7 @@ def told(value: Estimate, percent: bool = True) -> str:
     return number(value.value, percent) + (f" ({extent})" if extent else "")
 
 
-def shifts(report: Report) -> Iterator[Plot]:
+def shifts(report: Results) -> Iterator[Plot]:
     """Corruptions."""
     yield from strained(
         report, "shifts", "Corrupted inputs",
@@ -250,7 +250,7 @@ def shifts(report: Report) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def attacks(report: Report) -> Iterator[Plot]:
+def attacks(report: Results) -> Iterator[Plot]:
     """Adversarial inputs."""
     yield from strained(
         report, "attacks", "Inputs made to deceive",
@@ -258,7 +258,7 @@ def attacks(report: Report) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def strained(report: Report, kind: str, title: str, caption: str) -> Iterator[Plot]:
+def strained(report: Results, kind: str, title: str, caption: str) -> Iterator[Plot]:
     """Curves against strength, one metric of one corruption at a time."""
     from .. import figures
 
@@ -276,7 +276,7 @@ def strained(report: Report, kind: str, title: str, caption: str) -> Iterator[Pl
         yield Plot(kind, "strain", title, caption, "Measure and kind", tuple(made))
 
 
-def only(report: Report, kind: str, way: str, name: str) -> Report:
+def only(report: Results, kind: str, way: str, name: str) -> Results:
     """The report with one corruption alone, of the methods that have the metric."""
 
     def kept_of(scores: Scores, each: str) -> dict[str, Shift]:
@@ -290,7 +290,7 @@ def only(report: Report, kind: str, way: str, name: str) -> Report:
     return replace(report, methods=tuple(kept))
 
 
-def strengths(report: Report, kind: str, way: str, name: str) -> Markup:
+def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
     """A row per strength, a column per method."""
     found: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
     percent = metric(name).percent
@@ -302,7 +302,7 @@ def strengths(report: Report, kind: str, way: str, name: str) -> Markup:
     return table(f"{metric(name).name}, {way.replace('_', ' ')}", head, rows)
 
 
-def specimens(report: Report) -> Iterator[Plot]:
+def specimens(report: Results) -> Iterator[Plot]:
     """The surest and the least sure test inputs: as images where they are some, and as a table."""
     every = (*report.surest, *report.least_sure)
     if not every:
@@ -328,7 +328,7 @@ def specimens(report: Report) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def posterior(report: Report) -> Iterator[Plot]:
+def posterior(report: Results) -> Iterator[Plot]:
     """What the posterior is like, layer by layer."""
     from .. import figures
 

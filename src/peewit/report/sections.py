@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..evaluate.kinds import metric
-from ..evaluate.results import Report, Scores
+from ..metrics.kinds import metric
+from ..metrics.results import Results, Scores
 from .glossary import BOTH, TERMS
 from .markup import Markup, element, folded, paragraphs, section, table
 from .summary import Answer, answers
@@ -23,7 +23,7 @@ LEGEND = (
 MOODS = {"good": "✓", "fair": "≈", "poor": "!", "open": "?"}
 
 
-def summary(report: Report) -> Markup:
+def summary(report: Results) -> Markup:
     """The three questions."""
     return section("summary", "In short", element("div", [card(each) for each in answers(report)], class_="cards"))
 
@@ -40,7 +40,7 @@ def card(answer: Answer) -> Markup:
     )
 
 
-def methods(report: Report, *figures: Markup) -> Markup:
+def methods(report: Results, *figures: Markup) -> Markup:
     """Every method with its numbers."""
     names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     main = [name for name in MAIN.get(report.task, ()) if name in names] or names[:5]
@@ -99,7 +99,7 @@ def value(scores: Scores, name: str, top: bool, other: bool = False) -> Any:
     return element("span", shown, element("small", interval(found, percent)), class_="value")
 
 
-def handing_over(report: Report) -> Markup | None:
+def handing_over(report: Results) -> Markup | None:
     """A slider: what is gained by asking a person about the least sure."""
     curve = report.methods[0].risk_coverage
     if report.task != "classification" or len(curve.x) < 3:
@@ -114,7 +114,7 @@ def handing_over(report: Report) -> Markup | None:
     )
 
 
-def coverage(report: Report) -> Markup | None:
+def coverage(report: Results) -> Markup | None:
     """Which approximation each weight got."""
     if not report.coverage:
         return None
@@ -126,7 +126,7 @@ def coverage(report: Report) -> Markup | None:
     return section("coverage", "The network's weights", element("p", text), body)
 
 
-def settings(report: Report) -> Markup:
+def settings(report: Results) -> Markup:
     """What is needed to do it again."""
     parts: list[Any] = []
     if report.settings:
@@ -150,7 +150,7 @@ def shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def glossary(report: Report) -> Markup:
+def glossary(report: Results) -> Markup:
     """The words of the page."""
     terms = [
         element("div", element("dt", word), element("dd", meaning))

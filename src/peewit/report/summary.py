@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..evaluate.kinds import merit
-from ..evaluate.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
+from ..metrics.kinds import merit
+from ..metrics.results import Curve, Detection, Estimate, Reliability, Results, Scores, Shift
 from .words import apart, differ, examples, extent, number, plain, score, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
@@ -25,7 +25,7 @@ class Answer:
     sentences: tuple[str, ...]
 
 
-def answers(report: Report) -> tuple[Answer, Answer, Answer]:
+def answers(report: Results) -> tuple[Answer, Answer, Answer]:
     """Is it calibrated, what changed, what does it not know."""
     base = plain(report) or report.methods[0]
     first = calibrated_classes(base) if report.task == "classification" else calibrated_numbers(base, examples(report))
@@ -123,7 +123,7 @@ def calibrated_numbers(scores: Scores, count: int | None) -> Answer:
 # What changed?
 
 
-def changed(report: Report) -> Answer:
+def changed(report: Results) -> Answer:
     """The method asked about beside the plain network."""
     first, base = report.methods[0], plain(report)
     question = "What did Laplace change?" if report.posterior else f"What did {first.name} change?"
@@ -191,7 +191,7 @@ def compared(name: str, first: Scores, base: Scores) -> str:
     return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
 
 
-def winner(report: Report) -> tuple[str, ...]:
+def winner(report: Results) -> tuple[str, ...]:
     """Which way to predict has the smallest NLL, where it is not the one asked about."""
     first, *others = report.methods
     if not known_nll(first):
@@ -218,7 +218,7 @@ def known_nll(scores: Scores) -> bool:
 # What does it not know?
 
 
-def unknown(report: Report) -> Answer:
+def unknown(report: Results) -> Answer:
     """Strange inputs, corrupted ones, and which predictions to hand over."""
     question = "What does it not know, and does it notice?"
     first, base = report.methods[0], plain(report)
@@ -326,7 +326,7 @@ def at(curve: Curve, share: float) -> float | None:
     return None if near is None or abs(curve.x[near] - share) > 0.05 else curve.y[near]
 
 
-def handed_over(report: Report) -> tuple[str, ...]:
+def handed_over(report: Results) -> tuple[str, ...]:
     """What is gained by asking a person about the least sure fifth."""
     curve = report.methods[0].risk_coverage
     every, kept = at(curve, 1.0), at(curve, 0.8)

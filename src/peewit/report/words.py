@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..evaluate.kinds import merit, metric
-from ..evaluate.results import Estimate, Report, Scores
+from ..metrics.kinds import merit, metric
+from ..metrics.results import Estimate, Results, Scores
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
@@ -82,7 +82,7 @@ def best(name: str, methods: Sequence[Scores]) -> list[bool]:
     return [each == shown[top] for each in shown]
 
 
-def plain(report: Report) -> Scores | None:
+def plain(report: Results) -> Scores | None:
     """The network as it is, among the methods."""
     return next((each for each in report.methods if is_plain(each)), None)
 
@@ -92,7 +92,7 @@ def is_plain(scores: Scores) -> bool:
     return scores.name == PLAIN
 
 
-def examples(report: Report) -> int | None:
+def examples(report: Results) -> int | None:
     """How many test inputs there were, where the report says so."""
     bins, told = report.methods[0].reliability, report.settings.get("test examples")
     return told if isinstance(told, int) else None if bins is None else sum(bins.count)

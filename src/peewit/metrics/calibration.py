@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .bootstrap import Draws, Ranking, Resampling, sums_by
 from .columns import Columns
-from .metrics import checked, checked_bins
+from .labels import checked, checked_bins
 from .results import Curve, Reliability
 
 BINS = 15

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .bootstrap import Ranking, Resampling, estimate
-from .metrics import auroc, checked_scores
+from .labels import auroc, checked_scores
 from .results import Detection
 
 CAUGHT = 0.95  # the share of unknown inputs at which false alarms are counted

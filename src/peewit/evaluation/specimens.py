@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..metrics.results import Specimen
 from ..network.nests import Inputs
 from .answers import Part
 from .corruptions import Range
-from .results import Specimen
 
 MOST = 8
 SIDE = 64  # pixels that an image is shown with at most

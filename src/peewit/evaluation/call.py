@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
+from ..metrics.bootstrap import Resampling
+from ..metrics.results import Scores
 from ..network.batches import Batches
 from ..network.isolation import plainly
 from ..network.nests import Inputs
 from ..runtime.progress import Progress
 from . import describing, gathering
 from .attacks import Attack
-from .bootstrap import Resampling
 from .corruptions import Range
 from .gathering import Gathered
 from .methods import Method
-from .results import Report, Scores
+from .report import Report
 from .scoring import metrics_of, scores_of
 from .specimens import Gallery, finite_range
 from .subject import Subject

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..metrics.columns import Columns
 from ..network.batches import Batches, split_batch
 from ..network.nests import Inputs, count, map_tensors, tensors
 from ..runtime.device import wait
 from ..runtime.progress import Progress
 from .answers import Answer, Part, joined
-from .columns import Columns
 from .methods import Method
 from .specimens import Gallery
 from .variations import Asked, Make

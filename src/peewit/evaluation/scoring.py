@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from . import calibration, regression
+from ..metrics import calibration, regression
+from ..metrics.bootstrap import Draws, Resampling, estimate
+from ..metrics.columns import Columns
+from ..metrics.detection import detection
+from ..metrics.results import Curve, Detection, Estimate, Scores, Shift
 from .answers import joined
-from .bootstrap import Draws, Resampling, estimate
-from .columns import Columns
-from .detection import detection
 from .gathering import Gathered
 from .methods import Method
-from .results import Curve, Detection, Estimate, Scores, Shift
 
 SHOWN = 2000  # values of a score that are kept for histograms
 # What curves against the strength of a shift show, by the column it is the mean of.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, distributions
 
 from ..likelihoods import Form, Likelihood
+from ..metrics.columns import Columns
+from ..metrics.regression import crps_mixture, crps_samples, normal_cdf
 from ..predictions.labels import Binary, Classes
 from ..predictions.numbers import Mixture, Numbers, Outputs, Regression
 from ..predictions.outputs import Samples
 from ..predictions.prediction import Prediction
-from .columns import Columns
-from .regression import crps_mixture, crps_samples, normal_cdf
 
 DRAWS = 1000  # of observations, for the CRPS of what has no closed form
 SEED = 0x1A9

@@ -16,6 +16,9 @@ import torch
 
 from ..messages.arguments import is_count
 from ..messages.names import nearest
+from ..metrics import json
+from ..metrics.bootstrap import Resampling
+from ..metrics.kinds import merit
 from ..network.batches import Batches
 from ..network.isolation import plainly
 from ..posterior.network import TooManyOutputs
@@ -26,10 +29,7 @@ from ..runtime.random import DEFAULT_SEED
 from ..tuning.scores import Scores as Shared
 from ..tuning.scores import Slice
 from ..tuning.validation import repeated
-from . import plain
 from .answers import Part, answer, joined
-from .bootstrap import Resampling
-from .kinds import merit
 from .scoring import metrics_of
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ class Sweep:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """As JSON text, also into a file."""
-        return plain.written(plain.to_text(self, FORMAT), path)
+        return json.written(json.to_text(self, FORMAT), path)
 
     @classmethod
     def from_json(cls, path_or_text: str | os.PathLike[str]) -> Sweep:
         """The sweep that `to_json` wrote."""
-        return plain.from_text(cls, plain.read(path_or_text), FORMAT)
+        return json.from_text(cls, json.read(path_or_text), FORMAT)
 
     def __repr__(self) -> str:
         """A line for the best setting."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from . import kinds
-from .results import Estimate, Report, Scores, Shift
+from ..metrics import kinds
+from ..metrics.results import Estimate, Results, Scores, Shift
 
 ARROWS = {1: " ↑", -1: " ↓", 0: ""}  # to where it is better
 
 
-def page(report: Report) -> str:
+def page(report: Results) -> str:
     """The whole report."""
     parts = [f"# {report.title}", *_methods(report.methods)]
     parts += _detections(report.methods)
@@ -96,14 +96,14 @@ def _shifts(methods: Sequence[Scores], kind: str, title: str) -> list[str]:
     return [f"## {title}", *parts] if parts else []
 
 
-def _coverage(report: Report) -> list[str]:
+def _coverage(report: Results) -> list[str]:
     if not report.coverage:
         return []
     head = list(report.coverage[0])
     return ["## Weights", _table(head, [[row.get(key, "") for key in head] for row in report.coverage])]
 
 
-def _settings(report: Report) -> list[tuple[str, object]]:
+def _settings(report: Results) -> list[tuple[str, object]]:
     return [*report.settings.items(), *(("version of " + name, each) for name, each in report.versions.items())]
 
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from . import plain
-
-FORMAT = 1  # of the JSON text
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,8 @@ class Specimen:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What `evaluate` returns: every method with its scores, the one asked about first."""
+class Results:
+    """What a report says: every method with its scores, the one asked about first."""
 
     title: str
     task: str  # "classification" or "regression"
@@ -108,29 +102,3 @@ class Report:
             if each.name == name:
                 return each
         raise KeyError(f"{name!r} is no method of this report; it has {', '.join(each.name for each in self.methods)}.")
-
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As JSON text, also into a file; what is not finite is written as 'NaN', 'Infinity' or '-Infinity'."""
-        return plain.written(plain.to_text(self, FORMAT), path)
-
-    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As tables in Markdown, also into a file."""
-        from .markdown import page  # which needs this file
-
-        return plain.written(page(self), path)
-
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """As one page that needs no network: its place."""
-        from ..report.page import write  # which needs this file
-
-        return write(self, path)
-
-    @classmethod
-    def from_json(cls, path_or_text: str | os.PathLike[str]) -> Report:
-        """The report that `to_json` wrote."""
-        return plain.from_text(cls, plain.read(path_or_text), FORMAT)
-
-    def __repr__(self) -> str:
-        """One line: what was compared; `to_markdown` has the tables."""
-        names = ", ".join(each.name for each in self.methods)
-        return f"Report({self.title!r}, {self.task}: {names}; to_markdown(), to_json(path), to_html(path))"

@@ -1,0 +1,42 @@
+"""What `evaluate` returns."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..metrics import json
+from ..metrics.results import Results
+from ..report.page import write
+
+FORMAT = 1  # of the JSON text
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Results):
+    """What `evaluate` returns: every method with its scores, the one asked about first."""
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """As JSON text, also into a file; what is not finite is written as 'NaN', 'Infinity' or '-Infinity'."""
+        return json.written(json.to_text(self, FORMAT), path)
+
+    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
+        """As tables in Markdown, also into a file."""
+        from ..evaluation.markdown import page  # which needs this file
+
+        return json.written(page(self), path)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """As one page that needs no network: its place."""
+        return write(self, path)
+
+    @classmethod
+    def from_json(cls, path_or_text: str | os.PathLike[str]) -> Report:
+        """The report that `to_json` wrote."""
+        return json.from_text(cls, json.read(path_or_text), FORMAT)
+
+    def __repr__(self) -> str:
+        """One line: what was compared; `to_markdown` has the tables."""
+        names = ", ".join(each.name for each in self.methods)
+        return f"Report({self.title!r}, {self.task}: {names}; to_markdown(), to_json(path), to_html(path))"

@@ -1,0 +1,31 @@
+"""Metrics of predictions: functions of probabilities or numbers and targets, and the values that a report holds."""
+
+from .calibration import aurc, ece_adaptive, ece_classwise, mce, reliability
+from .detection import aupr, fpr95
+from .labels import accuracy, auroc, brier, ece, nll
+from .regression import crps_gaussian, crps_samples
+from .results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
+
+__all__ = [
+    "Curve",
+    "Detection",
+    "Estimate",
+    "Reliability",
+    "Scores",
+    "Shift",
+    "Specimen",
+    "accuracy",
+    "aupr",
+    "aurc",
+    "auroc",
+    "brier",
+    "crps_gaussian",
+    "crps_samples",
+    "ece",
+    "ece_adaptive",
+    "ece_classwise",
+    "fpr95",
+    "mce",
+    "nll",
+    "reliability",
+]
