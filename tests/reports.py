@@ -6,7 +6,8 @@ import itertools
 import math
 import random
 
-from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
+from peewit.evaluation import Report
+from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
 
 CLASSES = ("t-shirt/top", "trouser", "pullover", "dress")
 

@@ -16,7 +16,7 @@ pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
 from peewit.cli import judging
-from peewit.metrics.results import Report
+from peewit.evaluation import Report
 from reports import classification
 
 POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"

@@ -501,10 +501,10 @@ ours = ("peewit.evaluation", "peewit.metrics", "peewit.figures")
 loaded = [name for name in sys.modules if name.startswith(ours) or name.partition(".")[0] in
           ("optuna", "sklearn", "torchmetrics", "plotly", "scipy")]
 assert loaded == [], loaded
-assert callable(pw.evaluate) and pw.evaluate.ece is not None and "evaluate" in pw.__all__
-import peewit.evaluate as module
+assert callable(pw.evaluate) and callable(pw.metrics.ece)
 from peewit.evaluation import evaluate, sweep
-assert module is pw.evaluate and callable(sweep)
+assert evaluate is pw.evaluate and sweep is pw.sweep
+assert dir(pw) == sorted(pw.__all__) and {"evaluate", "figures", "metrics"} <= {*dir(pw)}
 assert not [n for n in sys.modules if n.partition(".")[0] in ("optuna", "sklearn", "torchmetrics", "scipy")]
 try:
     pw.evaluat

@@ -32,9 +32,9 @@ def test_sweeps_score_the_settings_they_say(method: str) -> None:
         there = la.with_prior(point.precision).with_temperature(40 / point.scale)
         probs = there.predict(x).probs
         assert point.temperature == pytest.approx(40 / point.scale)
-        assert point.metrics["nll"] == pytest.approx(pw.evaluate.nll(probs, y), rel=1e-6)
+        assert point.metrics["nll"] == pytest.approx(pw.metrics.nll(probs, y), rel=1e-6)
         assert point.metrics["nll"] == pytest.approx(pw.validation_nll(there, (x, y)), rel=1e-6)
-        assert point.metrics["ece"] == pytest.approx(pw.evaluate.ece(probs, y), rel=1e-5)
+        assert point.metrics["ece"] == pytest.approx(pw.metrics.ece(probs, y), rel=1e-5)
         assert 3.999 <= point.scale <= 400.001 and 0.499 <= point.precision <= 50.001
     assert found.best.metrics["nll"] == min(point.metrics["nll"] for point in found.points)
     assert sweep(method=method, trials=9, scale=(4, 400), precision=(0.5, 50), seed=2) == found
@@ -67,7 +67,7 @@ def test_sweeps_of_numbers_and_of_many_outputs() -> None:
     found = pw.sweep(la, (x, y), trials=4, metric="crps")
     for point in found.points:
         there = la.with_prior(point.precision).with_temperature(point.temperature).predict(x)
-        expected = pw.evaluate.crps_gaussian(there.mean, there.variance.sqrt(), y).mean()
+        expected = pw.metrics.crps_gaussian(there.mean, there.variance.sqrt(), y).mean()
         assert point.metrics["crps"] == pytest.approx(float(expected), rel=1e-6)
     wide = torch.nn.Linear(3, 300).double()
     inputs, labels = torch.randn(4, 3).double(), torch.randint(300, (4,))

@@ -20,8 +20,9 @@ from conftest import DEVICE
 from figure_cases import case
 from fitting import normal
 from peewit import figures
+from peewit.evaluation import Report
 from peewit.figures import saving, style
-from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift, Specimen
+from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
 from test_purity import changed, snapshot
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")

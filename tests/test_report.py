@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Report, Scores, Shift
+from peewit.evaluation import Report
+from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift
 from peewit.report import markup, words
 from peewit.report.page import embedded
 from peewit.report.pictures import gallery, png

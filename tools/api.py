@@ -12,8 +12,8 @@ from typing import Any
 
 import peewit
 import peewit.data
-import peewit.evaluate
 import peewit.figures
+import peewit.metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# Reference
@@ -28,10 +28,10 @@ GROUPS = {
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
-    "Evaluate": ("evaluate",),
+    "Evaluate": ("evaluate", "sweep", "Report", "Sweep"),
 }
 EXTRAS = {
-    peewit.evaluate: [name for name in peewit.evaluation.__all__ if name != "evaluate"],
+    peewit.metrics: peewit.metrics.__all__,
     peewit.figures: [name for name in peewit.figures.__all__ if name.islower()],
     peewit.data: ("fashion_mnist",),
 }
@@ -99,7 +99,9 @@ def entry(name: str, module: ModuleType = peewit) -> str:
 
 def page() -> str:
     """All of it."""
-    rest = [name for name in peewit.__all__ if not any(name in names for names in GROUPS.values())]
+    grouped = {name for names in GROUPS.values() for name in names} | {"__version__"}
+    modules = {name for name in peewit.__all__ if isinstance(getattr(peewit, name), ModuleType)}
+    rest = [name for name in peewit.__all__ if name not in grouped | modules]
     sections = [HEAD]
     for title, names in {**GROUPS, "Results": tuple(rest)}.items():
         found = [name for name in names if name in peewit.__all__]
