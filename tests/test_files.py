@@ -140,6 +140,23 @@ def test_many_outputs(tmp_path: Path) -> None:
         assert equal(one, other)
 
 
+def test_a_file_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> None:
+    """Questions about inputs of other lengths learn something about the network; files and tables stay the same."""
+    case = table("token_classifier")
+    la = case.fit("kron")
+    la.save(tmp_path / "before")
+    rows = str(la.coverage())
+    with torch.no_grad():
+        for length in (2, 3):
+            la.predict(moved(case.x)[:, :length])
+            la.functional_samples(moved(case.x)[:, :length], 2)
+    assert len(la.state.plan.later.costs) > len(la.state.plan.costs)
+    la.save(tmp_path / "after")
+    before, after = (content_of(tmp_path / name)[0] for name in ("before", "after"))
+    assert before == after and "checksum" in before  # which covers all texts and tensors
+    assert str(la.coverage()) == rows
+
+
 def test_what_is_in_a_file(tmp_path: Path) -> None:
     """Tensors are named by parameters; there is no pickle; the network is not in it; a file is plain to others."""
     la = posterior()

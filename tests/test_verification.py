@@ -512,7 +512,7 @@ def test_saved_references_follow_the_sampled_weights() -> None:
             with pw.network.isolation.evaluation(la.model, network.selected), torch.no_grad():
                 _, found = network.push(moved(x), torch.eye(la.D, dtype=torch.float64, device=DEVICE))
             assert relative(found.permute(1, 2, 0), jacobian) < 1e-8
-        assert [*la.state.plan.direct.values()] == [direct]
+        assert [*la.state.plan.later.direct.values()] == [direct]
     one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
     assert relative(one.probs, other.probs) < 1e-8
     assert relative(one.epistemic, other.epistemic) < 1e-8

@@ -82,13 +82,12 @@ def members(cls: type) -> list[str]:
 def entry(name: str, module: ModuleType = peewit) -> str:
     """One public name."""
     thing = getattr(module, name)
-    thing = getattr(thing, name) if inspect.ismodule(thing) else thing  # a module that can be called
     parts = [f"### `{name}`"]
     # Results are made by the library, not by its users: how they are constructed is of no interest.
     if inspect.isfunction(thing) or any(name in names for names in GROUPS.values() if "Laplace" not in names):
         parts.append(f"```text\n{signature(thing, name)}\n```")
     parts.append(described(thing))
-    if dataclasses.is_dataclass(thing) and module is peewit.evaluate:
+    if dataclasses.is_dataclass(thing) and module is peewit.metrics:
         parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(thing)) + ".")
     if inspect.isclass(thing):
         engine = name in GROUPS["Likelihoods"] or name in GROUPS["Structures"] or name in GROUPS["Curvature"]

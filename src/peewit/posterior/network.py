@@ -117,4 +117,4 @@ def network_of(state: PosteriorState, memory: float | None) -> Network:
     limit = own if memory is None else budget(memory, state.weights.device, own.arithmetic)
     if state.arithmetic == "auto" and ill_conditioned(state):
         limit = replace(limit, arithmetic=as_arithmetic("float32"))
-    return Network(state.model, state.space, state.plan, limit, state.axis)
+    return Network(state.model, state.space, state.plan.later, limit, state.axis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,6 +50,11 @@ class Plan:
     def __post_init__(self) -> None:
         """Ways in which batches were cut along their examples, and looked at; no file holds them."""
         self.cuts: set[int] = set()
+
+    @cached_property
+    def later(self) -> Plan:
+        """A copy for questions, which add what they learn: the plan of a posterior stays as the fit left it."""
+        return self.copy()
 
     def copy(self) -> Plan:
         """As it is now."""
