@@ -23,7 +23,9 @@ from .tracing.selection import Subnetwork
 
 if TYPE_CHECKING:
     from . import figures, metrics
-    from .evaluation import Report, Sweep, evaluate, sweep
+    from .evaluation.call import evaluate
+    from .evaluation.report import Report
+    from .evaluation.sweeps import Sweep, sweep
 
 __all__ = [
     "EKFAC",

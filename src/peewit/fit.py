@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,17 +23,15 @@ from .likelihoods import Gaussian, Likelihood
 from .messages.arguments import checked_generator
 from .messages.names import named, nearest, spelled
 from .network.batches import Batches
-from .network.finite import remarks
 from .network.identity import Identity
-from .network.isolation import evaluation, plainly
+from .network.isolation import plainly
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
-from .posterior.measure import decompose, measure, measure_hessian, with_residuals
+from .posterior.measure import curvature_of, sums_of, with_residuals
 from .posterior.resolution import warned
 from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
-from .runtime.device import wait
-from .runtime.memory import budget
+from .runtime.memory import Budget, budget
 from .runtime.progress import Progress
 from .runtime.random import DEFAULT_SEED
 from .tracing.knowledge import Plan
@@ -62,6 +60,56 @@ def fit(
 
     `mode="linear"`: evidence is taken at the mode of the linear model, which is then found on the same data.
     """
+    asked = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, mode)
+    source = Source(
+        asked.model,
+        asked.space,
+        asked.batches,
+        asked.likelihood,
+        asked.kind,
+        asked.working,
+        Plan(),
+        asked.seed,
+        Progress(progress),
+        least=asked.prior.least,
+    )
+    began = time.perf_counter()
+    sums = sums_of(source, asked.structure)
+    la = Laplace(warned(assemble(asked, source, sums, time.perf_counter() - began), 5))
+    return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `fit` was asked for, checked before any work is done."""
+
+    model: nn.Module
+    space: Space
+    batches: Batches
+    likelihood: Likelihood
+    structure: Structure
+    kind: Kind | Hessian | Auto
+    prior: Prior
+    budget: Budget
+    working: Budget  # for the passes over the data
+    seed: int  # of drawn labels
+    identity: Identity
+
+
+def resolve(
+    model: nn.Module,
+    data: Any,
+    likelihood: str | Likelihood,
+    weights: Weights,
+    structure: str | Structure,
+    curvature: str | Kind | Hessian | Auto,
+    prior: Prior | Number,
+    memory: float | None,
+    arithmetic: str,
+    generator: torch.Generator | None,
+    mode: Mode,
+) -> Request:
+    """Turn names into values and refuse what does not fit."""
     if mode not in MODES:
         near = nearest(mode, MODES) if isinstance(mode, str) else ""
         raise ValueError(f"mode={mode!r} is not known; {near}Known: {', '.join(MODES)}.")
@@ -79,6 +127,8 @@ def fit(
             "mode='linear' passes over the data many times; a one-shot iterator was given. Give a DataLoader, a list "
             "of batches or tensors."
         )
+    if isinstance(family, Gaussian) and isinstance(family.noise, str):
+        family = with_residuals(model, batches)
 
     def variance() -> Tensor:
         if batches.one_shot:
@@ -90,8 +140,6 @@ def fit(
         )
         return spread_variance(diagonal, model)
 
-    if isinstance(family, Gaussian) and isinstance(family.noise, str):
-        family = with_residuals(model, batches)
     space = select(model, weights, batches.first, limit, variance)
     if space.mask is not None and not getattr(shape, "masks", False):
         raise ValueError(
@@ -104,57 +152,60 @@ def fit(
         raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
     start.known(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
-    seed = DEFAULT_SEED
-    if generator is not None:
-        seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
-    plan = Plan()
-    working = limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes))
-    source = Source(model, space, batches, family, kind, working, plan, seed, Progress(progress), least=start.least)
-    began = time.perf_counter()
-    selected = [model.get_parameter(name) for name in space.names]
-    with evaluation(model, selected), closing(source.progress), remarks(source), limit.arithmetic.passes():
-        sums = measure_hessian(source, shape) if isinstance(kind, Hessian) else measure(source, shape.measure)
-        wait(device)
-    measured = time.perf_counter()
-    asked, space = space, space.only(plan.used)
-    check_used(model, asked, space)
-    start = start.only(asked, space)
-    with remarks(source), limit.arithmetic.passes():
-        made = decompose(shape, source.kind, sums, space)
-    assert source.totals is not None and source.totals.form is not None
-    start = start.bound(made, source.totals.examples)
-    wait(device)
-    timings = {"measure": measured - began, "decompose": time.perf_counter() - measured}
-    chosen = source.kind
-    assert not isinstance(chosen, Auto)
-    family = family.bound(source.totals.form)
-    reason = source.reason or f"{chosen.name}, as asked"
-    trained = space.vector(model)
-    trained = trained.to(torch.promote_types(trained.dtype, limit.arithmetic.dtype))
-    state = PosteriorState(
+    return Request(
         model=model,
         space=space,
+        batches=batches,
         likelihood=family,
         structure=shape,
-        curvature_kind=chosen,
-        curvature=made,
+        kind=kind,
         prior=start,
-        totals=source.totals,
-        weights=trained,
-        plan=plan,
         budget=limit,
-        reason=reason,
-        rules={name: " + ".join(sorted(plan.used.get(name, ()))) for name in asked.names},
-        timings=timings,
+        working=limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes)),
+        seed=seed_of(generator),
         identity=identity,
-        sums=sums,
-        asked=asked,
-        seed=seed,
     )
-    if start.kind != "scalar" and not made.elementwise:
+
+
+def seed_of(generator: torch.Generator | None) -> int:
+    """The fixed seed of drawn labels, or one drawn from a generator."""
+    if generator is None:
+        return DEFAULT_SEED
+    return int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
+
+
+def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> PosteriorState:
+    """The posterior of what was measured in some seconds."""
+    began = time.perf_counter()
+    space = asked.space.only(source.plan.used)
+    check_used(asked.model, asked.space, space)
+    curvature = curvature_of(source, asked.structure, sums, space)
+    kind, totals = source.kind, source.totals
+    assert totals is not None and totals.form is not None and not isinstance(kind, Auto)
+    trained = space.vector(asked.model)
+    state = PosteriorState(
+        model=asked.model,
+        space=space,
+        likelihood=asked.likelihood.bound(totals.form),
+        structure=asked.structure,
+        curvature_kind=kind,
+        curvature=curvature,
+        prior=asked.prior.only(asked.space, space).bound(curvature, totals.examples),
+        totals=totals,
+        weights=trained.to(torch.promote_types(trained.dtype, asked.budget.arithmetic.dtype)),
+        plan=source.plan,
+        budget=asked.budget,
+        reason=source.reason or f"{kind.name}, as asked",
+        rules={name: " + ".join(sorted(source.plan.used.get(name, ()))) for name in asked.space.names},
+        timings={"measure": seconds, "decompose": time.perf_counter() - began},
+        identity=asked.identity,
+        sums=sums,
+        asked=asked.space,
+        seed=asked.seed,
+    )
+    if state.prior.kind != "scalar" and not curvature.elementwise:
         _ = state.precision  # kept for the first question; a prior that the structure cannot hold is refused here
-    la = Laplace(warned(state, 5))
-    return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
+    return state
 
 
 def check_used(model: nn.Module, asked: Space, used: Space) -> None:
@@ -177,7 +228,7 @@ def check_used(model: nn.Module, asked: Space, used: Space) -> None:
                 f"{name} has no gradient, and beside it {kept[owner]!r} holds a tensor: if that was computed from it "
                 f"in an earlier pass, the weight counts as fixed. {CLEAR}",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return
 

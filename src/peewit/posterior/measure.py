@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,10 @@ from ..curvature.structures.dense import DenseSums, Full
 from ..likelihoods import Gaussian
 from ..network.batches import Batches
 from ..network.failures import output_of
+from ..network.finite import remarks
 from ..network.isolation import evaluation
+from ..network.modules import device_of
+from ..runtime.device import wait
 from ..weights.space import Space
 
 
@@ -26,6 +30,30 @@ def decompose(structure: Structure, kind: Kind | Hessian | Auto, sums: Any, spac
     if isinstance(kind, Hessian) and kind.clip:
         sums = sums.clipped()
     return structure.curvature(sums, space)
+
+
+def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
+    """A structure's sums over the data, or over these and earlier ones; the network is held in evaluation mode."""
+    selected = [source.model.get_parameter(name) for name in source.space.names]
+    passes = source.budget.arithmetic.passes()
+    with evaluation(source.model, selected), closing(source.progress), remarks(source), passes:
+        if isinstance(source.kind, Hessian):
+            sums = measure_hessian(source, structure)
+            sums = sums if earlier is None else sums.after(earlier)
+        elif earlier is None:
+            sums = measure(source, structure.measure)
+        else:
+            sums = measure(source, lambda source: structure.more(source, earlier))
+        wait(device_of(source.model))
+    return sums
+
+
+def curvature_of(source: Source, structure: Structure, sums: Any, space: Space) -> Curvature:
+    """The sums decomposed for the weights that are used."""
+    with remarks(source), source.budget.arithmetic.passes():
+        made = decompose(structure, source.kind, sums, space)
+    wait(device_of(source.model))
+    return made
 
 
 def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..curvature.kinds import Hessian
 from ..curvature.stream import Source, Totals
 from ..curvature.structures import EKFAC
 from ..network.batches import Batches
-from ..network.finite import remarks
 from ..network.identity import Identity
-from ..network.isolation import evaluation
 from ..network.modules import device_of
 from ..network.values import changed
 from ..priors.prior import Prior
 from ..runtime.arithmetic import as_arithmetic
-from ..runtime.device import wait
 from ..runtime.memory import budget
 from ..runtime.progress import Progress
 from ..tracing.knowledge import Plan
 from ..weights.space import Space
-from .measure import decompose, measure, measure_hessian
+from .measure import curvature_of, sums_of
 
 if TYPE_CHECKING:
     from .network import Network
@@ -54,22 +49,14 @@ def updated(la: PosteriorState, data: Any, network: Network, progress: Progress)
     )
     source.first, source.form, source.least = la.N, la.totals.form, la.prior.least
     began = time.perf_counter()
-    selected = [la.model.get_parameter(name) for name in la.asked.names]
-    with evaluation(la.model, selected), closing(progress), remarks(source):
-        if isinstance(la.curvature_kind, Hessian):
-            sums = measure_hessian(source, la.structure).after(la.sums)
-        else:
-            sums = measure(source, lambda source: la.structure.more(source, la.sums))
-        wait(device)
+    sums = sums_of(source, la.structure, la.sums)
     measured = time.perf_counter()
     used = {name: set(la.rules[name].split(" + ")) for name in la.space.names}
     for name, rules in plan.used.items():
         used[name] = used.get(name, set()) | rules
     space = la.asked.only(used)
     weights = space.vector(la.model).to(la.weights.dtype) if space.names != la.space.names else la.weights
-    with remarks(source):
-        curvature = decompose(la.structure, la.curvature_kind, sums, space)
-    wait(device)
+    curvature = curvature_of(source, la.structure, sums, space)
     assert source.totals is not None
     totals = together(la.totals, source.totals)
     return replace(
