@@ -19,8 +19,8 @@ NAMES = [
     Row("a link in capitals", lambda w: w.la.predict(w.x, link="MC"), V, ("did you mean 'mc'?",)),
     Row("the link's name elsewhere", lambda w: w.la.predict(w.x, link_approx="mc"), T, ("did you mean 'link'?",)),
     Row("the method's name elsewhere", lambda w: w.la.tune("marglik"), V, ("did you mean 'evidence'?",)),
-    Row("a loader for a method", lambda w: w.la.tune([(w.x, w.y)]), T, ("method is a list", "data=")),
-    Row("the data's name elsewhere", lambda w: w.la.tune("grid", val_loader=()), T, ("did you mean 'data'?",)),
+    Row("a loader for a method", lambda w: w.la.tune([(w.x, w.y)]), T, ("method is a list", "validation=")),
+    Row("the data's name elsewhere", lambda w: w.la.tune("grid", val_loader=()), T, ("did you mean 'validation'?",)),
     Row(
         "a seed for a generator", lambda w: w.la.predict(w.x, generator=0), T, ("generator is a int", "torch.Generator")
     ),

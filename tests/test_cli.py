@@ -128,7 +128,7 @@ def test_paths_in_a_file_start_at_its_folder(place: str, tmp_path: Path, monkeyp
         ("fit.structure=diag", {"fit.structure": "diag"}),
         ('fit.structure="diag"', {"fit.structure": "diag"}),
         ("train=a b.npz", {"train": "a b.npz"}),
-        ("tune.noise=true", {"tune.noise": True}),
+        ('tune.parameters=["noise"]', {"tune.parameters": ["noise"]}),
         ('classes=["a", "b"]', {"classes": ["a", "b"]}),
         ("ood.far=far.npz", {"ood": {"far": "far.npz"}}),
         ("arguments.width=3", {"arguments": {"width": 3}}),
@@ -231,8 +231,8 @@ def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture
     la = pw.fit(sure(), data(), "classification")
     expected = {
         "--method evidence": la.tune(),
-        "--method validation --validation validation.npz": la.tune("validation", data=(x, labels)),
-        "--mode linear --train train.npz": la.tune(mode="linear", data=data()),
+        "--method validation --validation validation.npz": la.tune("validation", validation=(x, labels)),
+        "--at linear_mode --train train.npz": la.tune(at="linear_mode", train=data()),
     }
     best = [float(wanted.prior.precision) for wanted in expected.values()]
     assert all(1e-2 < each < 1e2 for each in best) and min(best[1] / best[2], best[2] / best[0]) > 1.5

@@ -147,7 +147,7 @@ LACKING = "has no column 'a', which the posterior was fitted with; did you mean 
         "report POSTERIOR --test other.csv",
         "compare made.safetensors -m NET:classifier --test other.csv",
         "tune POSTERIOR --method validation --validation other.csv",
-        "tune POSTERIOR --mode linear --train other.csv",
+        "tune POSTERIOR --at linear_mode --train other.csv",
         "landscape POSTERIOR --train other.csv",
     ],
 )

@@ -189,7 +189,7 @@ def test_the_mode_of_the_linear_model(name: str) -> None:
     assert made.linear_mode is not None
     assert relative(made.linear_mode.displacement, expected) < 1e-6
     shifted = model(x).detach() + torch.einsum("nfd,d->nf", rows.reshape(12, 1, -1), expected)
-    assert relative(made.functional(x, mean="linear").mean, shifted) < 1e-6
+    assert relative(made.functional(x, mean="linear_mode").mean, shifted) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["once", "cdist"])
@@ -198,7 +198,7 @@ def test_tuning_at_the_mode_of_the_linear_model(name: str) -> None:
     """The mode that belongs to the precisions found is where they were found."""
     model, x = network(name)
     data = x, moved(normal(12, 1))
-    tuned = pw.fit(model, data, "regression", structure="full", curvature="ggn").tune(mode="linear", data=data)
+    tuned = pw.fit(model, data, "regression", structure="full", curvature="ggn").tune(at="linear_mode", train=data)
     again = pw.fit(model, data, "regression", structure="full", curvature="ggn", prior=tuned.prior)
     again = again.with_noise(float(tuned.likelihood.scale) ** -0.5).at_linear_mode(data)
     assert float(tuned.log_evidence()) == pytest.approx(float(again.log_evidence()), abs=0.05)

@@ -144,7 +144,7 @@ def test_a_network_that_stopped_early(healthy: tuple[pw.Laplace, tuple[Tensor, T
     la = pw.fit(model, data, pw.Gaussian(0.3), structure="full", prior=0.5)
     said = la.diagnose(data)
     assert said["mode"].severity == "warning" and said["evidence"].severity == "warning"
-    assert "not at a mode" in said["mode"].sentence and "tune(mode='linear'" in said["mode"].advice
+    assert "not at a mode" in said["mode"].sentence and "tune(at='linear_mode'" in said["mode"].advice
     assert said["mode"].numbers["gradient"] > 1
     exact = la.at_linear_mode(data)
     known = exact.diagnose(data)["evidence"]

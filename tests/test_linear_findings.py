@@ -48,7 +48,7 @@ def test_turns_that_run_out_end_at_the_best_place() -> None:
     for steps in (2, 3, 4, 5):
         la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.layerwise())
         with pytest.warns(pw.TuningWarning):
-            made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=steps, tolerance=1e-6)
+            made = la.tune(at="linear_mode", train=(moved(x), moved(y)), steps=steps, tolerance=1e-6)
         assert made.trace is not None
         assert float(made.log_evidence()) > max(made.trace.values) - 0.05
 
@@ -102,11 +102,11 @@ def test_a_mode_of_another_prior_is_not_taken_for_this_one() -> None:
     data = moved(x), moved(y)
     other = fitted(model, x, y, "classification", "kron").at_linear_mode(data).with_prior(100.0)
     with pytest.warns(pw.TuningWarning, match="under another prior"):
-        other.predict(data[0], mean="linear")
+        other.predict(data[0], mean="linear_mode")
     own = other.at_linear_mode(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        own.predict(data[0], mean="linear")
+        own.predict(data[0], mean="linear_mode")
     plain = fitted(model, x, y, "classification", "kron", prior=100.0)
     assert other.diagnose(data)["evidence"].sentence == plain.diagnose(data)["evidence"].sentence
 
@@ -145,7 +145,7 @@ def test_a_noise_at_its_limit_is_said() -> None:
     model = built(nn.Linear(3, 1))
     la = fitted(model, x, y, pw.Gaussian(1.0), "full")
     with pytest.warns(pw.TuningWarning, match="The noise is at the smallest allowed"):
-        la.tune(mode="linear", data=(moved(x), moved(y)))
+        la.tune(at="linear_mode", train=(moved(x), moved(y)))
 
 
 def test_predictions_are_not_asked_for_in_vain() -> None:
@@ -154,9 +154,9 @@ def test_predictions_are_not_asked_for_in_vain() -> None:
     data = moved(x), moved(y)
     la = fitted(model, x, y, "classification", "kron")
     with pytest.raises(ValueError, match="makes no predictions"):
-        la.tune(mode="linear", data=data, predict={"link": "mc"})
+        la.tune(at="linear_mode", train=data, predict={"link": "mc"})
     with pytest.raises(ValueError, match="belongs to one prior"):
-        la.at_linear_mode(data).tune("validation", data=data, predict={"mean": "linear"})
+        la.at_linear_mode(data).tune("validation", validation=data, predict={"mean": "linear"})
 
 
 def test_advice_that_was_followed_is_not_given_again() -> None:
@@ -165,7 +165,7 @@ def test_advice_that_was_followed_is_not_given_again() -> None:
     data = moved(x), moved(y)
     la = fitted(model, x, y, "classification", "kron", prior=30.0)
     assert la.diagnose(data)["mode"].severity == "warning"
-    found = la.tune(mode="linear", data=data).diagnose(data)
+    found = la.tune(at="linear_mode", train=data).diagnose(data)
     assert found["mode"].severity == found["evidence"].severity == "fine"
 
 

@@ -77,7 +77,7 @@ def test_a_linear_model_from_any_weights(method: str, seed: int) -> None:
     x, y = regression_data()
     model = linear_network(seed, 10.0**seed)
     la = fitted(model, x, y, "regression", "full", prior=pw.Prior.layerwise(1.0))
-    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-9)
+    made = la.tune(method, at="linear_mode", train=(moved(x), moved(y)), tolerance=1e-9)
     top = best(x, y)
     assert made.trace.converged
     assert torch.allclose(made.prior.precision.log().cpu(), top[:2], atol=1e-6)
@@ -98,7 +98,7 @@ def test_where_it_ends_nothing_moves(method: str) -> None:
     """MacKay's fixed point holds at the mode that these precisions have, and the total derivative vanishes."""
     model, x, y = network()
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.groups({"0": 1.0, "2": 1.0}))
-    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-5, noise=False)
+    made = la.tune(method, at="linear_mode", train=(moved(x), moved(y)), tolerance=1e-5, parameters=["prior"])
     again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
     assert torch.allclose(again.linear_mode.displacement, made.linear_mode.displacement, atol=1e-3)
     parts = again.evidence()
@@ -138,7 +138,7 @@ def test_every_structure(structure: str) -> None:
         torch.manual_seed(3)
         model = built(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
     la = fitted(model, x, y, "classification", structure)
-    made = la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=1e-5)
+    made = la.tune(at="linear_mode", train=(moved(x), moved(y)), tolerance=1e-5)
     again = made.at_linear_mode((moved(x), moved(y)), tolerance=1e-12)
     theta = again.weights + again.linear_mode.displacement
     pull = float(made.prior.precision) * float(theta.square().sum())
@@ -149,7 +149,7 @@ def test_the_trace_and_the_start() -> None:
     """It begins at `P_g / |theta_g - mu_g|^2`, and every step has its decrement, gradient and products."""
     model, x, y = network()
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0, mean=0.1))
-    made = la.tune(mode="linear", data=(moved(x), moved(y)))
+    made = la.tune(at="linear_mode", train=(moved(x), moved(y)))
     weights = [parameter.detach() for parameter in model.parameters()]
     start = torch.stack([each.numel() / (each - 0.1).square().sum() for each in weights])
     assert torch.allclose(made.trace.precisions[0].cpu(), start)
@@ -159,7 +159,7 @@ def test_the_trace_and_the_start() -> None:
     assert trace.effective_dimensions.shape == trace.precisions.shape
     assert "products over the data" in repr(trace)
     assert trace.values[-1] == pytest.approx(max(trace.values), abs=1e-3)
-    given = la.tune(mode="linear", data=(moved(x), moved(y)), start=3.0).trace
+    given = la.tune(at="linear_mode", train=(moved(x), moved(y)), start=3.0).trace
     assert torch.allclose(given.precisions[0], torch.full_like(given.precisions[0], 3.0))
     assert given.values[-1] == pytest.approx(trace.values[-1], abs=0.02)
 
@@ -173,7 +173,7 @@ def test_covariance_under_rescaling() -> None:
         with torch.no_grad():
             model.weight.mul_(k)
         la = fitted(model, x / k, y, pw.Gaussian(0.4), "full", prior=pw.Prior.layerwise(1.0))
-        traces.append(la.tune(mode="linear", data=(moved(x / k), moved(y)), tolerance=1e-8).trace)
+        traces.append(la.tune(at="linear_mode", train=(moved(x / k), moved(y)), tolerance=1e-8).trace)
     first, second = traces
     assert torch.allclose(first.precisions[:, 0], 49 * second.precisions[:, 0], rtol=1e-6)
     assert torch.allclose(first.precisions[:, 1], second.precisions[:, 1], rtol=1e-6)
@@ -202,7 +202,7 @@ def test_groups_without_a_use_are_switched_off(method: str) -> None:
     y = y - basis @ (basis.T @ y)  # nothing in the targets that the others could explain
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0))
     with pytest.warns(pw.TuningWarning, match=r"'other.weight' switched off: less than 0.001 effective dimensions"):
-        made = la.tune(method, mode="linear", data=(moved(x), moved(y)), noise=False)
+        made = la.tune(method, at="linear_mode", train=(moved(x), moved(y)), parameters=["prior"])
     assert made.trace.converged
     assert float(made.evidence().effective_dimensions[1]) < 1e-3
     after = made.weights + made.linear_mode.displacement
@@ -217,7 +217,7 @@ def test_weights_at_the_priors_mean_keep_their_precision_at_the_start(method: st
     with torch.no_grad():
         model.bias.zero_()
     la = fitted(model, x, y, "regression", "full", prior=pw.Prior.layerwise([2.0, 3.0]))
-    made = la.tune(method, mode="linear", data=(moved(x), moved(y)), tolerance=1e-3)
+    made = la.tune(method, at="linear_mode", train=(moved(x), moved(y)), tolerance=1e-3)
     assert float(made.trace.precisions[0, 1]) == pytest.approx(3.0)
     assert torch.allclose(made.prior.precision.log().cpu(), best(x, y)[:2], atol=2e-3)
 
@@ -230,7 +230,7 @@ def test_other_priors(prior: pw.Prior) -> None:
     with warnings.catch_warnings():
         if prior.kind == "unitwise":
             warnings.filterwarnings("ignore", ".*switched off", pw.TuningWarning)
-        made = la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=1e-6, noise=False)
+        made = la.tune(at="linear_mode", train=(moved(x), moved(y)), tolerance=1e-6, parameters=["prior"])
     precision = made.prior.precision.log().clone().requires_grad_()
     value = made.log_evidence(prior=made.prior.with_precision(precision.exp()))
     (slope,) = torch.autograd.grad(value, precision)
@@ -243,12 +243,12 @@ def test_noise_alone_and_prior_alone() -> None:
     x, y = regression_data()
     data = moved(x), moved(y)
     la = fitted(linear_network(0), x, y, pw.Gaussian(0.9), "full", prior=1.5)
-    alone = la.tune(mode="linear", data=data, prior=False, tolerance=1e-9)
+    alone = la.tune(at="linear_mode", train=data, parameters=["noise"], tolerance=1e-9)
     assert alone.prior is la.prior
     values = {noise: marginal(x, y, 1.5, 1.5, noise) for noise in (alone.likelihood.noise * f for f in (0.99, 1, 1.01))}
     assert max(values, key=lambda noise: values[noise]) == alone.likelihood.noise
     assert float(alone.log_evidence()) == pytest.approx(values[alone.likelihood.noise], abs=1e-8)
-    held = la.tune(mode="linear", data=data, noise=False, tolerance=1e-9)
+    held = la.tune(at="linear_mode", train=data, parameters=["prior"], tolerance=1e-9)
     assert held.likelihood.noise == 0.9
     p = float(held.prior.precision)
     assert marginal(x, y, p, p, 0.9) > max(marginal(x, y, p * f, p * f, 0.9) for f in (0.99, 1.01))
@@ -260,7 +260,7 @@ def test_a_loader_read_anew() -> None:
     la = fitted(linear_network(0), x, y, "regression", "full", prior=pw.Prior.layerwise(1.0))
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     before = snapshot(la.model)
-    made = la.tune(mode="linear", data=loader, memory=100, tolerance=1e-6)
+    made = la.tune(at="linear_mode", train=loader, memory=100, tolerance=1e-6)
     assert changed(la.model, before) == []
     assert torch.allclose(made.prior.precision.log().cpu(), best(x, y)[:2], atol=1e-4)
 
@@ -275,7 +275,7 @@ def test_the_trained_weights_again() -> None:
     assert torch.allclose(after.prior.precision, plain.prior.precision)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pw.TuningWarning)
-        kept = at.tune("grid", grid=[0.5, 1.0, 2.0], data=(moved(x), moved(y)))
+        kept = at.tune("grid", grid=[0.5, 1.0, 2.0], validation=(moved(x), moved(y)))
     assert kept.linear_mode is at.linear_mode
 
 
@@ -284,7 +284,7 @@ def test_too_few_turns() -> None:
     model, x, y = network()
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=pw.Prior.layerwise(1.0))
     with pytest.warns(pw.TuningWarning, match=r"Tuning did not converge: 2 turns were not enough"):
-        made = la.tune(mode="linear", data=(moved(x), moved(y)), steps=2, tolerance=1e-9)
+        made = la.tune(at="linear_mode", train=(moved(x), moved(y)), steps=2, tolerance=1e-9)
     assert not made.trace.converged and not made.linear_mode.converged
     assert made.evidence().where == "the mode of the linear model"
     assert made.trace.values[-1] == pytest.approx(float(made.log_evidence()), abs=1e-6)
@@ -381,7 +381,7 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
         turned_back.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            la.tune(mode="linear", data=data, tolerance=1e-5, steps=30)
+            la.tune(at="linear_mode", train=data, tolerance=1e-5, steps=30)
         return len(turned_back)
 
     assert tune() > 0
@@ -392,18 +392,21 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "linear"}, r"mode='linear' passes over the training data; give it as data="),
-        ({"mode": "liner", "data": ()}, r"mode='liner' is not known; did you mean 'linear'\?"),
-        ({"mode": None}, r"mode=None is not known; Known: trained, linear"),
+        ({"at": "linear_mode"}, r"at='linear_mode' passes over the training data; give it as train="),
+        ({"at": "liner_mode", "train": ()}, r"at='liner_mode' is not known; did you mean 'linear_mode'\?"),
+        ({"at": None}, r"at=None is not known; Known: trained_weights, linear_mode"),
         (
-            {"mode": "linear", "method": "validation", "data": ()},
-            r"mode='linear' with method='validation', whose score",
+            {"at": "linear_mode", "method": "validation", "train": ()},
+            r"at='linear_mode' with method='validation', whose score",
         ),
-        ({"mode": "linear", "method": "grid"}, r"mode='linear' with method='grid'.*use method='evidence'"),
-        ({"data": ()}, r"data= was given.*needs none at the trained weights; use mode='linear' with the training data"),
-        ({"memory": 1e9}, r"memory= and progress= are for passes over the training data, with mode='linear'"),
-        ({"mode": "linear", "data": (), "temperature": True}, r"The evidence cannot choose a temperature"),
-        ({"mode": "linear", "data": (), "grid": [1.0]}, r"grid= was given, but method='evidence' has none"),
+        ({"at": "linear_mode", "method": "grid"}, r"at='linear_mode' with method='grid'.*use method='evidence'"),
+        ({"train": ()}, r"train= was given.*use at='linear_mode' with it"),
+        ({"memory": 1e9}, r"memory= and progress= are for passes over the training data, with at='linear_mode'"),
+        (
+            {"at": "linear_mode", "train": (), "parameters": ["temperature"]},
+            r"The evidence cannot choose a temperature",
+        ),
+        ({"at": "linear_mode", "train": (), "grid": [1.0]}, r"grid= was given, but method='evidence' has none"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], words: str) -> None:

@@ -28,7 +28,7 @@ def test_row_01_a_grid_takes_its_best(scored: str, order: int) -> None:
     new = normal(60, 3, seed=6)
     labels = (0.6 * model(new).detach() - torch.rand(60, 3, dtype=torch.float64).log().neg().log()).argmax(-1)
     data = (moved(new), moved(labels)) if scored == "validation" else None
-    tuned = la.tune("grid", grid=grid, data=data)
+    tuned = la.tune("grid", grid=grid, validation=data)
     scores = [
         float(la.log_evidence(prior=value)) if data is None else -pw.validation_nll(la.with_prior(value), data)
         for value in grid
@@ -49,7 +49,7 @@ def test_row_02_a_grid_in_regression_scores_the_variance_too(scored: str) -> Non
     grid = [10.0 ** (place / 2) for place in range(-8, 13)]
     new = normal(60, 3, seed=6)
     data = (moved(new), moved(model(new).detach() + 0.3 * normal(60, 1, seed=7))) if scored == "validation" else None
-    tuned = la.tune("grid", grid=grid, data=data)
+    tuned = la.tune("grid", grid=grid, validation=data)
     assert tuned.trace is not None
     assert len(set(tuned.trace.values)) == len(grid)
     assert 0 < tuned.trace.best < len(grid) - 1

@@ -96,7 +96,7 @@ def variances(
     """The tuned posterior, and the variances of the outputs at the data."""
     la = pw.fit(model, (x, y), "classification", structure=structure, prior=prior)
     method = "fixed_point" if steps == TURNS else "evidence"  # which is faster, at switching groups off too
-    la = la.tune(method, mode="linear", data=(x, y), tolerance=1e-6, steps=steps)
+    la = la.tune(method, at="linear_mode", train=(x, y), tolerance=1e-6, steps=steps)
     return la, la.functional(x, variance_only=True).cov
 
 

@@ -32,9 +32,9 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "one limit": ({"limits": 5}, "limits=5: expected two positive precisions"),
     "limits of words": ({"limits": ("a", "b")}, "expected two positive precisions"),
     "limits reversed": ({"limits": (2.0, 1.0)}, "the smaller first"),
-    "a prior for a switch": ({"prior": pw.Prior.scalar(2.0)}, "expected True or False.*start="),
-    "a noise for a switch": ({"noise": 0.3}, "noise=0.3.*expected True or False.*with_noise"),
-    "a temperature for a switch": ({"temperature": 2.0}, "expected True or False.*with_temperature"),
+    "a prior for a switch": ({"prior": pw.Prior.scalar(2.0)}, "no option 'prior'; did you mean 'parameters'"),
+    "a noise for a switch": ({"parameters": 0.3}, "parameters=0.3: expected a list"),
+    "a temperature for a switch": ({"parameters": [2.0]}, "parameters has 2.0; Known: prior, noise"),
     "one number as grid": ({"method": "grid", "grid": 5.0}, "grid=5.0: expected numbers, or a mapping"),
     "words as grid": ({"method": "grid", "grid": "fine"}, "grid='fine': expected numbers"),
     "words in a grid": ({"method": "grid", "grid": ["a"]}, "expected positive numbers"),
@@ -42,12 +42,12 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "an empty grid": ({"method": "grid", "grid": {}}, "grid has no values"),
     "options of predict": ({"predict": "mc"}, "predict='mc': expected a mapping"),
     "a fixed prior with values": (
-        {"method": "grid", "prior": False, "grid": {"prior": [0.1, 1.0], "noise": [0.3, 0.5]}},
-        "prior=False was given, and the grid has values for it",
+        {"method": "grid", "parameters": ["noise"], "grid": {"prior": [0.1, 1.0], "noise": [0.3, 0.5]}},
+        "The grid has values for prior",
     ),
     "a fixed noise with values": (
-        {"method": "grid", "noise": False, "grid": {"prior": [0.1, 1.0], "noise": [0.3, 0.5]}},
-        "noise=False was given, and the grid has values for it",
+        {"method": "grid", "parameters": ["prior"], "grid": {"prior": [0.1, 1.0], "noise": [0.3, 0.5]}},
+        "The grid has values for noise",
     ),
 }
 
@@ -158,8 +158,8 @@ def test_large_counts_in_float32_have_their_evidence() -> None:
 def test_one_short_step_of_the_fixed_point_is_no_convergence(away: float) -> None:
     """Begun near the top, the first update is short; how slowly the rest shrink is not known from it."""
     la = regression(2.0, structure="diag")
-    top = la.tune(noise=False).prior.precision
-    near = la.tune("fixed_point", start=pw.Prior.scalar(top * (1 + away)), noise=False)
+    top = la.tune(parameters=["prior"]).prior.precision
+    near = la.tune("fixed_point", start=pw.Prior.scalar(top * (1 + away)), parameters=["prior"])
     assert relative(near.prior.precision, top) < 1e-6
 
 

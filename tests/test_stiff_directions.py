@@ -225,9 +225,9 @@ def test_tuning_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same precisions and evidence, whatever was in the plane."""
     la, data = classifier("kron", prior=pw.Prior.scalar(1.0))
     monkeypatch.setattr(solver, "PATIENCE", 1)
-    some = la.tune(mode="linear", data=data, tolerance=1e-4)
+    some = la.tune(at="linear_mode", train=data, tolerance=1e-4)
     monkeypatch.setattr(find, "MOST", 0)
-    none = la.tune(mode="linear", data=data, tolerance=1e-4)
+    none = la.tune(at="linear_mode", train=data, tolerance=1e-4)
     assert torch.allclose(some.prior.precision.log(), none.prior.precision.log(), atol=2e-3)
     assert float(some.log_evidence()) == pytest.approx(float(none.log_evidence()), abs=1e-4)
 
@@ -247,7 +247,7 @@ def test_a_turn_takes_ten_products_at_most(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Solver, "solve", counted)
     la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.layerwise(1.0))
     with pytest.warns(pw.TuningWarning, match="switched off"):
-        la.tune(mode="linear", data=(moved(x), moved(y)), tolerance=0.05)
+        la.tune(at="linear_mode", train=(moved(x), moved(y)), tolerance=0.05)
     assert 9 <= max(taken) <= 10
 
 

@@ -153,7 +153,7 @@ def test_a_newton_step_is_taken_where_a_fifth_of_the_curvature_is_left() -> None
         {"method": "fixed_point", "limits": (1e-4, 1e-3)},
         {"method": "grid", "grid": [1e-5, 1e-4]},
         {"method": "validation", "steps": 2},
-        {"mode": "linear", "limits": (1e-4, 1e-3)},
+        {"at": "linear_mode", "limits": (1e-4, 1e-3)},
     ],
     ids=["evidence", "fixed_point", "grid", "validation", "linear"],
 )
@@ -163,7 +163,9 @@ def test_warnings_of_tuning_point_at_the_call(options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE)
     data = torch.randn(20, 3).double().to(DEVICE), torch.randn(20, 2).double().to(DEVICE)
     la = pw.fit(model, data, pw.Gaussian(0.5))
-    given = {"data": data} if options.get("method") == "validation" or "mode" in options else {}
+    given = (
+        {"validation": data} if options.get("method") == "validation" else {"train": data} if "at" in options else {}
+    )
     with pytest.warns(pw.TuningWarning) as found:
         la.tune(**given, **options)
     assert {each.filename for each in found} == {__file__}

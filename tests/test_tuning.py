@@ -205,7 +205,7 @@ def test_prior_and_noise_apart(which: str, method: Any) -> None:
     """What is not asked for stays; what is, is at its own optimum."""
     model, x, y = regression_network()
     la = fitted(model, x, y, pw.Gaussian(0.7), "kron", prior=0.3)
-    tuned = la.tune(method, prior=which == "prior", noise=which == "noise")
+    tuned = la.tune(method, parameters=[which])
     if which == "prior":
         assert float(tuned.likelihood.scale) == float(la.likelihood.scale)
         at = tuned.prior.precision.clone().requires_grad_()
@@ -343,7 +343,7 @@ def test_a_grid_shows_its_curve_and_takes_its_best() -> None:
     assert float(both.prior.precision) == values[best // 3]
     assert float(both.likelihood.scale) ** -0.5 == pytest.approx([0.2, 0.4, 0.8][best % 3])
     new = moved(normal(12, 3, seed=8)), moved(normal(12, 2, seed=9))
-    scored = la.tune("grid", grid={"prior": [0.1, 1.0, 10.0], "temperature": [0.5, 2.0]}, data=new)
+    scored = la.tune("grid", grid={"prior": [0.1, 1.0, 10.0], "temperature": [0.5, 2.0]}, validation=new)
     expected = [
         pw.validation_nll(la.with_prior(p).with_temperature(t), new) for p in (0.1, 1.0, 10.0) for t in (0.5, 2.0)
     ]
@@ -392,9 +392,11 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
     la = pw.fit(model.to(DEVICE), data, family, structure="kron", prior=pw.Prior.layerwise([1.0, 2.0, 1.0, 4.0]))
     data.closed = True
     held_out = moved(new), moved(targets)
-    for options in ({}, {"temperature": True}, {"prior": False, "temperature": True}):
-        tuned = la.tune("validation", data=held_out, **options)
-        again = la.tune("validation", data=held_out, **options)
+    noise = [] if family == "classification" else ["noise"]
+    for given in (None, ["prior", *noise, "temperature"], [*noise, "temperature"]):
+        options = {} if given is None else {"parameters": given}
+        tuned = la.tune("validation", validation=held_out, **options)
+        again = la.tune("validation", validation=held_out, **options)
         assert torch.equal(tuned.prior.precision, again.prior.precision) and tuned.trace.values == again.trace.values
         assert tuned.trace.objective == "validation NLL"
         assert not any("allowed" in told for told in tuned.trace.warnings)  # inside all limits
@@ -434,7 +436,7 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
     data = moved(case.x), moved(case.y)
     assert pw.validation_nll(la, data, link="mc") == 2.0
     with pytest.warns(pw.TuningWarning, match="smallest value"):
-        la.tune("grid", grid=[0.5, 1.0], data=data, predict={"method": "sampled"})
+        la.tune("grid", grid=[0.5, 1.0], validation=data, predict={"method": "sampled"})
     assert asked == [{"link": "mc"}, {"method": "sampled"}, {"method": "sampled"}]
 
 
@@ -454,8 +456,8 @@ def test_scores_are_those_of_predictions(name: str, structure: str, prior: str, 
     la = case.fit(structure, prior=PRIORS[prior])
     number = len(case.y)
     batches = [(moved(case.x[place]), moved(case.y[place])) for place in (slice(0, 2), slice(2, 3), slice(3, number))]
-    tuned = la.tune("grid", grid={"prior": [0.3, 4.0], "temperature": [1.0, 5.0]}, data=batches, predict=options)
-    tuned_by_search = la.tune("validation", data=batches, predict=options, steps=2)
+    tuned = la.tune("grid", grid={"prior": [0.3, 4.0], "temperature": [1.0, 5.0]}, validation=batches, predict=options)
+    tuned_by_search = la.tune("validation", validation=batches, predict=options, steps=2)
     for trace in (tuned.trace, tuned_by_search.trace):
         settings = list(zip(trace.values, trace.precisions, trace.temperatures, strict=True))
         for value, precision, temperature in settings[::3]:
@@ -481,7 +483,7 @@ def test_validation_data_in_buffers_that_are_written_over(method: Any) -> None:
                 yield held
 
     options: Any = {"grid": [0.01, 0.1, 1.0, 10.0]} if method == "grid" else {}
-    made = [la.tune(method, data=data, **options) for data in (Reused(), cut(new, targets, [10] * 4))]
+    made = [la.tune(method, validation=data, **options) for data in (Reused(), cut(new, targets, [10] * 4))]
     assert torch.equal(made[0].prior.precision, made[1].prior.precision)
     assert made[0].trace.values == made[1].trace.values
     assert min(made[0].trace.values) == pytest.approx(pw.validation_nll(made[0], Reused()))
@@ -495,13 +497,13 @@ def test_jacobians_are_pulled_back_once(monkeypatch: pytest.MonkeyPatch) -> None
     data = moved(normal(9, 3, seed=7)), moved(normal(9, 2, seed=6))
     passes, pull = [], Tape.pull
     monkeypatch.setattr(Tape, "pull", lambda self, *given: passes.append(self.examples) or pull(self, *given))
-    la.tune("validation", data=data)
+    la.tune("validation", validation=data)
     assert passes == [9]
     passes.clear()
-    la.tune("grid", grid=[0.01, 0.1, 1.0], data=data, predict={"memory": 1.0})
+    la.tune("grid", grid=[0.01, 0.1, 1.0], validation=data, predict={"memory": 1.0})
     assert passes == [1] * 9
     passes.clear()
-    la.tune("validation", data=data, predict={"memory": 1.0}, steps=1)
+    la.tune("validation", validation=data, predict={"memory": 1.0}, steps=1)
     assert len(passes) > 18 and len(passes) % 9 == 0  # a pass for the first line, one for the simplex, and more
 
 
@@ -511,11 +513,11 @@ def test_validation_of_many_outputs_and_of_none() -> None:
     model = built(nn.Linear(2, 300))
     la = fitted(model, normal(4, 2), torch.arange(4), "classification", "diag")
     data = moved(normal(3, 2, seed=2)), moved(torch.arange(3))
-    tuned = la.tune("grid", grid=[0.5, 2.0], data=data)
+    tuned = la.tune("grid", grid=[0.5, 2.0], validation=data)
     for value, precision in zip(tuned.trace.values, (0.5, 2.0), strict=True):
         assert value == pytest.approx(pw.validation_nll(la.with_prior(precision), data), rel=1e-12)
     with pytest.raises(ValueError, match="data has no examples"):
-        la.tune("grid", grid=[0.5, 2.0], data=[])
+        la.tune("grid", grid=[0.5, 2.0], validation=[])
 
 
 def test_what_cannot_be_asked() -> None:
@@ -525,24 +527,27 @@ def test_what_cannot_be_asked() -> None:
     la, other = case.fit("kron"), table("mlp").fit("kron")
     refused: list[tuple[Any, str]] = [
         (lambda: la.tune("evidense"), "method='evidense' is not known; did you mean 'evidence'. Known: evidence"),
-        (lambda: la.tune(temperature=True), "The evidence cannot choose a temperature.*method='validation'"),
-        (lambda: la.tune("fixed_point", temperature=True), "The evidence cannot choose a temperature"),
+        (lambda: la.tune(parameters=["temperature"]), "The evidence cannot choose a temperature.*method='validation'"),
+        (
+            lambda: la.tune("fixed_point", parameters=["prior", "temperature"]),
+            "The evidence cannot choose a temperature",
+        ),
         (lambda: la.tune("grid", grid={"temperature": [1.0, 2.0]}), "The evidence cannot choose a temperature"),
-        (lambda: la.tune("validation"), r"data that was not trained on; give it as data=\(x, y\)"),
-        (lambda: la.tune("validation", data=iter([data])), "one-shot iterator"),
-        (lambda: la.tune("validation", data=[]), "no examples"),
-        (lambda: la.tune(data=data), "data= was given, but method='evidence' needs none"),
+        (lambda: la.tune("validation"), r"data that was not trained on; give it as validation=\(x, y\)"),
+        (lambda: la.tune("validation", validation=iter([data])), "one-shot iterator"),
+        (lambda: la.tune("validation", validation=[]), "no examples"),
+        (lambda: la.tune(validation=data), "validation= was given, but method='evidence' needs none"),
         (lambda: la.tune(grid=[1.0]), "grid= was given, but method='evidence' has none"),
         (lambda: la.tune("grid", grid=[1.0, -2.0]), "expected positive numbers"),
         (lambda: la.tune("grid", grid=[]), "expected positive numbers"),
         (lambda: la.tune("grid", grid={"precision": [1.0]}), "expected 'prior', 'noise' and 'temperature'"),
-        (lambda: la.tune("grid", noise=True), "needs its values"),
-        (lambda: la.tune("grid", prior=False, noise=True), "needs the values"),
-        (lambda: la.tune(prior=False, noise=False), "nothing to tune"),
+        (lambda: la.tune("grid", parameters=["prior", "noise"]), "needs its values"),
+        (lambda: la.tune("grid", parameters=["noise"]), "needs the values"),
+        (lambda: la.tune(parameters=[]), "nothing to tune"),
         (lambda: la.tune(limits=(1.0, 0.1)), "the smaller first"),
         (lambda: la.tune(start=-1.0), "positive finite"),
         (lambda: la.tune(start=torch.ones(3)), "3 precisions were given"),
-        (lambda: other.tune(noise=True), "Categorical has no noise"),
+        (lambda: other.tune(parameters=["noise"]), "parameters has 'noise', but Categorical has none"),
     ]
     for ask, words in refused:
         with pytest.raises(ValueError, match=words):
@@ -609,7 +614,7 @@ def test_edges_of_grids_and_searches_are_warned_about() -> None:
     warned(la, "The best prior is at the smallest value of its grid", "grid", grid=[100.0, 1000.0])
     warned(la, "The best prior is at the largest value of its grid", "grid", grid=[1e-5, 1e-4])
     data = moved(normal(9, 3, seed=7)), moved(normal(9, 2, seed=6))
-    warned(la, "Tuning did not converge", "validation", data=data, steps=2)
+    warned(la, "Tuning did not converge", "validation", validation=data, steps=2)
 
 
 @pytest.mark.parametrize(("structure", "prior"), [("kron", "layerwise"), ("kron", "unitwise"), ("full", "layerwise")])

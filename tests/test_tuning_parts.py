@@ -571,10 +571,13 @@ def test_precisions_to_begin_with() -> None:
     assert alternate.begun(flat, asked).prior.precision.tolist() == pytest.approx([0.5, 2 / 0.7, 1 / 0.2])
 
 
+EVERY = ("prior", "noise", "temperature")
+
+
 def settings(noise_there: bool = True, **given: Any) -> Any:
     """What `tune` makes of what it was asked for."""
     likelihood = SimpleNamespace(with_noise=None) if noise_there else SimpleNamespace()
-    usual: dict[str, Any] = {"method": "evidence", "prior": True, "noise": None, "temperature": False, "data": None}
+    usual: dict[str, Any] = {"method": "evidence", "parameters": None, "train": None, "validation": None}
     usual |= {
         "grid": None,
         "steps": None,
@@ -588,27 +591,33 @@ def settings(noise_there: bool = True, **given: Any) -> Any:
 
 def test_what_tune_does_unless_it_is_told() -> None:
     """Noise where there is one, on a grid where it has values; steps for each number that is searched."""
-    linear = Passing("linear")
+    linear = Passing("linear_mode")
     for given, noise, steps, tolerance in (
         ({}, True, 400, 1e-6),
-        ({"noise": False}, False, 200, 1e-6),
+        ({"parameters": ["prior"]}, False, 200, 1e-6),
         ({"noise_there": False}, False, 200, 1e-6),
         ({"method": "fixed_point"}, True, 2000, 1e-7),
-        ({"method": "validation", "data": ()}, True, 120, 1e-3),
-        ({"method": "validation", "data": (), "temperature": True}, True, 180, 1e-3),
+        ({"method": "validation", "validation": ()}, True, 120, 1e-3),
+        ({"method": "validation", "validation": (), "parameters": EVERY}, True, 180, 1e-3),
         ({"method": "grid"}, False, 0, 0.0),
         ({"method": "grid", "grid": {"prior": [1.0], "noise": [1.0]}}, True, 0, 0.0),
-        ({"method": "grid", "noise": True}, True, 0, 0.0),
-        ({"passing": linear, "data": ()}, True, 100, 1e-2),
-        ({"passing": linear, "data": (), "method": "fixed_point", "steps": 7, "tolerance": 0.5}, True, 7, 0.5),
-        ({"prior": False}, True, 200, 1e-6),
+        ({"method": "grid", "parameters": ("prior", "noise")}, True, 0, 0.0),
+        ({"passing": linear, "train": ()}, True, 100, 1e-2),
+        ({"passing": linear, "train": (), "method": "fixed_point", "steps": 7, "tolerance": 0.5}, True, 7, 0.5),
+        ({"parameters": ["noise"]}, True, 200, 1e-6),
     ):
         made = settings(**given)
         assert (made.noise, made.steps, made.tolerance) == (noise, steps, tolerance), given
-        assert made.limits == (0.1, 10.0) and made.predict == {} and made.prior is given.get("prior", True)
-    assert settings(method="grid", data=(), grid={"temperature": [1.0]}).temperature is True
+        assert (
+            made.limits == (0.1, 10.0)
+            and made.predict == {}
+            and made.prior is ("prior" in given.get("parameters", EVERY))
+        )
+    assert settings(method="grid", validation=(), grid={"temperature": [1.0]}).temperature is True
     assert not settings(method="grid", grid=[1.0]).temperature and settings(steps=1).steps == 1
-    assert settings(method="validation", data=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
+    assert (
+        settings(method="validation", validation=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
+    )
     assert pw.tuning.options.LIMITS == (1e-10, 1e10) and pw.tuning.options.TEMPERATURES == (1e-4, 1e4)
 
 
@@ -617,39 +626,69 @@ def test_what_tune_does_unless_it_is_told() -> None:
     [
         ({"method": 3}, TypeError, "method is a int; expected one of evidence, fixed_point, validation, grid. Val"),
         ({"method": "gridd"}, ValueError, "method='gridd' is not known; did you mean 'grid'. Known: evidence"),
-        ({"passing": Passing("linear")}, ValueError, "mode='linear' passes over the training data"),
+        (
+            {"passing": Passing("linear_mode")},
+            ValueError,
+            "at='linear_mode' passes over the training data; give it as train=",
+        ),
         ({"passing": Passing(memory=1.0)}, ValueError, "memory= and progress= are for passes"),
         ({"passing": Passing(progress=True)}, ValueError, "memory= and progress= are for passes"),
-        ({"passing": Passing("linear"), "method": "validation"}, ValueError, "whose score does not depend on a mode"),
-        ({"passing": Passing("far")}, ValueError, "mode='far' is not known; .*Known: trained, linear"),
-        ({"prior": 1}, TypeError, r"tune\(prior=1\): expected True or False, whether to tune it; start= takes another"),
-        ({"temperature": 1}, TypeError, r"tune\(temperature=1\): .*la.with_temperature"),
-        ({"noise": 1.0}, TypeError, r"tune\(noise=1.0\): .*la.with_noise"),
+        (
+            {"passing": Passing("linear_mode"), "method": "validation"},
+            ValueError,
+            "whose score does not depend on a mode",
+        ),
+        ({"passing": Passing("far")}, ValueError, "at='far' is not known; .*Known: trained_weights, linear_mode"),
+        ({"parameters": "prior"}, TypeError, r"parameters='prior': expected a list, such as \['prior', 'noise'\]"),
+        ({"parameters": 1}, TypeError, "parameters=1: expected a list"),
+        ({"parameters": ["nois"]}, ValueError, "parameters has 'nois'; did you mean 'noise'. Known: prior, noise"),
+        ({"parameters": [1]}, ValueError, "parameters has 1; Known: prior, noise, temperature"),
+        ({"train": ()}, ValueError, "train= was given, but nothing here passes over the training data"),
         ({"steps": True}, ValueError, "steps=True: expected a positive whole number"),
         ({"steps": 0}, ValueError, "steps=0: expected a positive whole number"),
         ({"steps": 1.5}, ValueError, "steps=1.5: expected"),
         ({"tolerance": 0.0}, ValueError, "tolerance=0.0: expected a positive number"),
         ({"predict": [1]}, TypeError, r"predict=\[1\]: expected a mapping"),
         ({"predict": {"link": "mc"}}, ValueError, "predict= was given, but method='evidence' makes no predictions"),
-        ({"method": "grid", "data": (), "predict": {"mean": "linear"}}, ValueError, "expected the network's own mean"),
+        (
+            {"method": "grid", "validation": (), "predict": {"mean": "linear_mode"}},
+            ValueError,
+            "expected the network's own mean",
+        ),
         ({"method": "grid", "grid": 1.0}, TypeError, "grid=1.0: expected numbers, or a mapping"),
         ({"method": "grid", "grid": {}}, ValueError, "grid has no values"),
-        ({"method": "grid", "grid": [1.0], "prior": False}, ValueError, "prior=False was given, and the grid"),
         (
-            {"method": "grid", "grid": {"noise": [1.0]}, "noise": False},
+            {"method": "grid", "grid": [1.0], "parameters": ["noise"]},
             ValueError,
-            "noise=False was given, and the grid",
+            r"The grid has values for prior, which parameters=\['noise'\] leaves out",
         ),
-        ({"noise": True, "noise_there": False}, ValueError, "noise=True was given, but SimpleNamespace has no noise"),
-        ({"temperature": True}, ValueError, "The evidence cannot choose a temperature"),
-        ({"temperature": True, "method": "fixed_point"}, ValueError, "The evidence cannot choose a temperature"),
-        ({"temperature": True, "method": "grid"}, ValueError, "The evidence cannot choose a temperature"),
-        ({"temperature": True, "passing": Passing("linear"), "data": ()}, ValueError, "The evidence cannot choose"),
-        ({"data": ()}, ValueError, "data= was given, but method='evidence' needs none"),
-        ({"data": (), "method": "fixed_point"}, ValueError, "data= was given, but method='fixed_point' needs none"),
+        (
+            {"method": "grid", "grid": {"noise": [1.0]}, "parameters": ["prior"]},
+            ValueError,
+            "The grid has values for noise, which",
+        ),
+        (
+            {"parameters": ["noise"], "noise_there": False},
+            ValueError,
+            "parameters has 'noise', but SimpleNamespace has none",
+        ),
+        ({"parameters": EVERY}, ValueError, "The evidence cannot choose a temperature"),
+        ({"parameters": EVERY, "method": "fixed_point"}, ValueError, "The evidence cannot choose a temperature"),
+        ({"parameters": EVERY, "method": "grid"}, ValueError, "The evidence cannot choose a temperature"),
+        (
+            {"parameters": EVERY, "passing": Passing("linear_mode"), "train": ()},
+            ValueError,
+            "The evidence cannot choose",
+        ),
+        ({"validation": ()}, ValueError, "validation= was given, but method='evidence' needs none"),
+        (
+            {"validation": (), "method": "fixed_point"},
+            ValueError,
+            "validation= was given, but method='fixed_point' needs none",
+        ),
         ({"grid": [1.0]}, ValueError, "grid= was given, but method='evidence' has none"),
-        ({"grid": [1.0], "method": "validation", "data": ()}, ValueError, "but method='validation' has none"),
-        ({"prior": False, "noise": False}, ValueError, "There is nothing to tune"),
+        ({"grid": [1.0], "method": "validation", "validation": ()}, ValueError, "but method='validation' has none"),
+        ({"parameters": []}, ValueError, "there is nothing to tune"),
         ({"limits": (1.0,)}, ValueError, r"limits=\(1.0,\): expected two positive precisions"),
     ],
     ids=str,
@@ -696,9 +735,9 @@ def test_axes_of_a_grid() -> None:
         "temperature": [2.0, 1.0],
     }
     for given, words in (
-        ({"grid": None, "prior": False}, "prior=False on a grid needs the values of what is left"),
+        ({"grid": None, "prior": False}, "A grid without the prior needs the values of what is tuned"),
         ({"grid": {"precision": [1.0]}}, r"grid has values for \['precision'\]; expected 'prior'"),
-        ({"grid": [1.0], "noise": True}, "noise=True on a grid needs its values"),
+        ({"grid": [1.0], "noise": True}, "The noise on a grid needs its values"),
         ({"grid": {"prior": []}}, r"grid: the values for 'prior' are \[\]; expected positive numbers"),
         ({"grid": {"noise": [1.0, -1.0]}}, "the values for 'noise' are"),
         ({"grid": {"noise": 1.0}}, "the values for 'noise' are 1.0"),
@@ -757,7 +796,15 @@ def scored(
     for module in (by_validation, by_grid):
         monkeypatch.setattr(module, "Scores", lambda la, data, predict: SimpleNamespace(of=of))
         monkeypatch.setattr(module, "repeated", lambda data, device: data)
-    usual = {"method": by, "prior": True, "noise": True, "temperature": True, "data": (), "grid": None, "steps": 300}
+    usual = {
+        "method": by,
+        "prior": True,
+        "noise": True,
+        "temperature": True,
+        "validation": (),
+        "grid": None,
+        "steps": 300,
+    }
     usual |= {"tolerance": 1e-4, "limits": (1e-3, 1e3), "predict": {}} | given
     la = Scored(given.get("start", pw.Prior.layerwise([4.0, 1.0])))
     with warnings.catch_warnings():

@@ -379,7 +379,7 @@ def test_warning() -> None:
         la.update((far, y))
     assert caught[0].filename == __file__
     with pytest.warns(pw.RoundingWarning) as caught:
-        la.tune(prior=False)
+        la.tune(parameters=["noise"])
     assert caught[-1].filename == __file__
     assert la.diagnose((far, y))["rounding"].severity == "warning"
 

@@ -45,7 +45,7 @@ def classify() -> None:
     la = pw.fit(model, DataLoader(TensorDataset(x, y), batch_size=20), "classification", structure="kron")
     assert_type(la, pw.Laplace)
     la = assert_type(la.tune(), pw.Laplace)
-    la = assert_type(la.tune("validation", data=data(30, seed=2)), pw.Laplace)
+    la = assert_type(la.tune("validation", validation=data(30, seed=2)), pw.Laplace)
     assert_type(la.trace, pw.Trace | None)
     assert_type(la.D, int)
     assert_type(la.prior, pw.Prior)

@@ -54,10 +54,10 @@ def solves(case: Case) -> dict[str, Any]:
         began = time.perf_counter()
         usual = TIGHT[True] if quick else {"tolerance": TOLERANCE, "steps": TURNS}
         with counted() as solved:
-            tuned = posterior.with_prior(layerwise()).tune(mode="linear", data=batches, **usual)
+            tuned = posterior.with_prior(layerwise()).tune(at="linear_mode", train=batches, **usual)
         tuning = time.perf_counter() - began
         said(f"  tuned in {tuning:.1f} s, {len(tuned.trace)} turns and {tuned.linear_mode.products:g} products")
-        exact = tuned.tune(mode="linear", data=batches, start=tuned.prior, **TIGHT[quick])
+        exact = tuned.tune(at="linear_mode", train=batches, start=tuned.prior, **TIGHT[quick])
         said(f"  to {TIGHT[quick]['tolerance']:g}: {exact.linear_mode.products:g} products more")
         from_trained = posterior.with_prior(tuned.prior)
         after_turn = tuned.with_prior(moved(tuned.prior))

@@ -189,11 +189,11 @@ def tuned(la: pw.Laplace, way: Way, start: pw.Prior, task: Task, turns: int = TU
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pw.TuningWarning)
         if way.mode == "validation":
-            return began.tune("validation", data=task.validation, limits=(1e-4, 1e8))
+            return began.tune("validation", validation=task.validation, limits=(1e-4, 1e8))
         if way.mode == "linear":
             # Logarithms of precisions to a twentieth are enough here; one turn alone is to see that it runs.
             tolerance = 0.05 if turns > 1 else 5.0
-            return began.tune(mode="linear", data=task.train, tolerance=tolerance, steps=turns)
+            return began.tune(at="linear_mode", train=task.train, tolerance=tolerance, steps=turns)
         return began.tune()
 
 
@@ -252,7 +252,7 @@ def curve(la: pw.Laplace, task: Task, low: float, high: float, count: int = 13) 
 
     def at(value: float) -> pw.Laplace:
         made = la.with_prior(value)
-        return made.tune(prior=False) if noisy else made
+        return made.tune(parameters=["noise"]) if noisy else made
 
     return Curve([(value, judged(at(value), short)["nll"]) for value in values], own)
 

@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> Landscape:
     train(model, pair, F.cross_entropy, epochs=20 if asked.quick else 100, batch=len(pair[0]), rate=1e-2)
     settle(model, pair[0])
     la = pw.fit(model, pair, "classification", structure="full")
-    la = la.tune(mode="linear", data=pair, tolerance=0.05)
+    la = la.tune(at="linear_mode", train=pair, tolerance=0.05)
     made = landscape(model, la, pair, 11 if asked.quick else 61)
     draw(made, asked.out / "landscape.png")
     interactive(made, asked.out / "landscape.html")

@@ -184,7 +184,7 @@ def compare(data: Data, console: Console, epochs: int) -> tuple[list[Scores], di
             la = pw.fit(model, data.train, "classification", weights=weights, structure="kron")
         for way in ("evidence", "validation"):
             with stage(console, f"Laplace, {what}: its prior by {way}, and predictions"):
-                tuned = la.tune() if way == "evidence" else la.tune("validation", data=data.validation)
+                tuned = la.tune() if way == "evidence" else la.tune("validation", validation=data.validation)
                 probs, probs_unknown = tuned.predict(x_test).probs, tuned.predict(data.unknown).probs
             name = f"Laplace, {what}, {way}"
             posteriors[name] = tuned

@@ -21,7 +21,7 @@ from .curvature.stream import Source
 from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood
 from .messages.arguments import checked_generator
-from .messages.names import named, nearest, spelled
+from .messages.names import named, spelled
 from .network.batches import Batches
 from .network.identity import Identity
 from .network.isolation import plainly
@@ -36,7 +36,7 @@ from .runtime.progress import Progress
 from .runtime.random import DEFAULT_SEED
 from .tracing.knowledge import Plan
 from .tracing.selection import Weights, select
-from .tuning.options import MODES, Mode
+from .tuning.options import At, check_place
 from .weights.space import Space, trainable
 
 
@@ -54,13 +54,13 @@ def fit(
     arithmetic: str = "auto",
     progress: bool = False,
     generator: torch.Generator | None = None,
-    mode: Mode = "trained",
+    at: At = "trained_weights",
 ) -> Laplace:
     """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights.
 
-    `mode="linear"`: evidence is taken at the mode of the linear model, which is then found on the same data.
+    `at="linear_mode"`: evidence is taken at the mode of the linear model, which is then found on the same data.
     """
-    asked = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, mode)
+    asked = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, at)
     source = Source(
         asked.model,
         asked.space,
@@ -76,7 +76,7 @@ def fit(
     began = time.perf_counter()
     sums = sums_of(source, asked.structure)
     la = Laplace(warned(assemble(asked, source, sums, time.perf_counter() - began), 5))
-    return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
+    return la if at == "trained_weights" else la.at_linear_mode(data, memory=memory, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +107,10 @@ def resolve(
     memory: float | None,
     arithmetic: str,
     generator: torch.Generator | None,
-    mode: Mode,
+    at: At,
 ) -> Request:
     """Turn names into values and refuse what does not fit."""
-    if mode not in MODES:
-        near = nearest(mode, MODES) if isinstance(mode, str) else ""
-        raise ValueError(f"mode={mode!r} is not known; {near}Known: {', '.join(MODES)}.")
+    check_place(at)
     model = unwrapped(model)
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
@@ -122,10 +120,10 @@ def resolve(
     device = device_of(model)
     limit = budget(memory, device, arithmetic)
     batches = Batches(data, device)
-    if mode == "linear" and batches.one_shot:
+    if at == "linear_mode" and batches.one_shot:
         raise ValueError(
-            "mode='linear' passes over the data many times; a one-shot iterator was given. Give a DataLoader, a list "
-            "of batches or tensors."
+            "at='linear_mode' passes over the data many times; a one-shot iterator was given. Give a DataLoader, a "
+            "list of batches or tensors."
         )
     if isinstance(family, Gaussian) and isinstance(family.noise, str):
         family = with_residuals(model, batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +159,7 @@ class Laplace:
     @plainly
     def at_linear_mode(
         self,
-        data: Any,
+        train: Any,
         *,
         tolerance: float = find.TOLERANCE,
         steps: int = find.STEPS,
@@ -172,7 +172,7 @@ class Laplace:
         the Jacobian and one with its transpose. `memory`: bytes for data and outputs that are kept between passes. A
         mode that was found before is where it starts.
         """
-        return Laplace(find.find(self.state, data, tolerance, steps, memory, progress))
+        return Laplace(find.find(self.state, train, tolerance, steps, memory, progress))
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
@@ -189,28 +189,53 @@ class Laplace:
         self,
         method: tuning.Method = "evidence",
         *,
-        prior: bool = True,
-        noise: bool | None = None,
-        temperature: bool = False,
-        data: Any = None,
+        parameters: Sequence[tuning.Parameter] | None = None,
+        train: Any = None,
+        validation: Any = None,
         start: Prior | Number | None = None,
         grid: tuning.Grid | None = None,
         steps: int | None = None,
         tolerance: float | None = None,
         limits: tuple[float, float] = tuning.LIMITS,
         predict: Mapping[str, Any] | None = None,
-        mode: tuning.Mode = "trained",
+        at: tuning.At = "trained_weights",
         memory: float | None = None,
         progress: bool = False,
     ) -> Laplace:
         """Choose prior precisions, and the noise where there is one, without the training data: a new value.
 
-        By the `evidence` or MacKay's `fixed_point`, by the NLL on validation `data`, or on a `grid`; see `trace`.
-        `mode="linear"`: by the evidence at the mode of the linear model, which takes the training data as `data`.
+        Args:
+            method: "evidence" (Newton's method), "fixed_point" (MacKay's updates), "validation" (the NLL on
+                `validation`), or "grid" (the best of all combinations in `grid`, by the NLL on `validation` where it is
+                given, else by the evidence).
+            parameters: what to tune, some of "prior", "noise" and "temperature". By default the prior, and the noise
+                where the likelihood has one; on a grid, what the grid has values for. The evidence cannot choose a
+                temperature.
+            train: the training data, which only `at="linear_mode"` passes over.
+            validation: data that the network was not trained on, for "validation" and "grid".
+            start: the prior, or precisions, to begin from; by default those of the posterior.
+            grid: precisions, or a mapping from names of parameters to values, for "grid".
+            steps: the most steps; by default enough for each method.
+            tolerance: how exact log precisions are to be; by default fit for each method.
+            limits: the smallest and the largest precision allowed.
+            predict: options of `predict` for the predictions that are scored, such as {"link": "mc"}.
+            at: the weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the
+                linearised model, which is found on `train` and changes with the precisions.
+            memory: bytes for data and outputs that are kept between passes, with `at="linear_mode"`.
+            progress: whether to show a bar, with `at="linear_mode"`.
+
+        Returns:
+            A new `Laplace` with the tuned values; its `trace` says how they were found.
+
+        Raises:
+            ValueError: options that do not belong together, or data that are missing.
+
+        Warns:
+            TuningWarning: an optimum at a limit, a search that did not converge, groups without effect.
         """
-        passes = tuning.Passing(mode, memory, progress)
+        passes = tuning.Passing(at, memory, progress)
         asked = tuning.checked(
-            self.state, method, prior, noise, temperature, data, grid, steps, tolerance, limits, predict, passes
+            self.state, method, parameters, train, validation, grid, steps, tolerance, limits, predict, passes
         )
         return Laplace(resolution.warned(tune(self.state, asked, start), 5))
 
@@ -291,10 +316,10 @@ class Laplace:
         return coverage_of(self.state)
 
     @plainly
-    def diagnose(self, data: Any) -> Diagnosis:
+    def diagnose(self, train: Any) -> Diagnosis:
         """Whether the network is fit for this, in sentences with what to do, from one pass over its training data."""
         network_of(self.state, None)  # refuses a network that has changed
-        return diagnose(self.state, data)
+        return diagnose(self.state, train)
 
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:

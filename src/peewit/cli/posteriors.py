@@ -34,7 +34,7 @@ FIT = examples(
 TUNE = examples(
     "peewit tune -c run.toml -p posterior.safetensors -o tuned.safetensors",
     "peewit tune -c run.toml -p posterior.safetensors --method validation --validation held_out.npz",
-    "peewit tune -c run.toml -p posterior.safetensors --mode linear --train train.npz",
+    "peewit tune -c run.toml -p posterior.safetensors --at linear_mode --train train.npz",
 )
 
 
@@ -102,14 +102,14 @@ def fit(
             str | None, typer.Option("--method", help="evidence, fixed_point, validation or grid (default: evidence).")
         ],
     ),
-    mode=Option(
-        "tune.mode",
+    at=Option(
+        "tune.at",
         Annotated[
             str | None,
             typer.Option(
-                "--mode",
-                help="Weights at which the evidence is taken: trained (default), or linear, the mode of the linear "
-                "model around them, which needs --train.",
+                "--at",
+                help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of "
+                "the linearised model, which needs --train.",
             ),
         ],
     ),
@@ -122,11 +122,11 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     asked = section(settings, "tune")
     way = asked.pop("method", "evidence")
     wanted = matched(settings, la)
-    if asked.get("mode") == "linear":
-        asked["data"] = load(needed(settings, "train", "--train DATA"), wanted).value
+    if asked.get("at") == "linear_mode":
+        asked["train"] = load(needed(settings, "train", "--train DATA"), wanted).value
         asked["progress"] = voice.progress
     elif way in ("validation", "grid") and "validation" in settings:
-        asked["data"] = load(settings["validation"], wanted).value
+        asked["validation"] = load(settings["validation"], wanted).value
     elif way == "validation":
         raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")
     began = time.perf_counter()

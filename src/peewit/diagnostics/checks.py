@@ -131,8 +131,8 @@ def at_mode(la: PosteriorState, step: Step, gamma: float) -> Finding:
         "mode",
         "warning",
         f"The network is not at a mode of its regularised loss: {where}{told}{most}.",
-        "Take the evidence at the mode of the linear model, la.tune(mode='linear', data=...); or train further, with a "
-        "weight decay that is the prior's (precision / N for a mean loss).",
+        "Take the evidence at the mode of the linear model, la.tune(at='linear_mode', train=...); or train further, "
+        "with a weight decay that is the prior's (precision / N for a mean loss).",
         numbers,
     )
 
@@ -263,7 +263,7 @@ def evidences(la: PosteriorState, step: Step, gamma: Tensor) -> Finding:
         "evidence",
         "warning",
         f"{told}: they would choose different priors." if apart else f"{told}.",
-        "Use la.tune(mode='linear', data=...), which takes the evidence at the mode of the linear model.",
+        "Use la.tune(at='linear_mode', train=...), which takes the evidence at the mode of the linear model.",
         numbers,
     )
 

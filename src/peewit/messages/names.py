@@ -15,7 +15,7 @@ Arguments = ParamSpec("Arguments")
 
 
 # Names that others use, by which letters do not tell what was meant.
-OTHERS = {
+OTHERS: dict[str, str | tuple[str, ...]] = {
     "kfac": "kron",
     "kronecker": "kron",
     "marglik": "evidence",
@@ -30,9 +30,14 @@ OTHERS = {
     "glm": "linearised",
     "nn": "sampled",
     "pred_type": "method",
-    "val_loader": "data",
-    "train_loader": "data",
-    "dataloader": "data",
+    "val_loader": "validation",
+    "train_loader": ("train", "data"),
+    "dataloader": ("data", "train"),
+    "data": ("train", "validation"),
+    "mode": "at",
+    "prior": "parameters",
+    "noise": "parameters",
+    "temperature": "parameters",
     "backend": "curvature",
     "num_samples": "samples",
     "predictive_samples": "sample",
@@ -49,8 +54,10 @@ OTHERS = {
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """A question after the name that was meant; empty where none is near."""
     every, given = list(known), str(name).lower()
-    if OTHERS.get(given) in every:
-        return f"did you mean {OTHERS[given]!r}? "
+    others = OTHERS.get(given, ())
+    for other in (others,) if isinstance(others, str) else others:
+        if other in every:
+            return f"did you mean {other!r}? "
     # A longer name for the same thing: prior_precision, link_approx.
     parts = [each for each in every if len(each) > 3 and each in given.split("_")]
     same = [each for each in every if each.lower() == given]

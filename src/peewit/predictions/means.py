@@ -18,7 +18,7 @@ from . import covariance, samples
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-MEANS = ("network", "linear")
+MEANS = ("network", "linear_mode")
 
 
 def checked_mean(mean: str) -> str:
@@ -35,13 +35,13 @@ def displacement(la: PosteriorState, mean: str) -> Tensor | None:
         return None
     if la.linear_mode is None:
         raise ValueError(
-            "mean='linear' was asked of a posterior without a mode of the linear model; find it by "
-            "la.at_linear_mode(data), la.tune(mode='linear', data=...) or fit(..., mode='linear')."
+            "mean='linear_mode' was asked of a posterior without a mode of the linear model; find it by "
+            "la.at_linear_mode(train), la.tune(at='linear_mode', train=...) or fit(..., at='linear_mode')."
         )
     if not la.has_own_linear_mode:
         warnings.warn(
-            "mean='linear': the mode of the linear model was found under another prior, noise or temperature than "
-            "this posterior has; find its own by la.at_linear_mode(data).",
+            "mean='linear_mode': the mode of the linear model was found under another prior, noise or temperature than "
+            "this posterior has; find its own by la.at_linear_mode(train).",
             TuningWarning,
             stacklevel=2,
         )

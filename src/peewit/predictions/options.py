@@ -60,9 +60,9 @@ class Question:
         if joint and chosen in ("natural", "mean"):
             raise ValueError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
         number = samples if samples is not None else (WEIGHTS if method == "sampled" else POINTS)
-        if means.checked_mean(mean) == "linear" and method == "sampled":
+        if means.checked_mean(mean) == "linear_mode" and method == "sampled":
             raise ValueError(
-                "mean='linear' with method='sampled', which asks the network itself at drawn weights, and the mode of "
-                "the linear model is none of its own; use method='linearised'."
+                "mean='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
+                "cannot be centred on the linear mode; use method='linearised'."
             )
         return Question(method, chosen, number, joint, create_graph, family, mean)

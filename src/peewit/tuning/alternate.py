@@ -213,7 +213,7 @@ def alternate(la: PosteriorState, asked: Settings, start: Prior | Number | None)
         problem = begun(problem, asked)
         la = replace(la, prior=problem.prior)
     allowed, without = bounds(la, asked, problem)
-    with opened(la, asked.data, asked.passing.memory, asked.passing.progress) as solver:
+    with opened(la, asked.train, asked.passing.memory, asked.passing.progress) as solver:
         turns = Turns(la, asked, solver, problem, allowed, torch.zeros_like(without))
         place, stopped, converged = turned(turns)
         last = turns.at(place)

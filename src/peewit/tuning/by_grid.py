@@ -23,7 +23,7 @@ def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[flo
     """The values of each axis of a grid; what has none stays as it is."""
     given = asked.grid
     if given is None and not asked.prior:
-        raise ValueError("prior=False on a grid needs the values of what is left: grid={'noise': [...]}.")
+        raise ValueError("A grid without the prior needs the values of what is tuned: grid={'noise': [...]}.")
     if given is None:
         given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
     named = dict(given) if isinstance(given, Mapping) else {"prior": given}
@@ -31,7 +31,7 @@ def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[flo
     if unknown:
         raise ValueError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
     if asked.noise and "noise" not in named:
-        raise ValueError("noise=True on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
+        raise ValueError("The noise on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
     made = {"prior": [mean], "noise": [float(la.likelihood.scale) ** -0.5], "temperature": [la.temperature]}
     for name, values in named.items():
         found = [positive(value) for value in values] if listable(values) else []
@@ -47,14 +47,14 @@ def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
     coordinates, mean = Coordinates.of(la)
     tried = axes(la, asked, mean)
     places = list(itertools.product(*tried.values()))
-    if asked.data is None:
+    if asked.validation is None:
         problem = profile(la.problem, coordinates.prior)
         middle = problem.prior.precision.log()
         scores = [-problem.at(Place(middle + math.log(mean), -2 * math.log(noise))).value for mean, noise, _ in places]
     else:
         made = [coordinates.setting(asked, place) for place in places]
-        scores = Scores(la, repeated(asked.data, la.weights.device), asked.predict).of(made)
-    sign = -1.0 if asked.data is None else 1.0
+        scores = Scores(la, repeated(asked.validation, la.weights.device), asked.predict).of(made)
+    sign = -1.0 if asked.validation is None else 1.0
     steps = [
         Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
         for value, place in zip(scores, places, strict=True)

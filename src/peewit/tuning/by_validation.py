@@ -54,7 +54,7 @@ class Coordinates:
 
 def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    scores = Scores(la, repeated(asked.data, la.weights.device), asked.predict)
+    scores = Scores(la, repeated(asked.validation, la.weights.device), asked.predict)
     coordinates, mean = Coordinates.of(la)
     own = [asked.prior, asked.noise, asked.temperature]
     noise = float(la.likelihood.scale) ** -0.5
@@ -115,7 +115,7 @@ def chosen(
     """The posterior at a mean precision, a noise and a temperature, with the trace of all that were tried."""
     made = coordinates.setting(asked, values)()
     made = made if asked.prior else replace(made, prior=la.prior)
-    objective = "log evidence" if asked.data is None else "validation NLL"
+    objective = "log evidence" if asked.validation is None else "validation NLL"
     names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
     trace = Trace.of(asked.method, objective, names, steps, stopped, converged, told)
     for text in trace.warnings:

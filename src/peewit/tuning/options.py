@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 Method = Literal["evidence", "fixed_point", "validation", "grid"]
-Mode = Literal["trained", "linear"]
-MODES = ("trained", "linear")
+Parameter = Literal["prior", "noise", "temperature"]
+PARAMETERS = ("prior", "noise", "temperature")
+At = Literal["trained_weights", "linear_mode"]
+PLACES = ("trained_weights", "linear_mode")
 METHODS = ("evidence", "fixed_point", "validation", "grid")
 LIMITS = (1e-10, 1e10)  # of precisions
 TEMPERATURES = (1e-4, 1e4)
 STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
-TURNS, TURNED = 100, 1e-2  # steps and tolerance with mode='linear': a hundredth of a precision
+TURNS, TURNED = 100, 1e-2  # steps and tolerance with at='linear_mode': a hundredth of a precision
 Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
 
 
@@ -30,38 +32,48 @@ Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
 class Passing:
     """At which weights the evidence is taken, and how the training data are passed over for it."""
 
-    mode: Mode = "trained"
+    at: At = "trained_weights"
     memory: float | None = None
     progress: bool = False
 
-    def check(self, method: str, data: Any) -> None:
+    def check(self, method: str, train: Any) -> None:
         """Refuse what does not belong together."""
-        mode = self.mode
-        if mode not in MODES:
-            near = nearest(mode, MODES) if isinstance(mode, str) else ""
-            raise ValueError(f"mode={mode!r} is not known; {near}Known: {', '.join(MODES)}.")
-        if mode == "trained":
+        check_place(self.at)
+        if self.at == "trained_weights":
             if self.memory is not None or self.progress:
-                raise ValueError("memory= and progress= are for passes over the training data, with mode='linear'.")
+                raise ValueError("memory= and progress= are for passes over the training data, with at='linear_mode'.")
+            if train is not None:
+                raise ValueError(
+                    "train= was given, but nothing here passes over the training data; use at='linear_mode' with it, "
+                    "or method='validation' with validation=."
+                )
             return
         if method not in ("evidence", "fixed_point"):
             raise ValueError(
-                f"mode='linear' with method={method!r}, whose score does not depend on a mode; use method='evidence' "
-                "or 'fixed_point', or leave mode= out."
+                f"at='linear_mode' with method={method!r}, whose score does not depend on a mode; use "
+                "method='evidence' or 'fixed_point', or leave at= out."
             )
-        if data is None:
-            raise ValueError("mode='linear' passes over the training data; give it as data=(x, y) or a DataLoader.")
+        if train is None:
+            raise ValueError("at='linear_mode' passes over the training data; give it as train=(x, y) or a DataLoader.")
 
 
-@dataclass(frozen=True)
+def check_place(at: Any) -> None:
+    """Refuse what is not one of the weights that evidence can be taken at."""
+    if at not in PLACES:
+        near = nearest(at, PLACES) if isinstance(at, str) else ""
+        raise ValueError(f"at={at!r} is not known; {near}Known: {', '.join(PLACES)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What `tune` was asked for, checked."""
 
     method: Method
-    prior: bool
+    prior: bool  # whether to tune it
     noise: bool
     temperature: bool
-    data: Any
+    train: Any
+    validation: Any
     grid: Grid | None
     steps: int
     tolerance: float
@@ -92,13 +104,29 @@ def listable(values: Any) -> bool:
     return isinstance(values, Iterable) and not isinstance(values, str) and getattr(values, "ndim", 1) > 0
 
 
-def check_kinds(switches: Mapping[str, Any], grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
+def chosen(parameters: Any, grid: set[str], noisy: bool, method: str) -> dict[str, bool]:
+    """Which of the parameters are tuned: those that were listed, else what the likelihood and the grid have."""
+    if parameters is None:
+        noise = noisy and (method != "grid" or "noise" in grid)
+        return {"prior": True, "noise": noise, "temperature": "temperature" in grid}
+    if isinstance(parameters, str) or not isinstance(parameters, Iterable):
+        raise TypeError(f"parameters={parameters!r}: expected a list, such as ['prior', 'noise'].")
+    listed = list(parameters)
+    for name in listed:
+        if name not in PARAMETERS:
+            near = nearest(name, PARAMETERS) if isinstance(name, str) else ""
+            raise ValueError(f"parameters has {name!r}; {near}Known: {', '.join(PARAMETERS)}.")
+    if not listed:
+        raise ValueError(
+            "parameters is empty: there is nothing to tune; expected some of " + ", ".join(PARAMETERS) + "."
+        )
+    for name in sorted(grid - {*listed}):
+        raise ValueError(f"The grid has values for {name}, which parameters={listed!r} leaves out; add it there.")
+    return {name: name in listed for name in PARAMETERS}
+
+
+def check_kinds(grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
     """Refuse what is not even of the right kind."""
-    for name, given in switches.items():
-        if not isinstance(given, bool):
-            advice = {"prior": "start= takes another prior to begin from", "noise": "la.with_noise(...) sets a noise"}
-            hint = advice.get(name, "la.with_temperature(...) sets a temperature")
-            raise TypeError(f"tune({name}={given!r}): expected True or False, whether to tune it; {hint}.")
     if grid is not None and not listable(grid):
         raise TypeError(f"grid={grid!r}: expected numbers, or a mapping such as {{'prior': [0.1, 1, 10]}}.")
     if isinstance(grid, Mapping) and not grid:
@@ -122,10 +150,9 @@ def checked_limits(limits: Any) -> tuple[float, float]:
 def checked(
     la: PosteriorState,
     method: Method,
-    prior: bool,
-    noise: bool | None,
-    temperature: bool,
-    data: Any,
+    parameters: Sequence[Parameter] | None,
+    train: Any,
+    validation: Any,
     grid: Grid | None,
     steps: int | None,
     tolerance: float | None,
@@ -136,42 +163,48 @@ def checked(
     """Check what belongs together."""
     if not isinstance(method, str):
         raise TypeError(
-            f"method is a {type(method).__name__}; expected one of {', '.join(METHODS)}. Validation data are data=."
+            f"method is a {type(method).__name__}; expected one of {', '.join(METHODS)}. Validation data are "
+            "validation=."
         )
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
-    passing.check(method, data)
-    mode = passing.mode
-    switches = {"prior": prior, "temperature": temperature} | ({} if noise is None else {"noise": noise})
-    check_kinds(switches, grid, steps, tolerance, predict)
-    given = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
-    for name, own in (("prior", prior), ("noise", noise)):
-        if own is False and name in given:
-            raise ValueError(f"{name}=False was given, and the grid has values for it; leave out one of them.")
-    has_noise = hasattr(la.likelihood, "with_noise")
-    if noise is None:
-        noise = has_noise and (method != "grid" or "noise" in given)
-    if noise and not has_noise:
-        raise ValueError(f"noise=True was given, but {type(la.likelihood).__name__} has no noise.")
-    temperature = temperature or "temperature" in given
-    if temperature and (method in ("evidence", "fixed_point") or data is None):
+    passing.check(method, train)
+    check_kinds(grid, steps, tolerance, predict)
+    named = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
+    noisy = hasattr(la.likelihood, "with_noise")
+    tuned = chosen(parameters, named & {*PARAMETERS}, noisy, method)
+    if tuned["noise"] and not noisy:
+        raise ValueError(f"parameters has 'noise', but {type(la.likelihood).__name__} has none.")
+    by_evidence = method in ("evidence", "fixed_point")
+    if tuned["temperature"] and (by_evidence or validation is None):
         raise ValueError(
             "The evidence cannot choose a temperature: it only grows as the likelihood counts less. "
-            "Use method='validation' with data=, or method='grid' with data=."
+            "Use method='validation' or 'grid' with validation=."
         )
-    if data is not None and method in ("evidence", "fixed_point") and mode == "trained":
+    if validation is not None and by_evidence:
         raise ValueError(
-            f"data= was given, but method={method!r} needs none at the trained weights; use mode='linear' with the "
-            "training data, or method='validation' or 'grid' with other data."
+            f"validation= was given, but method={method!r} needs none; use method='validation' or 'grid' with it."
         )
     if grid is not None and method != "grid":
         raise ValueError(f"grid= was given, but method={method!r} has none; use method='grid'.")
-    if not (prior or noise or temperature):
-        raise ValueError("There is nothing to tune: prior=False, and neither noise nor temperature.")
-    low, high = checked_limits(limits)
-    steps = (TURNS if mode == "linear" else STEPS[method] * (prior + noise + temperature)) if steps is None else steps
-    usual = TURNED if mode == "linear" else TOLERANCES[method]
-    tolerance = usual if tolerance is None else tolerance
+    linear = passing.at == "linear_mode"
+    usual = TURNS if linear else STEPS[method] * sum(tuned.values())
+    return Settings(
+        method=method,
+        **tuned,
+        train=train,
+        validation=validation,
+        grid=grid,
+        steps=usual if steps is None else steps,
+        tolerance=(TURNED if linear else TOLERANCES[method]) if tolerance is None else tolerance,
+        limits=checked_limits(limits),
+        predict=predict_options(predict, method),
+        passing=passing,
+    )
+
+
+def predict_options(predict: Mapping[str, Any] | None, method: str) -> dict[str, Any]:
+    """Options of the predictions that are scored."""
     options = dict(predict or {})
     if options and method in ("evidence", "fixed_point"):
         raise ValueError(f"predict= was given, but method={method!r} makes no predictions; leave it out.")
@@ -180,4 +213,4 @@ def checked(
             f"predict={options!r}: a mode of the linear model belongs to one prior, and many are tried here; expected "
             "the network's own mean."
         )
-    return Settings(method, prior, noise, temperature, data, grid, steps, tolerance, (low, high), options, passing)
+    return options

@@ -20,11 +20,11 @@ def tune(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> P
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
-    if asked.passing.mode == "linear":
+    if asked.passing.at == "linear_mode":
         from .alternate import alternate  # which needs this file
 
         return alternate(la, asked, start)
-    if asked.data is None:
+    if asked.validation is None:
         la = replace(la, linear_mode=None)  # the evidence at the trained weights
     made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
     return made[asked.method](la, asked)

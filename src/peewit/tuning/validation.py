@@ -36,14 +36,14 @@ def repeated(data: Any, device: torch.device) -> Batches:
     """Validation data, which is passed over once per score."""
     if data is None:
         raise ValueError(
-            "method='validation' scores predictions on data that was not trained on; give it as data=(x, y) or a "
+            "method='validation' scores predictions on data that was not trained on; give it as validation=(x, y) or a "
             "DataLoader, or use method='evidence', which needs none."
         )
     batches = Batches(data, device)
     if batches.one_shot:
         raise ValueError(
-            "data is a one-shot iterator, and every score passes over it; expected a DataLoader, a list of batches or "
-            "tensors."
+            "validation is a one-shot iterator, and every score passes over it; expected a DataLoader, a list of "
+            "batches or tensors."
         )
     return batches
 
