@@ -705,8 +705,8 @@ def test_wrong_questions() -> None:
     at = la.at_linear_mode(data)
     with pytest.raises(ValueError, match=r"mean='linear_mode' with method='sampled'.*use method='linearised'"):
         at.predict(x, mean="linear_mode", method="sampled")
-    with pytest.raises(ValueError, match=r"mode='liner' is not known; did you mean 'linear_mode'\?"):
-        fitted(*simple(), "classification", mode="liner")
+    with pytest.raises(ValueError, match=r"at='liner' is not known; did you mean 'linear_mode'\?"):
+        fitted(*simple(), "classification", at="liner")
     with pytest.raises(ValueError, match=r"at='linear_mode' passes over the data many times; a one-shot iterator"):
         pw.fit(la.model, iter([data]), "classification", at="linear_mode")
     with pytest.raises(ValueError, match=r"label 7 is outside 0..2"):
