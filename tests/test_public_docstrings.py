@@ -164,7 +164,11 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_the_example_runs(
-    name: str, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    names: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Doctests of the name itself and of its methods print what they say, without a warning."""
     if name.startswith("pw.figures."):
