@@ -95,7 +95,7 @@ class GGN:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """The Fisher matrix estimated from labels drawn from the network, independently at every position: without bias.
+    """An unbiased estimate of the Fisher matrix, from labels drawn from the network independently at every position.
 
     `curvature="fisher"` means `MonteCarlo()`. The `generator` of `pw.fit` sets the seed of the draws.
 
@@ -170,7 +170,7 @@ class Hessian:
     `Hessian()`. A fit passes over the data several times, so it refuses one-shot iterators.
 
     Args:
-        clip: True sets negative eigenvalues to 0.
+        clip: True sets negative eigenvalues to 0 in a fit; products keep them.
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.

@@ -173,7 +173,8 @@ class Evidence:
         note: Why the evidence is no marginal likelihood; "" where it is one.
         prior: The prior.
         space: The uncertain weights.
-        where: In words, the weights at which the evidence was taken: the trained ones, or the mode of the linear model.
+        where: In words, the weights at which the evidence was taken: the trained ones, or the mode of the linear model,
+            and whether that mode belongs to another prior, noise or temperature.
 
     Example:
         >>> evidence = la.evidence()

@@ -1,4 +1,4 @@
-"""What was found: the mode of the linear model, and how it was come by."""
+"""The mode of the linear model, and the steps to it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LinearMode:
             return torch.allclose(*precisions, rtol=1e-5, atol=0.0) and torch.equal(*means)
 
     def __repr__(self) -> str:
-        """Two lines: how far, how exact, how dear."""
+        """Two lines: steps, products and why it stopped; losses, decrements and the length of the displacement."""
         state = "converged" if self.converged else "not converged"
         return (
             f"LinearMode({len(self.losses) - 1} steps, {self.products:g} products, {state}: {self.stopped})\n"
