@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,13 @@ HEAD = """# Reference
 
 Every public name, from its own docstring; `make api` writes this page. Symbols and shapes are those of
 [math.md](math.md).
+
+Examples start from `import torch` and `import peewit as pw`, and from these values:
+
+- `model`, a classifier with three classes, its data `x` (60, 2) and `y` (60,), and its posterior `la`;
+- `line_model`, a regression network, its data `t` (40, 1) and `z` (40, 1), and its posterior `line`;
+- `report` and `line_report`, which `pw.evaluate` returned for both posteriors; the first has the unknown inputs "far"
+  and the corruption "moved".
 """
 GROUPS = {
     "Fit and load": ("fit", "load", "products", "Laplace"),
@@ -28,17 +37,23 @@ GROUPS = {
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
-    "Evaluate": ("evaluate", "sweep", "Report", "Sweep"),
+    "Evaluate": ("evaluate", "Report", "sweep", "Sweep", "validation_nll"),
 }
+WARNINGS = ("RoundingWarning", "TuningWarning")
 EXTRAS = {
-    peewit.metrics: peewit.metrics.__all__,
-    peewit.figures: [name for name in peewit.figures.__all__ if name.islower()],
+    peewit.metrics: sorted(peewit.metrics.__all__, key=lambda name: not name.islower()),  # functions first
+    peewit.figures: sorted(peewit.figures.__all__, key=lambda name: not name.islower()),
     peewit.data: ("fashion_mnist",),
 }
+CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
+ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "warned"}, "LinearMode": {"under"}}
+HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Example):$")
+WORDS = {"Args": "Arguments", "Attributes": "Fields"}
+WIDE = 100  # characters of a signature that stays on one line
 
 
-def signature(thing: Any, name: str) -> str:
+def signature(thing: Any, name: str, wrapped: bool = False) -> str:
     """As it is called; annotations are the source's own words, so that every version of Python writes the same."""
     parts, starred = [], False
     found = inspect.signature(thing)
@@ -57,7 +72,10 @@ def signature(thing: Any, name: str) -> str:
             text += f" = {default if ' at 0x' not in default and '<' not in default else '...'}"
         parts.append(text)
     returned = "" if found.return_annotation in (found.empty, None, "None") else f" -> {found.return_annotation}"
-    return f"{name}({', '.join(parts)}){returned}"
+    line = f"{name}({', '.join(parts)}){returned}"
+    if not wrapped or len(line) <= WIDE:
+        return line
+    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){returned}"])
 
 
 def described(thing: Any) -> str:
@@ -65,49 +83,113 @@ def described(thing: Any) -> str:
     return inspect.getdoc(thing) or ""
 
 
-def members(cls: type) -> list[str]:
-    """Public methods and properties with their first lines, in the order of the source."""
-    lines = []
-    for name, value in vars(cls).items():
+def sections(text: str) -> dict[str, list[str]]:
+    """Lines of a docstring by heading; what comes before the first one is under ''."""
+    made: dict[str, list[str]] = {"": []}
+    heading = ""
+    for line in text.splitlines():
+        if found := HEADING.match(line):
+            heading = found[1]
+            made[heading] = []
+        else:
+            made[heading].append(line)
+    return made
+
+
+def markdown(text: str) -> str:
+    """A docstring as Markdown: arguments, fields and errors as lists, the example as a block that is not run here."""
+    parts = []
+    for heading, lines in sections(text).items():
+        content = inspect.cleandoc("\n".join(["", *lines]))
+        if not heading:
+            parts.append(content)
+        elif heading == "Example":
+            parts.append(f"```pycon\n{content}\n```")
+        elif heading == "Returns":
+            parts.append(f"**Returns:** {' '.join(content.split())}")
+        else:
+            items = [f"- `{name}`: {' '.join(words.split())}" for name, words in entries(content)]
+            parts.append("\n".join([f"**{WORDS.get(heading, heading)}**", "", *items]))
+    return "\n\n".join(parts)
+
+
+def entries(content: str) -> list[tuple[str, str]]:
+    """`name: words`, with the lines of the words that are indented below."""
+    found = re.split(r"^(?=\S)", content, flags=re.M)
+    return [(name, words) for name, _, words in (each.partition(":") for each in found if each)]
+
+
+def members(cls: type, name: str) -> tuple[list[str], list[str]]:
+    """Public methods and properties in the order of the source: as a list, and those with sections of their own."""
+    lines, long = [], []
+    for own, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        if name.startswith("_") or not described(value):
+        text = described(value)
+        if own.startswith("_") or not text or own in ENGINE.get(name, ()):
             continue
         if isinstance(value, property) or type(value).__name__ == "cached_property":
-            lines.append(f"- `.{name}`: {described(value).splitlines()[0]}")
+            lines.append(f"- `.{own}`: {text.splitlines()[0]}")
+        elif inspect.isfunction(plain) and len(sections(text)) > 1:
+            call = f"```text\n{signature(plain, own, wrapped=True)}\n```"
+            long.append(f"#### `{name}.{own}`\n\n{call}\n\n{markdown(text)}")
         elif inspect.isfunction(plain):
-            lines.append(f"- `.{signature(plain, name)}`: {' '.join(described(plain).split())}")
-    return lines
+            lines.append(f"- `.{signature(plain, own)}`: {' '.join(text.split())}")
+    return lines, long
+
+
+def title(name: str, module: ModuleType) -> str:
+    """As users write it."""
+    return f"{module.__name__.replace('peewit', 'pw', 1)}.{name}"
 
 
 def entry(name: str, module: ModuleType = peewit) -> str:
     """One public name."""
     thing = getattr(module, name)
-    parts = [f"### `{name}`"]
+    parts = [f"### `{title(name, module)}`"]
     # Results are made by the library, not by its users: how they are constructed is of no interest.
-    if inspect.isfunction(thing) or any(name in names for names in GROUPS.values() if "Laplace" not in names):
-        parts.append(f"```text\n{signature(thing, name)}\n```")
-    parts.append(described(thing))
-    if dataclasses.is_dataclass(thing) and module is peewit.metrics:
+    made = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
+    if inspect.isfunction(thing) or made:
+        parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
+    parts.append(markdown(described(thing)))
+    if name in ("Report", "Sweep"):
         parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(thing)) + ".")
     if inspect.isclass(thing):
-        engine = name in GROUPS["Likelihoods"] or name in GROUPS["Structures"] or name in GROUPS["Curvature"]
-        lines = [line for line in members(thing) if not engine or any(f".{own}(" in line for own in LIKELIHOOD_METHODS)]
-        parts.append("\n".join(lines))
+        engine = any(name in GROUPS[group] for group in ("Likelihoods", "Structures", "Curvature"))
+        lines, long = members(thing, name)
+        lines = [line for line in lines if not engine or any(f".{own}(" in line for own in LIKELIHOOD_METHODS)]
+        parts += ["\n".join(["**Methods and properties**", "", *lines]) if lines else "", *long]
     return "\n\n".join(part for part in parts if part)
+
+
+def contents(text: str) -> str:
+    """Links to all names, section by section; of equal anchors the later ones are numbered, as GitHub does."""
+    seen: Counter[str] = Counter()
+    lines: list[str] = []
+    for level, heading in re.findall(r"^(#{2,4}) (.*)$", text, re.M):
+        plain = heading.replace("`", "")
+        anchor = re.sub(r"[^\w -]", "", plain.lower()).replace(" ", "-")
+        number = seen[anchor]
+        seen[anchor] += 1
+        link = f"[{plain.rpartition('.')[2]}](#{anchor}{f'-{number}' if number else ''})"
+        if level == "##":
+            lines.append(f"- **{link}**:")
+        elif level == "###":
+            lines[-1] += ("" if lines[-1].endswith(":") else ",") + f" {link}"
+    return "\n".join(lines)
 
 
 def page() -> str:
     """All of it."""
-    grouped = {name for names in GROUPS.values() for name in names} | {"__version__"}
-    modules = {name for name in peewit.__all__ if isinstance(getattr(peewit, name), ModuleType)}
-    rest = [name for name in peewit.__all__ if name not in grouped | modules]
-    sections = [HEAD]
-    for title, names in {**GROUPS, "Results": tuple(rest)}.items():
-        found = [name for name in names if name in peewit.__all__]
-        sections += [f"## {title}", *(entry(name) for name in found)] if found else []
+    public = [name for name in peewit.__all__ if not isinstance(getattr(peewit, name), ModuleType | str)]
+    rest = [name for name in public if not any(name in names for names in (*GROUPS.values(), WARNINGS))]
+    sections = []
+    for heading, names in {**GROUPS, "Results": tuple(rest), "Warnings": WARNINGS}.items():
+        found = [name for name in names if name in public]
+        sections += [f"## {heading}", *(entry(name) for name in found)] if found else []
     for module, names in EXTRAS.items():
         sections += [f"## `{module.__name__}`", described(module), *(entry(name, module) for name in names)]
-    return "\n\n".join(section.strip() for section in sections) + "\n"
+    body = "\n\n".join(section.strip() for section in sections)
+    return f"{HEAD}\nAll names:\n\n{contents(body)}\n\n{body}\n"
 
 
 def main() -> None:

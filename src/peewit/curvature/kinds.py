@@ -59,7 +59,18 @@ def rank_of(likelihood: Likelihood, outputs: int) -> int:
 
 @dataclass(frozen=True)
 class GGN:
-    """The exact generalised Gauss-Newton: a column per position and root column."""
+    """The exact generalised Gauss-Newton (GGN) matrix, with one column per position and root column of the likelihood.
+
+    `curvature="ggn"` means `GGN()`.
+
+    Attributes:
+        name: What `curvature=` calls it; not to be changed.
+        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", curvature=pw.GGN()).coverage().curvature
+        'ggn, as asked'
+    """
 
     name: str = "ggn"
     degree: int = 1
@@ -84,7 +95,24 @@ class GGN:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """The Fisher by labels drawn from the network, independently at every position: unbiased."""
+    """An unbiased estimate of the Fisher matrix, from labels drawn from the network independently at every position.
+
+    `curvature="fisher"` means `MonteCarlo()`. The `generator` of `pw.fit` sets the seed of the draws.
+
+    Args:
+        samples: Labels drawn per position; each is one column per example.
+
+    Attributes:
+        name: What `curvature=` calls it; not to be changed.
+        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+
+    Raises:
+        ValueError: `samples` is no positive whole number.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", curvature=pw.MonteCarlo(samples=4)).curvature.samples
+        4
+    """
 
     samples: int = 1
     name: str = "fisher"
@@ -109,7 +137,18 @@ class MonteCarlo:
 
 @dataclass(frozen=True)
 class Empirical:
-    """The empirical Fisher: the gradient at the observed label, one column per example."""
+    """The empirical Fisher matrix, from the gradient at the observed label: one column per example.
+
+    `curvature="empirical"` means `Empirical()`.
+
+    Attributes:
+        name: What `curvature=` calls it; not to be changed.
+        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", curvature=pw.Empirical()).coverage().curvature
+        'empirical, as asked'
+    """
 
     name: str = "empirical"
     degree: int = 2
@@ -125,7 +164,23 @@ class Empirical:
 
 @dataclass(frozen=True)
 class Hessian:
-    """The Hessian of the energy: it has products, and a full matrix; `clip` drops negative eigenvalues."""
+    """The Hessian of the energy, for `structure="full"` and for `pw.products`.
+
+    Its eigenvalues can be negative; a posterior needs a positive definite precision. `curvature="hessian"` means
+    `Hessian()`. A fit passes over the data several times, so it refuses one-shot iterators.
+
+    Args:
+        clip: True sets negative eigenvalues to 0 in a fit; products keep them.
+
+    Attributes:
+        name: What `curvature=` calls it; not to be changed.
+        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+
+    Example:
+        >>> la = pw.fit(model, (x, y), "classification", structure="full", curvature=pw.Hessian(clip=True))
+        >>> la.curvature
+        Hessian(clip=True, name='hessian', degree=1)
+    """
 
     clip: bool = False
     name: str = "hessian"
@@ -134,7 +189,18 @@ class Hessian:
 
 @dataclass(frozen=True)
 class Auto:
-    """Exact while that takes at most 64 columns, else Monte Carlo with one sample."""
+    """The exact GGN while it takes at most 64 columns per example, else the Fisher matrix with one drawn label.
+
+    `curvature="auto"` means `Auto()`, the default of `pw.fit`. The GGN is also taken where the likelihood cannot draw
+    labels: `Custom` without `sample`. `la.coverage().curvature` says what was chosen and why.
+
+    Attributes:
+        name: What `curvature=` calls it; not to be changed.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", curvature=pw.Auto()).coverage().curvature
+        'exact GGN: 2 columns per example, at most 64'
+    """
 
     name: str = "auto"
 

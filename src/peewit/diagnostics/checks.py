@@ -31,7 +31,20 @@ TWICE = 2.0  # how far precisions chosen here and there may be apart
 
 @dataclass(frozen=True)
 class Finding:
-    """One question with its answer, what to do, and the numbers behind it."""
+    """One question about a trained network with its answer, advice, and the numbers behind it.
+
+    Attributes:
+        topic: The question in one word, such as "fit", "mode", "evidence" or "rounding".
+        severity: "fine", "note" or "warning".
+        sentence: The answer.
+        advice: What to do about it; "" where there is nothing to do.
+        numbers: Numbers behind the answer, by name.
+
+    Example:
+        >>> finding = la.diagnose((x, y))["fit"]
+        >>> finding.topic, finding.severity, finding.sentence[:11]
+        ('fit', 'fine', 'The network')
+    """
 
     topic: str
     severity: Severity

@@ -24,22 +24,38 @@ SHOWN = 12  # groups in print
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """All findings, and for each group of the prior what the gradient says."""
+    """All findings about a trained network, and what the gradient says about each group of the prior.
+
+    `la.diagnose(data)` returns it. `diagnosis["mode"]` is the finding on a topic, a loop goes over all of them, and
+    `print(diagnosis)` prints them.
+
+    Attributes:
+        findings: All findings, in the order in which to read them.
+        groups: Names of the prior's groups.
+        gradients: The gradient of the regularised loss over the noise of the data's (groups,); NaN for one example.
+        decrements: How far the loss is above its minimum, in nats, by one step of Newton's method (groups,).
+        ratios: Precision that the evidence would choose at the mode, over that at the trained weights (groups,).
+
+    Example:
+        >>> diagnosis = la.diagnose((x, y))
+        >>> diagnosis["fit"].severity, diagnosis.gradients.shape
+        ('fine', torch.Size([1]))
+    """
 
     findings: tuple[Finding, ...]
     groups: Sequence[str]
-    gradients: Tensor  # (groups,): the regularised loss' gradient over the noise of the data's; NaN for one example
-    decrements: Tensor  # (groups,): nats that the loss is above its minimum, by one step of Newton's method
-    ratios: Tensor  # (groups,): precision that the evidence would choose at the mode, over that at the trained weights
+    gradients: Tensor
+    decrements: Tensor
+    ratios: Tensor
 
     @property
     def complaints(self) -> tuple[Finding, ...]:
-        """What is not fine."""
+        """The findings that are not fine."""
         return tuple(each for each in self.findings if each.severity != "fine")
 
     @property
     def healthy(self) -> bool:
-        """Whether there is nothing to complain about."""
+        """Whether all findings are fine."""
         return not self.complaints
 
     def __iter__(self) -> Iterator[Finding]:

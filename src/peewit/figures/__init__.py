@@ -1,7 +1,9 @@
-"""Figures to look at and to turn: each function returns a figure of plotly, which is imported when the first is made.
+"""Interactive figures of posteriors, predictions and reports, drawn by plotly.
 
-Every figure works in a notebook, and `save` writes it as a page or a picture. `figure.layout.meta["alt"]` says in a
-sentence or two what is seen.
+Functions that draw return a plotly figure and need plotly, which is imported when the first figure is made. The others
+(`whole`, `layer_spectra`, `factors`, `approximations`, `landscape`, `draws`) return the numbers behind a figure. Every
+figure works in a notebook, and `save` writes it as a page or a picture. `figure.layout.meta["alt"]` describes a figure
+in a sentence or two.
 """
 
 from .curvature import Approximations, Factors, Spectrum, Whole, approximations, factors, layer_spectra, whole

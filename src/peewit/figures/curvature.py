@@ -32,18 +32,55 @@ LARGEST = 2_000  # weights of a block that is made dense
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Second derivatives of the loss in some weights, (K, K) each, and where each tensor's begin and end."""
+    """The Hessian and the GGN of the loss at K chosen weights, (K, K) each.
+
+    `pw.figures.whole` returns it.
+
+    Attributes:
+        hessian: Second derivatives of the loss (K, K), float64.
+        ggn: The generalised Gauss-Newton matrix (K, K), float64.
+        chosen: Places (K,) of the chosen weights among all D.
+        names: Names of the T tensors that the weights belong to.
+        ends: For each tensor, the row after its last one (T,).
+
+    Example:
+        >>> matrices = pw.figures.whole(la, (x, y), most=20)
+        >>> matrices.hessian.shape == matrices.ggn.shape, matrices.names
+        (True, ('0.weight', '0.bias', '2.weight', '2.bias'))
+    """
 
     hessian: Tensor
     ggn: Tensor
-    chosen: Tensor  # (K,): places among all D weights
+    chosen: Tensor
     names: tuple[str, ...]
-    ends: tuple[int, ...]  # of each name's rows
+    ends: tuple[int, ...]
 
 
 @plainly
 def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
-    """The Hessian and the GGN of the loss over all data, at `most` weights: evenly spaced in each tensor."""
+    """Compute the Hessian and the GGN of the loss over all data, at some weights.
+
+    The loss is that of the posterior: the energy summed over the data, times the likelihood's scale, over the
+    temperature.
+
+    Args:
+        la: A posterior.
+        data: Training data: a loader, batches, or a pair (inputs, targets). It is passed over twice.
+        most: About how many weights to take, shared out between tensors by their size and evenly spaced in each. Every
+            tensor has at least one.
+
+    Returns:
+        A `Whole` with K weights, about `most`, or all D where there are fewer.
+
+    Raises:
+        TypeError: `la` is no posterior.
+        ValueError: `most` is no positive whole number, `data` is a one-shot iterator, or the network has changed since
+            the fit.
+
+    Example:
+        >>> pw.figures.whole(la, (x, y)).hessian.shape == (la.D, la.D)
+        True
+    """
     style.expect_posterior(la)
     if not is_count(most):
         raise ValueError(f"most={most!r} was given; expected a positive whole number of weights.")
@@ -90,15 +127,28 @@ def own_sizes(la: Laplace) -> dict[str, int]:
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Eigenvalues of one tensor's curvature, largest first, and the prior precision beside them."""
+    """Eigenvalues of one tensor's curvature, with its prior precision.
+
+    `pw.figures.layer_spectra` returns one for each tensor.
+
+    Attributes:
+        name: Name of the tensor; "a and b" where weight and bias share one matrix.
+        values: Eigenvalues (P,), float64, largest first, none negative.
+        prior: Prior precision, its mean over the tensor.
+
+    Example:
+        >>> spectrum = pw.figures.layer_spectra(la)[0]
+        >>> spectrum.name, spectrum.values.shape, spectrum.prior
+        ('0.weight', torch.Size([16]), 1.0)
+    """
 
     name: str
-    values: Tensor  # (P,) float64, none negative
-    prior: float  # its mean over the tensor
+    values: Tensor
+    prior: float
 
     @property
     def determined(self) -> float:
-        """How many directions the data determine: `sum l / (l + prior)`."""
+        """Number of directions that the data determine: `sum l / (l + prior)`."""
         return float((self.values / (self.values + self.prior)).sum())
 
 
@@ -110,7 +160,24 @@ def bare(la: Laplace) -> Blocks:
 
 @plainly
 def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
-    """Of every tensor, in the network's order; of a block that several tensors share, of each one's own part of it."""
+    """Compute the eigenvalues of every tensor's curvature, in the network's order.
+
+    Where several tensors share a block, each has the eigenvalues of its own part of it. A block with joint bias is one
+    tensor.
+
+    Args:
+        la: A posterior.
+
+    Returns:
+        A tuple of `Spectrum`, one for each tensor.
+
+    Raises:
+        TypeError: `la` is no posterior.
+
+    Example:
+        >>> [spectrum.name for spectrum in pw.figures.layer_spectra(la)]
+        ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
     style.expect_posterior(la)
     delta = la.prior.delta(la.space, la.weights).detach().double().cpu()
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -151,22 +218,53 @@ def dense_pieces(matrix: Tensor, sizes: list[int]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A Kronecker block: `product = rows (x) columns`, or its corner of the first units."""
+    """The Kronecker block of one weight, or its corner of the first units: `product = rows (x) columns`.
+
+    `pw.figures.factors` returns it.
+
+    Attributes:
+        name: Name of the weight.
+        rows: Factor (O, O) from the gradients of the outputs, float64.
+        columns: Factor (I, I) from the inputs, float64.
+        shape: Outputs and inputs of the whole weight as a matrix, before it was cut.
+
+    Example:
+        >>> block = pw.figures.factors(la, "2.weight", most=2)
+        >>> block.rows.shape, block.product.shape, block.shape
+        (torch.Size([2, 2]), torch.Size([4, 4]), (3, 8))
+    """
 
     name: str
-    rows: Tensor  # (O, O): from the gradients of the outputs
-    columns: Tensor  # (I, I): from the inputs
-    shape: tuple[int, int]  # of the whole weight as a matrix
+    rows: Tensor
+    columns: Tensor
+    shape: tuple[int, int]
 
     @property
     def product(self) -> Tensor:
-        """(O I, O I)."""
+        """The Kronecker product (O I, O I) of `rows` and `columns`."""
         return torch.kron(self.rows, self.columns)
 
 
 @plainly
 def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
-    """The factors of a weight's KFAC block, cut to the first `most` rows and columns; by default the first weight's."""
+    """Return the Kronecker factors of one weight's KFAC block, cut to the first `most` rows and columns.
+
+    Args:
+        la: A posterior with `structure="kron"`.
+        name: Name of the weight; None for the first one with two factors.
+        most: Most rows and columns of each factor to keep.
+
+    Returns:
+        The `Factors` of the weight.
+
+    Raises:
+        TypeError: `la` is no posterior.
+        ValueError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
+
+    Example:
+        >>> pw.figures.factors(la).name
+        '0.weight'
+    """
     style.expect_posterior(la)
     if not is_count(most):
         raise ValueError(f"most={most!r} was given; expected a positive whole number of rows.")
@@ -210,11 +308,26 @@ class Version:
 
 @dataclass(frozen=True, eq=False)
 class Approximations:
-    """The exact block of one weight and what the diagonal, KFAC and EKFAC make of it."""
+    """The exact curvature block of one weight, and its diagonal, KFAC and EKFAC versions.
+
+    `pw.figures.approximations` returns it.
+
+    Attributes:
+        weight: Name of the weight.
+        shape: Shape of the weight.
+        true: The exact block (P, P) of its P elements, float64.
+        versions: One value for each approximation, with `name`, `matrix` (P, P), `error`, `|matrix - true| / |true|` in
+            Frobenius' norm, and `inverse_error`, the relative error of the covariance `(matrix + prior)^-1`.
+
+    Example:
+        >>> found = pw.figures.approximations(la, (x, y), "0.weight")
+        >>> found.true.shape, [version.name for version in found.versions]
+        (torch.Size([16, 16]), ['diagonal', 'KFAC', 'EKFAC'])
+    """
 
     weight: str
     shape: tuple[int, ...]
-    true: Tensor  # (P, P)
+    true: Tensor
     versions: tuple[Version, ...]
 
 
@@ -223,7 +336,29 @@ WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
 
 @plainly
 def approximations(la: Laplace, data: Any, name: str | None = None) -> Approximations:
-    """Fits of one weight in four structures, with exact GGN curvature; by default the largest that can be shown."""
+    """Compute the exact GGN block of one weight, and its diagonal, KFAC and EKFAC approximations.
+
+    It fits the weight four times: in structures "full", "diag", "kron" and "ekfac", with exact GGN curvature.
+
+    Args:
+        la: A posterior over whole tensors, not over single elements.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        name: Name of the weight, of at most 2,000 elements; None for the largest matrix of at most 300 elements, or
+            else the largest tensor of at most 2,000.
+
+    Returns:
+        The `Approximations` of the weight.
+
+    Raises:
+        TypeError: `la` is no posterior.
+        ValueError: The posterior is over single elements, the weight is not known or too large, or the network has
+            changed since the fit.
+
+    Example:
+        >>> found = pw.figures.approximations(la, (x, y))
+        >>> found.weight, found.shape
+        ('2.weight', (3, 8))
+    """
     style.expect_posterior(la)
     wanted = block_name(la, name)
     network_of(la.state, None)  # refuses a network that has changed

@@ -49,7 +49,23 @@ def nearest_place(values: Sequence[float], wanted: float) -> int:
 
 
 def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Sequence[float] = CORRELATIONS) -> Figure:
-    """A Gaussian over two weights, with sliders for both variances and the correlation."""
+    """Draw a Gaussian over two weights, with sliders for both variances and the correlation.
+
+    Args:
+        deviations: Standard deviations that the sliders offer for each weight: rising positive numbers below 1e9. The
+            sliders show their squares.
+        correlations: Correlations that the slider offers: rising numbers between -1 and 1.
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        ValueError: Either is empty, does not rise, or is out of its range.
+
+    Example:
+        >>> len(pw.figures.gaussian_sliders().layout.sliders)
+        3
+    """
     sizes = checked(deviations, "deviations", 0.0, 1e9)
     bonds = checked(correlations, "correlations", -1.0, 1.0)
     start, middle = nearest_place(sizes, 1.0), nearest_place(bonds, 0.6)

@@ -19,7 +19,24 @@ WIDTH = 16  # letters that a cell has room for in a line
 
 
 def specimens(report: Results, most: int = KEPT) -> Figure:
-    """The surest and the least sure test images, with what they are and what was said; a table where there are none."""
+    """Show the test images of highest and of lowest confidence, with label and prediction; a table without images.
+
+    Args:
+        report: A report of `pw.evaluate`.
+        most: Most inputs of each kind to show; a report has up to 8.
+
+    Returns:
+        A plotly figure: images, or a table where some input is no image. In regression the inputs are those of smallest
+        and of largest standard deviation.
+
+    Raises:
+        TypeError: `report` is no report.
+        ValueError: `most` is no positive whole number, or the report has no single inputs.
+
+    Example:
+        >>> pw.figures.specimens(report, most=3).layout.meta["title"]
+        'Surest and least sure test inputs'
+    """
     style.expect_report(report)
     if not is_count(most):
         raise ValueError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")

@@ -36,9 +36,23 @@ def looked(source: Source, data: Any, dimensions: int, settings: dict[str, Any])
 
 
 def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
-    """The loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
+    """Draw the loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
 
-    `source`: a posterior with its training `data`, or a `Landscape`; `settings` are those of `landscape`.
+    Args:
+        source: A posterior, or a `Landscape` with one direction.
+        data: Training data of the posterior; leave it out with a `Landscape`.
+        **settings: Other arguments of `landscape`, without `dimensions`; leave them out with a `Landscape`.
+
+    Returns:
+        A plotly figure with two panels.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a `Landscape`.
+        ValueError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has two directions.
+
+    Example:
+        >>> pw.figures.landscape_1d(la, (x, y), points=11).layout.meta["title"]
+        'The loss along one direction'
     """
     made = looked(source, data, 1, settings)
     go = graph_objects()
@@ -154,9 +168,27 @@ def contour(made: Landscape, view: View, visible: bool) -> Any:
 
 
 def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
-    """Contours around the trained weights, with a menu: loss, accuracy, their difference, the linear model's loss.
+    """Draw contours of the loss around the trained weights, in two directions.
 
-    `source`: a posterior with its training `data`, or a `Landscape`; `settings` are those of `landscape`.
+    A menu offers the loss, the accuracy, their difference (both scaled 0 to 1), the linear model's loss, and its
+    difference from the network's. Ellipses show the Gaussian at one and two standard deviations.
+
+    Args:
+        source: A posterior, or a `Landscape` with two directions.
+        data: Training data of the posterior; leave it out with a `Landscape`.
+        **settings: Other arguments of `landscape`, without `dimensions`; leave them out with a `Landscape`.
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a `Landscape`.
+        ValueError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
+
+    Example:
+        >>> made = pw.figures.landscape(la, (x, y), points=5)
+        >>> pw.figures.landscape_2d(made).layout.meta["title"]
+        'Around the trained weights'
     """
     made = looked(source, data, 2, settings)
     go = graph_objects()
@@ -229,9 +261,23 @@ def surface(made: Landscape, values: Tensor, name: str, words: str, scene: str, 
 
 
 def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
-    """`exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian, to be turned.
+    """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian, to be turned.
 
-    `source`: a posterior with its training `data`, or a `Landscape`; `settings` are those of `landscape`.
+    Args:
+        source: A posterior, or a `Landscape` with two directions.
+        data: Training data of the posterior; leave it out with a `Landscape`.
+        **settings: Other arguments of `landscape`, without `dimensions`; leave them out with a `Landscape`.
+
+    Returns:
+        A plotly figure, with a menu for one surface alone and for the loss.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a `Landscape`.
+        ValueError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
+
+    Example:
+        >>> len(pw.figures.landscape_3d(la, (x, y), points=5).data)
+        3
     """
     made = looked(source, data, 2, settings)
     words = "share of its peak"

@@ -33,20 +33,42 @@ EXAMPLES = 1_000
 
 @dataclass(frozen=True, eq=False)
 class Landscape:
-    """Losses at `trained + a d_1 + b d_2`; every table is (len(b), len(a)) in float64 on the CPU."""
+    """Losses at `trained + a d_1 + b d_2`, of the network, of its linear model and of the Gaussian.
+
+    `pw.figures.landscape` returns it. Every table is (len(b), len(a)), float64, on the CPU.
+
+    Attributes:
+        a: Coordinates (A,) along the first direction.
+        b: Coordinates (B,) along the second direction; one zero where there is one direction.
+        directions: The directions (1 or 2, D).
+        axes: For each direction, what its coordinate is, in words.
+        loss: Table of the network's loss: mean over examples, without noise and prior.
+        linear: Table of the loss of the linear model, `f + J d`.
+        accuracy: Table of the network's accuracy; None where it does not predict classes.
+        penalty: Table of the prior's part, `1/2 |theta - mu|^2` in its precisions.
+        quadratic: Table of the Gaussian's part, `1/2 d^T P d`.
+        strength: Factor of the mean loss: examples / noise variance / temperature.
+        words: Name of the loss, such as "cross entropy".
+        examples: Number of examples that the loss was taken over.
+
+    Example:
+        >>> made = pw.figures.landscape(la, (x, y), points=5)
+        >>> made.loss.shape, made.directions.shape == (2, la.D), made.words
+        (torch.Size([5, 5]), True, 'cross entropy')
+    """
 
     a: Tensor
-    b: Tensor  # one zero where there is one direction
-    directions: Tensor  # (1 or 2, D)
-    axes: tuple[str, ...]  # what the coordinates are, in words
-    loss: Tensor  # of the network: mean over examples, without noise and prior
-    linear: Tensor  # of the linear model, f + J d
-    accuracy: Tensor | None  # of the network, where it tells classes
-    penalty: Tensor  # the prior's, `1/2 |theta - mu|^2` in its precisions
-    quadratic: Tensor  # `1/2 d^T P d`: the Gaussian's
-    strength: float  # what the mean loss is multiplied with: examples / noise variance / temperature
-    words: str = "loss"  # what the loss is
-    examples: int = 0  # that the loss was taken over
+    b: Tensor
+    directions: Tensor
+    axes: tuple[str, ...]
+    loss: Tensor
+    linear: Tensor
+    accuracy: Tensor | None
+    penalty: Tensor
+    quadratic: Tensor
+    strength: float
+    words: str = "loss"
+    examples: int = 0
 
     @property
     def plane(self) -> bool:
@@ -55,32 +77,32 @@ class Landscape:
 
     @property
     def objective(self) -> Tensor:
-        """What training with this prior minimises: `strength * loss + penalty`."""
+        """The regularised loss that training with this prior minimises: `strength * loss + penalty`."""
         return self.strength * self.loss + self.penalty
 
     @property
     def linear_objective(self) -> Tensor:
-        """The same of the linear model."""
+        """The regularised loss of the linear model: `strength * linear + penalty`."""
         return self.strength * self.linear + self.penalty
 
     @property
     def density(self) -> Tensor:
-        """`exp(-objective)`, likelihood times prior, as a share of its largest value here."""
+        """`exp(-objective)`, likelihood times prior, as a share of its largest value in the table."""
         return (self.objective.min() - self.objective).exp()
 
     @property
     def linear_density(self) -> Tensor:
-        """The same of the linear model."""
+        """`exp(-linear_objective)`, as a share of its largest value in the table."""
         return (self.linear_objective.min() - self.linear_objective).exp()
 
     @property
     def gaussian(self) -> Tensor:
-        """The posterior's density over its value at the trained weights."""
+        """The posterior density as a share of its value at the trained weights: `exp(-quadratic)`."""
         return (-self.quadratic).exp()
 
     @property
     def contrast(self) -> Tensor | None:
-        """Loss less error, both from 0 at their least to 1 at their most here: where one rises without the other."""
+        """Loss minus error, both scaled to 0 at their least and 1 at their most in the table; None without classes."""
         if self.accuracy is None:
             return None
         return spread(self.loss) - spread(1 - self.accuracy)
@@ -104,10 +126,32 @@ def landscape(
     examples: int | None = EXAMPLES,
     seed: int = 0,
 ) -> Landscape:
-    """Losses around the trained weights on a line or a plane, over the first `examples` of `data` (None: all of them).
+    """Compute the loss around the trained weights, on a line or a plane.
 
-    `directions`: "eigen", those of largest curvature, in standard deviations of the posterior; "random", normal
-    numbers with each filter as long as the trained one; or a tensor (dimensions, D). `reach`: how far, in their units.
+    Args:
+        la: A posterior.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        directions: "eigen" for the directions of largest curvature, in standard deviations of the posterior; "random"
+            for normal numbers with each filter as long as the trained one; or a tensor (dimensions, D).
+        dimensions: 1 for a line, 2 for a plane.
+        reach: How far to go to both sides, in units of the directions; None for 3 with "eigen", else 1.
+        points: Points along each direction, at least 3; an even number becomes the next odd one. None for 101 on a
+            line, 31 on a plane.
+        examples: The first so many examples are used; None for all of them.
+        seed: Seed of random directions, and of Lanczos' method, which finds eigenvectors above 2,000 weights.
+
+    Returns:
+        A `Landscape` with `points` coordinates along each direction.
+
+    Raises:
+        TypeError: `la` is no posterior.
+        ValueError: An argument is none of the above, `directions` has another shape, is not finite or has a row of
+            zeros, there are more directions than weights, or the network has changed since the fit.
+
+    Example:
+        >>> made = pw.figures.landscape(la, (x, y), directions="random", dimensions=1, points=11)
+        >>> made.loss.shape, made.directions.shape == (1, la.D)
+        (torch.Size([1, 11]), True)
     """
     style.expect_posterior(la)
     if dimensions not in (1, 2):

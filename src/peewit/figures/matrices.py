@@ -79,9 +79,26 @@ def square_axes(figure: Figure, rows: int = 1, columns: int = 1) -> None:
 
 
 def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEIGHTS) -> Figure:
-    """Second derivatives of the loss between all weights, or `most` of them, with the borders of the tensors.
+    """Draw the second derivatives of the loss between all weights, or some of them, with the borders of the tensors.
 
-    A menu switches between the Hessian, the GGN that stands in for it, and their difference.
+    A menu switches between the Hessian, the GGN that approximates it, and their difference.
+
+    Args:
+        source: A posterior, or the numbers of `whole`.
+        data: Training data of the posterior; not used with numbers.
+        most: About how many weights to show, see `whole`; not used with numbers.
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a `Whole`.
+        ValueError: `data` is missing or a one-shot iterator, `most` is no positive whole number, or the network has
+            changed since the fit.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.hessian_blocks(la, (x, y), most=20).data]
+        ['Hessian', 'GGN', 'Hessian less GGN']
     """
     made = source if isinstance(source, Whole) else whole(source, needed(data), most=most)
     go = graph_objects()
@@ -126,7 +143,23 @@ def needed(data: Any) -> Any:
 
 
 def spectra(la: Laplace) -> Figure:
-    """Eigenvalues of every tensor's curvature, largest first, against the prior precision: above it, data decide."""
+    """Draw the eigenvalues of every tensor's curvature, largest first, against the prior precision.
+
+    The data decide in directions with eigenvalues above the prior precision; the prior decides in the others.
+
+    Args:
+        la: A posterior.
+
+    Returns:
+        A plotly figure with logarithmic axes.
+
+    Raises:
+        TypeError: `la` is no posterior.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.spectra(la).data][:2]
+        ['0.weight', '0.bias']
+    """
     go = graph_objects()
     figure = go.Figure()
     found = layer_spectra(la)
@@ -184,7 +217,24 @@ def thinned(size: int, most: int = 200) -> Tensor:
 
 
 def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int = 5) -> Figure:
-    """A weight's Kronecker block: every entry of the first factor becomes a block, the second factor times it."""
+    """Draw a weight's Kronecker block: each entry of the first factor becomes a block, the second factor times it.
+
+    Args:
+        source: A posterior with `structure="kron"`, or the numbers of `factors`.
+        name: Name of the weight; None for the first one with two factors. Not used with numbers.
+        most: Most rows and columns of each factor to show; not used with numbers.
+
+    Returns:
+        A plotly figure: both factors and their product, each scaled to a largest entry of 1.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a `Factors`.
+        ValueError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
+
+    Example:
+        >>> pw.figures.kronecker(la, "2.weight").layout.meta["title"]
+        'The Kronecker product behind 2.weight'
+    """
     made = source if isinstance(source, Factors) else factors(source, name, most=most)
     titles = ("gradients", "times inputs", "makes the block")
     figure = style.panels(1, 3, subplot_titles=titles, column_widths=[0.22, 0.22, 0.56], horizontal_spacing=0.06)
@@ -225,7 +275,25 @@ def gapped(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[
 
 
 def block_approximations(source: Laplace | Approximations, data: Any = None, name: str | None = None) -> Figure:
-    """The exact curvature of one weight beside its diagonal, KFAC and EKFAC versions, with their errors."""
+    """Draw the exact curvature of one weight beside its diagonal, KFAC and EKFAC versions, with their errors.
+
+    Args:
+        source: A posterior over whole tensors, or the numbers of `approximations`.
+        data: Training data of the posterior; not used with numbers.
+        name: Name of the weight, see `approximations`; not used with numbers.
+
+    Returns:
+        A plotly figure with four panels.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor an `Approximations`.
+        ValueError: `data` is missing, the posterior is over single elements, the weight is not known or too large, or
+            the network has changed since the fit.
+
+    Example:
+        >>> pw.figures.block_approximations(la, (x, y), "0.weight").layout.meta["title"]
+        'What is kept of 0.weight'
+    """
     made = source if isinstance(source, Approximations) else approximations(source, needed(data), name)
     titles = [f"exact, {len(made.true)} weights"]
     titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in made.versions]

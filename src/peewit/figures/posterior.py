@@ -123,7 +123,22 @@ def few(names: Sequence[Any], what: str) -> str:
 
 
 def marginal_variances(source: Laplace | Summary | Results) -> Figure:
-    """Posterior standard deviations of the weights, tensor by tensor, beside the prior's."""
+    """Draw the posterior standard deviations of the weights, tensor by tensor, beside the prior's.
+
+    Args:
+        source: A posterior, or a report of `pw.evaluate` on one. The first 40 tensors are shown.
+
+    Returns:
+        A plotly figure: for each tensor, the ranges of 50 % and of 90 % of its weights, their median, and the prior.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a report.
+        ValueError: The report has no variances by layer.
+
+    Example:
+        >>> pw.figures.marginal_variances(la).layout.meta["title"]
+        'How sure each weight is'
+    """
     made = summarised(source)
     if not made.layers:
         raise ValueError("The report has no variances by layer; give the posterior itself.")
@@ -168,7 +183,23 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
 
 
 def prior_posterior(source: Laplace | Summary | Results) -> Figure:
-    """Prior and posterior precision (1 / variance) side by side: the larger the step, the more the data said."""
+    """Draw prior and posterior precision (1 / variance) side by side: the larger the step, the more the data said.
+
+    Args:
+        source: A posterior, or a report of `pw.evaluate` on one. The first 40 tensors are shown.
+
+    Returns:
+        A plotly figure: for each tensor, its prior precision, the posterior precision of its median weight, and the
+        range of 90 % of its weights.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a report.
+        ValueError: The report has no prior precisions.
+
+    Example:
+        >>> pw.figures.prior_posterior(report).layout.meta["title"]
+        'What the data added to the prior'
+    """
     made = summarised(source)
     if made.layers and all(math.isfinite(each.prior) for each in made.layers):
         layers = made.layers[:GROUPS]
@@ -221,7 +252,22 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
 
 
 def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
-    """How many weights of each group the data determine, beside how many there are."""
+    """Draw how many weights of each group of the prior the data determine, beside the number of weights.
+
+    Args:
+        source: A posterior, or a report of `pw.evaluate` on one. The first 40 groups are shown.
+
+    Returns:
+        A plotly figure with a bar of each kind for each group.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a report.
+        ValueError: The report has no effective dimensions.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.effective_dimensions(la).data]
+        ['weights', 'determined by data']
+    """
     made = summarised(source)
     if not made.dimensions:
         raise ValueError("The report has no effective dimensions; give the posterior itself.")
@@ -257,7 +303,22 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
 
 
 def evidence_trace(source: Any) -> Figure:
-    """How tuning went: the score at every step, and the precisions on the way."""
+    """Draw the score at every step of tuning, and the prior precisions.
+
+    Args:
+        source: A tuned posterior, its `Trace`, or a report of `pw.evaluate` on one. The precisions of the first 8
+            groups are drawn, where the trace has those of all steps.
+
+    Returns:
+        A plotly figure, with a second panel for the precisions.
+
+    Raises:
+        ValueError: The posterior was not tuned.
+
+    Example:
+        >>> pw.figures.evidence_trace(la.tune()).layout.meta["title"]
+        'How the prior was chosen'
+    """
     values, objective, precisions, groups = steps_of(source)
     go = graph_objects()
     two = bool(precisions)

@@ -125,7 +125,28 @@ def regression_band(
     level: float = 0.95,
     output: int = 0,
 ) -> Figure:
-    """Predictions over one input: the mean, what is not known of it, and the noise on top, with the data."""
+    """Draw predictions over one input: the mean, its uncertainty, and the noise on top, with the data.
+
+    Args:
+        source: A posterior of a network with one input and numbers as outputs.
+        data: Training data: a loader, batches, or a pair (inputs (N, 1), targets). The first 500 points are drawn.
+        extend: How far to go beyond the data on both sides, as a share of their range.
+        points: Points of the curve, at least 3.
+        level: Probability that each band holds, between 0 and 1.
+        output: Number of the output to draw, from 0.
+
+    Returns:
+        A plotly figure with two bands: the inner one for the mean, the outer one for new observations.
+
+    Raises:
+        TypeError: `source` is no posterior, or `data` is missing.
+        ValueError: The likelihood is over classes, the inputs are not one number each, an argument is none of the
+            above, or there is no data.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.regression_band(line, (t, z), level=0.9).data]
+        ['90 % of new observations', '90 % for the mean itself', 'mean', 'data']
+    """
     if isinstance(source, Band):
         made = source
     else:
@@ -217,7 +238,32 @@ def decision_map(
     points: int = 61,
     classes: tuple[str, ...] | None = None,
 ) -> Figure:
-    """Classes over two inputs, with a menu: how sure the prediction is, how sure the plain network, what is unknown."""
+    """Draw a map of confidence, uncertainty and class probabilities over two inputs, with the data.
+
+    A menu offers the confidence of the prediction and of the plain network, the entropy, its part from not knowing the
+    weights (both in nats), and the probability of each class.
+
+    Args:
+        source: A posterior of a classifier with two inputs: classes, or one yes-or-no label.
+        data: Training data: a loader, batches, or a pair (inputs (N, 2), targets). The first 500 points are drawn.
+        extend: How far to go beyond the data on all sides, as a share of their range.
+        points: Points along each side of the map, at least 3.
+        classes: Names of the classes; None for "class 0", "class 1", ...
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        TypeError: `source` is no posterior, or `data` is missing.
+        ValueError: The likelihood is not over classes, there are several yes-or-no labels, the inputs are not two
+            numbers each, `classes` has another number of names, another argument is none of the above, or there is no
+            data.
+
+    Example:
+        >>> figure = pw.figures.decision_map(la, (x, y), points=5, classes=("a", "b", "c"))
+        >>> figure.data[-1].name
+        'c'
+    """
     made = source if isinstance(source, Map) else decisions(source, data, extend=extend, points=points)
     go = graph_objects()
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(made.classes)]

@@ -32,26 +32,64 @@ NAMED = 20  # classes that an axis has room to name
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """S draws: predictions (S, B, C) in float64 on the CPU, probabilities where classes are told, else means."""
+    """Predictions at S draws of the weights: probabilities for classes, means for numbers.
 
-    x: Tensor | None  # (B,) where inputs are single numbers
-    weights: Tensor  # (S, 2): of the two weights that are least certain
-    names: tuple[str, str]  # which ones
+    `pw.figures.draws` returns it. B counts inputs, and positions like inputs; tensors are in float64 on the CPU.
+
+    Attributes:
+        x: The inputs (B,); None where an input is not one number.
+        weights: Drawn values (S, 2) of the two least certain weights.
+        names: Names of these two weights, such as "0.weight[3, 1]".
+        predictions: Predictions (S, B, C), one for each draw.
+        exact: Prediction (B, C) of the linear model over all weights: for numbers in closed form, for classes by
+            `link="mc"`.
+        classes: Whether predictions are probabilities.
+        method: "linearised" for the linear model, "sampled" for the network itself.
+
+    Example:
+        >>> made = pw.figures.draws(la, x[:4], samples=16)
+        >>> made.predictions.shape, made.exact.shape, made.weights.shape
+        (torch.Size([16, 4, 3]), torch.Size([4, 3]), torch.Size([16, 2]))
+    """
+
+    x: Tensor | None
+    weights: Tensor
+    names: tuple[str, str]
     predictions: Tensor
-    exact: Tensor  # (B, C): the linear model's over all weights
+    exact: Tensor
     classes: bool
     method: str = "linearised"
 
     @property
     def averages(self) -> Tensor:
-        """(S, B, C): of the first draw, the first two, ..."""
+        """Averages (S, B, C) of the first draw, of the first two, and so on."""
         numbers = torch.arange(1, len(self.predictions) + 1, dtype=torch.float64)
         return self.predictions.cumsum(0) / numbers[:, None, None]
 
 
 @plainly
 def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", seed: int = 0) -> Draws:
-    """Predictions at `samples` draws of the weights: of the linear model, or of the network itself ("sampled")."""
+    """Predict at several draws of the weights from the posterior.
+
+    Args:
+        la: A posterior with classes, yes-or-no labels or Gaussian regression.
+        x: Inputs (B, ...), as the network takes them.
+        samples: Number S of draws.
+        method: "linearised" for outputs of the linear model, "sampled" for outputs of the network itself.
+        seed: Seed of the draws.
+
+    Returns:
+        The `Draws`, with predictions (S, B, C).
+
+    Raises:
+        TypeError: `la` is no posterior, or `x` holds no tensors.
+        ValueError: `method` is not known, `samples` is no positive whole number, the likelihood is another one, or the
+            network has changed since the fit.
+
+    Example:
+        >>> pw.figures.draws(line, t, samples=8, method="sampled").averages.shape
+        torch.Size([8, 40, 1])
+    """
     style.expect_posterior(la)
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}.")
@@ -133,9 +171,30 @@ def monte_carlo(
     seed: int = 0,
     classes: tuple[str, ...] | None = None,
 ) -> Figure:
-    """Weight samples, what they predict, and their average, with a slider for how many there are.
+    """Draw weight samples, their predictions and the average of these, with a slider for the number of samples.
 
-    With inputs of one number each in regression: curves over x. Otherwise: the prediction at the first input.
+    In regression with one number as input it shows curves over the inputs; otherwise the prediction at the first input.
+
+    Args:
+        source: A posterior, or the numbers of `draws`.
+        x: Inputs (B, ...) of the posterior; not used with numbers.
+        samples: Number of draws; not used with numbers.
+        method: "linearised" or "sampled", see `draws`; not used with numbers.
+        output: Number of the output whose curves are drawn, from 0.
+        seed: Seed of the draws; not used with numbers.
+        classes: Names of the classes; None for "class 0", "class 1", ... A yes-or-no label takes two.
+
+    Returns:
+        A plotly figure with two panels: the two least certain weights, and the predictions.
+
+    Raises:
+        TypeError: `source` is neither a posterior nor a `Draws`.
+        ValueError: There are no inputs, `output` is no output of the network, `classes` has another number of names, or
+            an argument is refused by `draws`.
+
+    Example:
+        >>> pw.figures.monte_carlo(line, t, samples=8).layout.meta["title"]
+        'Averaging over weights'
     """
     if not isinstance(source, Draws) and (x is None or not count(x)):
         raise ValueError("x holds no inputs; expected those at which to predict.")

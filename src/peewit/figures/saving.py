@@ -55,10 +55,31 @@ def save(
     height: int | None = None,
     scale: float = 1.0,
 ) -> Path:
-    """Write a figure as .html or .png, by the suffix, whole or not at all: its place.
+    """Write a figure as a page (.html) or a picture (.png), by the suffix; the file is written whole or not at all.
 
-    `plotlyjs`: inside the page, which then needs no network and takes 4 to 5 MB, or 'cdn', fetched when it is opened.
-    `width`, `height` and `scale` are those of a picture, in pixels; pages take the width that there is.
+    Args:
+        figure: A plotly figure, such as those of `pw.figures`.
+        path: Name of the file, which ends in .html or .png. Its folder has to exist; a file of that name is replaced.
+        plotlyjs: True puts plotly's script inside the page, which then needs no network and takes 4 to 5 MB; "cdn" has
+            the page fetch it when it is opened.
+        width: Width of a picture in pixels; pages take the width that there is.
+        height: Height of a picture in pixels; None for the figure's own, or else 500.
+        scale: Factor of a picture's resolution.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        TypeError: `figure` is no plotly figure.
+        ValueError: The name has another suffix, it is that of a device, or `plotlyjs` is neither True nor "cdn".
+        FileNotFoundError: The folder does not exist.
+        IsADirectoryError: The name is that of a folder.
+        ImportError: A picture needs kaleido, which is not installed.
+        RuntimeError: A picture needs a Chromium, and none was found.
+
+    Example:
+        >>> pw.figures.save(pw.figures.spectra(la), "spectra.html", plotlyjs="cdn").name
+        'spectra.html'
     """
     target = place(path)
     if not isinstance(figure, graph_objects().Figure):

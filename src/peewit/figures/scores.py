@@ -50,7 +50,22 @@ def look(number: int) -> dict[str, Any]:
 
 
 def reliability(*scores: Scores) -> Figure:
-    """How often predictions were right against how sure they were; on the diagonal they mean what they say."""
+    """Draw accuracy against confidence, in bins: on the diagonal, predictions are as accurate as they are confident.
+
+    Args:
+        *scores: Scores to compare, as in `reliability(*report.methods)`; those of numbers are left out.
+
+    Returns:
+        A plotly figure, with the share of predictions in each bin below.
+
+    Raises:
+        TypeError: An argument is no `Scores`.
+        ValueError: There are no scores, or none of them is of classes.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.reliability(*report.methods).data][:2]
+        ['ideal', 'Laplace']
+    """
     own = [each for each in some(scores, "reliability") if each.reliability is not None]
     if not own:
         raise ValueError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
@@ -97,7 +112,22 @@ def reliability(*scores: Scores) -> Figure:
 
 
 def risk_coverage(*scores: Scores) -> Figure:
-    """The error among the surest share of predictions: a good method's falls as it keeps fewer."""
+    """Draw the error among the most confident share of predictions: a good method's error falls as it keeps fewer.
+
+    Args:
+        *scores: Scores to compare, as in `risk_coverage(*report.methods)`.
+
+    Returns:
+        A plotly figure: the share of errors for classes, the mean squared error for numbers.
+
+    Raises:
+        TypeError: An argument is no `Scores`.
+        ValueError: There are no scores.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.risk_coverage(*report.methods).data]
+        ['Laplace', 'Plain network']
+    """
     go = graph_objects()
     figure = go.Figure()
     kinds = set()
@@ -123,7 +153,24 @@ def risk_coverage(*scores: Scores) -> Figure:
 
 
 def shift_curves(report: Results, kind: str = "shifts", metric: str | None = None) -> Figure:
-    """A metric against the strength of each corruption or attack, by method; a menu chooses the corruption."""
+    """Draw a metric against the strength of each corruption or attack, one line per method.
+
+    Args:
+        report: A report of `pw.evaluate` with `shifts` or `attacks`.
+        kind: "shifts" for corruptions, or "attacks".
+        metric: Name of the metric, such as "nll"; None for the first one, the accuracy or RMSE.
+
+    Returns:
+        A plotly figure, with a menu where there are several corruptions.
+
+    Raises:
+        TypeError: `report` is no report.
+        ValueError: `kind` is none of the two, the report has none of this kind, or the metric is not known.
+
+    Example:
+        >>> pw.figures.shift_curves(report, metric="nll").data[0].x
+        (0.0, 0.5, 1.0)
+    """
     style.expect_report(report)
     if kind not in ("shifts", "attacks"):
         raise ValueError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
@@ -180,7 +227,23 @@ def strained(method: str, number: int, shift: Shift, metric: str, visible: bool)
 
 
 def pit(*scores: Scores) -> Figure:
-    """Where observations fell among the quantiles that were predicted for them: evenly, if those are right."""
+    """Draw where observations fall among their predicted quantiles: evenly, if the predictions are right.
+
+    Args:
+        *scores: Scores to compare, as in `pit(*report.methods)`; those of classes are left out.
+
+    Returns:
+        A plotly figure: the share of observations in each bin of the probability integral transform (PIT), over an even
+        share.
+
+    Raises:
+        TypeError: An argument is no `Scores`.
+        ValueError: There are no scores, or none of them is of numbers.
+
+    Example:
+        >>> pw.figures.pit(*line_report.methods).data[0].name
+        'Laplace'
+    """
     own = [each for each in some(scores, "pit") if each.pit is not None]
     if not own:
         raise ValueError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
@@ -213,7 +276,23 @@ def pit(*scores: Scores) -> Figure:
 
 
 def compare(report: Results, metric: str) -> Figure:
-    """All methods by one metric, with their intervals."""
+    """Draw all methods of a report by one metric, with their intervals.
+
+    Args:
+        report: A report of `pw.evaluate`.
+        metric: Name of the metric, such as "nll". Methods without it are left out.
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        TypeError: `report` is no report.
+        ValueError: No method has this metric.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.compare(report, "nll").data]
+        ['Laplace', 'Plain network']
+    """
     style.expect_report(report)
     known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     if metric not in known:

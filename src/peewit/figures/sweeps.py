@@ -20,7 +20,26 @@ def number(value: Any) -> float:
 
 
 def sweep(source: Any, metric: str | None = None) -> Figure:
-    """What was tried in a sweep over scale and precision, coloured by a metric, with a menu between metrics."""
+    """Draw the settings of a sweep over data weight and prior precision, coloured by a metric.
+
+    A menu switches between metrics. A circle marks the setting that is best by the metric of the sweep.
+
+    Args:
+        source: A sweep, which `pw.sweep` returns.
+        metric: Name of the metric to show first; None for the metric of the sweep.
+
+    Returns:
+        A plotly figure with logarithmic axes.
+
+    Raises:
+        TypeError: `source` is no sweep.
+        ValueError: The sweep has no points, or the metric is not known.
+
+    Example:
+        >>> tried = pw.sweep(la, (x, y), trials=4)
+        >>> len(pw.figures.sweep(tried, "ece").data[0].x)
+        4
+    """
     if not hasattr(source, "points"):
         raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which peewit.sweep returns.")
     points = list(source.points)

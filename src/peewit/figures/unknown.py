@@ -26,9 +26,24 @@ SCORES = {
 
 
 def uncertainty_histogram(scores: Scores, score: str | None = None, bins: int = 30) -> Figure:
-    """How unsure a method is of test inputs and of unknown ones: the less they overlap, the better it notices.
+    """Draw histograms of a method's uncertainty on test inputs and on unknown ones: the less they overlap, the better.
 
-    `score`: by default the entropy of classes, or the variance of numbers.
+    Args:
+        scores: Scores of one method, such as `report.methods[0]`.
+        score: Name of the score, such as "confidence", "mutual_information" or "epistemic_variance"; None for the
+            entropy of classes, or the variance of numbers.
+        bins: Number of bins.
+
+    Returns:
+        A plotly figure, with one histogram per data set.
+
+    Raises:
+        TypeError: `scores` is no `Scores`.
+        ValueError: `bins` is no positive whole number, or the score is not known.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.uncertainty_histogram(report.methods[0]).data]
+        ['test', 'far']
     """
     if not is_count(bins):
         raise ValueError(f"bins={bins!r} was given; expected a positive whole number.")
@@ -73,7 +88,22 @@ def histogram(values: Sequence[float], low: float, width: float, bins: int) -> t
 
 
 def detection(*scores: Scores) -> Figure:
-    """How well unknown inputs are told from test inputs, by method and by score; .5 is chance."""
+    """Draw how well unknown inputs are detected, as AUROC by method and by score; 0.5 is chance.
+
+    Args:
+        *scores: Scores to compare, as in `detection(*report.methods)`, of a report with unknown inputs (`ood`).
+
+    Returns:
+        A plotly figure with intervals.
+
+    Raises:
+        TypeError: An argument is no `Scores`.
+        ValueError: There are no scores, or none has unknown inputs.
+
+    Example:
+        >>> [trace.name for trace in pw.figures.detection(*report.methods).data][:2]
+        ['confidence', 'entropy']
+    """
     go = graph_objects()
     kinds = list(
         dict.fromkeys(kind for each in some(scores, "detection") for found in each.detection.values() for kind in found)

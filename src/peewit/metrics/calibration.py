@@ -33,7 +33,31 @@ def equal_mass(confidence: Tensor, bins: int) -> Tensor:
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
-    """Mean confidence and accuracy in bins of equal width: (..., C), (...)."""
+    """Compute the mean confidence and the accuracy in bins of equal width: the numbers of a reliability diagram.
+
+    The confidence is the largest probability. Bin k holds the confidences from k / bins to below (k + 1) / bins; the
+    last bin holds 1 too.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+        bins: Number B of bins between 0 and 1.
+
+    Returns:
+        A `Reliability` with B bins.
+
+    Raises:
+        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
+            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+            softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> pw.metrics.reliability(probs, labels, bins=4).count
+        (0, 0, 1, 2)
+    """
     columns = _columns(probs, labels, bins)
     return reliability_of(columns["confidence"], columns["correct"], bins)
 
@@ -49,22 +73,112 @@ def reliability_of(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Rel
 
 
 def ece_adaptive(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """The calibration error over bins of equally many examples instead of equal width; lower is better."""
+    """Compute the adaptive calibration error: `ece` over bins of equally many examples instead of equal width.
+
+    Equal confidences stay in one bin, so that bins can differ in size and some can be empty.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+        bins: Number of bins.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
+            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+            softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.ece_adaptive(probs, labels, bins=3), 4)
+        0.4
+    """
     return adaptive(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins).value
 
 
 def ece_classwise(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """The calibration error of every class' probability against how often it is the label, averaged over classes."""
+    """Compute the class-wise calibration error: `ece` of every class' own probability, averaged over classes.
+
+    For each class, its probability is binned in bins of equal width and compared with how often the class is the label.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+        bins: Number of bins between 0 and 1.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
+            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+            softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.ece_classwise(probs, labels, bins=3), 4)
+        0.3333
+    """
     return classwise(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins).value
 
 
 def mce(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """The largest difference of confidence and accuracy in any bin of equal width; lower is better."""
+    """Compute the maximum calibration error: the largest gap between confidence and accuracy of any bin of equal width.
+
+    The bins are those of `ece`; empty bins do not count.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+        bins: Number of bins between 0 and 1.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
+            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+            softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.mce(probs, labels, bins=4), 4)  # |1.7 - 1| / 2
+        0.35
+    """
     return width_errors(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins)[1].value
 
 
 def aurc(probs: Tensor, labels: Tensor) -> float:
-    """The area under the risk-coverage curve: the error rate among the k surest examples, averaged over all k."""
+    """Compute the area under the risk-coverage curve: the error rate of the k most confident examples, mean over k.
+
+    The confidence is the largest probability. Examples of equal confidence share their errors evenly.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+            or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.aurc(probs, labels), 4)  # (0 / 1 + 1 / 2 + 1 / 3) / 3
+        0.2778
+    """
     columns = _columns(probs, labels, BINS)
     risk = 1 - columns["correct"]
     return risk_area(columns, -columns["confidence"], risk, Resampling(labels.numel(), 0, 0)).value

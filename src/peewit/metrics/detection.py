@@ -17,12 +17,48 @@ ROUNDING = 1e-12
 
 
 def aupr(known: Tensor, unknown: Tensor) -> float:
-    """The area under the precision-recall curve, as average precision: (n,), (m,); m / (n + m) is chance."""
+    """Compute the area under the precision-recall curve of a score that detects unknown inputs, as average precision.
+
+    Args:
+        known: Scores (n,) of known inputs; another shape is flattened.
+        unknown: Scores (m,) of unknown inputs, the positives, higher for inputs that seem unknown; another shape is
+            flattened.
+
+    Returns:
+        A number up to 1, higher is better; m / (n + m) is chance.
+
+    Raises:
+        ValueError: `known` or `unknown` is empty or holds NaN.
+
+    Example:
+        >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
+        >>> round(pw.metrics.aupr(known, unknown), 4)
+        0.8333
+    """
     return float(_average_precision(*_counts(known, unknown))[0])
 
 
 def fpr95(known: Tensor, unknown: Tensor) -> float:
-    """The share of known inputs that are taken for unknown where at least 95 % of the unknown ones are: (n,), (m,)."""
+    """Compute the false positive rate at 95 % recall: the share of known inputs flagged as unknown.
+
+    The threshold is the highest score that flags at least 95 % of the unknown inputs.
+
+    Args:
+        known: Scores (n,) of known inputs; another shape is flattened.
+        unknown: Scores (m,) of unknown inputs, the positives, higher for inputs that seem unknown; another shape is
+            flattened.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        ValueError: `known` or `unknown` is empty or holds NaN.
+
+    Example:
+        >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
+        >>> round(pw.metrics.fpr95(known, unknown), 4)
+        0.3333
+    """
     return float(_false_alarms(*_counts(known, unknown))[0])
 
 

@@ -12,28 +12,106 @@ from ..messages.arguments import is_count
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """How often the likeliest class is right; higher is better."""
+    """Compute the share of examples whose likeliest class is the label; higher is better.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+
+    Returns:
+        A number from 0 to 1.
+
+    Raises:
+        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+            or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.accuracy(probs, labels), 4)
+        0.6667
+    """
     probs, labels = checked(probs, labels)
     return (probs.argmax(-1) == labels).double().mean().item()
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:
-    """Mean negative log-probability of the right class; lower is better, infinite where a label had probability 0."""
+    """Compute the mean negative log-probability of the label, in nats; lower is better.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+
+    Returns:
+        A number from 0 on; infinite if a label has probability 0.
+
+    Raises:
+        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+            or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.nll(probs, labels), 4)
+        0.6905
+    """
     probs, labels = checked(probs, labels)
     return -probs.gather(-1, labels[:, None]).log().mean().item()
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Mean squared distance, summed over classes, of the probabilities from the label: 0 to 2, lower is better."""
+    """Compute the Brier score: the mean squared distance, summed over classes, of `probs` from the label.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+
+    Returns:
+        A number from 0 to 2; lower is better.
+
+    Raises:
+        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+            or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.brier(probs, labels), 4)
+        0.4933
+    """
     probs, labels = checked(probs, labels)
     right = torch.nn.functional.one_hot(labels, probs.shape[-1])
     return (probs - right).square().sum(-1).mean().item()
 
 
 def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: by how much confidence and accuracy differ in bins of equal width; lower is better.
+    """Compute the expected calibration error: the mean gap between confidence and accuracy over bins of equal width.
 
-    Bin k holds the confidences from k / bins to below (k + 1) / bins; the last one holds 1 too.
+    The confidence is the largest probability. Bin k holds the confidences from k / bins to below (k + 1) / bins; the
+    last bin holds 1 too. Each bin counts by its share of the examples.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+        bins: Number of bins between 0 and 1.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
+            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+            softmax first).
+        TypeError: `labels` is not of whole numbers.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.ece(probs, labels, bins=4), 4)  # (|1.7 - 1| + |0.7 - 1|) / 3
+        0.3333
     """
     checked_bins(bins)
     probs, labels = checked(probs, labels)
@@ -46,9 +124,24 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
-    """How often an unknown input scores higher than a known one, ties counting half: (n,), (m,); .5 is chance.
+    """Compute the area under the ROC curve of a score that detects unknown inputs; higher is better.
 
-    It is the area under the ROC curve of the score as a detector of unknown inputs.
+    It is the probability that an unknown input scores higher than a known one; ties count half.
+
+    Args:
+        known: Scores (n,) of known inputs; another shape is flattened.
+        unknown: Scores (m,) of unknown inputs, higher for inputs that seem unknown; another shape is flattened.
+
+    Returns:
+        A number from 0 to 1; 0.5 is chance.
+
+    Raises:
+        ValueError: `known` or `unknown` is empty or holds NaN.
+
+    Example:
+        >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
+        >>> round(pw.metrics.auroc(known, unknown), 4)
+        0.8333
     """
     known, unknown = checked_scores(known, unknown)
     ordered = known.sort().values

@@ -29,9 +29,23 @@ def _half_moment(difference: Tensor, deviation: Tensor) -> Tensor:
 
 
 def crps_gaussian(mean: Tensor, deviation: Tensor, y: Tensor) -> Tensor:
-    """(...): the continuous ranked probability score of Gaussians, in the unit of y; lower is better.
+    """Compute the continuous ranked probability score (CRPS) of Gaussian predictions; lower is better.
 
-    `E |Y - y| - 1/2 E |Y - Y'|` with Y and Y' as predicted: the absolute error where the prediction is one number.
+    `E |Y - y| - 1/2 E |Y - Y'|` with Y and Y' independent draws from the prediction. It is the absolute error where the
+    standard deviation is 0.
+
+    Args:
+        mean: Predicted means (...).
+        deviation: Predicted standard deviations (...), at least 0.
+        y: Observed numbers (...), floating point.
+
+    Returns:
+        A tensor (...): one score for each observation, in the unit of `y`.
+
+    Example:
+        >>> mean, deviation = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+        >>> [round(each, 4) for each in pw.metrics.crps_gaussian(mean, deviation, torch.tensor([0.0, 3.0])).tolist()]
+        [0.2337, 2.0]
     """
     return crps_mixture(mean[None], deviation[None], y)
 
@@ -46,7 +60,23 @@ def crps_mixture(means: Tensor, deviations: Tensor, y: Tensor) -> Tensor:
 
 
 def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
-    """(S, ...), (...) -> (...): the continuous ranked probability score of y from S draws, without bias."""
+    """Estimate the continuous ranked probability score (CRPS) from S draws, without bias; lower is better.
+
+    `E |Y - y| - 1/2 E |Y - Y'|` with Y and Y' independent draws from the prediction. With one draw it is the absolute
+    error.
+
+    Args:
+        samples: Draws (S, ...) from the predicted distributions.
+        y: Observed numbers (...).
+
+    Returns:
+        A tensor (...): one score for each observation, in the unit of `y`.
+
+    Example:
+        >>> samples = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> [round(each, 4) for each in pw.metrics.crps_samples(samples, torch.tensor([1.0])).tolist()]
+        [0.0]
+    """
     number = len(samples)
     ordered = samples.sort(0).values
     weight = torch.arange(1, number + 1, dtype=ordered.dtype, device=ordered.device) * 2 - number - 1

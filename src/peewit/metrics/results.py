@@ -8,7 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, and where 95 % of its bootstrap values are, from drawing the examples anew with replacement."""
+    """A number with its 95 % bootstrap interval, from drawing the examples anew with replacement.
+
+    The interval holds the number. Without draws (`intervals=0`), both ends are the number.
+
+    Attributes:
+        value: The number itself, from the data as they are.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+
+    Example:
+        >>> estimate = report.methods[0].metrics["accuracy"]
+        >>> estimate.low <= estimate.value <= estimate.high
+        True
+    """
 
     value: float
     low: float
@@ -17,17 +30,39 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often predictions were right where they were how sure, in B bins; 0 where a bin is empty."""
+    """Accuracy per confidence bin (B bins of equal width).
 
-    edges: tuple[float, ...]  # (B + 1,)
-    confidence: tuple[float, ...]  # (B,): its mean
-    accuracy: tuple[float, ...]  # (B,)
-    count: tuple[int, ...]  # (B,)
+    Attributes:
+        edges: Ends of the bins (B + 1,), from 0 to 1.
+        confidence: Mean confidence in each bin (B,); 0 in an empty bin.
+        accuracy: Share of right predictions in each bin (B,); 0 in an empty bin.
+        count: Number of predictions in each bin (B,).
+
+    Example:
+        >>> bins = report.methods[0].reliability
+        >>> len(bins.edges), len(bins.accuracy), sum(bins.count)
+        (16, 15, 60)
+    """
+
+    edges: tuple[float, ...]
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    count: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """y against x."""
+    """A curve: y against x, K points.
+
+    Attributes:
+        x: Coordinates (K,).
+        y: Values (K,).
+
+    Example:
+        >>> curve = report.methods[0].risk_coverage
+        >>> len(curve.x) == len(curve.y), curve.x[-1]
+        (True, 1.0)
+    """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -35,7 +70,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Detection:
-    """How well one score tells one set of unknown inputs from the test inputs; unknown ones are the positives."""
+    """Detection metrics of one score for one set of unknown inputs (positives) against the test inputs (negatives).
+
+    Attributes:
+        auroc: Area under the ROC curve, see `auroc`; 0.5 is chance.
+        aupr: Area under the precision-recall curve, see `aupr`.
+        fpr95: False positive rate at 95 % recall, see `fpr95`.
+
+    Example:
+        >>> found = report.methods[0].detection["far"]["entropy"]
+        >>> 0 <= found.auroc.low <= found.auroc.value <= 1
+        True
+    """
 
     auroc: Estimate
     aupr: Estimate
@@ -44,40 +90,93 @@ class Detection:
 
 @dataclass(frozen=True)
 class Shift:
-    """One corruption or attack: one entry per strength, strength 0 (clean) first."""
+    """Metrics under one corruption or attack, at each of K strengths.
+
+    Attributes:
+        strengths: Strengths (K,), rising; strength 0, the clean inputs, comes first.
+        metrics: For each metric, K estimates. Classes have "accuracy", "nll", "confidence" and "uncertainty" (mean
+            entropy); numbers have "rmse", "nll" and "uncertainty" (mean standard deviation).
+
+    Example:
+        >>> shift = report.methods[0].shifts["moved"]
+        >>> shift.strengths, len(shift.metrics["accuracy"])
+        ((0.0, 0.5, 1.0), 3)
+    """
 
     strengths: tuple[float, ...]
-    metrics: dict[str, tuple[Estimate, ...]]  # accuracy or rmse, nll, confidence, uncertainty
+    metrics: dict[str, tuple[Estimate, ...]]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything about one way to predict."""
+    """All results of one method on the test data.
+
+    Attributes:
+        name: Name of the method, such as "Laplace".
+        description: One plain sentence about the method.
+        metrics: For each metric, its value and interval. Classes have "accuracy", "nll", "brier", "ece",
+            "ece_adaptive", "ece_classwise", "mce" and "aurc"; numbers have "rmse", "nll", "crps", "coverage50",
+            "coverage90", "coverage95", "sharpness", "pit_deviation" and "aurc". Metrics that the likelihood does not
+            allow are missing.
+        reliability: Accuracy per confidence bin; None where the method predicts numbers.
+        risk_coverage: Error (y) among the most confident share (x) of the predictions; no points where there is no
+            error to count.
+        pit: Share of the observations in each of 20 bins of equal width of the probability integral transform (PIT);
+            None where there is none, as for classes.
+        uncertainty: For each data set ("test", and each set of unknown inputs), the values of each score, such as
+            "entropy": at most 2,000, evenly spaced over the inputs, with six digits.
+        detection: For each set of unknown inputs and each score, how well the score separates them from the test
+            inputs.
+        shifts: For each corruption, the metrics at each strength.
+        attacks: For each attack, the metrics at each strength.
+        seconds: Time to predict the test set.
+        differences: For each metric, its value minus that of the report's first method, with an interval from the same
+            draws of the examples.
+
+    Example:
+        >>> scores = report.methods[0]
+        >>> scores.name, sorted(scores.metrics)[:3]
+        ('Laplace', ['accuracy', 'aurc', 'brier'])
+    """
 
     name: str
-    description: str  # a plain sentence: what this method is
+    description: str
     metrics: dict[str, Estimate]
-    reliability: Reliability | None  # of class probabilities
-    risk_coverage: Curve  # the error among the surest share of the examples
-    pit: tuple[float, ...] | None  # of numbers: shares of the probability integral transform in bins of equal width
-    uncertainty: dict[str, dict[str, tuple[float, ...]]]  # data set ("test", unknown ones) -> score -> values of some
-    detection: dict[str, dict[str, Detection]]  # unknown data set -> score -> how well it is told from the test set
+    reliability: Reliability | None
+    risk_coverage: Curve
+    pit: tuple[float, ...] | None
+    uncertainty: dict[str, dict[str, tuple[float, ...]]]
+    detection: dict[str, dict[str, Detection]]
     shifts: dict[str, Shift]
     attacks: dict[str, Shift]
-    seconds: float  # to predict the test set
-    differences: dict[str, Estimate] = field(default_factory=dict)  # metrics less those of the report's first method
+    seconds: float
+    differences: dict[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """One test input worth looking at."""
+    """One test input with its prediction.
+
+    Attributes:
+        index: Place of the input in the test data, from 0.
+        label: Class number, or the target in regression; None where it is unknown.
+        predicted: Predicted class number, or the predicted mean.
+        confidence: Probability of the predicted class; NaN in regression.
+        uncertainty: Entropy in nats, or the standard deviation in regression.
+        image: Pixels (rows, columns, channels) from 0 to 1, at most 64 by 64; None where the input is no image.
+
+    Example:
+        >>> specimen = report.surest[0]
+        >>> specimen.confidence > report.least_sure[0].confidence, specimen.image
+        (True, None)
+    """
 
     index: int
     label: int | float | None
     predicted: int | float
     confidence: float
     uncertainty: float
-    image: tuple[tuple[tuple[float, ...], ...], ...] | None  # (rows, columns, channels), 0 to 1
+    image: tuple[tuple[tuple[float, ...], ...], ...] | None
 
 
 @dataclass(frozen=True)

@@ -160,20 +160,42 @@ def doubled(curvature: Curvature) -> Curvature:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """The log evidence in parts: data fit, and complexity with its own two parts."""
+    """The log evidence in parts: the data fit, and the complexity with its two parts.
+
+    `la.evidence()` returns it. `total` is `log_likelihood - 1/2 (distance + log_volume)`.
+
+    Attributes:
+        log_likelihood: `log p(D | theta)`, over the temperature.
+        distance: `|theta - mu|^2` in the prior's precisions.
+        log_volume: `log |P| - log |delta|`: posterior precision P, prior precision delta.
+        effective_dimensions: Effective dimensions (groups,): how many weights of each group of the prior the data
+            determine.
+        note: Why the evidence is no marginal likelihood; "" where it is one.
+        prior: The prior.
+        space: The uncertain weights.
+        where: In words, the weights at which the evidence was taken: the trained ones, or the mode of the linear model,
+            and whether that mode belongs to another prior, noise or temperature.
+
+    Example:
+        >>> evidence = la.evidence()
+        >>> abs(evidence.total - (evidence.log_likelihood + evidence.complexity)) < 1e-9
+        True
+        >>> evidence.where, evidence.is_marginal_likelihood
+        ('the trained weights', True)
+    """
 
     log_likelihood: float
-    distance: float  # |theta - mu|^2 in the prior's precisions
-    log_volume: float  # log |P| - log |delta|
-    effective_dimensions: Tensor  # (groups,)
+    distance: float
+    log_volume: float
+    effective_dimensions: Tensor
     note: str
     prior: Prior
     space: Space
-    where: str = TRAINED  # at which weights it was taken
+    where: str = TRAINED
 
     @property
     def complexity(self) -> float:
-        """`-1/2 (distance + log_volume)`: what the evidence pays for the weights."""
+        """`-1/2 (distance + log_volume)`: the price of the weights in the evidence."""
         return -0.5 * (self.distance + self.log_volume)
 
     @property
@@ -193,7 +215,7 @@ class Evidence:
 
     @property
     def is_marginal_likelihood(self) -> bool:
-        """Whether models can be compared by it; `note` says why not."""
+        """Whether the evidence can compare models; `note` gives the reason where it cannot."""
         return not self.note
 
     def __repr__(self) -> str:

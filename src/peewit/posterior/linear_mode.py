@@ -1,4 +1,4 @@
-"""What was found: the mode of the linear model, and how it was come by."""
+"""The mode of the linear model, and the steps to it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,53 @@ from ..weights.space import Space
 
 @dataclass(frozen=True, eq=False)
 class LinearMode:
-    """The minimum of the linear model's regularised loss under one prior, noise and temperature, and the way there.
+    """The minimum of the linear model's regularised loss, for one prior, noise and temperature, with the steps to it.
 
-    `losses`, `decrements`, `gradients` and `passes` have one number for each time that the gradient was taken.
+    `la.at_linear_mode(data).linear_mode` is one. `losses`, `decrements`, `gradients` and `passes` have one number for
+    each time that the gradient g was taken.
+
+    Attributes:
+        displacement: From the trained weights to the mode (D,): `theta* - theta~`.
+        energy: Energy of the linear model at the mode, summed over the data.
+        rest: Part of `-log p` that depends on the targets alone, summed over the data.
+        prior: The prior that the mode belongs to.
+        scale: Scale of the likelihood that the mode belongs to: 1 / noise variance.
+        temperature: The temperature that the mode belongs to.
+        losses: Regularised losses, `strength * energy + 1/2 |theta - mu|^2`, in nats.
+        decrements: `1/2 g^T P^-1 g`: about how far the loss is above its minimum, in nats.
+        gradients: Lengths `|g|` of the gradient.
+        passes: Products taken so far.
+        products: Products taken in all: pairs of one with J and one with J^T, over all data.
+        converged: Whether the minimum was reached within the tolerance.
+        stopped: In words, why the search stopped.
+
+    Example:
+        >>> mode = la.at_linear_mode((x, y)).linear_mode
+        >>> mode.displacement.shape == (la.D,), mode.converged, mode.losses[-1] < mode.losses[0]
+        (True, True, True)
     """
 
-    displacement: Tensor  # (D,): theta* - theta~
-    energy: float  # of the linear model there, as `Totals` has the network's
+    displacement: Tensor
+    energy: float
     rest: float
-    prior: Prior  # it was found under
-    scale: float  # of the likelihood: 1 / noise variance
+    prior: Prior
+    scale: float
     temperature: float
-    losses: tuple[float, ...]  # strength * energy + 1/2 |theta - mu|^2
-    decrements: tuple[float, ...]  # 1/2 g^T P^-1 g: about how far the loss is above its minimum, in nats
-    gradients: tuple[float, ...]  # |g|
-    passes: tuple[float, ...]  # products taken until then
-    products: float  # pairs of one product with J and one with J^T over all data
+    losses: tuple[float, ...]
+    decrements: tuple[float, ...]
+    gradients: tuple[float, ...]
+    passes: tuple[float, ...]
+    products: float
     converged: bool
     stopped: str
 
     @property
     def decrement(self) -> float:
-        """The last one."""
+        """The last of `decrements`: about how far the loss is above its minimum, in nats."""
         return self.decrements[-1]
 
     def under(self, prior: Prior, scale: float, temperature: float, space: Space) -> bool:
-        """Whether it was found under this prior, noise and temperature, to rounding."""
+        """Whether the mode belongs to this prior, noise and temperature, to rounding."""
         numbers = torch.tensor([self.scale, self.temperature], dtype=torch.float64, device="cpu")
         asked = torch.tensor([scale, temperature], dtype=torch.float64, device="cpu")
         if not torch.allclose(numbers, asked, rtol=1e-5, atol=0.0):
@@ -52,7 +73,7 @@ class LinearMode:
             return torch.allclose(*precisions, rtol=1e-5, atol=0.0) and torch.equal(*means)
 
     def __repr__(self) -> str:
-        """Two lines: how far, how exact, how dear."""
+        """Two lines: steps, products and why it stopped; losses, decrements and the length of the displacement."""
         state = "converged" if self.converged else "not converged"
         return (
             f"LinearMode({len(self.losses) - 1} steps, {self.products:g} products, {state}: {self.stopped})\n"

@@ -27,22 +27,48 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Scores and settings of all steps, why it stopped, and what was found odd."""
+    """The steps of tuning: score and settings of each, and why it stopped.
+
+    `la.tune().trace` is one. `len(trace)` is the number of steps, and `trace.best` the number of the best.
+
+    Attributes:
+        method: Method of tuning, such as "evidence".
+        objective: The score: "log evidence" (higher is better) or "validation NLL" (lower is better).
+        groups: Names of the prior's groups.
+        values: Scores (steps,).
+        precisions: Prior precisions (steps, groups); of the first and last step alone where all would be more than a
+            million numbers.
+        noises: Noise standard deviations (steps,); empty where the likelihood has none.
+        temperatures: Temperatures (steps,).
+        effective_dimensions: Effective dimensions (steps, groups), of the same steps as `precisions`; None where the
+            evidence was not evaluated.
+        stopped: In words, why tuning stopped.
+        converged: Whether it stopped because it was done.
+        warnings: Texts of the warnings about the outcome.
+        decrements: `1/2 g^T P^-1 g` of the linear model's loss (steps,); empty unless its mode was sought.
+        gradients: Lengths `|g|` of its gradient (steps,); empty unless its mode was sought.
+        products: Products over all data taken so far (steps,); empty unless its mode was sought.
+
+    Example:
+        >>> trace = la.tune().trace
+        >>> trace.objective, trace.converged, trace.precisions.shape == (len(trace), 1)
+        ('log evidence', True, True)
+    """
 
     method: str
-    objective: str  # "log evidence" (more is better) or "validation NLL" (less is)
+    objective: str
     groups: Sequence[str]
     values: tuple[float, ...]
-    precisions: Tensor  # (steps, groups)
-    noises: tuple[float, ...]  # none where the likelihood has none
+    precisions: Tensor
+    noises: tuple[float, ...]
     temperatures: tuple[float, ...]
-    effective_dimensions: Tensor | None  # (steps, groups)
+    effective_dimensions: Tensor | None
     stopped: str
     converged: bool
     warnings: tuple[str, ...]
-    decrements: tuple[float, ...] = ()  # of the linear model's loss at each step, where its mode was looked for
-    gradients: tuple[float, ...] = ()  # |g| of it
-    products: tuple[float, ...] = ()  # over all data, taken until then
+    decrements: tuple[float, ...] = ()
+    gradients: tuple[float, ...] = ()
+    products: tuple[float, ...] = ()
 
     @staticmethod
     def of(
@@ -54,7 +80,7 @@ class Trace:
         converged: bool,
         told: Sequence[str],
     ) -> Trace:
-        """Steps side by side."""
+        """Make a trace from single steps."""
         kept = list(steps)
         if len(steps) * len(groups) > KEPT:
             kept = [steps[0], steps[-1]]
@@ -77,12 +103,12 @@ class Trace:
         )
 
     def warned(self, text: str) -> Trace:
-        """With one more thing that was found odd."""
+        """Return the trace with one more warning text."""
         return replace(self, warnings=(*self.warnings, text))
 
     @property
     def best(self) -> int:
-        """The number of the best step."""
+        """The number of the step with the best score."""
         pick = max if self.objective == "log evidence" else min
         finite = [number for number, value in enumerate(self.values) if value == value]
         return pick(finite, key=lambda number: self.values[number])

@@ -24,9 +24,19 @@ from ..weights.ranges import Part
 
 
 class Functional(NamedTuple):
-    """The Gaussian over the network's outputs, noise excluded.
+    """The Gaussian over the network's outputs, without noise.
 
-    `cov` is (B, *positions, C, C), (B, C, B, C) when joint, or the variances (B, ...) when only they were asked for.
+    `la.functional(x)` returns it. B is the number of inputs and C the number of outputs.
+
+    Attributes:
+        mean: Mean of the outputs (B, ...), in the outputs' shape.
+        cov: Covariance of the outputs (B, *positions, C, C); (B, C, B, C) over flattened outputs with `joint=True`; the
+            variances (B, ...) with `variance_only=True`.
+
+    Example:
+        >>> mean, cov = la.functional(x[:5])
+        >>> mean.shape, cov.shape
+        (torch.Size([5, 3]), torch.Size([5, 3, 3]))
     """
 
     mean: Tensor

@@ -26,7 +26,25 @@ Weights = Any
 
 @dataclass(frozen=True)
 class Subnetwork:
-    """A number of single weights, chosen by variance, magnitude or at random."""
+    """A number of single weights, chosen by variance, by magnitude or at random.
+
+    Pass it as `weights=` to `pw.fit`, with `structure="diag"` or `"full"`: other structures cannot hold single elements
+    of a tensor. `largest_variance`, `largest_magnitude` and `random` make one.
+
+    Args:
+        by: "variance": the weights with the largest posterior variance under a diagonal fit, which passes over the data
+            once more. "magnitude": the weights with the largest absolute value. "random": weights drawn uniformly.
+        size: Number of weights, from 1 to all trainable ones; `pw.fit` refuses others.
+        generator: Source of random numbers for "random"; None for a fixed seed.
+
+    Raises:
+        ValueError: `by` is none of the above.
+
+    Example:
+        >>> chosen = pw.Subnetwork.largest_magnitude(10)
+        >>> pw.fit(model, (x, y), "classification", weights=chosen, structure="full").D
+        10
+    """
 
     by: str
     size: int
@@ -39,17 +57,17 @@ class Subnetwork:
 
     @staticmethod
     def largest_variance(size: int) -> Subnetwork:
-        """The weights whose posterior variance under a diagonal fit is largest."""
+        """Choose the `size` weights with the largest posterior variance under a diagonal fit."""
         return Subnetwork("variance", size)
 
     @staticmethod
     def largest_magnitude(size: int) -> Subnetwork:
-        """The weights with the largest absolute value."""
+        """Choose the `size` weights with the largest absolute value."""
         return Subnetwork("magnitude", size)
 
     @staticmethod
     def random(size: int, generator: torch.Generator | None = None) -> Subnetwork:
-        """Weights drawn uniformly; a fixed seed unless a generator is given."""
+        """Choose `size` weights uniformly at random; with a fixed seed unless a generator is given."""
         return Subnetwork("random", size, generator)
 
     def scores(self, model: nn.Module, space: Space, variance: Callable[[], Tensor]) -> Tensor:

@@ -84,7 +84,15 @@ def with_diagonal(matrix: Tensor, scale: Tensor, diagonal: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """One dense matrix per module: its weight and bias together."""
+    """One dense matrix per module, over its weight and bias together.
+
+    A module with P weights takes P x P numbers. `structure="block"` means `Block()`. It takes neither masks nor a
+    `Subnetwork`, and has no arguments.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", structure=pw.Block()).coverage()["0.weight"].approximation
+        'dense block of its module'
+    """
 
     masks = False
 
@@ -114,7 +122,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Full:
-    """One dense matrix over all weights."""
+    """One dense matrix over all D weights.
+
+    It takes D x D numbers. `structure="full"` means `Full()`. It takes masks and a `Subnetwork`, and has no arguments.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", structure=pw.Full()).coverage()["0.weight"].approximation
+        'full matrix'
+    """
 
     masks = True
 

@@ -26,7 +26,26 @@ from .sums import check_sums, joined_sums
 
 @dataclass(frozen=True)
 class Kron:
-    """KFAC: `expand` treats shared positions as independent, `reduce` sums over them first."""
+    """KFAC: the curvature of each weight as a Kronecker product of two small factors.
+
+    A weight with O outputs and I inputs has factors (O, O), from the gradients of its outputs, and (I, I), from its
+    inputs. As `structure="kron"` it is the default of `pw.fit`. It cannot hold single elements of a tensor, so it takes
+    neither masks nor a `Subnetwork`.
+
+    Args:
+        approx: How a layer that applies its weight at several positions is treated, such as a convolution. "expand"
+            treats positions as independent; "reduce" sums over them first; "auto" is "reduce" where the likelihood has
+            one position per example, and "expand" otherwise.
+        bias: "separate" gives weight and bias a block each; "joint" puts both into one block, with the bias as another
+            input.
+
+    Raises:
+        ValueError: `approx` or `bias` is none of the above.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", structure=pw.Kron(approx="reduce")).structure
+        Kron(approx='reduce', bias='separate')
+    """
 
     approx: Literal["expand", "reduce", "auto"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
@@ -63,7 +82,25 @@ class Kron:
 
 @dataclass(frozen=True)
 class EKFAC:
-    """KFAC's eigenvectors with the exact second moments along them: two passes over the data."""
+    """KFAC's eigenvectors with the exact second moments along them (eigenvalue-corrected Kronecker factors).
+
+    It passes over the data twice, so it refuses one-shot iterators. `structure="ekfac"` means `EKFAC()`. It cannot hold
+    single elements of a tensor, so it takes neither masks nor a `Subnetwork`.
+
+    Args:
+        approx: How a layer that applies its weight at several positions is treated, such as a convolution. "expand"
+            treats positions as independent; "reduce" sums over them first; "auto" is "reduce" where the likelihood has
+            one position per example, and "expand" otherwise.
+        bias: "separate" gives weight and bias a block each; "joint" puts both into one block, with the bias as another
+            input.
+
+    Raises:
+        ValueError: `approx` or `bias` is none of the above.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", structure=pw.EKFAC()).coverage()["0.weight"].approximation
+        'eigenvalue-corrected Kronecker (expand)'
+    """
 
     approx: Literal["expand", "reduce", "auto"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
