@@ -83,7 +83,7 @@ def fit(
     def variance() -> Tensor:
         if batches.one_shot:
             raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
-        own = start.base is not None or (start.kind in ("diagonal", "unitwise") and start.precision.numel() > 1)
+        own = start.base is not None or (start.grouping.within_tensors and start.precision.numel() > 1)
         usual = Prior.scalar(1.0) if own else start
         diagonal = fit(
             model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory, arithmetic=arithmetic
@@ -151,7 +151,7 @@ def fit(
         asked=asked,
         seed=seed,
     )
-    if start.kind != "scalar" and not made.elementwise:
+    if not start.grouping.one_for_all and not made.elementwise:
         _ = state.precision  # kept for the first question; a prior that the structure cannot hold is refused here
     la = Laplace(warned(state, 5))
     return la if mode == "trained" else la.at_linear_mode(data, memory=memory, progress=progress)
