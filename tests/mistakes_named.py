@@ -205,7 +205,7 @@ PRIORS = [
         ("[1.0] was given", "expected a mapping from patterns", "'*'"),
     ),
     Row("no groups", lambda w: pw.Prior.groups({}), T, ("{} was given", "expected a mapping")),
-    Row("kind of prior", lambda w: pw.Prior("scalr", torch.ones(1)), V, ("'scalr'", "did you mean 'scalar'?")),
+    Row("grouping of a prior", lambda w: pw.Prior("scalr", torch.ones(1)), V, ("'scalr'", "did you mean 'scalar'?")),
     Row("NaN mean", lambda w: pw.Prior.scalar(1.0, mean=NAN), V, ("mean nan", "expected finite numbers")),
     Row("mean as text", lambda w: pw.Prior.scalar(1.0, mean="zero"), T, ("mean is a str", "expected numbers")),
     Row(

@@ -21,6 +21,7 @@ import peewit as pw
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, seeded
 from networks import tied_linears, unused_layer
+from peewit.priors import groupings
 from peewit.storage import format, save
 from saving import STRUCTURES, answers, assert_same, content_of, equal
 from tables import NAMES, moved, table
@@ -90,12 +91,16 @@ PRIORS: dict[str, Callable[[int], pw.Prior]] = {
     "layerwise": lambda d: pw.Prior.layerwise([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], mean=0.1 * normal(d)),
     "groups": lambda d: pw.Prior.groups({"0": 0.7, "1.weight": 3.0, "*": 10.0}, mean=normal(1)),
     "diagonal": lambda d: pw.Prior.diagonal(normal(d).exp()),
+    "unitwise": lambda d: pw.Prior.unitwise(0.3),
+    "g_prior": lambda d: pw.Prior.g_prior(0.3),
+    "scale_invariant": lambda d: pw.Prior(groupings.ScaleInvariant((("0.weight", "3.bias"),)), torch.tensor([0.3])),
 }
 
 
 @pytest.mark.parametrize("prior", PRIORS)
 def test_priors(prior: str, tmp_path: Path) -> None:
-    """Precisions, groups and means."""
+    """Precisions, groups and means, of every grouping."""
+    assert {*PRIORS} == {*groupings.NAMES}
     chosen = PRIORS[prior](sum(parameter.numel() for parameter in small().parameters()))
     la = posterior("diag", prior=chosen)
     assert_same(la, again(la, tmp_path), moved(normal(4, 3)))
@@ -510,7 +515,38 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "fields of the wrong kind": (put("prior", "fields", value=3), "prior has the fields 3"),
     "an option": (put("structure", "fields", "approx", value="other"), "structure/approx is 'other'"),
     "a power": (put("curvature_kind", "fields", "degree", value=7), "its curvature is"),
-    "a kind of prior": (put("prior", "fields", "kind", value="evil"), "kind='evil'"),
+    "a grouping": (
+        put("prior", "fields", "grouping", "class", value="evil"),
+        "grouping is 'evil'; expected one of Scalar",
+    ),
+    "a grouping by name": (
+        put("prior", "fields", "grouping", value="scalar"),
+        "grouping is None; expected one of Scalar",
+    ),
+    "the contract of groupings": (
+        put("prior", "fields", "grouping", "class", value="WholeTensors"),
+        "grouping is 'WholeTensors'; expected one of Scalar",
+    ),
+    "a known class as a grouping": (
+        put("prior", "fields", "grouping", value={"class": "Diag", "fields": {}}),
+        "grouping is 'Diag'; expected one of Scalar",
+    ),
+    "fields of a grouping": (
+        put("prior", "fields", "grouping", value={"class": "Layerwise", "fields": {"sets": [], "name": "evil"}}),
+        "grouping has the fields",
+    ),
+    "sets of a grouping": (
+        put("prior", "fields", "grouping", value={"class": "Layerwise", "fields": {"sets": [["9.weight"]]}}),
+        "sets of weights, .* that the network does not have",
+    ),
+    "patterns that are no texts": (
+        put("prior", "fields", "grouping", value={"class": "NamedGroups", "fields": {"patterns": [1]}}),
+        "grouping/patterns/0 is 1",
+    ),
+    "patterns that fit nothing": (
+        put("prior", "fields", "grouping", value={"class": "NamedGroups", "fields": {"patterns": []}}),
+        "no pattern of",
+    ),
     "a text as a number": (put("totals", "fields", "examples", value="9"), "totals/examples is '9'"),
     "a boolean as a number": (put("totals", "fields", "examples", value=True), "totals/examples is True"),
     "no examples": (put("totals", "fields", "examples", value=0), "it counts 0 examples"),

@@ -14,6 +14,7 @@ import peewit as pw
 from cases import randomise
 from conftest import DEVICE
 from invariant_networks import NETWORKS, Cosine, cnn, mlp
+from peewit.priors.groupings import ScaleInvariant
 from peewit.priors.invariance import invariant_sets, nonnegative
 from tables import moved
 
@@ -169,7 +170,7 @@ def test_one_precision_per_tensor_or_per_set(small: tuple[nn.Module, Tensor, Ten
     """The groups, their names and numbers, also without the weights that turn out to be unused."""
     model, x, y = small
     each = pw.Prior.scale_invariant(model, (x, y), precision=2.0)
-    assert each.kind == "layerwise" and each.sets == (
+    assert each.grouping.name == "layerwise" and each.sets == (
         ("body.0.weight", "body.0.bias"),
         ("body.3.weight", "body.3.bias"),
     )
@@ -228,7 +229,7 @@ def test_precisions_follow_their_sets_when_weights_are_unused() -> None:
             return self.c(torch.tanh(self.b(x)))
 
     sets = (("a.weight", "c.weight"), ("b.weight", "b.bias"))
-    prior = pw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0, 4.0]), sets=sets)  # a.w + c.w, a.b, b, c.b
+    prior = pw.Prior(ScaleInvariant(sets), torch.tensor([1.0, 2.0, 3.0, 4.0]))  # a.w + c.w, a.b, b, c.b
     la = pw.fit(
         Network().to(DEVICE), (torch.randn(9, 3).to(DEVICE), torch.randint(2, (9,))), "classification", prior=prior
     )
@@ -247,7 +248,7 @@ def test_sets_are_shown_and_saved(small: tuple[nn.Module, Tensor, Tensor], tmp_p
         assert str(table).splitlines()[2].split() == ["parameter", "shape", "rule", "approximation", "scale"]
         la.save(tmp_path / "posterior.safetensors")
         again = pw.load(tmp_path / "posterior.safetensors", model)
-        assert again.prior.sets == prior.sets and again.prior.kind == prior.kind
+        assert again.prior.sets == prior.sets and again.prior.grouping == prior.grouping
         assert torch.equal(again.log_evidence(), la.log_evidence())
     bare = la.with_prior(1.0).coverage()
     assert "scale" not in str(bare) and not any(row.scale for row in bare)
@@ -263,7 +264,7 @@ def test_groups_that_straddle_a_set(small: tuple[nn.Module, Tensor, Tensor]) -> 
     assert pw.Prior.groups({"body.0": 1.0, "*": 2.0}).straddling(space, sets) == [second]
     assert pw.Prior.groups({"*.weight": 1.0, "*": 2.0}).straddling(space, sets) == [first, second]
     fine: list[pw.Prior] = [pw.Prior.layerwise(), pw.Prior.unitwise(), pw.Prior.diagonal(), pw.Prior.g_prior()]
-    for prior in [*fine, pw.Prior("scale_invariant", torch.ones(1), sets=sets)]:
+    for prior in [*fine, pw.Prior(ScaleInvariant(sets), torch.ones(1))]:
         assert prior.straddling(space, sets) == []
-    other = pw.Prior("scale_invariant", torch.ones(1), sets=(("body.0.bias", "body.1.bias"),))
+    other = pw.Prior(ScaleInvariant((("body.0.bias", "body.1.bias"),)), torch.ones(1))
     assert other.straddling(space, sets) == [first] and other.straddling(space) == []

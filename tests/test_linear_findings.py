@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import peewit as pw
 from fitting import built, classes, fitted, normal
 from peewit.curvature import stream
+from peewit.priors.groupings import Layerwise, ScaleInvariant
 from tables import moved
 
 
@@ -67,7 +68,7 @@ def test_groups_keep_their_precisions_when_weights_are_added() -> None:
 
     model = built(Routed())
     x, y = normal(6, 2), classes(2, 6)
-    prior = pw.Prior("scale_invariant", torch.tensor([7.0, 1.0]), sets=(("b.weight", "d.weight"),))
+    prior = pw.Prior(ScaleInvariant((("b.weight", "d.weight"),)), torch.tensor([7.0, 1.0]))
     la = fitted(model, x, y, "classification", "diag", prior=prior)
     before = dict(zip(la.prior.names(la.space), la.prior.precision.tolist(), strict=True))
     more = la.update((moved(200 * x.abs()), moved(y)))
@@ -135,7 +136,7 @@ def test_sets_of_another_network_are_refused() -> None:
     """Before a file is written that could not be read."""
     model, x, y = separable()
     with pytest.raises(ValueError, match=r"nope\.weight, which the network does not have"):
-        fitted(model, x, y, "classification", prior=pw.Prior("layerwise", torch.ones(1), sets=(("nope.weight",),)))
+        fitted(model, x, y, "classification", prior=pw.Prior(Layerwise((("nope.weight",),)), torch.ones(1)))
 
 
 def test_a_noise_at_its_limit_is_said() -> None:

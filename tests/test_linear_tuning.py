@@ -228,7 +228,7 @@ def test_other_priors(prior: pw.Prior) -> None:
     model, x, y = network()
     la = fitted(model, x, y, pw.Gaussian(0.02), "full", prior=prior)
     with warnings.catch_warnings():
-        if prior.kind == "unitwise":
+        if prior.grouping.name == "unitwise":
             warnings.filterwarnings("ignore", ".*switched off", pw.TuningWarning)
         made = la.tune(at="linear_mode", train=(moved(x), moved(y)), tolerance=1e-6, parameters=["prior"])
     precision = made.prior.precision.log().clone().requires_grad_()

@@ -14,7 +14,8 @@ import peewit as pw
 import reference_dense as dense
 from conftest import DEVICE
 from fitting import built, classes, fitted, normal, weights_of
-from peewit.priors.prior import FLOOR, as_prior, together
+from peewit.priors.groupings import GROUPINGS, NAMES, Layerwise, ScaleInvariant, together
+from peewit.priors.prior import FLOOR, as_prior
 from peewit.weights.space import Space
 from tables import Table, curvature_of, moved, relative, table
 from test_evidence import EVERY, EXACT, NOISE, curvature, definition, differences, fit, positive, sizes
@@ -280,7 +281,7 @@ def test_with_noise() -> None:
 
 SPACE = Space(("a.weight", "a.bias", "b", "c"), tuple(map(torch.Size, ([3, 2], [3], [], [2]))))
 MASKED = Space(SPACE.names, SPACE.shapes, torch.tensor([1, 0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 0], dtype=torch.bool))
-EVERY_KIND: dict[str, tuple[pw.Prior, list[int], list[str]]] = {
+EVERY_GROUPING: dict[str, tuple[pw.Prior, list[int], list[str]]] = {
     "scalar": (pw.Prior.scalar(2.0), [0] * 12, ["all"]),
     "g_prior": (replace(pw.Prior.g_prior(2.0), base=torch.arange(1.0, 13.0)), [0] * 12, ["all"]),
     "layerwise": (pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]), [0] * 6 + [1] * 3 + [2, 3, 3], [*SPACE.names]),
@@ -300,17 +301,37 @@ EVERY_KIND: dict[str, tuple[pw.Prior, list[int], list[str]]] = {
         ["a.b*", "a", "none", "*"],
     ),
     "scale_invariant": (
-        pw.Prior("scale_invariant", torch.tensor([1.0, 2.0, 3.0]), sets=(("a.bias", "c"), ("b",))),
+        pw.Prior(ScaleInvariant((("a.bias", "c"), ("b",))), torch.tensor([1.0, 2.0, 3.0])),
         [0] * 6 + [1] * 3 + [2] + [1] * 2,
         ["a.weight", "a.bias + c", "b"],
     ),
 }
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_precisions_weight_by_weight(kind: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_groupings_keep_their_contract(name: str) -> None:
+    """Each is a value of its own, says which group each weight is in, and answers what others ask about it."""
+    own = EVERY_GROUPING[name][0].grouping
+    assert type(own) is NAMES[name] and own.name == name and own == replace(own) and hash(own) == hash(replace(own))
+    assert repr(own).startswith(type(own).__name__) and [*NAMES].index(name) == GROUPINGS.index(type(own))
+    for space in (SPACE, MASKED):
+        groups = own.stretches(space)
+        assert groups.count == len(own.names(space)) and int(groups.sizes.sum()) == space.size
+        assert own.left(space, space).tolist() == [*range(groups.count)] and own.carried(space, space) in (
+            None,
+            [0, 1, 2],
+        )
+    asked = (own.one_for_all, own.one_per_weight, own.within_tensors, own.by_curvature)
+    special = {"scalar": (1, 0, 0, 0), "diagonal": (0, 1, 1, 0), "unitwise": (0, 0, 1, 0), "g_prior": (0, 0, 0, 1)}
+    assert asked == special.get(name, (0, 0, 0, 0))
+    assert list(own.tensors(SPACE)) == ([] if own.within_tensors else [*SPACE.names])
+    assert pw.Prior(name, torch.ones(1)).grouping == NAMES[name]() and pw.Prior(own, torch.ones(1)).grouping is own
+
+
+@pytest.mark.parametrize("grouping", EVERY_GROUPING)
+def test_precisions_weight_by_weight(grouping: str) -> None:
     """Groups, names, precisions and parts of them, with gradients or not, of all weights and of some."""
-    prior, numbers, names = EVERY_KIND[kind]
+    prior, numbers, names = EVERY_GROUPING[grouping]
     base = torch.ones(12) if prior.base is None else prior.base
     expected = (prior.precision[torch.tensor(numbers)] * base).float()
     like = torch.zeros(12)
@@ -328,7 +349,7 @@ def test_precisions_weight_by_weight(kind: str) -> None:
     parts = prior.parts(SPACE, like)
     for chosen in (slice(0, 12), slice(2, 3), slice(4, 11)):
         torch.testing.assert_close(parts(chosen), expected[chosen])
-    if prior.kind in ("scalar", "g_prior", "diagonal"):
+    if grouping in ("scalar", "g_prior", "diagonal"):
         return
     shared = replace(prior, precision=torch.tensor([3.0]))
     assert (
@@ -340,11 +361,11 @@ def test_precisions_weight_by_weight(kind: str) -> None:
     assert prior.group(MASKED).tolist() == torch.tensor(numbers)[MASKED.mask].tolist()
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("grouping", EVERY_GROUPING)
 @pytest.mark.parametrize("kept", [["a.weight", "b", "c"], ["a.bias"], ["b", "c"], [*SPACE.names]])
-def test_precisions_of_the_weights_that_are_left(kept: list[str], kind: str) -> None:
+def test_precisions_of_the_weights_that_are_left(kept: list[str], grouping: str) -> None:
     """Each of those that stay keeps its precision, mean and ratio."""
-    prior, _, _ = EVERY_KIND[kind]
+    prior, _, _ = EVERY_GROUPING[grouping]
     prior = replace(prior, mean=torch.arange(12.0))
     fewer = SPACE.only(kept)
     left = torch.cat([torch.arange(12)[SPACE.slices()[name]] for name in SPACE.names if name in kept])
@@ -354,11 +375,11 @@ def test_precisions_of_the_weights_that_are_left(kept: list[str], kind: str) -> 
     assert (made is prior) is (len(kept) == 4)
     one = replace(prior, precision=torch.tensor([2.0]), mean=0.5).only(SPACE, fewer)
     assert one.precision.tolist() == [2.0] and one.mean == 0.5
-    if kind not in ("diagonal", "g_prior"):
+    if grouping not in ("diagonal", "g_prior"):
         return
     size = MASKED.size
     numbers = torch.arange(1.0, size + 1)
-    own = pw.Prior.diagonal(numbers) if kind == "diagonal" else replace(prior, base=numbers, mean=0.0)
+    own = pw.Prior.diagonal(numbers) if grouping == "diagonal" else replace(prior, base=numbers, mean=0.0)
     assert MASKED.mask is not None
     there = torch.zeros(12, dtype=torch.bool)
     there[left] = True
@@ -379,8 +400,8 @@ def test_priors_of_two_weights_and_of_empty_ones() -> None:
     half = Space(("a",), (torch.Size([4]),), torch.tensor([True, False, True, False]))
     assert pw.Prior.layerwise(3.0).group(half).tolist() == [0, 0]  # the elements that are selected, in one group too
     single = Space(("a", "b"), (torch.Size([1]), torch.Size([1])))
-    for kind in ("layerwise", "diagonal", "unitwise", "scale_invariant"):
-        own = pw.Prior(kind, torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
+    for name in ("layerwise", "diagonal", "unitwise", "scale_invariant"):
+        own = pw.Prior(NAMES[name](), torch.tensor([1.0, 2.0]), mean=torch.tensor([3.0, 4.0]))
         left = own.only(single, single.only(["b"]))
         assert left.precision.tolist() == [2.0] and torch.as_tensor(left.mean).tolist() == [4.0]
     one = pw.Prior.scalar(1.0, mean=torch.tensor(0.5)).only(single, single.only(["b"]))
@@ -388,7 +409,7 @@ def test_priors_of_two_weights_and_of_empty_ones() -> None:
     empty = Space(("a", "b"), (torch.Size([0, 3]), torch.Size([2])))
     for prior in (layers, pw.Prior.unitwise([1.0, 2.0])):
         assert prior.stretches(empty).lengths.min() > 0 and prior.group(empty).numel() == 2
-    nothing = pw.Prior("scale_invariant", torch.ones(1))
+    nothing = pw.Prior(ScaleInvariant(), torch.ones(1))
     assert nothing.count(Space((), ())) == 0
     ratios = replace(pw.Prior.g_prior(2.0), base=torch.ones(2, dtype=torch.float64))
     assert ratios.delta(single, torch.zeros(2)).dtype == torch.float32
@@ -396,7 +417,7 @@ def test_priors_of_two_weights_and_of_empty_ones() -> None:
 
 def test_precisions_of_weights_that_come_later() -> None:
     """Numbers go along with the names of their sets; a set that nobody has seen is missing."""
-    prior = pw.Prior("scale_invariant", torch.tensor([5.0, 6.0]), sets=(("a.weight", "c"),))
+    prior = pw.Prior(ScaleInvariant((("a.weight", "c"),)), torch.tensor([5.0, 6.0]))
     early = SPACE.only(["b", "c"])
     assert prior.delta(early, torch.zeros(3)).tolist() == [5.0, 6.0, 6.0]
     carried = prior.carried(early, SPACE.only(["a.weight", "b", "c"]))
@@ -472,7 +493,7 @@ def test_priors_that_do_not_fit_their_weights() -> None:
             "are a.weight, a.bias, b, c, \\.\\.\\.",
         ),
         (
-            lambda: pw.Prior("layerwise", torch.ones(1), sets=(("a.bias", "x"),)).known(SPACE.names),
+            lambda: pw.Prior(Layerwise((("a.bias", "x"),)), torch.ones(1)).known(SPACE.names),
             ValueError,
             "Prior.scale_invariant has sets with x, which the network does not have",
         ),
@@ -487,11 +508,15 @@ def test_numbers_as_priors() -> None:
     """One for all weights, or one for each group of another prior; both have its mean."""
     own = pw.Prior.layerwise([1.0, 2.0], mean=0.25)
     assert as_prior(own) is own
-    assert as_prior(3.0).kind == "scalar" and as_prior(3.0).precision.tolist() == [3.0] and as_prior(3).mean == 0.0
+    assert (
+        as_prior(3.0).grouping.name == "scalar"
+        and as_prior(3.0).precision.tolist() == [3.0]
+        and as_prior(3).mean == 0.0
+    )
     several = as_prior(torch.tensor([3.0, 4.0]), own)
-    assert several.kind == "layerwise" and several.precision.tolist() == [3.0, 4.0] and several.mean == 0.25
+    assert several.grouping.name == "layerwise" and several.precision.tolist() == [3.0, 4.0] and several.mean == 0.25
     one = as_prior(torch.tensor([3.0]), own)
-    assert one.kind == "scalar" and one.precision.tolist() == [3.0] and one.mean == 0.25
+    assert one.grouping.name == "scalar" and one.precision.tolist() == [3.0] and one.mean == 0.25
     for made in (pw.Prior.scalar(), pw.Prior.layerwise(), pw.Prior.diagonal(), pw.Prior.unitwise(), pw.Prior.g_prior()):
         assert made.precision.tolist() == [1.0] and made.precision.dtype == torch.float64 and made.mean == 0.0
         assert made.with_precision(0.7).precision.tolist() == [0.7]

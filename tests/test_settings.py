@@ -194,7 +194,7 @@ def test_a_prior_that_the_structure_cannot_hold_is_refused_where_it_is_given() -
     with pytest.raises(ValueError, match="structure='diag', 'block' or 'full'"):
         la.with_prior(pw.Prior.diagonal(torch.rand(la.D, dtype=torch.float64) + 0.5))
     assert torch.equal(la.log_evidence(), before)
-    assert la.with_prior(pw.Prior.unitwise(2.0)).prior.kind == "unitwise"
+    assert la.with_prior(pw.Prior.unitwise(2.0)).prior.grouping.name == "unitwise"
 
 
 def test_a_posterior_is_not_called() -> None:

@@ -302,7 +302,7 @@ def test_tuning_is_pure(structure: str, method: Any) -> None:
     assert torch.equal(first.likelihood.scale, second.likelihood.scale)
     assert first.trace is not None and second.trace is not None and first.trace.values == second.trace.values
     assert la.trace is None and first.with_prior(1.0).trace is None
-    assert first.prior.kind == "layerwise" and first.curvature is la.curvature
+    assert first.prior.grouping.name == "layerwise" and first.curvature is la.curvature
     # From another start it ends in the same place: the evidence has one top.
     if method == "evidence":
         far = la.tune(start=torch.tensor([1e-4, 1e3, 10.0, 0.1], dtype=torch.float64))

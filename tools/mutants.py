@@ -40,6 +40,7 @@ PARTS = {
     "evidence": [
         "peewit/posterior/evidence.py",
         "peewit/posterior/trace.py",
+        "peewit/priors/groupings.py",
         "peewit/priors/prior.py",
         "peewit/weights/groups.py",
         "peewit/tuning/*.py",

@@ -131,7 +131,7 @@ def resolve(
     def variance() -> Tensor:
         if batches.one_shot:
             raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
-        own = start.base is not None or (start.kind in ("diagonal", "unitwise") and start.precision.numel() > 1)
+        own = start.base is not None or (start.grouping.within_tensors and start.precision.numel() > 1)
         usual = Prior.scalar(1.0) if own else start
         diagonal = fit(
             model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory, arithmetic=arithmetic
@@ -201,7 +201,7 @@ def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> Poste
         asked=asked.space,
         seed=asked.seed,
     )
-    if state.prior.kind != "scalar" and not curvature.elementwise:
+    if not state.prior.grouping.one_for_all and not curvature.elementwise:
         _ = state.precision  # kept for the first question; a prior that the structure cannot hold is refused here
     return state
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
 from ..posterior.resolution import shown
-from ..priors.prior import together
+from ..priors.groupings import together
 from ..tuning.by_evidence import OFF, listed
 from .gradients import Seen, constant_energy
 

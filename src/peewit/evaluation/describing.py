@@ -119,7 +119,7 @@ def settings_of(la: Laplace) -> dict[str, Any]:
         "curvature": la.curvature.name,
         "uncertain weights": la.D,
         "training examples": la.N,
-        "prior": la.prior.kind,
+        "prior": la.prior.grouping.name,
         "temperature": la.temperature,
         "arithmetic": la.arithmetic,
     }

@@ -52,7 +52,7 @@ def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: tor
     """(D,): which weights share a precision, where several inside a block do and gradients in them are wanted."""
     if curvature.elementwise or not prior.precision.requires_grad or prior.precision.numel() == 1:
         return None
-    if prior.kind == "diagonal":
+    if prior.grouping.one_per_weight:
         raise ValueError(
             "A gradient in one prior precision per weight was asked for, which Kronecker blocks do not have; "
             "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."

@@ -128,7 +128,7 @@ class PosteriorState:
     def with_prior(self, prior: Prior | Number) -> PosteriorState:
         """The same curvature under another prior; refused where the structure cannot hold it."""
         made = replace(self, prior=self.checked_prior(prior), trace=None)
-        if made.prior.kind != "scalar":
+        if not made.prior.grouping.one_for_all:
             _ = made.precision  # kept for the first question, and refused here
         return made
 

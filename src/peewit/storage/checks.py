@@ -19,8 +19,6 @@ from ..tracing.knowledge import Plan
 from ..weights.space import Space
 from .codec import short
 
-PRIORS = ("scalar", "layerwise", "unitwise", "diagonal", "groups", "g_prior", "scale_invariant")
-
 
 def check_linear(linear: LinearMode | None, mode: Tensor, space: Space) -> None:
     """Refuse a mode of the linear model that is not of these weights."""
@@ -98,6 +96,6 @@ def check_values(
 
 def check_prior(prior: Prior, space: Space) -> None:
     """Refuse a prior that is not of these weights."""
-    if prior.kind not in PRIORS or not prior.precision.is_floating_point() or not bool((prior.precision > 0).all()):
-        raise ValueError(f"its prior is {short(prior.kind)} with precisions {short(prior.precision)}")
+    if not prior.precision.is_floating_point() or not bool((prior.precision > 0).all()):
+        raise ValueError(f"its prior is {short(prior.grouping.name)} with precisions {short(prior.precision)}")
     prior.count(space)

@@ -7,6 +7,7 @@ of pairs, since their keys are weights; a tensor is a reference to one beside th
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
 import typing
@@ -103,6 +104,8 @@ class Decoder:
             return self._plain(value, isinstance(value, hint), hint, path)
         if hint is Tensor:
             return self._tensor(value, path)
+        if inspect.isabstract(hint):  # any known class that keeps the contract
+            return self.one_of(value, [each for each in self.known.values() if issubclass(each, hint)], path)
         if dataclasses.is_dataclass(hint):
             return self._dataclass(value, hint, path)
         if not isinstance(value, list):

@@ -16,6 +16,7 @@ from ..jacobians import layout
 from ..network.identity import digest, named_tensors
 from ..posterior.linear_mode import LinearMode
 from ..posterior.schema import Schema
+from ..priors import groupings
 from ..priors.prior import Prior
 from ..tracing.knowledge import Plan
 from ..tracing.layers.examples import BatchAxis
@@ -53,6 +54,7 @@ PARTS: tuple[type, ...] = (
     likelihoods.Form,
     LinearMode,
     Schema,
+    *groupings.NAMES.values(),
 )
 KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 

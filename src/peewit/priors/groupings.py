@@ -1,0 +1,255 @@
+"""Which weights share a prior precision: one class per grouping, and its row in `NAMES`."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from ..messages.names import nearest
+from ..weights.groups import Groups
+from ..weights.space import Space
+
+Sets = tuple[tuple[str, ...], ...]
+
+
+class Grouping(ABC):
+    """The groups that weights fall into, numbered from zero."""
+
+    name: ClassVar[str]  # in messages, as in `Prior.layerwise`
+    one_for_all: ClassVar[bool] = False  # all weights have the same precision, which every structure holds
+    one_per_weight: ClassVar[bool] = False  # each weight is a group
+    within_tensors: ClassVar[bool] = False  # each group is a part of one tensor
+    by_curvature: ClassVar[bool] = False  # precisions multiply ratios that a curvature gives
+    sets: Sets = ()  # names of weights whose common scale does not matter
+
+    @abstractmethod
+    def names(self, space: Space) -> Sequence[str]:
+        """What each group is called."""
+
+    @abstractmethod
+    def stretches(self, space: Space) -> Groups:
+        """The group of each of the D weights."""
+
+    def tensors(self, space: Space) -> dict[str, int]:
+        """The group of each tensor, where weights of several share one; refuses a tensor that is in none."""
+        return {}
+
+    def left(self, space: Space, kept: Space) -> Tensor:
+        """(groups of `kept`,): their numbers in `space`, which has more tensors; groups without weights keep theirs."""
+        if not self.one_per_weight:  # and so groups without selected weights
+            space, kept = replace(space, mask=None), replace(kept, mask=None)
+        made = torch.arange(len(self.names(kept)), device="cpu")
+        made[self.stretches(kept).vector()] = self.stretches(space).vector()[belonging(space, kept)]
+        return made
+
+    def carried(self, space: Space, more: Space) -> list[int] | None:
+        """(groups of `more` weights,): their numbers in `space`; None where they keep them."""
+        return None
+
+    def known(self, names: Sequence[str]) -> None:  # noqa: B027 (few groupings have something to refuse)
+        """Refuse what is not of a network with these parameters."""
+
+
+class WholeTensors(Grouping):
+    """Groups of whole tensors."""
+
+    @abstractmethod
+    def tensors(self, space: Space) -> dict[str, int]:
+        """The group of each tensor: numbered as they come, unless `names` says otherwise."""
+
+    def names(self, space: Space) -> Sequence[str]:
+        members: dict[int, list[str]] = {}
+        for name, number in self.tensors(space).items():
+            members.setdefault(number, []).append(name)
+        return tuple(together(names) for names in members.values())
+
+    def stretches(self, space: Space) -> Groups:
+        sizes = [shape.numel() for shape in space.shapes]
+        return selected([*self.tensors(space).values()], sizes, len(self.names(space)), space)
+
+
+class OneGroup(WholeTensors):
+    """All weights."""
+
+    def tensors(self, space: Space) -> dict[str, int]:
+        return dict.fromkeys(space.names, 0)
+
+    def names(self, space: Space) -> Sequence[str]:
+        return ("all",)
+
+
+@dataclass(frozen=True)
+class Scalar(OneGroup):
+    """One precision for all weights."""
+
+    name = "scalar"
+    one_for_all = True
+
+
+@dataclass(frozen=True)
+class GPrior(OneGroup):
+    """One factor for the ratios of a curvature."""
+
+    name = "g_prior"
+    by_curvature = True
+
+
+@dataclass(frozen=True)
+class Layerwise(WholeTensors):
+    """One precision per tensor; its sets are told, and have no part in it."""
+
+    name = "layerwise"
+    sets: Sets = ()
+
+    def tensors(self, space: Space) -> dict[str, int]:
+        return {name: number for number, name in enumerate(space.names)}
+
+
+@dataclass(frozen=True)
+class ScaleInvariant(WholeTensors):
+    """One precision per set of tensors, and one for each other tensor."""
+
+    name = "scale_invariant"
+    sets: Sets = ()
+
+    def tensors(self, space: Space) -> dict[str, int]:
+        owners = {name: own[0] for own in self.sets for name in own}
+        seen: dict[str, int] = {}  # sets by their first name, in the order of the weights
+        return {name: seen.setdefault(owners.get(name, name), len(seen)) for name in space.names}
+
+    def carried(self, space: Space, more: Space) -> list[int]:
+        before, after = self.tensors(space), self.tensors(more)
+        found = {number: before[name] for name, number in after.items() if name in before}
+        missing = [name for name, number in after.items() if number not in found]
+        if missing:
+            raise ValueError(
+                f"Prior.{self.name} has no precision for {', '.join(missing)}, which the earlier data never used; "
+                "use with_prior(...) with one precision before the update, or fit to all data at once."
+            )
+        return [found[number] for number in range(len(found))]
+
+
+@dataclass(frozen=True)
+class NamedGroups(WholeTensors):
+    """One precision per pattern of names; the first that fits holds."""
+
+    name = "groups"
+    patterns: tuple[str, ...] = ()
+
+    def tensors(self, space: Space) -> dict[str, int]:
+        return {name: self._fitting(name) for name in space.names}
+
+    def _fitting(self, name: str) -> int:
+        for number, pattern in enumerate(self.patterns):
+            if fits(name, pattern):
+                return number
+        raise ValueError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
+
+    def names(self, space: Space) -> Sequence[str]:
+        return self.patterns
+
+    def known(self, names: Sequence[str]) -> None:
+        """Refuse a pattern that fits no parameter, most likely misspelt."""
+        for pattern in self.patterns:
+            if not any(fits(name, pattern) for name in names):
+                raise ValueError(
+                    f"Prior.groups: {pattern!r} fits no parameter of the network; {nearest(pattern, names)}"
+                    f"Its parameters are {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}."
+                )
+
+
+@dataclass(frozen=True)
+class Unitwise(Grouping):
+    """One precision per index along the first axis of each tensor."""
+
+    name = "unitwise"
+    within_tensors = True
+
+    def names(self, space: Space) -> Sequence[str]:
+        return Names(space, [rows(shape) for shape in space.shapes])
+
+    def stretches(self, space: Space) -> Groups:
+        lengths = [shape.numel() // rows(shape) for shape in space.shapes for _ in range(rows(shape))]
+        return selected([*range(len(lengths))], lengths, len(lengths), space)
+
+
+@dataclass(frozen=True)
+class Diagonal(Grouping):
+    """One precision per weight."""
+
+    name = "diagonal"
+    one_per_weight = within_tensors = True
+
+    def names(self, space: Space) -> Sequence[str]:
+        own = None if space.mask is None else space.mask.nonzero()[:, 0].cpu()
+        return Names(space, [shape.numel() for shape in space.shapes], own)
+
+    def stretches(self, space: Space) -> Groups:
+        every = torch.arange(space.size, device="cpu")
+        return Groups(every, torch.ones_like(every), space.size)
+
+
+GROUPINGS = (Scalar, Layerwise, Unitwise, Diagonal, NamedGroups, GPrior, ScaleInvariant)
+NAMES: dict[str, type[Grouping]] = {each.name: each for each in GROUPINGS}
+
+
+class Names(Sequence[str]):
+    """Names of units or single weights, such as `fc.weight[3]`, made when they are asked for: there can be millions."""
+
+    def __init__(self, space: Space, counts: Iterable[int], own: Tensor | None = None) -> None:
+        self.names, self.starts, self.own = space.names, [*itertools.accumulate(counts, initial=0)], own
+
+    def __len__(self) -> int:
+        """Groups."""
+        return self.starts[-1] if self.own is None else len(self.own)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        """One, or some."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        number = number if self.own is None else int(self.own[number])
+        tensor = bisect.bisect_right(self.starts, number) - 1
+        return f"{self.names[tensor]}[{number - self.starts[tensor]}]"
+
+
+def together(names: Sequence[str]) -> str:
+    """Several names as one: all of three, or the first and how many more."""
+    return " + ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a parameter, or a module that it is in, is called so."""
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+
+
+def rows(shape: torch.Size) -> int:
+    """Indices along the first axis; a number without axes is one unit."""
+    return shape[0] if len(shape) else 1
+
+
+def selected(numbers: list[int], lengths: list[int], count: int, space: Space) -> Groups:
+    """Stretches of all elements of the tensors, less those that are not selected."""
+    made = torch.tensor([[0], [space.size]] if count == 1 else [numbers, lengths], device="cpu")
+    made = made[:, made[1] > 0]
+    groups = Groups(made[0], made[1], count)
+    return groups if space.mask is None or count == 1 else Groups.of(groups.vector()[space.mask.cpu()], count)
+
+
+def belonging(space: Space, kept: Space) -> Tensor:
+    """(D of `kept`,): where its weights are among those of `space`."""
+    counts = space.counts()
+    owners = torch.tensor([name in kept.names for name in counts], device="cpu")
+    return owners.repeat_interleave(torch.tensor([*counts.values()], device="cpu")).nonzero()[:, 0]
