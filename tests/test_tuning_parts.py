@@ -573,7 +573,7 @@ def test_precisions_to_begin_with() -> None:
 
 def settings(noise_there: bool = True, **given: Any) -> Any:
     """What `tune` makes of what it was asked for."""
-    likelihood = SimpleNamespace(with_noise=None) if noise_there else SimpleNamespace()
+    likelihood = pw.Gaussian() if noise_there else pw.Poisson()
     usual: dict[str, Any] = {"method": "evidence", "prior": True, "noise": None, "temperature": False, "data": None}
     usual |= {
         "grid": None,
@@ -640,7 +640,7 @@ def test_what_tune_does_unless_it_is_told() -> None:
             ValueError,
             "noise=False was given, and the grid",
         ),
-        ({"noise": True, "noise_there": False}, ValueError, "noise=True was given, but SimpleNamespace has no noise"),
+        ({"noise": True, "noise_there": False}, ValueError, "noise=True was given, but Poisson has no noise"),
         ({"temperature": True}, ValueError, "The evidence cannot choose a temperature"),
         ({"temperature": True, "method": "fixed_point"}, ValueError, "The evidence cannot choose a temperature"),
         ({"temperature": True, "method": "grid"}, ValueError, "The evidence cannot choose a temperature"),
@@ -723,7 +723,7 @@ class Scored:
     @property
     def likelihood(self) -> Any:
         """With a noise."""
-        return SimpleNamespace(scale=torch.tensor(self.noise**-2), with_noise=None)
+        return pw.Gaussian(self.noise)
 
     def with_prior(self, prior: pw.Prior) -> Scored:
         """Another prior."""

@@ -66,7 +66,7 @@ def fit(
         near = nearest(mode, MODES) if isinstance(mode, str) else ""
         raise ValueError(f"mode={mode!r} is not known; {near}Known: {', '.join(MODES)}.")
     model = unwrapped(model)
-    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
     kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
     checked_generator(generator)
@@ -217,7 +217,7 @@ def products(
         model,
         select(model, weights, batches.first, limit, variance),
         batches,
-        named(likelihood, likelihoods.NAMES, "likelihood", "energy"),
+        named(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
         named(curvature, curvatures.NAMES, "curvature", "name"),
         DEFAULT_SEED,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from ..likelihoods import WithNoise
 from ..messages.names import nearest
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def checked(
     for name, own in (("prior", prior), ("noise", noise)):
         if own is False and name in given:
             raise ValueError(f"{name}=False was given, and the grid has values for it; leave out one of them.")
-    has_noise = hasattr(la.likelihood, "with_noise")
+    has_noise = isinstance(la.likelihood, WithNoise)
     if noise is None:
         noise = has_noise and (method != "grid" or "noise" in given)
     if noise and not has_noise:
