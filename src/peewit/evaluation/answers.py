@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributions
 
-from ..likelihoods import Form, Labelled, Likelihood
+from ..likelihoods import Labelled, Likelihood
 from ..metrics.columns import Columns
 from ..metrics.regression import crps_mixture, crps_samples, normal_cdf
 from ..predictions.labels import Binary, Classes
@@ -76,11 +76,6 @@ class Answer(ABC):
     @abstractmethod
     def scores(self, y: Tensor | None = None) -> dict[str, Tensor]:
         """(N,) each: how sure each input's prediction is, averaged over its (labelled) positions."""
-
-
-def _closed(prediction: Regression) -> tuple[Tensor, Tensor]:
-    mean, epistemic, aleatoric = (each.double() for each in prediction._moments)
-    return mean[None], (epistemic + aleatoric).sqrt()[None]
 
 
 def _averaged(values: Tensor, known: Tensor | None) -> Tensor:
@@ -275,11 +270,11 @@ class Other(Mixed):
         return {}
 
 
-def gaussians(prediction: Prediction, stretch: float) -> Answer:
+def gaussians(prediction: Regression | Mixture, stretch: float) -> Answer:
     """Of numbers with Gaussian noise, whose standard deviations are multiplied by `stretch`."""
-    assert isinstance(prediction, Numbers)
     if isinstance(prediction, Regression):
-        return Gaussians(prediction, *_closed(prediction))
+        mean, epistemic, aleatoric = (each.double() for each in prediction._moments)
+        return Gaussians(prediction, mean[None], (epistemic + aleatoric).sqrt()[None])
     if not isinstance(prediction.belief, Samples):
         return Mixed(prediction)
     given = prediction.likelihood.distribution(prediction.belief.values.double())
@@ -287,46 +282,31 @@ def gaussians(prediction: Prediction, stretch: float) -> Answer:
     return Gaussians(prediction, given.loc, given.scale * stretch)
 
 
-def others(prediction: Prediction, stretch: float) -> Answer:
+def others(prediction: Mixture | Outputs, stretch: float) -> Answer:
     """Of numbers that a likelihood has its own distribution of."""
     if isinstance(prediction, Outputs):
         raise ValueError(
             f"{type(prediction.likelihood).__name__} does not say how targets are distributed, so that its predictions "
             "have no metrics; expected a likelihood with a distribution."
         )
-    assert isinstance(prediction, Numbers)
     return Other(prediction)
 
 
-def of_labels(prediction: Prediction, stretch: float) -> Answer:
-    """Of classes."""
-    assert isinstance(prediction, Classes | Binary)
-    return Labels(prediction)
-
-
-class Judged(NamedTuple):
-    """What a family of likelihoods is judged by."""
-
-    answer: Callable[[Prediction, float], Answer]
-    tempered: bool = False  # whether a temperature can be chosen: of logits for classes, of variances for numbers
-    classes: Callable[[Form], int] | None = None  # how many there are, where targets are classes
-
-
-FAMILIES = {  # by the names of `predictions.families`
-    "categorical": Judged(of_labels, True, lambda form: form.outputs),
-    "bernoulli": Judged(of_labels, True, lambda form: 2),
-    "gaussian": Judged(gaussians, True),
-    "heteroscedastic": Judged(gaussians, True),
-    "poisson": Judged(others),
-    "other": Judged(others),
+ANSWERS: dict[str, Callable[[Any, float], Answer]] = {  # by the names of `predictions.families`
+    "categorical": lambda prediction, _: Labels(prediction),
+    "bernoulli": lambda prediction, _: Labels(prediction),
+    "gaussian": gaussians,
+    "heteroscedastic": gaussians,
+    "poisson": others,
+    "other": others,
 }
-
-
-def judged(likelihood: Likelihood) -> Judged:
-    """The row of a likelihood."""
-    return FAMILIES[likelihood.link_family]
 
 
 def answer(prediction: Prediction, stretch: float = 1.0) -> Answer:
     """Of a prediction; `stretch` multiplies the standard deviations of numbers."""
-    return judged(prediction.likelihood).answer(prediction, stretch)
+    return ANSWERS[prediction.likelihood.link_family](prediction, stretch)
+
+
+def tempered(likelihood: Likelihood) -> bool:
+    """Whether a temperature can be chosen: of the logits of classes, or of the variances of Gaussian noise."""
+    return ANSWERS[likelihood.link_family] is not others

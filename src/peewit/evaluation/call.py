@@ -18,9 +18,9 @@ from ..metrics.results import Scores
 from ..network.batches import Batches
 from ..network.isolation import plainly
 from ..network.nests import Inputs
+from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from . import describing, gathering
-from .answers import judged
 from .attacks import Attack
 from .corruptions import Range
 from .gathering import Gathered
@@ -213,7 +213,7 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
     """One name per class."""
     if classes is None:
         return None
-    number = judged(subject.likelihood).classes
+    number = family_of(subject.likelihood).classes
     if number is None:
         raise ValueError(f"classes= was given, and {type(subject.likelihood).__name__} has no classes; leave it out.")
     expected = number(subject.known_form)

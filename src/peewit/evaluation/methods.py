@@ -18,10 +18,10 @@ from ..network.isolation import evaluation
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
 from ..predictions import options
-from ..predictions.families import made_of
+from ..predictions.families import family_of, made_of
 from ..predictions.outputs import Samples
 from ..runtime.memory import Budget
-from .answers import Answer, Gaussians, Labels, answer, judged
+from .answers import Answer, Gaussians, Labels, answer
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -118,7 +118,7 @@ class Networks:
             raise ValueError(f"{self.name}: the network's outputs hold NaN or Inf; expected finite numbers.")
         flat = replace(form, whole=False).flatten(values)
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-        classes = judged(self.likelihood).classes is not None
+        classes = family_of(self.likelihood).classes is not None
         scaled = flat / self.temperature if classes else flat
         belief = Samples(replace(form, whole=False), self.budget, scaled)
         question = options.Question.of(self.likelihood, "sampled", None, None, False, False)

@@ -139,7 +139,7 @@ def landscape(
         penalties(la, axes, where).reshape(shape),
         quadratics(la, axes, where).reshape(shape),
         la.N * float(la.likelihood.scale) / la.temperature,
-        "cross entropy" if family_of(la.likelihood).classes else "loss",
+        "loss" if family_of(la.likelihood).classes is None else "cross entropy",
         sums.examples,
     )
 

@@ -98,7 +98,7 @@ def band(
 ) -> Band:
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
     style.expect_posterior(la)
-    if family_of(la.likelihood).classes:
+    if family_of(la.likelihood).classes is not None:
         raise ValueError("The posterior is over classes, which have no bands; see decision_map.")
     checked_level(level)
     checked_grid(points, extend)
@@ -180,7 +180,7 @@ class Map:
 def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) -> Map:
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
     style.expect_posterior(la)
-    if not family_of(la.likelihood).classes:
+    if family_of(la.likelihood).classes is None:
         raise ValueError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     checked_grid(points, extend)
     seen = gathered(data, la.weights.device, 2)

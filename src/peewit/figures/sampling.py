@@ -66,7 +66,7 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         outputs = engine.functional_samples(network, x, deviations)
     else:
         outputs = at_weights(la, network.prepare(x), deviations)
-    classes = family.classes
+    classes = family.classes is not None
     form = network.form(outputs[0])
     flat = form.flatten(outputs.double().cpu()).flatten(1, 2)  # positions beside examples
     predicted = la.predict(x, link="mc") if classes else la.predict(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -38,36 +37,30 @@ def last_step(node: Any) -> str:
 def warn_of_probabilities(likelihood: Likelihood, f: Tensor, node: Any) -> None:
     """Warn where outputs (N, T, C) of a batch are probabilities and the likelihood takes logits."""
     look = LOGITS.get(likelihood.link_family)
-    words = "" if look is None else look(f, node)
-    if words:
-        warnings.warn(f"{type(likelihood).__name__}: {words}", UserWarning, stacklevel=2)
+    seen, function, advice = ("", "", "") if look is None else look(f, node)
+    if seen:
+        warnings.warn(
+            f"{type(likelihood).__name__}: {seen}. These look like probabilities; logits are expected, of which the "
+            f"{function} is taken here. {advice}",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
-def told(seen: str, function: str, advice: str) -> str:
-    """A warning of what was seen."""
-    return (
-        f"{seen}. These look like probabilities; logits are expected, of which the {function} is taken here. {advice}"
-    )
-
-
-def classes(f: Tensor, node: Any) -> str:
-    """What there is to say of outputs for a softmax."""
-    if not sums_to_one(f):
-        return ""
+def classes(f: Tensor, node: Any) -> tuple[str, str, str]:
+    """What there is to see, where there is; what is taken of logits; and advice."""
     seen = f"all outputs of the first batch are positive and sum to one over the {f.shape[-1]} classes"
-    return told(seen, "softmax", "Leave the last Softmax out, or make it a LogSoftmax.")
+    return seen if sums_to_one(f) else "", "softmax", "Leave the last Softmax out, or make it a LogSoftmax."
 
 
-def yes_or_no(f: Tensor, node: Any) -> str:
-    """What there is to say of outputs for a sigmoid."""
-    # Logits between 0 and 1 are nothing unusual: the network's last step has to say so too.
-    if not last_step(node).startswith(("Sigmoid", "Softmax")) or not bool(((f >= 0) & (f <= 1)).all().cpu()):
-        return ""
+def yes_or_no(f: Tensor, node: Any) -> tuple[str, str, str]:
+    """The same; logits between 0 and 1 are nothing unusual: the network's last step has to say so too."""
     seen = "the network ends in a Sigmoid or Softmax, with all outputs between 0 and 1"
-    return told(seen, "sigmoid", "Leave that last step out.")
+    ends = last_step(node).startswith(("Sigmoid", "Softmax")) and bool(((f >= 0) & (f <= 1)).all().cpu())
+    return seen if ends else "", "sigmoid", "Leave that last step out."
 
 
-LOGITS: dict[str, Callable[[Tensor, Any], str]] = {"categorical": classes, "bernoulli": yes_or_no}  # by family
+LOGITS = {"categorical": classes, "bernoulli": yes_or_no}  # by family
 
 
 def sums_to_one(f: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..likelihoods import Likelihood, WithNatural
+from ..likelihoods import Form, Likelihood, WithNatural
 from . import labels, links
 from .labels import Binary, Classes
 from .numbers import Mixture, Moments, Outputs, Regression, along_counts, along_second
@@ -32,7 +32,7 @@ class Family(NamedTuple):
     """Links by name, the default first; all families have "mc", which takes samples of the weights too."""
 
     links: dict[str, Link]
-    classes: bool = False  # whether targets are classes
+    classes: Callable[[Form], int] | None = None  # how many there are, where targets are classes
     mean: Callable[[Tensor], Tensor] | None = None  # of a target at outputs (..., C), one per output where it is known
 
 
@@ -70,7 +70,7 @@ def delta(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
 def headed(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
     """Numbers with a variance of their own, averaged; the density of one target is an integral along a line."""
     line = along_second if isinstance(belief, Normal) and belief.mean.shape[-1] == 2 else None
-    return Mixture(belief, likelihood, link, False, line, None)
+    return Mixture(belief, likelihood, link, False, _line=line)
 
 
 def counts(belief: Belief, likelihood: Likelihood, link: str, closed: bool = False) -> Prediction:
@@ -79,12 +79,7 @@ def counts(belief: Belief, likelihood: Likelihood, link: str, closed: bool = Fal
     if closed:
         rate, variance = links.lognormal(belief.mean, belief.variance)
         moments = Moments(rate, variance, rate)
-    return Mixture(belief, likelihood, link, True, line, torch.float64, moments)
-
-
-def averaged(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
-    """The likelihood's own distribution, averaged."""
-    return Mixture(belief, likelihood, link, False, None, None)
+    return Mixture(belief, likelihood, link, True, moments, line, torch.float64)
 
 
 def whole(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
@@ -96,13 +91,13 @@ def whole(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
     if isinstance(belief, Samples):
         values = belief.form.restore(belief.values)
         together = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
-        return averaged(together, likelihood, link)
+        return Mixture(together, likelihood, link, False)
     if belief.form.positions > 1:
         raise ValueError(
             f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
             "their covariance is not kept; use method='sampled'."
         )
-    return averaged(replace(belief, form=form), likelihood, link)
+    return Mixture(replace(belief, form=form), likelihood, link, False)
 
 
 FAMILIES = {
@@ -113,7 +108,7 @@ FAMILIES = {
             "bridge_normalised": Link(classes(labels.normalised_log_probs, labels.normalised_entropies)),
             "mc": Link(classes(labels.mean_log_probs)),
         },
-        classes=True,
+        classes=lambda form: form.outputs,
         mean=partial(torch.softmax, dim=-1),
     ),
     "bernoulli": Family(
@@ -121,10 +116,10 @@ FAMILIES = {
             "probit": Link(partial(Binary, _rule=labels.probit_pairs)),
             "mc": Link(partial(Binary, _rule=labels.mean_pairs)),
         },
-        classes=True,
+        classes=lambda form: 2,
         mean=torch.sigmoid,
     ),
-    "gaussian": Family({"exact": Link(exact), "mc": Link(averaged)}, mean=lambda f: f),
+    "gaussian": Family({"exact": Link(exact), "mc": Link(partial(Mixture, elementwise=False))}, mean=lambda f: f),
     "heteroscedastic": Family({"mc": Link(headed), "natural": Link(delta, False), "mean": Link(delta, False)}),
     "poisson": Family({"exact": Link(partial(counts, closed=True)), "mc": Link(counts)}),
     "other": Family({"mc": Link(whole)}),

@@ -235,9 +235,9 @@ class Mixture(Numbers):
     """The likelihood's own distribution of y, averaged over the outputs."""
 
     elementwise: bool  # whether every output has its own target, independent of the other outputs
-    line: Callable[[Mixture, Tensor], Tensor] | None  # (M, K) targets -> (N, T) log densities, along a line
-    wide: torch.dtype | None  # of other densities, where it is not the outputs'
     exact: Moments | None = None  # where they have a closed form
+    _line: Callable[[Mixture, Tensor], Tensor] | None = None  # (M, K) targets -> (N, T) log densities, along a line
+    _wide: torch.dtype | None = None  # of other densities, where it is not the outputs'
 
     def _given(self, f: Tensor, weight: Tensor) -> Given:
         made = self.likelihood.distribution(f.unsqueeze(-2))
@@ -261,10 +261,10 @@ class Mixture(Numbers):
         """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
         flat, known = self._targets(y)
         dtype = self.belief.mean.dtype
-        wide = self.wide or dtype
+        wide = self._wide or dtype
         rows = flat.flatten(0, 1)
-        if self.line is not None:
-            return torch.where(known[..., 0], self.line(self, rows), 0.0).sum(1)
+        if self._line is not None:
+            return torch.where(known[..., 0], self._line(self, rows), 0.0).sum(1)
         rows = rows.to(wide) if rows.is_floating_point() else rows
 
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:

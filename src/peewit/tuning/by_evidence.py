@@ -128,9 +128,8 @@ def settled(la: PosteriorState, problem: Profile, place: Place, asked: Settings,
     for text in noise_at_its_limit(la, place, asked):
         trace = trace.warned(text)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
-    likelihood = la.likelihood
-    if asked.noise and isinstance(likelihood, WithNoise):
-        likelihood = likelihood.with_noise(place.noise)
+    own = la.likelihood
+    likelihood = own.with_noise(place.noise) if asked.noise and isinstance(own, WithNoise) else own
     return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
 
 
