@@ -31,8 +31,6 @@ class Likelihood(ABC):
         """R: columns of the root, as many as outputs unless they are fewer."""
         return outputs
 
-    # Words
-
     @property
     def title(self) -> str:
         """What messages about targets call it: the name of its class."""
@@ -47,8 +45,6 @@ class Likelihood(ABC):
     def domain(self) -> str:
         """What is wrong where finite outputs have no finite energy; nothing where that cannot be."""
         return ""
-
-    # Targets
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Where the outputs are, as in an earlier batch's `like`; raises where targets do not have their shape."""
@@ -83,8 +79,6 @@ class Likelihood(ABC):
         """How many labelled scalars there are in targets: all numbers."""
         return filled(y.numel(), y)
 
-    # Constants: what -log p(y | f) is besides `scale * energy`
-
     @property
     def scale(self) -> Tensor:
         """1 / noise variance; 1 where there is no noise."""
@@ -98,8 +92,6 @@ class Likelihood(ABC):
         """The rest of -log p(y | f) that depends on the scale, summed over labelled scalars: nothing without noise."""
         return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
-    # Labels that are drawn
-
     @property
     def draws(self) -> bool:
         """Whether labels can be drawn, by `drawn_score`."""
@@ -111,8 +103,6 @@ class Likelihood(ABC):
             f"curvature='fisher' draws labels from the network, and {type(self).__name__} has no `drawn_score`; use "
             "curvature='ggn' or 'empirical'."
         )
-
-    # Predictions
 
     @property
     def link_family(self) -> str:
