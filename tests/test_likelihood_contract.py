@@ -16,6 +16,7 @@ from fitting import built, fitted, normal
 from peewit.evaluation.answers import ANSWERS
 from peewit.likelihoods import ALL, NAMES, Form, Labelled, Likelihood, WithNoise
 from peewit.predictions.families import FAMILIES
+from peewit.predictions.options import Question
 from peewit.runtime.random import Hashed
 from tables import moved, relative
 
@@ -241,3 +242,41 @@ def test_every_likelihood_has_a_row_in_both_tables() -> None:
     assert set(FAMILIES) == set(ANSWERS)
     assert {each().link_family for each in NAMES.values()} | {"other"} == set(FAMILIES)
     assert all("mc" in family.links for family in FAMILIES.values())
+
+
+LINKS = {  # the default first, as docs/predictions.md has them
+    "classification": ("probit", "bridge", "bridge_normalised", "mc"),
+    "binary": ("probit", "mc"),
+    "regression": ("exact", "mc"),
+    "heteroscedastic": ("mc", "natural", "mean"),
+    "count": ("exact", "mc"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_of_a_likelihood(name: str) -> None:
+    """The default is the first; all but the delta rule may be joint."""
+    likelihood = NAMES[name]()
+    assert Question.of(likelihood, "linearised", None, None, False, False).link == LINKS[name][0]
+    assert Question.of(likelihood, "sampled", None, None, True, False).link == "mc"
+    with pytest.raises(ValueError, match=f"Known there: {', '.join(LINKS[name])}."):
+        Question.of(likelihood, "linearised", "none", None, False, False)
+    for link in LINKS[name]:
+        if link in ("natural", "mean"):
+            with pytest.raises(ValueError, match=f"joint=True with link='{link}'"):
+                Question.of(likelihood, "linearised", link, None, True, False)
+        else:
+            assert Question.of(likelihood, "linearised", link, None, True, False).joint
+
+
+@pytest.mark.parametrize(("name", "classes"), [("classification", 3), ("binary", 2), ("regression", 0), ("count", 0)])
+def test_how_many_classes_there_are(name: str, classes: int) -> None:
+    """Names of classes are one each: two of yes-or-no labels, however many labels there are."""
+    y = {"classification": torch.arange(20) % 3, "regression": normal(20, 3)}.get(name, torch.ones(20, 3))
+    la = fitted(built(nn.Linear(3, 3)), X, y, name)
+    data = (moved(X), moved(y))
+    if classes:
+        words = [f"class {number}" for number in range(classes)]
+        assert pw.evaluate(la, data, classes=words, intervals=10).task == "classification"
+    with pytest.raises(ValueError, match=f"there are {classes} classes" if classes else "has no classes; leave it out"):
+        pw.evaluate(la, data, classes=["a", "b", "c", "d"], intervals=10)
