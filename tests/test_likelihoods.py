@@ -485,7 +485,7 @@ def test_a_single_class_is_sure(smoothing: float) -> None:
     for made in (likelihood.energy(f, y), likelihood.root(f, y), likelihood.drawn_score(f, y, draws)):
         assert float(made.abs().max()) < 1e-12
     assert likelihood.root(f, y).shape == (2, 3, 1, 1)
-    assert [pw.Categorical.rank(outputs) for outputs in (1, 2, 3, 7)] == [1, 1, 2, 6]
+    assert [pw.Categorical().rank(outputs) for outputs in (1, 2, 3, 7)] == [1, 1, 2, 6]
 
 
 def test_one_noise_stays_a_number() -> None:

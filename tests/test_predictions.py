@@ -14,7 +14,7 @@ from torch import Tensor, distributions
 import peewit as pw
 from fitting import classes, covered, normal, seeded
 from peewit.likelihoods import Form
-from peewit.predictions import links, options, predict
+from peewit.predictions import families, links, options
 from peewit.predictions.outputs import Normal, Samples
 from peewit.runtime.memory import Budget
 from tables import moved, relative
@@ -51,7 +51,7 @@ def believed(
 def made(belief: Any, likelihood: Any, link: str | None = None, method: str = "linearised") -> Any:
     """A prediction from what is known of the outputs."""
     question = options.Question.of(likelihood, method, link, None, False, False)
-    return predict.made_of(belief, likelihood, question)
+    return families.made_of(belief, likelihood, question.link)
 
 
 def draws_of(belief: Normal, number: int, seed: int = 5) -> Tensor:

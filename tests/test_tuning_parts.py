@@ -576,7 +576,7 @@ EVERY = ("prior", "noise", "temperature")
 
 def settings(noise_there: bool = True, **given: Any) -> Any:
     """What `tune` makes of what it was asked for."""
-    likelihood = SimpleNamespace(with_noise=None) if noise_there else SimpleNamespace()
+    likelihood = pw.Gaussian() if noise_there else pw.Poisson()
     usual: dict[str, Any] = {"method": "evidence", "parameters": None, "train": None, "validation": None}
     usual |= {
         "grid": None,
@@ -670,7 +670,7 @@ def test_what_tune_does_unless_it_is_told() -> None:
         (
             {"parameters": ["noise"], "noise_there": False},
             ValueError,
-            "parameters has 'noise', but SimpleNamespace has none",
+            "parameters has 'noise', but Poisson has none",
         ),
         ({"parameters": EVERY}, ValueError, "The evidence cannot choose a temperature"),
         ({"parameters": EVERY, "method": "fixed_point"}, ValueError, "The evidence cannot choose a temperature"),
@@ -762,7 +762,7 @@ class Scored:
     @property
     def likelihood(self) -> Any:
         """With a noise."""
-        return SimpleNamespace(scale=torch.tensor(self.noise**-2), with_noise=None)
+        return pw.Gaussian(self.noise)
 
     def with_prior(self, prior: pw.Prior) -> Scored:
         """Another prior."""

@@ -248,7 +248,7 @@ def curve(la: pw.Laplace, task: Task, low: float, high: float, count: int = 13) 
     values = torch.logspace(low, high, count).tolist()
     kind = "classification" if isinstance(la.likelihood, pw.Categorical) else "regression"
     own = plain(la.model, short, kind).scores["nll"]
-    noisy = hasattr(la.likelihood, "with_noise")
+    noisy = isinstance(la.likelihood, pw.Gaussian)
 
     def at(value: float) -> pw.Laplace:
         made = la.with_prior(value)

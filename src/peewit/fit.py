@@ -112,7 +112,7 @@ def resolve(
     """Turn names into values and refuse what does not fit."""
     check_place(at)
     model = unwrapped(model)
-    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
     kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
     checked_generator(generator)
@@ -266,7 +266,7 @@ def products(
         model,
         select(model, weights, batches.first, limit, variance),
         batches,
-        named(likelihood, likelihoods.NAMES, "likelihood", "energy"),
+        named(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
         named(curvature, curvatures.NAMES, "curvature", "name"),
         DEFAULT_SEED,
     )

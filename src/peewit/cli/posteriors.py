@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import Tensor
 
 import peewit as pw
 
@@ -162,7 +163,7 @@ def summary(la: Laplace) -> dict[str, Any]:
     """A posterior in numbers and names."""
     evidence = la.evidence()
     precision = la.prior.precision.flatten().tolist()
-    noise = getattr(la.likelihood, "noise", None)
+    noise = la.likelihood.noise if isinstance(la.likelihood, likelihoods.WithNoise) else None
     return {
         "likelihood": type(la.likelihood).__name__,
         "structure": type(la.structure).__name__,
@@ -170,7 +171,7 @@ def summary(la: Laplace) -> dict[str, Any]:
         "weights": la.D,
         "examples": la.N,
         "prior_precision": precision[0] if len(precision) == 1 else precision[:1000],
-        "noise": noise if noise is None or isinstance(noise, float | int) else noise.flatten().tolist(),
+        "noise": noise.flatten().tolist() if isinstance(noise, Tensor) else noise,
         "temperature": la.temperature,
         "log_evidence": float(la.log_evidence()),
         "effective_dimensions": float(evidence.effective_dimensions.sum()),

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..likelihoods import Custom, Form, Likelihood, score
+from ..likelihoods import Form, Likelihood, score
 from ..messages.arguments import is_count
 from ..runtime.random import Hashed
 
@@ -51,12 +51,6 @@ class View:
     create_graph: bool = False
 
 
-def rank_of(likelihood: Likelihood, outputs: int) -> int:
-    """Columns of a likelihood's root at one position: its outputs, where it does not say."""
-    rank = getattr(likelihood, "rank", None)
-    return outputs if rank is None else int(rank(outputs))
-
-
 @dataclass(frozen=True)
 class GGN:
     """The exact generalised Gauss-Newton (GGN) matrix, with one column per position and root column of the likelihood.
@@ -77,12 +71,12 @@ class GGN:
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
         """T x R: the rank of the curvature at a position."""
-        return form.positions * rank_of(likelihood, form.outputs)
+        return form.positions * likelihood.rank(form.outputs)
 
     def columns(self, view: View, start: int, stop: int) -> Tensor:
         """Each column has one position's root and zeros elsewhere: sharing one leaves cross terms."""
         examples, positions, width = view.f.shape
-        rank = rank_of(view.likelihood, width)
+        rank = view.likelihood.rank(width)
         made = view.f.new_zeros(stop - start, examples, positions, width)
         for position in range(start // rank, -(-stop // rank)):
             own = slice(max(start - position * rank, 0), min(stop - position * rank, rank))
@@ -207,7 +201,7 @@ class Auto:
     def choose(self, form: Form, likelihood: Likelihood) -> tuple[Kind, str]:
         """The choice and its reason."""
         columns = GGN().count(form, likelihood)
-        if columns > AUTO_LIMIT and isinstance(likelihood, Custom) and likelihood.sample is None:
+        if columns > AUTO_LIMIT and not likelihood.draws:
             return GGN(), f"exact GGN: {columns} columns per example, and the likelihood has no `sample` to draw labels"
         if columns <= AUTO_LIMIT:
             return GGN(), f"exact GGN: {columns} column{'s' if columns > 1 else ''} per example, at most {AUTO_LIMIT}"

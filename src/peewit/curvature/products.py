@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ..likelihoods import Form, Likelihood, widened
-from ..likelihoods.labelled import wrong_target
+from ..likelihoods import Form, Labelled, Likelihood
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
@@ -107,13 +106,10 @@ class Products:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         with PlainWeightNorm():
             output = output_of(self.model, inputs)
-        form = self.likelihood.form(output, targets, before)
-        likelihood = self.likelihood.bound(form)
-        y = likelihood.targets(targets, form)
-        if not bool(likelihood.valid(y, form)):
-            raise wrong_target(likelihood, y, form)
+        labels = Labelled.of(self.likelihood, output, targets, before).checked()
+        form, likelihood = labels.form, labels.likelihood
         if isinstance(self.kind, Hessian):
-            energy = likelihood.energy(widened(form.flatten(output)), y).sum()
+            energy = labels.energy(labels.flat(output)).sum()
             try:
                 gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
                 self._check_symmetry(gradients, v.dtype)
@@ -123,7 +119,7 @@ class Products:
                 raise ValueError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
         kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
-        view = View(likelihood, widened(form.flatten(output.detach())), y, form, examples, self.seed)
+        view = View(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
         columns = form.restore(kind.columns(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
         columns = columns.reshape(*columns.shape[:2], -1)
         with PlainWeightNorm():

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
-from ..likelihoods import Form, Likelihood, warn_of_probabilities, widened
-from ..likelihoods.labelled import wrong_target
+from ..likelihoods import Form, Labelled, Likelihood, warn_of_probabilities
 from ..network.batches import Batches, merged
 from ..network.finite import InExample, Watch
 from ..network.nests import Inputs, count, take, tensors
@@ -145,16 +144,14 @@ class Answer:
 class Checked:
     """Targets in the likelihood's form, with what was asked about them."""
 
-    form: Form
-    y: Tensor
+    labels: Labelled
     answer: Answer
-    likelihood: Likelihood  # knowing the outputs' shape
 
     def ignored(self) -> bool:
         """Whether some labels are ignored; raises where some are wrong."""
         valid, labelled = self.answer.read()
         if not valid:
-            raise wrong_target(self.likelihood, self.y, self.form)
+            raise self.labels.wrong()
         return not labelled
 
 
@@ -211,12 +208,13 @@ class Source:
                 ignored = checked.ignored()
             except InExample as error:
                 raise watch.located(error, seen - self.first) from None
-            totals.form = checked.form if totals.form is None else totals.form
+            totals.form = checked.labels.form if totals.form is None else totals.form
             for start in range(0, number, step):
                 chosen = slice(start, min(start + step, number))
-                batch = self._batch(tracer, take(inputs, chosen), checked, chosen, ignored, seen)
+                labels = checked.labels.some(chosen)
+                batch = self._batch(tracer, take(inputs, chosen), labels, ignored, seen)
                 batch = self._with_step(batch, cost)
-                energy = checked.likelihood.energy(batch.view.f.detach(), batch.view.y)
+                energy = batch.view.likelihood.energy(batch.view.f.detach(), batch.view.y)
                 watch.note(batch.tape.inputs, batch.view.f, energy)
                 energies.append(energy.double().sum())
                 scalars.append(self.likelihood.scalars(batch.view.y))
@@ -264,18 +262,15 @@ class Source:
     def _check(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Checked]:
         """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
         shape = (count(inputs), *self.plan.shape(inputs))
-        form = self.likelihood.form(torch.empty(shape, device="meta"), targets, self.form)
-        self.form = form
-        y = self.likelihood.targets(targets, form)
-        flags = torch.stack([self.likelihood.valid(y, form), self.likelihood.labelled(y).all()])
-        return inputs, Checked(form, y, Answer(flags), self.likelihood.bound(form))
+        labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.form)
+        self.form = labels.form
+        flags = torch.stack([labels.valid(), labels.likelihood.labelled(labels.y).all()])
+        return inputs, Checked(labels, Answer(flags))
 
-    def _batch(
-        self, tracer: Tracer, inputs: Inputs, checked: Checked, chosen: slice, ignored: bool, seen: int
-    ) -> Batch:
-        form = checked.form
+    def _batch(self, tracer: Tracer, inputs: Inputs, labels: Labelled, ignored: bool, seen: int) -> Batch:
+        form, y = labels.form, labels.y
         kind = self._choose(form)
-        tracer.columns = kind.count(form, checked.likelihood) > 1
+        tracer.columns = kind.count(form, labels.likelihood) > 1
         tape = tracer.trace(inputs)
         if self.measured is not None and self.plan.generic != self.measured:
             new = ", ".join(sorted(self.plan.generic - self.measured))
@@ -284,13 +279,11 @@ class Source:
         if not tape.output.requires_grad:
             raise ValueError("The network's output does not depend on the selected weights.")
         output = tape.output if self.create_graph else tape.output.detach()
-        y = checked.y[chosen]
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
         if not self.looked:
             self.looked = True  # once: the answer is waited for
             warn_of_probabilities(self.likelihood, form.flatten(output.detach()), tape.output.grad_fn)
-        f = widened(form.flatten(output))
-        view = View(checked.likelihood, f, y, form, numbers, self.seed, self.create_graph)
+        view = View(labels.likelihood, labels.flat(output), y, form, numbers, self.seed, self.create_graph)
         masked = ~self.likelihood.labelled(y).all(1) if ignored else None
         return Batch(tape, view, kind, masked, 1)
 

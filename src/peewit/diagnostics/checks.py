@@ -152,7 +152,7 @@ def at_mode(la: PosteriorState, step: Step, gamma: float) -> Finding:
 
 def likelihood(la: PosteriorState, seen: Seen, gamma: float) -> Iterator[Finding]:
     """Does the loss look like a likelihood."""
-    caveat: str = getattr(la.likelihood, "caveat", "")
+    caveat = la.likelihood.caveat
     if caveat:
         yield Finding(
             "likelihood",

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, Poisson
 
-from ..likelihoods import Likelihood, widened
-from ..likelihoods.labelled import wrong_target
+from ..likelihoods import Labelled, Likelihood
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
@@ -93,8 +92,7 @@ def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) 
         if y.is_floating_point():
             return -(y * logs).sum(-1), known
         return -logs.gather(-1, torch.where(known, y, 0)[..., None])[..., 0], known
-    missing = getattr(likelihood, "ignore_index", None)
-    known = torch.ones_like(y, dtype=torch.bool) if missing is None else y != missing
+    known = likelihood.known(y)
     wanted = torch.where(known, y, 0.0).double()
     yes, no = (torch.nn.functional.logsigmoid(sign * made.logits) for sign in (1, -1))
     return -(wanted * yes + (1 - wanted) * no), known
@@ -144,17 +142,13 @@ def piece(la: PosteriorState, inputs: Inputs, targets: Tensor, seen: Seen) -> tu
     """Gradients of the energy of some examples; residuals are added up."""
     parameters = [la.model.get_parameter(name) for name in la.space.names]
     output = output_of(la.model, inputs)
-    form = la.likelihood.form(output, targets, la.totals.form)
-    likelihood = la.likelihood.bound(form)
-    y = likelihood.targets(targets, form)
-    if not bool(likelihood.valid(y, form)):
-        raise wrong_target(likelihood, y, form)
-    f = widened(form.flatten(output))
-    energy = likelihood.energy(f, y).sum()
+    labels = Labelled.of(la.likelihood, output, targets, la.totals.form).checked()
+    f = labels.flat(output)
+    energy = labels.energy(f).sum()
     seen.energy += float(energy.detach())
-    seen.residuals.add(likelihood, f.detach(), y)
+    seen.residuals.add(labels.likelihood, f.detach(), labels.y)
     if seen.rows < ROWS:
-        seen.kept.append((f.detach(), y))
+        seen.kept.append((f.detach(), labels.y))
         seen.rows += f.shape[0] * f.shape[1]
     return torch.autograd.grad(energy, parameters, allow_unused=True)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributions
 
-from ..likelihoods import Form, Likelihood
+from ..likelihoods import Labelled, Likelihood
 from ..metrics.columns import Columns
 from ..metrics.regression import crps_mixture, crps_samples, normal_cdf
 from ..predictions.labels import Binary, Classes
@@ -56,14 +57,11 @@ def joined(parts: Sequence[Part]) -> Columns:
     return Columns(owner, starts[-1], values, *((torch.cat(probs), torch.cat(labels)) if whole else (None, None)))
 
 
-def flat_targets(likelihood: Likelihood, form: Form, examples: int, y: Tensor) -> Tensor:
+def flat_targets(prediction: Prediction, y: Tensor) -> Tensor:
     """(N, T) or (N, T, K): targets as the likelihood has them; refuses those that do not fit the outputs."""
-    outputs = torch.empty(examples, *form.shape, device="meta")
-    own = likelihood.form(outputs, y, form)
-    flat = likelihood.targets(y, own)
-    if not bool(likelihood.valid(flat, own)):
-        raise ValueError(likelihood.complaint(flat, own))
-    return flat
+    form = prediction.belief.form
+    outputs = torch.empty(len(prediction), *form.shape, device="meta")
+    return Labelled.of(prediction.likelihood, outputs, y, form).checked(numbered=False).y
 
 
 class Answer(ABC):
@@ -78,32 +76,6 @@ class Answer(ABC):
     @abstractmethod
     def scores(self, y: Tensor | None = None) -> dict[str, Tensor]:
         """(N,) each: how sure each input's prediction is, averaged over its (labelled) positions."""
-
-
-def answer(prediction: Prediction, stretch: float = 1.0) -> Answer:
-    """Of a prediction; `stretch` multiplies the standard deviations of numbers."""
-    if isinstance(prediction, Classes | Binary):
-        return Labels(prediction)
-    if isinstance(prediction, Outputs):
-        raise ValueError(
-            f"{type(prediction.likelihood).__name__} does not say how targets are distributed, so that its predictions "
-            "have no metrics; expected a likelihood with a distribution."
-        )
-    assert isinstance(prediction, Numbers)
-    if isinstance(prediction, Regression):
-        return Gaussians(prediction, *_closed(prediction))
-    if prediction.likelihood.link_family in ("gaussian", "heteroscedastic"):
-        if isinstance(prediction.belief, Samples):
-            given = prediction.likelihood.distribution(prediction.belief.values.double())
-            assert isinstance(given, distributions.Normal)
-            return Gaussians(prediction, given.loc, given.scale * stretch)
-        return Mixed(prediction)
-    return Other(prediction)
-
-
-def _closed(prediction: Regression) -> tuple[Tensor, Tensor]:
-    mean, epistemic, aleatoric = (each.double() for each in prediction._moments)
-    return mean[None], (epistemic + aleatoric).sqrt()[None]
 
 
 def _averaged(values: Tensor, known: Tensor | None) -> Tensor:
@@ -130,13 +102,12 @@ class Labels(Answer):
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T) class numbers, and which of them are known."""
         prediction = self.prediction
-        flat = flat_targets(prediction.likelihood, prediction.belief.form, len(prediction), y.to(self.device))
+        flat = flat_targets(prediction, y.to(self.device))
         if isinstance(prediction, Classes):
             if flat.is_floating_point():
                 raise TypeError(f"Targets are class probabilities; {HARD.format('class numbers')}")
             return flat, prediction.likelihood.labelled(flat)
-        missing = getattr(prediction.likelihood, "ignore_index", None)
-        known = torch.ones_like(flat, dtype=torch.bool) if missing is None else flat != missing
+        known = prediction.likelihood.known(flat)
         if bool((known & (flat != 0) & (flat != 1)).any()):
             raise ValueError(f"Targets lie between 0 and 1; {HARD.format('0 or 1')}")
         return flat.long().flatten(1), known.flatten(1)
@@ -210,7 +181,7 @@ class Numeric(Answer, ABC):
         """Squared error, negative log density, standard deviation; and with `full` CRPS and PIT."""
         prediction = self.prediction
         y = y.to(prediction.belief.mean.device)
-        flat = flat_targets(prediction.likelihood, prediction.belief.form, len(prediction), y)
+        flat = flat_targets(prediction, y)
         mean, variance, _ = self.moments()
         nll = self.nll(y, flat).double() / mean.shape[1]
         values = {"nll": nll[:, None, None].expand_as(mean)}
@@ -297,3 +268,45 @@ class Other(Mixed):
     def shape(self, flat: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Nothing."""
         return {}
+
+
+def gaussians(prediction: Regression | Mixture, stretch: float) -> Answer:
+    """Of numbers with Gaussian noise, whose standard deviations are multiplied by `stretch`."""
+    if isinstance(prediction, Regression):
+        mean, epistemic, aleatoric = (each.double() for each in prediction._moments)
+        return Gaussians(prediction, mean[None], (epistemic + aleatoric).sqrt()[None])
+    if not isinstance(prediction.belief, Samples):
+        return Mixed(prediction)
+    given = prediction.likelihood.distribution(prediction.belief.values.double())
+    assert isinstance(given, distributions.Normal)
+    return Gaussians(prediction, given.loc, given.scale * stretch)
+
+
+def others(prediction: Mixture | Outputs, stretch: float) -> Answer:
+    """Of numbers that a likelihood has its own distribution of."""
+    if isinstance(prediction, Outputs):
+        raise ValueError(
+            f"{type(prediction.likelihood).__name__} does not say how targets are distributed, so that its predictions "
+            "have no metrics; expected a likelihood with a distribution."
+        )
+    return Other(prediction)
+
+
+ANSWERS: dict[str, Callable[[Any, float], Answer]] = {  # by the names of `predictions.families`
+    "categorical": lambda prediction, _: Labels(prediction),
+    "bernoulli": lambda prediction, _: Labels(prediction),
+    "gaussian": gaussians,
+    "heteroscedastic": gaussians,
+    "poisson": others,
+    "other": others,
+}
+
+
+def answer(prediction: Prediction, stretch: float = 1.0) -> Answer:
+    """Of a prediction; `stretch` multiplies the standard deviations of numbers."""
+    return ANSWERS[prediction.likelihood.link_family](prediction, stretch)
+
+
+def tempered(likelihood: Likelihood) -> bool:
+    """Whether a temperature can be chosen: of the logits of classes, or of the variances of Gaussian noise."""
+    return ANSWERS[likelihood.link_family] is not others

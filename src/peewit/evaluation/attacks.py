@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..likelihoods import Form, Likelihood, widened
+from ..likelihoods import Form, Labelled, Likelihood
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.isolation import evaluation
-from .answers import flat_targets
 from .corruptions import Range
 
 EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255, 16 / 255)
@@ -35,9 +34,8 @@ class Attack:
         with evaluation(self.model, []), torch.enable_grad():
             variable = x.detach().clone().requires_grad_()
             f = call(self.model, variable)
-            form = self.likelihood.form(f, y, self.form)
-            flat = flat_targets(self.likelihood, form, len(f), y)
-            energy = self.likelihood.energy(widened(form.flatten(f)), flat).sum()
+            labels = Labelled.of(self.likelihood, f, y, self.form).checked(numbered=False)
+            energy = labels.energy(labels.flat(f)).sum()
             made = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
             restore_buffers(self.model)
         if made is None:

@@ -18,6 +18,7 @@ from ..metrics.results import Scores
 from ..network.batches import Batches
 from ..network.isolation import plainly
 from ..network.nests import Inputs
+from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from . import describing, gathering
 from .attacks import Attack
@@ -212,10 +213,10 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
     """One name per class."""
     if classes is None:
         return None
-    family = subject.likelihood.link_family
-    if family not in ("categorical", "bernoulli"):
+    number = family_of(subject.likelihood).classes
+    if number is None:
         raise ValueError(f"classes= was given, and {type(subject.likelihood).__name__} has no classes; leave it out.")
-    expected = 2 if family == "bernoulli" else subject.known_form.outputs
+    expected = number(subject.known_form)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise TypeError(f"classes={classes!r} was given; expected one name per class, such as ['cat', 'dog'].")
     if len(classes) != expected:

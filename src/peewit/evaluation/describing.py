@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..likelihoods import Likelihood, WithNoise
 from ..runtime.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def posterior_of(la: Laplace) -> dict[str, Any]:
         "effective_dimensions_total": found.gamma,
         "note": found.note,
         "temperature": la.temperature,
-        "noise": _noise(la),
+        "noise": noise_of(la.likelihood),
         "layers": layers_of(la),
         "trace": trace_of(la),
     }
@@ -61,8 +62,9 @@ def posterior_of(la: Laplace) -> dict[str, Any]:
     return made
 
 
-def _noise(la: Laplace) -> Any:
-    noise = getattr(la.likelihood, "noise", None)
+def noise_of(likelihood: Likelihood) -> Any:
+    """The standard deviation, or a list of them; None for a likelihood without noise."""
+    noise = likelihood.noise if isinstance(likelihood, WithNoise) else None
     return noise.tolist() if isinstance(noise, Tensor) else noise
 
 
@@ -126,7 +128,7 @@ def settings_of(la: Laplace) -> dict[str, Any]:
     precision = la.prior.precision.detach()
     if precision.numel() == 1:
         made["prior precision"] = float(precision)
-    noise = _noise(la)
+    noise = noise_of(la.likelihood)
     return made if noise is None else {**made, "noise": noise}
 
 

@@ -17,7 +17,8 @@ from ..network.calling import call
 from ..network.isolation import evaluation
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
-from ..predictions import options, predict
+from ..predictions import options
+from ..predictions.families import family_of, made_of
 from ..predictions.outputs import Samples
 from ..runtime.memory import Budget
 from .answers import Answer, Gaussians, Labels, answer
@@ -117,11 +118,11 @@ class Networks:
             raise ValueError(f"{self.name}: the network's outputs hold NaN or Inf; expected finite numbers.")
         flat = replace(form, whole=False).flatten(values)
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-        classes = self.likelihood.link_family in ("categorical", "bernoulli")
+        classes = family_of(self.likelihood).classes is not None
         scaled = flat / self.temperature if classes else flat
         belief = Samples(replace(form, whole=False), self.budget, scaled)
         question = options.Question.of(self.likelihood, "sampled", None, None, False, False)
-        made = predict.made_of(belief, self.likelihood, question)
+        made = made_of(belief, self.likelihood, question.link)
         return answer(made, 1.0 if classes else self.temperature**0.5)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from ..network.isolation import evaluation
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
 from ..posterior.network import network_of
+from ..predictions.families import family_of
 from ..runtime.memory import budget
+from .answers import tempered
+from .describing import noise_of
 from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
-
-if TYPE_CHECKING:
-    from ..laplace import Laplace
 
 BASELINES = ("plain", "temperature", "ensemble", "dropout")
 PLAIN = "Plain network"
@@ -63,7 +63,7 @@ class Subject:
             )
         if predict:
             raise ValueError("predict= has options of a posterior's predictions, and a plain network was given.")
-        family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+        family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
         model = unwrapped(given)
         return Subject(None, model, family, None, predict, device_of(model))
 
@@ -120,15 +120,14 @@ class Subject:
         return made
 
     def _temperature(self, plain: Networks, validation: Any, notes: list[str], auto: bool) -> Method | None:
-        family = self.likelihood.link_family
-        if family not in ("categorical", "bernoulli", "gaussian", "heteroscedastic"):
+        if not tempered(self.likelihood):
             words = f"Temperature scaling is not known for {type(self.likelihood).__name__}"
             if not auto:
                 raise ValueError(f"baselines: {words}; leave 'temperature' out.")
             notes.append(f"{words}, and is left out.")
             return None
         value = fit_temperature(plain, Batches(validation, self.device))
-        if family in ("categorical", "bernoulli"):
+        if family_of(self.likelihood).classes is not None:
             words = f"the plain network, its outputs divided by {value:.3g}, which was chosen on validation data."
             if not 1 / STEEPEST * 1.01 < value < STEEPEST / 1.01:
                 notes.append(f"Temperature scaling ended at its limit, {value:.3g}: validation data has no best one.")
@@ -145,8 +144,8 @@ class Subject:
     def described(self) -> dict[str, Any]:
         """Settings of a plain network."""
         made: dict[str, Any] = {"network": type(self.model).__name__, "likelihood": type(self.likelihood).__name__}
-        noise = getattr(self.likelihood, "noise", None)
-        return made if noise is None else {**made, "noise": noise.tolist() if isinstance(noise, Tensor) else noise}
+        noise = noise_of(self.likelihood)
+        return made if noise is None else {**made, "noise": noise}
 
 
 def baseline_names(asked: Any, validation: bool, ensemble: bool, dropout: bool) -> set[str]:

@@ -24,6 +24,7 @@ from ..network.isolation import plainly
 from ..posterior.network import TooManyOutputs
 from ..predictions import covariance as engine
 from ..predictions import options, predict
+from ..predictions.families import made_of
 from ..runtime.progress import Progress
 from ..runtime.random import DEFAULT_SEED
 from ..tuning.scores import Scores as Shared
@@ -242,7 +243,7 @@ class Scorer:
                 with torch.no_grad():
                     cov = engine.given(each.network, la.precision, each.mean, each.found, each.inputs)
                     belief = predict.normal(each.network, cov, question, DEFAULT_SEED)
-                    made.append(answer(predict.made_of(belief, la.likelihood, question)).part(each.targets))
+                    made.append(answer(made_of(belief, la.likelihood, question.link)).part(each.targets))
 
             try:
                 examples = self.shared._visit(visit, None)

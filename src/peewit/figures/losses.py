@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..likelihoods import Bernoulli, Categorical, widened
+from ..likelihoods import Bernoulli, Categorical
 from ..linear_model.passes import Part, Passes
 from ..messages.arguments import is_count
 from ..network.batches import Batches
@@ -19,6 +19,7 @@ from ..network.calling import call, under
 from ..network.isolation import plainly
 from ..network.nests import count, take
 from ..posterior.network import network_of
+from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from ..weights.vectors import unflatten
 from . import style, ways
@@ -182,7 +183,7 @@ def landscape(
         penalties(la, axes, where).reshape(shape),
         quadratics(la, axes, where).reshape(shape),
         la.N * float(la.likelihood.scale) / la.temperature,
-        "cross entropy" if isinstance(la.likelihood, Categorical | Bernoulli) else "loss",
+        "loss" if family_of(la.likelihood).classes is None else "cross entropy",
         sums.examples,
     )
 
@@ -247,7 +248,7 @@ def first(passes: Passes, examples: int | None) -> Iterator[Part]:
         number = count(part.inputs)
         if left is not None and number >= left:
             kept = slice(0, left)
-            yield Part(take(part.inputs, kept), part.y[kept], part.form, part.likelihood)
+            yield Part(take(part.inputs, kept), part.labels.some(kept))
             return
         yield part
         left = None if left is None else left - number
@@ -260,23 +261,22 @@ def outputs(la: Laplace, part: Part, step: Tensor) -> Tensor:
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
     made = call(under(la.model, weights), part.inputs)
     restore_buffers(la.model)
-    return widened(part.form.flatten(made))
+    return part.labels.flat(made)
 
 
 def energy(part: Part, f: Tensor) -> float:
     """Summed over examples."""
-    return float(part.likelihood.energy(f, part.y).double().sum())
+    return float(part.labels.energy(f).double().sum())
 
 
 def right(part: Part, f: Tensor) -> tuple[int, int]:
     """How many classes are right, of how many; none where there are no classes."""
-    known = part.likelihood.labelled(part.y)
-    if isinstance(part.likelihood, Categorical):
-        y = part.y.argmax(-1) if part.y.dim() == 3 else part.y
-        return int(((f.argmax(-1) == y) & known).sum()), int(known.sum())
-    if isinstance(part.likelihood, Bernoulli):
-        each = known.reshape(*known.shape[:2], -1).expand(f.shape)
-        missing = part.likelihood.ignore_index
-        each = each if missing is None else each & (part.y != missing)
-        return int((((f > 0) == (part.y > 0.5)) & each).sum()), int(each.sum())
+    likelihood, y = part.labels.likelihood, part.labels.y
+    if isinstance(likelihood, Categorical):
+        known = likelihood.labelled(y)
+        classes = y.argmax(-1) if y.dim() == 3 else y
+        return int(((f.argmax(-1) == classes) & known).sum()), int(known.sum())
+    if isinstance(likelihood, Bernoulli):
+        known = likelihood.known(y)
+        return int((((f > 0) == (y > 0.5)) & known).sum()), int(known.sum())
     return 0, 0

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..likelihoods import Bernoulli, Categorical
 from ..messages.arguments import is_count
 from ..network.batches import Batches
 from ..network.isolation import plainly
+from ..predictions.families import family_of
+from ..predictions.labels import Binary
 from ..predictions.prediction import checked_level, normal_quantile
 from . import style
 from .sampling import checked_output
@@ -97,7 +98,7 @@ def band(
 ) -> Band:
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
     style.expect_posterior(la)
-    if isinstance(la.likelihood, Categorical | Bernoulli):
+    if family_of(la.likelihood).classes is not None:
         raise ValueError("The posterior is over classes, which have no bands; see decision_map.")
     checked_level(level)
     checked_grid(points, extend)
@@ -200,7 +201,7 @@ class Map:
 def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) -> Map:
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
     style.expect_posterior(la)
-    if not isinstance(la.likelihood, Categorical | Bernoulli):
+    if family_of(la.likelihood).classes is None:
         raise ValueError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     checked_grid(points, extend)
     seen = gathered(data, la.weights.device, 2)
@@ -212,7 +213,7 @@ def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) 
     )
     plain = predicted.output_mean.detach().double().cpu().reshape(len(probs), -1)
     probs = probs.reshape(len(probs), -1)
-    if isinstance(la.likelihood, Bernoulli):
+    if isinstance(predicted, Binary):
         if probs.shape[1] != 1:
             raise ValueError(f"The network has {probs.shape[1]} labels; this figure has room for one, or for classes.")
         probs, plain = torch.cat([1 - probs, probs], 1), torch.cat([torch.zeros_like(plain), plain], 1)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..likelihoods import Bernoulli, Categorical, Gaussian
 from ..messages.arguments import checked_count
 from ..messages.names import nearest
 from ..network.buffers import restore_buffers
@@ -17,6 +16,7 @@ from ..network.isolation import plainly
 from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
+from ..predictions.families import family_of
 from ..weights.vectors import unflatten
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
@@ -93,7 +93,8 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
     style.expect_posterior(la)
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}.")
-    if not isinstance(la.likelihood, Categorical | Bernoulli | Gaussian):
+    family = family_of(la.likelihood)
+    if family.mean is None:
         raise ValueError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
@@ -103,17 +104,14 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         outputs = engine.functional_samples(network, x, deviations)
     else:
         outputs = at_weights(la, network.prepare(x), deviations)
-    classes = not isinstance(la.likelihood, Gaussian)
+    classes = family.classes is not None
     form = network.form(outputs[0])
     flat = form.flatten(outputs.double().cpu()).flatten(1, 2)  # positions beside examples
     predicted = la.predict(x, link="mc") if classes else la.predict(x)
     closed = form.flatten((predicted.probs if classes else predicted.mean).detach().double().cpu()).flatten(0, 1)
-    if isinstance(la.likelihood, Categorical):
-        flat = flat.softmax(-1)
-    elif classes:
-        flat = flat.sigmoid()
     places, names = least_certain(la)
-    return Draws(line_of(x), (la.weights + deviations)[:, places].double().cpu(), names, flat, closed, classes, method)
+    weights = (la.weights + deviations)[:, places].double().cpu()
+    return Draws(line_of(x), weights, names, family.mean(flat), closed, classes, method)
 
 
 def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:

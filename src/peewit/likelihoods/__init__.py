@@ -2,15 +2,16 @@
 
 from .bernoulli import Bernoulli
 from .categorical import Categorical
-from .contract import Likelihood, score, widened
+from .contract import Likelihood, WithNatural, WithNoise, score
 from .custom import Custom
 from .form import ALL, Form
 from .gaussian import RESIDUALS, Gaussian
 from .heteroscedastic import HeteroscedasticGaussian
+from .labelled import Labelled
 from .poisson import Poisson
 from .probabilities import warn_of_probabilities
 
-NAMES = {
+NAMES: dict[str, type[Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,
     "regression": Gaussian,
@@ -28,9 +29,11 @@ __all__ = [
     "Form",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Labelled",
     "Likelihood",
     "Poisson",
+    "WithNatural",
+    "WithNoise",
     "score",
     "warn_of_probabilities",
-    "widened",
 ]

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli as BernoulliDistribution
 
 from ..runtime.random import Hashed
-from .contract import Likelihood, diagonal_root, unit_scale
-from .form import ALL, Form, equal_form
+from .contract import Likelihood, diagonal_root
+from .form import ALL, Form
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(Likelihood):
     """One logit per yes-or-no label; targets have the outputs' shape and are 0 or 1, or probabilities.
 
     Labels equal to `ignore_index` (-100 or -1, say) are missing, each by itself.
@@ -22,22 +22,9 @@ class Bernoulli:
 
     ignore_index: int | None = None
 
+    title = "binary"
     link_family = "bernoulli"
-    caveat = ""
-    domain = ""
-
-    @property
-    def scale(self) -> Tensor:
-        """There is no noise."""
-        return unit_scale()
-
-    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Targets have exactly the outputs' shape."""
-        return equal_form(f, y, "binary")
-
-    def bound(self, form: Form) -> Likelihood:
-        """Nothing to know."""
-        return self
+    draws = True
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C) in floating point."""
@@ -45,12 +32,12 @@ class Bernoulli:
             raise TypeError(f"binary: targets have dtype {y.dtype}; expected 0 and 1, or probabilities.")
         return form.flatten(y if y.is_floating_point() else y.float())
 
-    def _known(self, y: Tensor) -> Tensor:
-        """(N, T, C) booleans."""
+    def known(self, y: Tensor) -> Tensor:
+        """(N, T, C)."""
         return torch.ones_like(y, dtype=torch.bool) if self.ignore_index is None else y != self.ignore_index
 
     def _wrong(self, y: Tensor) -> Tensor:
-        return self._known(y) & ~((y >= 0) & (y <= 1))
+        return self.known(y) & ~((y >= 0) & (y <= 1))
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
         """All targets are probabilities."""
@@ -64,13 +51,9 @@ class Bernoulli:
             "Missing labels need Bernoulli(ignore_index=...)."
         )
 
-    def labelled(self, y: Tensor) -> Tensor:
-        """(N, T): where any label is known."""
-        return self._known(y).any(-1)
-
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """Binary cross entropy, (N,)."""
-        known = self._known(y)
+        known = self.known(y)
         wanted = torch.where(known, y, 0).to(f.dtype)
         # Not `softplus(f) - y f`: for sure answers that is the difference of two large numbers.
         yes, no = (torch.nn.functional.logsigmoid(each) for each in (f, -f))
@@ -79,7 +62,7 @@ class Bernoulli:
     def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
         """`sqrt(p (1 - p))` on the diagonal."""
         # As a product of two sigmoids: 1 - p would round to zero for sure answers.
-        spread = (f.sigmoid() * (-f).sigmoid()).sqrt() * self._known(y)
+        spread = (f.sigmoid() * (-f).sigmoid()).sqrt() * self.known(y)
         return diagonal_root(spread, columns)
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
@@ -89,19 +72,11 @@ class Bernoulli:
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
         """`p - drawn`."""
         with torch.set_grad_enabled(create_graph):
-            return (f.sigmoid() - self.sample(f, y, draws)) * self._known(y)
+            return (f.sigmoid() - self.sample(f, y, draws)) * self.known(y)
 
     def scalars(self, y: Tensor) -> Tensor:
         """Known labels."""
-        return self._known(y).sum()
-
-    def rest(self, y: Tensor) -> Tensor:
-        """Probabilities sum to one."""
-        return torch.zeros((), dtype=torch.float64, device=y.device)
-
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """Probabilities sum to one."""
-        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+        return self.known(y).sum()
 
     def distribution(self, f: Tensor) -> BernoulliDistribution:
         """Of 0 and 1, (..., T, C)."""

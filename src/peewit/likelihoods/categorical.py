@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical as CategoricalDistribution
 
 from ..runtime.random import Hashed
-from .contract import Likelihood, unit_scale
+from .contract import Likelihood
 from .form import ALL, Form, usual_axis
 
 
@@ -20,7 +20,7 @@ def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Likelihood):
     """Classes with a softmax; labels equal to `ignore_index` have no likelihood.
 
     Targets are class numbers, or probabilities with the outputs' own shape. `weight` (C,) and `label_smoothing` are
@@ -45,13 +45,9 @@ class Categorical:
         if isinstance(smoothing, bool) or not isinstance(smoothing, int | float) or not 0 <= smoothing < 1:
             raise ValueError(f"Categorical(label_smoothing={smoothing!r}): expected a number from 0 to 1.")
 
+    title = "classification"
     link_family = "categorical"
-    domain = ""
-
-    @property
-    def scale(self) -> Tensor:
-        """There is no noise."""
-        return unit_scale()
+    draws = True
 
     @property
     def caveat(self) -> str:
@@ -124,10 +120,6 @@ class Categorical:
             raise ValueError(f"Categorical(axis={self.axis}): axis 0 of outputs {shape} holds the examples.")
         return Form(axis, shape[1:])
 
-    def bound(self, form: Form) -> Likelihood:
-        """Nothing to know."""
-        return self
-
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T) class numbers, or (N, T, C) probabilities."""
         if y.is_floating_point():
@@ -155,11 +147,9 @@ class Categorical:
             f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored)."
         )
 
-    def labelled(self, y: Tensor) -> Tensor:
-        """(N, T)."""
-        if y.is_floating_point():
-            return torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
-        return y != self.ignore_index
+    def known(self, y: Tensor) -> Tensor:
+        """(N, T), or (N, T, C) of probabilities, which are all known."""
+        return super().known(y) if y.is_floating_point() else y != self.ignore_index
 
     @property
     def _plain(self) -> bool:
@@ -193,8 +183,7 @@ class Categorical:
             return self.labelled(y).to(f.dtype)
         return self._shares(y, f).sum(-1).sqrt()
 
-    @staticmethod
-    def rank(outputs: int) -> int:
+    def rank(self, outputs: int) -> int:
         """Probabilities sum to one: one column less than classes."""
         return max(1, outputs - 1)
 
@@ -231,14 +220,6 @@ class Categorical:
     def scalars(self, y: Tensor) -> Tensor:
         """Labelled positions."""
         return self.labelled(y).sum()
-
-    def rest(self, y: Tensor) -> Tensor:
-        """Probabilities sum to one."""
-        return torch.zeros((), dtype=torch.float64, device=y.device)
-
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """Probabilities sum to one."""
-        return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
     def distribution(self, f: Tensor) -> CategoricalDistribution:
         """Of a class number, (..., T)."""

@@ -6,91 +6,137 @@ positions of an example (one where there are none).
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from ..runtime.random import Hashed
-from .form import ALL, Form
+from .form import ALL, Form, equal_form
 
 
-@runtime_checkable
-class Likelihood(Protocol):
-    """What inference needs to know of a likelihood."""
+class Likelihood(ABC):
+    """What inference needs to know of a likelihood: `energy` and `root`; all else is optional and has a default."""
+
+    @abstractmethod
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """(N, T, C) and targets -> (N,): summed over labelled positions."""
+
+    @abstractmethod
+    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+        """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled; or some columns."""
+
+    def rank(self, outputs: int) -> int:
+        """R: columns of the root, as many as outputs unless they are fewer."""
+        return outputs
+
+    @property
+    def title(self) -> str:
+        """What messages about targets call it: the name of its class."""
+        return type(self).__name__
+
+    @property
+    def caveat(self) -> str:
+        """Why the evidence is not a marginal likelihood; nothing where it is one."""
+        return ""
+
+    @property
+    def domain(self) -> str:
+        """What is wrong where finite outputs have no finite energy; nothing where that cannot be."""
+        return ""
+
+    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
+        """Where the outputs are, as in an earlier batch's `like`; raises where targets do not have their shape."""
+        return equal_form(f, y, self.title)
+
+    def bound(self, form: Form) -> Likelihood:
+        """The same likelihood, knowing the shape of the outputs: itself where it need not know."""
+        return self
+
+    def targets(self, y: Tensor, form: Form) -> Tensor:
+        """(N, ...) -> (N, T) or (N, T, ...), with the right dtype: any, in the outputs' form."""
+        return form.flatten(y)
+
+    def valid(self, y: Tensor, form: Form) -> Tensor:
+        """() boolean: whether all targets have a likelihood, as finite ones do; a GPU's answer is not waited for."""
+        return torch.isfinite(y).all()
+
+    def complaint(self, y: Tensor, form: Form) -> str:
+        """What is wrong with targets that are not valid."""
+        return f"{self.title}: targets hold NaN or Inf; expected finite numbers."
+
+    def known(self, y: Tensor) -> Tensor:
+        """Booleans, one per label: which of them are known, all unless some can be missing."""
+        return torch.ones_like(y, dtype=torch.bool)
+
+    def labelled(self, y: Tensor) -> Tensor:
+        """(N, T) booleans: which positions count, those where any label is known."""
+        known = self.known(y)
+        return known if known.dim() < 3 else known.flatten(2).any(-1)
+
+    def scalars(self, y: Tensor) -> Tensor:
+        """How many labelled scalars there are in targets: all numbers."""
+        return filled(y.numel(), y)
 
     @property
     def scale(self) -> Tensor:
         """1 / noise variance; 1 where there is no noise."""
-        ...
+        return torch.ones((), dtype=torch.float64, device="cpu")
+
+    def rest(self, y: Tensor) -> Tensor:
+        """(): the part of -log p(y | f) that depends on the targets alone, summed: nothing."""
+        return torch.zeros((), dtype=torch.float64, device=y.device)
+
+    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+        """The rest of -log p(y | f) that depends on the scale, summed over labelled scalars: nothing without noise."""
+        return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
     @property
-    def link_family(self) -> str:
-        """Which closed forms its predictions have: 'categorical', 'gaussian', ... or 'other'."""
-        ...
-
-    @property
-    def caveat(self) -> str:
-        """Why the evidence is not a marginal likelihood, where it is not."""
-        ...
-
-    @property
-    def domain(self) -> str:
-        """What is wrong where finite outputs have no finite energy, for those likelihoods that can have such."""
-        ...
-
-    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Where the outputs are, the same as in an earlier batch's `like`; raises where targets do not fit."""
-        ...
-
-    def bound(self, form: Form) -> Likelihood:
-        """The same likelihood, knowing the shape of the outputs."""
-        ...
-
-    def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, ...) -> (N, T) or (N, T, ...), with the right dtype."""
-        ...
-
-    def valid(self, y: Tensor, form: Form) -> Tensor:
-        """() boolean: whether all targets have a likelihood; asked without waiting for a GPU's answer."""
-        ...
-
-    def complaint(self, y: Tensor, form: Form) -> str:
-        """What is wrong with targets that are not valid."""
-        ...
-
-    def labelled(self, y: Tensor) -> Tensor:
-        """(N, T) booleans: which positions count."""
-        ...
-
-    def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """(N, T, C) and targets -> (N,): summed over labelled positions."""
-        ...
-
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
-        """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled; or some columns."""
-        ...
+    def draws(self) -> bool:
+        """Whether labels can be drawn, by `drawn_score`."""
+        return False
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
         """(N, T, C): a gradient at a label drawn at scale 1, with `root root^T` as its mean outer product."""
-        ...
+        raise ValueError(
+            f"curvature='fisher' draws labels from the network, and {type(self).__name__} has no `drawn_score`; use "
+            "curvature='ggn' or 'empirical'."
+        )
 
-    def scalars(self, y: Tensor) -> Tensor:
-        """How many labelled scalars there are in targets."""
-        ...
-
-    def rest(self, y: Tensor) -> Tensor:
-        """(): the part of -log p(y | f) that depends on the targets alone, summed."""
-        ...
-
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """The rest of -log p(y | f) that depends on the scale, summed over labelled scalars."""
-        ...
+    @property
+    def link_family(self) -> str:
+        """Which closed forms its predictions have, a name in `predictions.families`: those of any likelihood."""
+        return "other"
 
     def distribution(self, f: Tensor) -> Distribution | None:
         """Of a target given outputs (..., T, C), at the likelihood's own noise; None where it is not known."""
-        ...
+        return None
+
+
+class WithNoise(Likelihood):
+    """A likelihood whose noise can be another, and be learnt; its energy does not depend on their common factor."""
+
+    @property
+    @abstractmethod
+    def noise(self) -> float | Tensor | str:
+        """The standard deviation, or one per output, or how to find it."""
+
+    @abstractmethod
+    def with_noise(self, noise: float | Tensor) -> WithNoise:
+        """Another noise."""
+
+    def same_ratios(self, other: Likelihood) -> bool:
+        """Whether the noise differs from another's by a common factor alone, so that curvature holds for both."""
+        return True
+
+
+class WithNatural(Likelihood):
+    """A likelihood that is Gaussian in a target, with outputs for its mean and its variance."""
+
+    @abstractmethod
+    def natural(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., 2K) -> eta1 and eta2, (..., K) each."""
 
 
 def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
@@ -104,21 +150,6 @@ def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = Fal
 def filled(value: float, like: Tensor) -> Tensor:
     """() in float64 on a tensor's device: written there, without a copy that would be waited for."""
     return torch.full((), value, dtype=torch.float64, device=like.device)
-
-
-def widened(f: Tensor) -> Tensor:
-    """Outputs in float32 at least: energies are sums, and their exponentials overflow, in lower precision."""
-    return f.to(torch.promote_types(f.dtype, torch.float32))
-
-
-def unit_scale() -> Tensor:
-    """The scale of a likelihood without noise."""
-    return torch.ones((), dtype=torch.float64, device="cpu")
-
-
-def every_position(y: Tensor) -> Tensor:
-    """(N, T) booleans, all true."""
-    return torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
 
 
 def diagonal_root(values: Tensor, columns: slice) -> Tensor:

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..runtime.random import Hashed
-from .contract import Likelihood, every_position, filled, score, unit_scale
+from .contract import Likelihood, filled, score
 from .form import ALL, Form, usual_axis
 
 NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
 
 
 @dataclass(frozen=True)
-class Custom:
+class Custom(Likelihood):
     """`-log p(y | f)` up to a constant, as a function of the network's own outputs and targets.
 
     - `energy(f, y) -> (N,)`: one number per example, differentiable twice in f (N, ...);
@@ -34,7 +34,7 @@ class Custom:
     predictive: Callable[[Tensor], Distribution] | None = None
     shape: tuple[int, ...] | None = None  # of one example's outputs: known once data were seen
 
-    link_family = "other"
+    title = "custom likelihood"
     caveat = "the energy is known up to a constant"
     domain = "the energy function is not finite at the outputs and targets it was given"
 
@@ -46,9 +46,9 @@ class Custom:
             )
 
     @property
-    def scale(self) -> Tensor:
-        """Whatever it is, it is inside the energy."""
-        return unit_scale()
+    def draws(self) -> bool:
+        """By a function that was given."""
+        return self.sample is not None
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """All numbers of an example together: an unknown loss may tie any of them."""
@@ -61,18 +61,6 @@ class Custom:
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, 1, ...): the one position."""
         return y.unsqueeze(1)
-
-    def valid(self, y: Tensor, form: Form) -> Tensor:
-        """Only that they are finite can be told."""
-        return torch.isfinite(y).all()
-
-    def complaint(self, y: Tensor, form: Form) -> str:
-        """There is one thing that can be wrong."""
-        return "custom likelihood: targets hold NaN or Inf; expected finite numbers."
-
-    def labelled(self, y: Tensor) -> Tensor:
-        """All examples count."""
-        return every_position(y)
 
     def _own(self, f: Tensor) -> Tensor:
         """(N, 1, F) -> (N, *shape)."""
@@ -144,14 +132,6 @@ class Custom:
     def scalars(self, y: Tensor) -> Tensor:
         """Examples: what one target consists of is not known."""
         return filled(y.shape[0], y)
-
-    def rest(self, y: Tensor) -> Tensor:
-        """Not known, so left out: the evidence holds up to a constant."""
-        return torch.zeros((), dtype=torch.float64, device=y.device)
-
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """Not known either."""
-        return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
     def distribution(self, f: Tensor) -> Distribution | None:
         """Of a target, where it was given."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..runtime.random import Hashed
-from .contract import Likelihood, checked_noise, diagonal_root, every_position, filled, score
-from .form import ALL, Form, equal_form
+from .contract import Likelihood, WithNoise, checked_noise, diagonal_root, score
+from .form import ALL, Form
 
 RESIDUALS = "residuals"
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(WithNoise):
     """Regression with standard deviation `noise`: one number, one per output (C,), or "residuals".
 
     With one per output their ratios stay as they are, and tuning learns the common factor, which is their geometric
@@ -35,9 +35,9 @@ class Gaussian:
             if isinstance(self.noise, Tensor):  # a value: later changes by the caller stay outside
                 object.__setattr__(self, "noise", self.noise.cpu().clone())
 
+    title = "regression"
     link_family = "gaussian"
-    caveat = ""
-    domain = ""
+    draws = True
 
     def _values(self) -> Tensor:
         """() or (C,), float64."""
@@ -68,14 +68,15 @@ class Gaussian:
             value = value.reshape(()).to(own) * own / self.factor
         return replace(self, noise=value if value.numel() > 1 else float(value))
 
-    def same_ratios(self, other: Gaussian) -> bool:
+    def same_ratios(self, other: Likelihood) -> bool:
         """Whether standard deviations differ from another's by a common factor alone."""
+        assert isinstance(other, Gaussian)
         ratios = self._values().cpu() / self.factor.cpu() * (other.factor.cpu() / other._values().cpu())
         return bool((ratios - 1).abs().max() < 1e-6)
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have exactly the outputs' shape: nothing is broadcast."""
-        form = equal_form(f, y, "regression")
+        form = super().form(f, y, like)
         given = 1 if isinstance(self.noise, str) else self._values().numel()
         if given not in (1, form.outputs):
             raise ValueError(
@@ -84,27 +85,11 @@ class Gaussian:
             )
         return form
 
-    def bound(self, form: Form) -> Likelihood:
-        """Nothing to know."""
-        return self
-
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C)."""
         if not y.is_floating_point():
             raise TypeError(f"regression: targets have dtype {y.dtype}; expected floating point numbers.")
         return form.flatten(y)
-
-    def valid(self, y: Tensor, form: Form) -> Tensor:
-        """All targets are finite."""
-        return torch.isfinite(y).all()
-
-    def complaint(self, y: Tensor, form: Form) -> str:
-        """There is one thing that can be wrong."""
-        return "regression: targets hold NaN or Inf; expected finite numbers."
-
-    def labelled(self, y: Tensor) -> Tensor:
-        """All positions count."""
-        return every_position(y)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """`1/2 |(f - y) / ratio|^2`, (N,)."""
@@ -130,16 +115,8 @@ class Gaussian:
         """The gradient at a drawn target."""
         return score(self, f, self.sample(f, y, draws), create_graph)
 
-    def scalars(self, y: Tensor) -> Tensor:
-        """All numbers."""
-        return filled(y.numel(), y)
-
-    def rest(self, y: Tensor) -> Tensor:
-        """The ratios' logarithms have mean zero, so nothing is left."""
-        return torch.zeros((), dtype=torch.float64, device=y.device)
-
     def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """`1/2 log(2 pi / scale)` per scalar target."""
+        """`1/2 log(2 pi / scale)` per scalar target: the ratios' logarithms have mean zero."""
         return 0.5 * scalars * (math.log(2 * math.pi) - scale.log())
 
     def distribution(self, f: Tensor) -> Normal:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..runtime.random import Hashed
-from .contract import Likelihood, every_position, filled, score, unit_scale
+from .contract import WithNatural, filled, score
 from .form import ALL, Form, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
@@ -20,7 +20,7 @@ FLOOR = 1e-8  # keeps the precision of the raw head away from zero
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian:
+class HeteroscedasticGaussian(WithNatural):
     """A Gaussian with its own variance at every input; outputs (..., 2K): K first parameters, then K second.
 
     - `raw`: `eta1 = o1`, `eta2 = -(softplus(o2) + 1e-8) / 2`: any outputs are good, and the curvature is of the
@@ -31,8 +31,8 @@ class HeteroscedasticGaussian:
 
     parameters: Parameters = "raw"
 
-    link_family = "heteroscedastic"
-    caveat = ""
+    title = link_family = "heteroscedastic"
+    draws = True
 
     def __post_init__(self) -> None:
         if self.parameters not in PARAMETERS:
@@ -48,11 +48,6 @@ class HeteroscedasticGaussian:
             f"outputs are not what parameters={self.parameters!r} takes: their second half, {needs[self.parameters]} "
             "(parameters='raw' takes any outputs)"
         )
-
-    @property
-    def scale(self) -> Tensor:
-        """The noise is an output."""
-        return unit_scale()
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Twice as many outputs as targets along the output axis, which a single target need not have."""
@@ -72,10 +67,6 @@ class HeteroscedasticGaussian:
             )
         return Form(axis, shape[1:])
 
-    def bound(self, form: Form) -> Likelihood:
-        """Nothing to know."""
-        return self
-
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, K)."""
         if not y.is_floating_point():
@@ -86,18 +77,6 @@ class HeteroscedasticGaussian:
             y = y.unsqueeze(axis + 1)
         own = Form(axis, tuple(y.shape[1:]))
         return own.flatten(y)
-
-    def valid(self, y: Tensor, form: Form) -> Tensor:
-        """All targets are finite."""
-        return torch.isfinite(y).all()
-
-    def complaint(self, y: Tensor, form: Form) -> str:
-        """There is one thing that can be wrong."""
-        return "heteroscedastic: targets hold NaN or Inf; expected finite numbers."
-
-    def labelled(self, y: Tensor) -> Tensor:
-        """All positions count."""
-        return every_position(y)
 
     def natural(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """(..., 2K) -> eta1 and eta2, (..., K) each."""
@@ -155,17 +134,9 @@ class HeteroscedasticGaussian:
         """The gradient at a drawn target."""
         return score(self, f, self.sample(f, y, draws), create_graph)
 
-    def scalars(self, y: Tensor) -> Tensor:
-        """All numbers."""
-        return filled(y.numel(), y)
-
     def rest(self, y: Tensor) -> Tensor:
         """`1/2 log 2 pi` per scalar target."""
         return filled(0.5 * math.log(2 * math.pi) * y.numel(), y)
-
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """There is no noise to depend on."""
-        return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
     def distribution(self, f: Tensor) -> Normal:
         """(..., T, K)."""

@@ -10,32 +10,20 @@ from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
 from ..runtime.random import Hashed
-from .contract import Likelihood, diagonal_root, every_position, filled, unit_scale
-from .form import ALL, Form, equal_form
+from .contract import Likelihood, diagonal_root
+from .form import ALL, Form
 
 HALVINGS = 60  # of the interval in which a drawn count lies, at most
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Likelihood):
     """Counts with rate `exp(f)`; targets are whole numbers with the outputs' shape."""
 
+    title = "count"
     link_family = "poisson"
-    caveat = ""
+    draws = True
     domain = "rates `exp(f)` overflow: the outputs are logarithms of rates"
-
-    @property
-    def scale(self) -> Tensor:
-        """There is no noise."""
-        return unit_scale()
-
-    def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Targets have exactly the outputs' shape."""
-        return equal_form(f, y, "count")
-
-    def bound(self, form: Form) -> Likelihood:
-        """Nothing to know."""
-        return self
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C) in floating point."""
@@ -54,10 +42,6 @@ class Poisson:
     def complaint(self, y: Tensor, form: Form) -> str:
         """The first that is none."""
         return f"count: target {y[self._wrong(y)][0].item():g} was given; expected whole numbers from 0 on."
-
-    def labelled(self, y: Tensor) -> Tensor:
-        """All positions count."""
-        return every_position(y)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """`exp(f) - y f`, (N,)."""
@@ -86,17 +70,9 @@ class Poisson:
         with torch.set_grad_enabled(create_graph):
             return f.exp() - self.sample(f, y, draws)
 
-    def scalars(self, y: Tensor) -> Tensor:
-        """All numbers."""
-        return filled(y.numel(), y)
-
     def rest(self, y: Tensor) -> Tensor:
         """`log y!`."""
         return torch.lgamma(y.double() + 1).sum()
-
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """There is no noise to depend on."""
-        return torch.zeros((), dtype=scale.dtype, device=scale.device)
 
     def distribution(self, f: Tensor) -> PoissonDistribution:
         """(..., T, C)."""

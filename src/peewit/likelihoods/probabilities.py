@@ -36,24 +36,31 @@ def last_step(node: Any) -> str:
 
 def warn_of_probabilities(likelihood: Likelihood, f: Tensor, node: Any) -> None:
     """Warn where outputs (N, T, C) of a batch are probabilities and the likelihood takes logits."""
-    seen, function = "", "softmax"
-    if likelihood.link_family == "categorical" and sums_to_one(f):
-        seen = f"all outputs of the first batch are positive and sum to one over the {f.shape[-1]} classes"
-    # Logits between 0 and 1 are nothing unusual: the network's last step has to say so too.
-    elif (
-        likelihood.link_family == "bernoulli"
-        and last_step(node).startswith(("Sigmoid", "Softmax"))
-        and bool(((f >= 0) & (f <= 1)).all().cpu())
-    ):
-        seen, function = "the network ends in a Sigmoid or Softmax, with all outputs between 0 and 1", "sigmoid"
+    look = LOGITS.get(likelihood.link_family)
+    seen, function, advice = ("", "", "") if look is None else look(f, node)
     if seen:
-        advice = "Leave the last Softmax out, or make it a LogSoftmax."
         warnings.warn(
             f"{type(likelihood).__name__}: {seen}. These look like probabilities; logits are expected, of which the "
-            f"{function} is taken here. {advice if function == 'softmax' else 'Leave that last step out.'}",
+            f"{function} is taken here. {advice}",
             UserWarning,
             stacklevel=2,
         )
+
+
+def classes(f: Tensor, node: Any) -> tuple[str, str, str]:
+    """What there is to see, where there is; what is taken of logits; and advice."""
+    seen = f"all outputs of the first batch are positive and sum to one over the {f.shape[-1]} classes"
+    return seen if sums_to_one(f) else "", "softmax", "Leave the last Softmax out, or make it a LogSoftmax."
+
+
+def yes_or_no(f: Tensor, node: Any) -> tuple[str, str, str]:
+    """The same; logits between 0 and 1 are nothing unusual: the network's last step has to say so too."""
+    seen = "the network ends in a Sigmoid or Softmax, with all outputs between 0 and 1"
+    ends = last_step(node).startswith(("Sigmoid", "Softmax")) and bool(((f >= 0) & (f <= 1)).all().cpu())
+    return seen if ends else "", "sigmoid", "Leave that last step out."
+
+
+LOGITS = {"categorical": classes, "bernoulli": yes_or_no}  # by family
 
 
 def sums_to_one(f: Tensor) -> bool:

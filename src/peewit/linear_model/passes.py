@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..curvature.stream import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
-from ..likelihoods import Form, Likelihood, widened
-from ..likelihoods.labelled import wrong_target
+from ..likelihoods import Form, Labelled, Likelihood
 from ..network.batches import Batches, merged
 from ..network.buffers import restore_buffers
 from ..network.calling import call
@@ -27,9 +26,7 @@ class Part:
     """Some examples, with targets in the likelihood's form."""
 
     inputs: Inputs
-    y: Tensor
-    form: Form
-    likelihood: Likelihood  # knowing the outputs' shape
+    labels: Labelled
 
 
 @dataclass(eq=False)
@@ -56,14 +53,14 @@ class Passes:
         seen = 0
         for inputs, targets in merged(watch.counted(source), self._most, self.batches.steady):
             try:
-                made = self._checked(inputs, targets)
+                labels = self._checked(inputs, targets)
             except InExample as error:
                 raise watch.located(error, seen) from None
             seen += count(inputs)
             step = self.network.budget.count(7 * self.network.plan.cost(inputs), count(inputs))
             for start in range(0, count(inputs), step):
                 chosen = slice(start, start + step)
-                yield Part(take(inputs, chosen), made.y[chosen], made.form, made.likelihood)
+                yield Part(take(inputs, chosen), labels.some(chosen))
         if not seen:
             raise ValueError("The data has no examples: the loader is empty.")
 
@@ -74,18 +71,14 @@ class Passes:
         bytes_ = min(cap, self.network.budget.bytes)
         return max(1, min(MERGED_EXAMPLES, int(bytes_ / (7 * self.network.plan.cost(inputs)))))
 
-    def _checked(self, inputs: Inputs, targets: Tensor) -> Part:
+    def _checked(self, inputs: Inputs, targets: Tensor) -> Labelled:
         shape = (count(inputs), *self.network.plan.shape(inputs))
-        form = self.likelihood.form(torch.empty(shape, device="meta"), targets, self.like)
-        y = self.likelihood.targets(targets, form)
-        if not bool(self.likelihood.valid(y, form)):
-            raise wrong_target(self.likelihood, y, form)
-        return Part(inputs, y, form, self.likelihood.bound(form))
+        return Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.like).checked()
 
     def push(self, part: Part, vector: Tensor, names: Collection[str] | None = None) -> tuple[Tensor, Tensor]:
         """Outputs and `J v`, (N, T, C) each, for a vector (D,), which is zero but for the named weights, if any are."""
         output, pushed = self.network.push(part.inputs, vector[None], names)
-        return widened(part.form.flatten(output)), widened(part.form.flatten(pushed[0]))
+        return part.labels.flat(output), part.labels.flat(pushed[0])
 
     def pull(self, part: Part, cotangent: Callable[[Tensor], Tensor], total: Tensor) -> None:
         """Add `J^T c` to a vector over all elements of the named tensors; c (N, T, C) is a function of the outputs."""
@@ -100,7 +93,7 @@ class Passes:
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
             output = call(self.network.plan.under(model, leaves, part.inputs), part.inputs)
-        given = part.form.restore(cotangent(widened(part.form.flatten(output.detach())))).to(output.dtype)
+        given = part.labels.form.restore(cotangent(part.labels.flat(output.detach()))).to(output.dtype)
         if direct:
             torch.autograd.backward(output, given, inputs=list(leaves.values()))
             for name, leaf in leaves.items():

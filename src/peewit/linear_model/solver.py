@@ -125,7 +125,7 @@ class Solver:
             def cotangent(f: Tensor, number: int = number, part: Part = part) -> Tensor:
                 if first:
                     self._keep(part, f, f)
-                return score(part.likelihood, self.u[number], part.y) * target.strength
+                return score(part.labels.likelihood, self.u[number], part.labels.y) * target.strength
 
             self.passes.pull(part, cotangent, total)
         self.products += 0.5
@@ -135,7 +135,7 @@ class Solver:
 
     def _keep(self, part: Part, f: Tensor, u: Tensor) -> None:
         """An example's outputs, and its share of the facts."""
-        self.parts.append(Part(None, part.y, part.form, part.likelihood))
+        self.parts.append(Part(None, part.labels))
         self.u.append(u.clone() if u is f else u)  # f may be the network's own memory
         noted(self.facts, part, f)
 
@@ -159,7 +159,7 @@ class Solver:
         """Summed, and the sum of their sizes."""
         total = torch.zeros(2, dtype=torch.float64, device=self.e.device)
         for part, u in zip(self.parts, self.u, strict=True):
-            total += sized(part.likelihood.energy(u, part.y))
+            total += sized(part.labels.energy(u))
         energy, size = total.tolist()
         return energy, size
 
@@ -181,7 +181,7 @@ class Solver:
 
         def along(c: Tensor, second: bool) -> Tensor:
             made = [
-                energy_terms(part.likelihood, u, own, part.y, c, more, second)
+                energy_terms(part.labels.likelihood, u, own, part.labels.y, c, more, second)
                 for part, u, more, *own in zip(self.parts, self.u, stiff, *outputs, strict=True)
             ]
             return target.strength * torch.stack(made).sum(0).cpu()

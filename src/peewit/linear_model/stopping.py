@@ -111,8 +111,8 @@ class Stopping:
 def noted(facts: Facts, part: Part, f: Tensor) -> None:
     """Add an example's share to the facts."""
     facts.examples += len(f)
-    facts.energy += float(part.likelihood.energy(f, part.y).sum(dtype=torch.float64))
-    facts.rest += float(part.likelihood.rest(part.y))
+    facts.energy += float(part.labels.energy(f).sum(dtype=torch.float64))
+    facts.rest += float(part.labels.likelihood.rest(part.labels.y))
 
 
 def sized(energy: Tensor) -> Tensor:

@@ -84,8 +84,8 @@ class Streamed:
             if first:
                 noted(self.facts, part, f)
             u = f + pushed
-            energy += sized(part.likelihood.energy(u, part.y))
-            given = score(part.likelihood, u, part.y) * target.strength
+            energy += sized(part.labels.energy(u))
+            given = score(part.labels.likelihood, u, part.labels.y) * target.strength
             self.passes.pull(part, functools.partial(alone, given), total)
         self.products += 1.0
         g = total if space.mask is None else total[space.mask.to(total.device)]
@@ -105,7 +105,7 @@ class Streamed:
         for part in self.passes.parts("product"):
             f, pushed = self.passes.push(part, self.e)
             along = [self.passes.push(part, vector)[1] for vector in vectors]
-            total += energy_terms(part.likelihood, f + pushed, along, part.y, zero)
+            total += energy_terms(part.labels.likelihood, f + pushed, along, part.labels.y, zero)
         self.products += 0.5 * (1 + number)
         _, linear, gram = target.products(self.e, vectors)
         made = target.strength * total.cpu()

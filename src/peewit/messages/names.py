@@ -92,11 +92,11 @@ LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
 }
 
 
-def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, method: str) -> Any:
-    """A value, or the one that a name stands for; all of them have some method."""
+def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, kind: type | str) -> Any:
+    """A value, or the one that a name stands for; all of them are of some kind, or have some method."""
     if not isinstance(value, str):
         made = value() if isinstance(value, type) else value
-        if not hasattr(made, method):
+        if not (isinstance(made, kind) if isinstance(kind, type) else hasattr(made, kind)):
             hint = f" Did you mean {LOSSES[type(made)]!r}?" if type(made) in LOSSES else ""
             raise TypeError(
                 f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "

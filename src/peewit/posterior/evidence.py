@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..curvature.contracts import Curvature
 from ..curvature.stream import Totals
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, WithNoise
 from ..likelihoods.contract import checked_noise
 from ..network.values import changed
 from ..priors.prior import Prior
@@ -25,7 +25,7 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     """The likelihood's scale, or that of another noise (which may require gradients)."""
     if noise is None:
         return likelihood.scale
-    if not hasattr(likelihood, "with_noise"):
+    if not isinstance(likelihood, WithNoise):
         raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
     value = checked_noise(noise, "log_evidence")
     if value.numel() != 1:
@@ -144,7 +144,7 @@ class EvidenceProblem:
                 f"at temperature {self.temperature:g} the likelihood is raised to 1/{self.temperature:g} and does not "
                 "sum to one"
             )
-        caveat: str = getattr(self.likelihood, "caveat", "")
+        caveat = self.likelihood.caveat
         return "; ".join([*reasons, caveat] if caveat else reasons)
 
 

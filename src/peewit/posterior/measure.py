@@ -15,7 +15,7 @@ from ..curvature.kinds import Auto, Empirical, Hessian, Kind
 from ..curvature.products import hessian_matrix
 from ..curvature.stream import PlanChanged, Source
 from ..curvature.structures.dense import DenseSums, Full
-from ..likelihoods import Gaussian
+from ..likelihoods import Gaussian, Labelled
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import remarks
@@ -96,12 +96,11 @@ def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
     if batches.one_shot:
         raise ValueError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
     total, number = None, 0
-    plain = Gaussian()
     with evaluation(model), torch.no_grad():
         for inputs, targets in batches:
             output = output_of(model, inputs)
-            form = plain.form(output, targets)
-            squares = (form.flatten(output).double() - plain.targets(targets, form).double()).square()
+            labels = Labelled.of(Gaussian(), output, targets)
+            squares = (labels.flat(output).double() - labels.y.double()).square()
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
             number += squares.shape[0] * squares.shape[1]
     if total is None:

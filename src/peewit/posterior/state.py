@@ -14,7 +14,7 @@ from ..curvature.blocks import Blocks
 from ..curvature.contracts import Curvature, Peak, Structure
 from ..curvature.kinds import Hessian, Kind
 from ..curvature.stream import Totals
-from ..likelihoods import Gaussian, Likelihood
+from ..likelihoods import Likelihood, WithNoise
 from ..messages.arguments import checked_count
 from ..network.identity import Identity
 from ..priors.prior import Number, Prior, as_prior
@@ -134,11 +134,11 @@ class PosteriorState:
 
     def with_noise(self, noise: float | Tensor) -> PosteriorState:
         """The same curvature under another noise."""
-        if not hasattr(self.likelihood, "with_noise"):
+        if not isinstance(self.likelihood, WithNoise):
             raise ValueError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
         own = self.likelihood
         made = own.with_noise(noise)
-        if isinstance(own, Gaussian) and isinstance(made, Gaussian) and not made.same_ratios(own):
+        if not made.same_ratios(own):
             raise ValueError(
                 f"noise={noise!r} has other ratios between outputs than the noise at the fit, {own.noise!r}, with "
                 "which the curvature was measured; give one number, their common factor, or fit again with "

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from ..messages.arguments import checked_count
 from . import links
-from .outputs import Normal
+from .outputs import Belief, Normal
 from .prediction import SHOWN, Prediction, checked_level, jointly, shown, uniforms
 from .steady import steady
+
+
+def mean_log_probs(belief: Belief) -> Tensor:
+    """(N, T, C): averaged over the outputs."""
+    return belief.gathered(lambda f, weight, _: (f.log_softmax(-1) + weight).logsumexp(0))
+
+
+def mean_entropies(belief: Belief) -> Tensor:
+    """(2, N, T): averaged over the outputs."""
+
+    def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+        each = f.log_softmax(-1)
+        p = each.exp()
+        expected = (weight[..., 0].exp() * -(p * each).sum(-1)).sum(0)
+        return torch.stack([entropy((weight.exp() * p).sum(0)), expected], -1)
+
+    return belief.gathered(entropies).movedim(-1, 0)
+
+
+def probit_log_probs(belief: Belief) -> Tensor:
+    """(N, T, C): in closed form, from the variances alone."""
+    return links.probit_logits(belief.mean, belief.variance).log_softmax(-1)
+
+
+def log_alpha(belief: Belief, normalised: bool) -> Tensor:
+    """(N, T, C) float64: the bridge's Dirichlet."""
+    if isinstance(belief, Normal) and belief.deviation is not None:
+        return links.log_bridge_of(belief.mean, belief.variance, belief.row_sums, normalised)
+    return links.log_bridge(belief.mean, belief.covariance, normalised)
+
+
+def bridge_log_probs(belief: Belief, normalised: bool = False) -> Tensor:
+    """(N, T, C): the mean of the Dirichlet."""
+    return log_alpha(belief, normalised).log_softmax(-1).to(belief.mean.dtype)
+
+
+def bridge_entropies(belief: Belief, normalised: bool = False) -> Tensor:
+    """(2, N, T): the Dirichlet's own."""
+    return torch.stack(links.dirichlet_entropies(log_alpha(belief, normalised))).to(belief.mean.dtype)
+
+
+normalised_log_probs = partial(bridge_log_probs, normalised=True)
+normalised_entropies = partial(bridge_entropies, normalised=True)
+
+
+def probit_pairs(belief: Belief) -> Tensor:
+    """(2, N, T, C): log probabilities of zero and of one."""
+    logits = links.probit_logits(belief.mean, belief.variance)
+    return torch.nn.functional.logsigmoid(torch.stack([-logits, logits]))
+
+
+def mean_pairs(belief: Belief) -> Tensor:
+    """(2, N, T, C): the same, averaged over the outputs."""
+
+    def both(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+        each = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1)) + weight[..., None]
+        return each.logsumexp(0)
+
+    return belief.gathered(both, elementwise=True).movedim(-1, 0)
 
 
 @steady
@@ -20,40 +80,17 @@ from .steady import steady
 class Classes(Prediction):
     """One of C classes at every position."""
 
-    @cached_property
-    def _log_alpha(self) -> Tensor:
-        """(N, T, C) float64: the bridge's Dirichlet."""
-        normalised = self.link == "bridge_normalised"
-        if isinstance(self.belief, Normal) and self.belief.deviation is not None:
-            return links.log_bridge_of(self.belief.mean, self.belief.variance, self.belief.row_sums, normalised)
-        return links.log_bridge(self.belief.mean, self.belief.covariance, normalised)
-
-    @property
-    def _bridged(self) -> bool:
-        return self.link.startswith("bridge")
+    _rule: tuple[Callable[[Belief], Tensor], Callable[[Belief], Tensor]]  # log probabilities and entropies of the link
 
     @cached_property
     def _log_probs(self) -> Tensor:
         """(N, T, C)."""
-        if self._bridged:
-            return self._log_alpha.log_softmax(-1).to(self.belief.mean.dtype)
-        if self.link == "probit":
-            return links.probit_logits(self.belief.mean, self.belief.variance).log_softmax(-1)
-        return self.belief.gathered(lambda f, weight, _: (f.log_softmax(-1) + weight).logsumexp(0))
+        return self._rule[0](self.belief)
 
     @cached_property
     def _entropies(self) -> Tensor:
         """(2, N, T): total and expected entropy."""
-        if self._bridged:
-            return torch.stack(links.dirichlet_entropies(self._log_alpha)).to(self.belief.mean.dtype)
-
-        def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            each = f.log_softmax(-1)
-            p = each.exp()
-            expected = (weight[..., 0].exp() * -(p * each).sum(-1)).sum(0)
-            return torch.stack([entropy((weight.exp() * p).sum(0)), expected], -1)
-
-        return self.belief.gathered(entropies).movedim(-1, 0)
+        return self._rule[1](self.belief)
 
     def _positions(self, flat: Tensor) -> Tensor:
         """(..., N, T) -> (..., N, *positions)."""
@@ -129,18 +166,12 @@ class Classes(Prediction):
 class Binary(Prediction):
     """Zero or one, at every output by itself."""
 
+    _rule: Callable[[Belief], Tensor]  # log probabilities of the link
+
     @cached_property
     def _log_probs(self) -> Tensor:
         """(2, N, T, C): of zero and of one."""
-        if self.link == "probit":
-            logits = links.probit_logits(self.belief.mean, self.belief.variance)
-            return torch.nn.functional.logsigmoid(torch.stack([-logits, logits]))
-
-        def both(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            each = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1)) + weight[..., None]
-            return each.logsumexp(0)
-
-        return self.belief.gathered(both, elementwise=True).movedim(-1, 0)
+        return self._rule(self.belief)
 
     @cached_property
     def _entropies(self) -> Tensor:
@@ -184,9 +215,8 @@ class Binary(Prediction):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """(N,): summed over labels, each by its own probability."""
-        flat, known = self._targets(y)
-        missing = getattr(self.likelihood, "ignore_index", None)  # each label by itself
-        known = known if missing is None else known & (flat != missing)
+        flat, _ = self._targets(y)
+        known = self.likelihood.known(flat)
         flat = torch.where(known, flat, 0).to(self.belief.mean.dtype)
         zero, one = self._log_probs
         each = torch.where(flat > 0, flat * one, 0.0) + torch.where(flat < 1, (1 - flat) * zero, 0.0)

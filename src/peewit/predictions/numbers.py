@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, NoReturn
@@ -235,6 +236,8 @@ class Mixture(Numbers):
 
     elementwise: bool  # whether every output has its own target, independent of the other outputs
     exact: Moments | None = None  # where they have a closed form
+    _line: Callable[[Mixture, Tensor], Tensor] | None = None  # (M, K) targets -> (N, T) log densities, along a line
+    _wide: torch.dtype | None = None  # of other densities, where it is not the outputs'
 
     def _given(self, f: Tensor, weight: Tensor) -> Given:
         made = self.likelihood.distribution(f.unsqueeze(-2))
@@ -258,47 +261,16 @@ class Mixture(Numbers):
         """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
         flat, known = self._targets(y)
         dtype = self.belief.mean.dtype
-        counts = self.likelihood.link_family == "poisson"  # whose log density is a difference of large numbers
-        wide = torch.float64 if counts else dtype
+        wide = self._wide or dtype
         rows = flat.flatten(0, 1)
-        if self.likelihood.link_family == "poisson" and isinstance(self.belief, Normal):
-            return torch.where(known[..., 0], self._counts(rows), 0.0).sum(1)
-        if self.likelihood.link_family == "heteroscedastic" and isinstance(self.belief, Normal) and flat.shape[-1] == 1:
-            return torch.where(known[..., 0], self._one_target(rows), 0.0).sum(1)
+        if self._line is not None:
+            return torch.where(known[..., 0], self._line(self, rows), 0.0).sum(1)
         rows = rows.to(wide) if rows.is_floating_point() else rows
 
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
             return self._given(f.to(wide), weight.to(wide)).log_prob(rows[chosen], self.elementwise).to(dtype)
 
         return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
-
-    def _one_target(self, rows: Tensor) -> Tensor:
-        """(M, 1) numbers -> (N, T): Gaussian in the first output, so that a line along the second is left."""
-        centre, cov = self.belief.mean.double(), self.belief.covariance.double()
-        made = []
-        for some in self.belief.budget.slices(len(rows), 192.0 * links.NODES):
-            places = (centre.flatten(0, 1)[some], cov.flatten(0, 1)[some])
-            mean, variance, weight = links.along_second(self._head, *places)
-            density = distributions.Normal(mean, variance.sqrt(), validate_args=False).log_prob(rows[some, 0].double())
-            made.append((density + weight).logsumexp(0))
-        return torch.cat(made).reshape(centre.shape[:2]).to(self.belief.mean.dtype)
-
-    def _head(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance (..., m) of y at outputs (..., m, 2); NaN where the head has no variance."""
-        given = self.likelihood.distribution(f.unsqueeze(-2))
-        assert isinstance(given, distributions.Normal)
-        variance = torch.where(given.scale > 0, given.scale, torch.nan).square()
-        return given.loc[..., 0, 0], variance[..., 0, 0]
-
-    def _counts(self, rows: Tensor) -> Tensor:
-        """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
-        mean, variance = self.belief.mean, self.belief.variance
-        parts = self.belief.budget.slices(len(rows), 48.0 * links.NODES * rows.shape[-1])
-        made = [
-            links.poisson_log_density(mean.flatten(0, 1)[some], variance.flatten(0, 1)[some], rows[some]).sum(-1)
-            for some in parts
-        ]
-        return torch.cat(made).reshape(mean.shape[:2]).to(mean.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(N, ...) twice: the central interval of a new observation, by quantiles of the mixture."""
@@ -323,6 +295,37 @@ class Mixture(Numbers):
         assert given is not None
         made = drawn(given, generator)
         return self._restore(made.reshape(*f.shape[:3], -1))
+
+
+def along_second(prediction: Mixture, rows: Tensor) -> Tensor:
+    """(M, 1) numbers -> (N, T): Gaussian in the first output, so that a line along the second is left."""
+    belief, likelihood = prediction.belief, prediction.likelihood
+    centre, cov = belief.mean.double(), belief.covariance.double()
+
+    def head(f: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (..., m) of y at outputs (..., m, 2); NaN where the head has no variance."""
+        given = likelihood.distribution(f.unsqueeze(-2))
+        assert isinstance(given, distributions.Normal)
+        variance = torch.where(given.scale > 0, given.scale, torch.nan).square()
+        return given.loc[..., 0, 0], variance[..., 0, 0]
+
+    made = []
+    for some in belief.budget.slices(len(rows), 192.0 * links.NODES):
+        mean, variance, weight = links.along_second(head, centre.flatten(0, 1)[some], cov.flatten(0, 1)[some])
+        density = distributions.Normal(mean, variance.sqrt(), validate_args=False).log_prob(rows[some, 0].double())
+        made.append((density + weight).logsumexp(0))
+    return torch.cat(made).reshape(centre.shape[:2]).to(belief.mean.dtype)
+
+
+def along_counts(prediction: Mixture, rows: Tensor) -> Tensor:
+    """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
+    mean, variance = prediction.belief.mean, prediction.belief.variance
+    parts = prediction.belief.budget.slices(len(rows), 48.0 * links.NODES * rows.shape[-1])
+    made = [
+        links.poisson_log_density(mean.flatten(0, 1)[some], variance.flatten(0, 1)[some], rows[some]).sum(-1)
+        for some in parts
+    ]
+    return torch.cat(made).reshape(mean.shape[:2]).to(mean.dtype)
 
 
 @steady

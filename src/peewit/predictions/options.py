@@ -8,17 +8,10 @@ from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
 from ..messages.names import nearest
 from . import means
+from .families import family_of
 
 POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
 WEIGHTS = 64  # draws of the weights
-LINKS = {  # by family, the default first
-    "categorical": ("probit", "bridge", "bridge_normalised", "mc"),
-    "bernoulli": ("probit", "mc"),
-    "gaussian": ("exact", "mc"),
-    "heteroscedastic": ("mc", "natural", "mean"),
-    "poisson": ("exact", "mc"),
-    "other": ("mc",),
-}
 METHODS = ("linearised", "sampled")
 
 
@@ -31,7 +24,6 @@ class Question:
     samples: int
     joint: bool
     create_graph: bool
-    family: str
     mean: str = "network"
 
     @staticmethod
@@ -47,8 +39,8 @@ class Question:
         """Names checked against what the likelihood's family has."""
         if method not in METHODS:
             raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: linearised, sampled.")
-        family = likelihood.link_family
-        known = LINKS[family] if method == "linearised" else ("mc",)
+        links = family_of(likelihood).links
+        known = tuple(links) if method == "linearised" else ("mc",)
         if link is not None and link not in known:
             raise ValueError(
                 f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
@@ -57,7 +49,7 @@ class Question:
         if samples is not None and not is_count(samples):
             raise ValueError(f"samples={samples!r} was given; expected a positive whole number.")
         chosen = link if link is not None else known[0]
-        if joint and chosen in ("natural", "mean"):
+        if joint and not links[chosen].joint:
             raise ValueError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
         number = samples if samples is not None else (WEIGHTS if method == "sampled" else POINTS)
         if means.checked_mean(mean) == "linear_mode" and method == "sampled":
@@ -65,4 +57,4 @@ class Question:
                 "mean='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
                 "cannot be centred on the linear mode; use method='linearised'."
             )
-        return Question(method, chosen, number, joint, create_graph, family, mean)
+        return Question(method, chosen, number, joint, create_graph, mean)

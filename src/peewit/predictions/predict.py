@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..likelihoods import Form, Likelihood
+from ..likelihoods import Form
 from ..messages.arguments import checked_generator
 from ..network.buffers import restore_buffers
 from ..network.calling import call, under
@@ -23,12 +22,11 @@ from ..posterior import network
 from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED
 from ..weights.vectors import unflatten
-from . import covariance, links, means, samples
-from .labels import Binary, Classes
-from .numbers import Mixture, Moments, Outputs, Regression
+from . import covariance, means, samples
+from .families import made_of
 from .options import Question
 from .outputs import Belief, Normal, Samples
-from .prediction import Prediction, target_form
+from .prediction import Prediction
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -53,51 +51,7 @@ def predict(
     checked_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
         ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
-        return made_of(ask(la, x, question, memory, generator), la.likelihood, question)
-
-
-def made_of(belief: Belief, likelihood: Likelihood, question: Question) -> Prediction:
-    """The prediction of the likelihood's family."""
-    family, link = question.family, question.link
-    if family == "categorical":
-        return Classes(belief, likelihood, link)
-    if family == "bernoulli":
-        return Binary(belief, likelihood, link)
-    if family == "other":
-        return _other(belief, likelihood, link)
-    given = likelihood.distribution(belief.mean)
-    assert given is not None
-    if isinstance(belief, Normal):
-        if family == "gaussian" and link == "exact":
-            return Regression(belief, likelihood, link, belief, given.variance)
-        if link in ("natural", "mean"):
-            natural = likelihood.natural  # type: ignore[attr-defined]  # of heteroscedastic likelihoods alone
-            mean, cov, noise = links.delta_rule(natural, belief.mean, belief.covariance, link)
-            form = target_form(belief.form, mean.shape[-1])
-            source = Normal(form, belief.budget, mean, cov, belief.points, belief.seed)
-            return Regression(belief, likelihood, link, source, noise)
-        if link == "exact":  # counts
-            rate, variance = links.lognormal(belief.mean, belief.variance)
-            return Mixture(belief, likelihood, link, True, Moments(rate, variance, rate))
-    return Mixture(belief, likelihood, link, family == "poisson")
-
-
-def _other(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
-    """Of a likelihood that takes all outputs of an example together."""
-    first = belief.form.restore(belief.mean[:1])
-    if likelihood.distribution(first.reshape(1, 1, -1)) is None:
-        return Outputs(belief, likelihood, link)
-    form = replace(belief.form, whole=True)
-    if isinstance(belief, Samples):
-        values = belief.form.restore(belief.values)
-        whole = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
-        return Mixture(whole, likelihood, link, False)
-    if belief.form.positions > 1:
-        raise ValueError(
-            f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
-            "their covariance is not kept; use method='sampled'."
-        )
-    return Mixture(replace(belief, form=form), likelihood, link, False)
+        return made_of(ask(la, x, question, memory, generator), la.likelihood, question.link)
 
 
 def seed_of(generator: torch.Generator | None) -> int:

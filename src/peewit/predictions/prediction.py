@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..likelihoods import Form, Likelihood
+from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.arguments import checked_generator
 from .outputs import Belief, Normal
 from .steady import steady
@@ -102,12 +102,8 @@ class Prediction(ABC):
             raise ValueError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
         y = y.clone() if y.is_inference() else y
         y = y.to(self.belief.mean.device)
-        form = self.likelihood.form(self.output_mean.detach(), y, self.belief.form)
-        flat = self.likelihood.targets(y, form)
-        if not bool(self.likelihood.valid(flat, form)):
-            raise ValueError(self.likelihood.complaint(flat, form))
-        known = self.likelihood.labelled(flat)
-        return flat, known.reshape(*known.shape[:2], -1)
+        own = Labelled.of(self.likelihood, self.output_mean.detach(), y, self.belief.form).checked(numbered=False)
+        return own.y, own.likelihood.labelled(own.y)[..., None]
 
     @abstractmethod
     def _lines(self) -> list[str]:

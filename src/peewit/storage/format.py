@@ -26,13 +26,7 @@ FORMAT = 6  # raised whenever an older peewit could misread a file
 
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
-LIKELIHOODS: tuple[type, ...] = (
-    likelihoods.Categorical,
-    likelihoods.Bernoulli,
-    likelihoods.Gaussian,
-    likelihoods.HeteroscedasticGaussian,
-    likelihoods.Poisson,
-)
+LIKELIHOODS: tuple[type, ...] = tuple(likelihoods.NAMES.values())
 STRUCTURES: tuple[type, ...] = (
     structures.Kron,
     structures.EKFAC,

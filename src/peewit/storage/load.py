@@ -47,7 +47,7 @@ def load(
     if not source.is_file():  # reading a pipe would wait for ever
         raise ValueError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
     limit = budget(memory, device)
-    given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", "energy")
+    given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     texts, tensors = read(source)
     try:
         content = parsed(texts["peewit"])

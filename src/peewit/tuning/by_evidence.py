@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..likelihoods import WithNoise
 from ..messages.warnings import TuningWarning
 from ..posterior.trace import Step, Trace
 from .ascent import Path, Range, ascend, fixed_point
@@ -75,7 +76,7 @@ def by_evidence(la: PosteriorState, asked: Settings) -> PosteriorState:
 
 def noise_of(la: PosteriorState, noise: float) -> float | None:
     """None for a likelihood without."""
-    return noise if hasattr(la.likelihood, "with_noise") else None
+    return noise if isinstance(la.likelihood, WithNoise) else None
 
 
 def complaints(
@@ -127,7 +128,8 @@ def settled(la: PosteriorState, problem: Profile, place: Place, asked: Settings,
     for text in noise_at_its_limit(la, place, asked):
         trace = trace.warned(text)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
-    likelihood = la.likelihood.with_noise(place.noise) if asked.noise else la.likelihood  # type: ignore[attr-defined]  # see settings
+    own = la.likelihood
+    likelihood = own.with_noise(place.noise) if asked.noise and isinstance(own, WithNoise) else own
     return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from ..likelihoods import WithNoise
 from ..messages.names import nearest
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def checked(
     passing.check(method, train)
     check_kinds(grid, steps, tolerance, predict)
     named = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
-    noisy = hasattr(la.likelihood, "with_noise")
+    noisy = isinstance(la.likelihood, WithNoise)
     tuned = chosen(parameters, named & {*PARAMETERS}, noisy, method)
     if tuned["noise"] and not noisy:
         raise ValueError(f"parameters has 'noise', but {type(la.likelihood).__name__} has none.")

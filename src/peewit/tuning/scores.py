@@ -15,6 +15,7 @@ from ..network.nests import Inputs, count, map_tensors
 from ..posterior import network
 from ..posterior.network import TooManyOutputs, network_of
 from ..predictions import covariance, options, predict
+from ..predictions.families import made_of
 from ..runtime.random import DEFAULT_SEED
 from .validation import validation_nll
 
@@ -41,7 +42,7 @@ class Slice:
         with torch.no_grad():
             made = covariance.given(self.network, la.precision, self.mean, self.found, self.inputs)
             belief = predict.normal(self.network, made, question, DEFAULT_SEED)
-            return -float(predict.made_of(belief, la.likelihood, question).log_prob(self.targets).double().sum())
+            return -float(made_of(belief, la.likelihood, question.link).log_prob(self.targets).double().sum())
 
 
 @dataclass(eq=False)

@@ -1,0 +1,126 @@
+"""Families of likelihoods: the links from their outputs to labels, and the prediction that each link makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import Form, Likelihood, WithNatural
+from . import labels, links
+from .labels import Binary, Classes
+from .numbers import Mixture, Moments, Outputs, Regression, along_counts, along_second
+from .outputs import Belief, Normal, Samples
+from .prediction import Prediction, target_form
+
+Rule = Callable[[Belief], Tensor]
+Maker = Callable[[Belief, Likelihood, str], Prediction]
+
+
+class Link(NamedTuple):
+    """One way from outputs to labels."""
+
+    make: Maker
+    joint: bool = True  # whether outputs may be correlated between inputs
+
+
+class Family(NamedTuple):
+    """Links by name, the default first; all families have "mc", which takes samples of the weights too."""
+
+    links: dict[str, Link]
+    classes: Callable[[Form], int] | None = None  # how many there are, where targets are classes
+    mean: Callable[[Tensor], Tensor] | None = None  # of a target at outputs (..., C), one per output where it is known
+
+
+def family_of(likelihood: Likelihood) -> Family:
+    """The row of a likelihood."""
+    return FAMILIES[likelihood.link_family]
+
+
+def made_of(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """The prediction that a link makes."""
+    return family_of(likelihood).links[link].make(belief, likelihood, link)
+
+
+def classes(log_probs: Rule, entropies: Rule = labels.mean_entropies) -> Maker:
+    """Classes by two functions of a belief."""
+    return partial(Classes, _rule=(log_probs, entropies))
+
+
+def exact(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """Numbers with noise that does not depend on the outputs."""
+    given = likelihood.distribution(belief.mean)
+    assert given is not None and isinstance(belief, Normal)
+    return Regression(belief, likelihood, link, belief, given.variance)
+
+
+def delta(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """Numbers with a variance of their own, by the delta rule in natural parameters or in the mean."""
+    assert isinstance(likelihood, WithNatural) and isinstance(belief, Normal)
+    mean, cov, noise = links.delta_rule(likelihood.natural, belief.mean, belief.covariance, link)
+    form = target_form(belief.form, mean.shape[-1])
+    source = Normal(form, belief.budget, mean, cov, belief.points, belief.seed)
+    return Regression(belief, likelihood, link, source, noise)
+
+
+def headed(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """Numbers with a variance of their own, averaged; the density of one target is an integral along a line."""
+    line = along_second if isinstance(belief, Normal) and belief.mean.shape[-1] == 2 else None
+    return Mixture(belief, likelihood, link, False, _line=line)
+
+
+def counts(belief: Belief, likelihood: Likelihood, link: str, closed: bool = False) -> Prediction:
+    """Counts, each by itself, whose log density is a difference of large numbers; `closed`: moments of the rate."""
+    moments, line = None, along_counts if isinstance(belief, Normal) else None
+    if closed:
+        rate, variance = links.lognormal(belief.mean, belief.variance)
+        moments = Moments(rate, variance, rate)
+    return Mixture(belief, likelihood, link, True, moments, line, torch.float64)
+
+
+def whole(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+    """Of a likelihood that takes all outputs of an example together."""
+    first = belief.form.restore(belief.mean[:1])
+    if likelihood.distribution(first.reshape(1, 1, -1)) is None:
+        return Outputs(belief, likelihood, link)
+    form = replace(belief.form, whole=True)
+    if isinstance(belief, Samples):
+        values = belief.form.restore(belief.values)
+        together = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
+        return Mixture(together, likelihood, link, False)
+    if belief.form.positions > 1:
+        raise ValueError(
+            f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
+            "their covariance is not kept; use method='sampled'."
+        )
+    return Mixture(replace(belief, form=form), likelihood, link, False)
+
+
+FAMILIES = {
+    "categorical": Family(
+        {
+            "probit": Link(classes(labels.probit_log_probs)),
+            "bridge": Link(classes(labels.bridge_log_probs, labels.bridge_entropies)),
+            "bridge_normalised": Link(classes(labels.normalised_log_probs, labels.normalised_entropies)),
+            "mc": Link(classes(labels.mean_log_probs)),
+        },
+        classes=lambda form: form.outputs,
+        mean=partial(torch.softmax, dim=-1),
+    ),
+    "bernoulli": Family(
+        {
+            "probit": Link(partial(Binary, _rule=labels.probit_pairs)),
+            "mc": Link(partial(Binary, _rule=labels.mean_pairs)),
+        },
+        classes=lambda form: 2,
+        mean=torch.sigmoid,
+    ),
+    "gaussian": Family({"exact": Link(exact), "mc": Link(partial(Mixture, elementwise=False))}, mean=lambda f: f),
+    "heteroscedastic": Family({"mc": Link(headed), "natural": Link(delta, False), "mean": Link(delta, False)}),
+    "poisson": Family({"exact": Link(partial(counts, closed=True)), "mc": Link(counts)}),
+    "other": Family({"mc": Link(whole)}),
+}
