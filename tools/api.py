@@ -31,7 +31,7 @@ Examples start from `import torch` and `import peewit as pw`, and from these val
   and the corruption "moved".
 """
 GROUPS = {
-    "Fit and load": ("fit", "load", "products", "Laplace"),
+    "Fit and load": ("fit", "load", "Laplace", "products", "Products"),
     "Likelihoods": ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson", "Custom"),
     "Priors": ("Prior",),
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
@@ -48,7 +48,7 @@ EXTRAS = {
 CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
 ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "warned"}, "LinearMode": {"under"}}
-HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Example):$")
+HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Warns|Example):$")
 WORDS = {"Args": "Arguments", "Attributes": "Fields"}
 WIDE = 100  # characters of a signature that stays on one line
 
@@ -122,10 +122,13 @@ def entries(content: str) -> list[tuple[str, str]]:
 def members(cls: type, name: str) -> tuple[list[str], list[str]]:
     """Public methods and properties in the order of the source: as a list, and those with sections of their own."""
     lines, long = [], []
+    listed = {
+        own for own, _ in entries(inspect.cleandoc("\n".join(["", *sections(described(cls)).get("Attributes", [])])))
+    }
     for own, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         text = described(value)
-        if own.startswith("_") or not text or own in ENGINE.get(name, ()):
+        if own.startswith("_") or not text or own in listed or own in ENGINE.get(name, ()):
             continue
         if isinstance(value, property) or type(value).__name__ == "cached_property":
             lines.append(f"- `.{own}`: {text.splitlines()[0]}")

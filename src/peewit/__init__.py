@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .curvature.products import Products
 from .curvature.structures import EKFAC, Block, Diag, Full, Kron
 from .diagnostics.checks import Finding
 from .diagnostics.diagnosis import Diagnosis
@@ -53,6 +54,7 @@ __all__ = [
     "Poisson",
     "Prediction",
     "Prior",
+    "Products",
     "Report",
     "RoundingWarning",
     "Subnetwork",
