@@ -37,6 +37,7 @@ GROUPS = {
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
+    "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional"),
     "Evaluate": ("evaluate", "Report", "sweep", "Sweep", "validation_nll"),
 }
 WARNINGS = ("RoundingWarning", "TuningWarning")

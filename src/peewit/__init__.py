@@ -17,6 +17,8 @@ from .posterior.evidence import Evidence
 from .posterior.linear_mode import LinearMode
 from .posterior.trace import Trace
 from .predictions.covariance import Functional
+from .predictions.labels import Binary, Classes
+from .predictions.numbers import Mixture, Outputs, Regression
 from .predictions.prediction import Prediction
 from .priors.prior import Prior
 from .runtime.version import __version__
@@ -33,8 +35,10 @@ __all__ = [
     "GGN",
     "Auto",
     "Bernoulli",
+    "Binary",
     "Block",
     "Categorical",
+    "Classes",
     "Coverage",
     "Custom",
     "Diag",
@@ -50,11 +54,14 @@ __all__ = [
     "Kron",
     "Laplace",
     "LinearMode",
+    "Mixture",
     "MonteCarlo",
+    "Outputs",
     "Poisson",
     "Prediction",
     "Prior",
     "Products",
+    "Regression",
     "Report",
     "RoundingWarning",
     "Subnetwork",
