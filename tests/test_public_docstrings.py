@@ -37,10 +37,6 @@ NOT_YET = {
     "pw.HeteroscedasticGaussian",
     "pw.Poisson",
     "pw.Prior",
-    "pw.Report",
-    "pw.Sweep",
-    "pw.evaluate",
-    "pw.sweep",
 }
 HEADINGS = ("Args", "Attributes", "Returns", "Raises", "Warns", "Example")
 LONGEST = 120  # of a first line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import re
 import sys
@@ -155,8 +154,6 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     if inspect.isfunction(thing) or made:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(described(thing)))
-    if name in ("Report", "Sweep"):
-        parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(thing)) + ".")
     if inspect.isclass(thing):
         engine = any(name in GROUPS[group] for group in ("Likelihoods", "Structures", "Curvature"))
         lines, long = members(thing, name)
