@@ -331,6 +331,34 @@ def test_row_19_there_is_no_posterior_before_a_fit() -> None:
         pw.Laplace(model, "classification").predict(normal(2, 3))  # type: ignore[call-arg,arg-type]
 
 
+ELSEWHERE = {
+    "sigma_noise": ("la.likelihood.noise", "la.with_noise(...)"),
+    "prior_precision": ("la.prior.precision", "la.with_prior(...)"),
+    "posterior_covariance": ("la.precision.solve", "la.precision.variance()"),
+    "posterior_variance": ("la.precision.variance()", "la.precision.solve"),
+    "mean": ("la.weights",),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_others_lead_to_the_right_place(name: str) -> None:
+    """What another library's posterior holds under a name is said to be where it is here."""
+    la = fitted(built(nn.Linear(3, 2)), normal(5, 3), normal(5, 2, seed=2), pw.Gaussian(0.5), "diag")
+    with pytest.raises(AttributeError) as caught:
+        getattr(la, name)
+    assert all(place in str(caught.value) for place in ELSEWHERE[name]) and "did you mean" not in str(caught.value)
+    assert la.likelihood.noise == 0.5 and float(la.prior.precision) == 1.0  # type: ignore[attr-defined]
+    assert la.precision.solve(la.weights).shape == la.precision.variance().shape == la.weights.shape == (la.D,)
+
+
+def test_a_posterior_lists_public_names_alone() -> None:
+    """`dir` has what users may ask for, and each of these names is there."""
+    la = fitted(built(nn.Linear(3, 2)), normal(5, 3), classes(2, 5), "classification", "diag")
+    names = dir(la)
+    assert {"predict", "tune", "weights", "with_prior"} <= set(names) and "state" not in names
+    assert not [name for name in names if name.startswith("_") or not hasattr(la, name)]
+
+
 @pytest.mark.parametrize("structure", ["kron", "diag", "block", "full"])
 def test_row_22_repeated_updates_add_up(structure: str) -> None:
     """The same data three times is three times the curvature, for convolutions with many positions too."""

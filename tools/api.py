@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import re
 import sys
@@ -31,12 +30,13 @@ Examples start from `import torch` and `import peewit as pw`, and from these val
   and the corruption "moved".
 """
 GROUPS = {
-    "Fit and load": ("fit", "load", "products", "Laplace"),
+    "Fit and load": ("fit", "load", "Laplace", "products", "Products"),
     "Likelihoods": ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson", "Custom"),
     "Priors": ("Prior",),
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
+    "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional"),
     "Evaluate": ("evaluate", "Report", "sweep", "Sweep", "validation_nll"),
 }
 WARNINGS = ("RoundingWarning", "TuningWarning")
@@ -48,7 +48,7 @@ EXTRAS = {
 CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
 ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "warned"}, "LinearMode": {"under"}}
-HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Example):$")
+HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Warns|Example):$")
 WORDS = {"Args": "Arguments", "Attributes": "Fields"}
 WIDE = 100  # characters of a signature that stays on one line
 
@@ -122,10 +122,13 @@ def entries(content: str) -> list[tuple[str, str]]:
 def members(cls: type, name: str) -> tuple[list[str], list[str]]:
     """Public methods and properties in the order of the source: as a list, and those with sections of their own."""
     lines, long = [], []
+    listed = {
+        own for own, _ in entries(inspect.cleandoc("\n".join(["", *sections(described(cls)).get("Attributes", [])])))
+    }
     for own, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         text = described(value)
-        if own.startswith("_") or not text or own in ENGINE.get(name, ()):
+        if own.startswith("_") or not text or own in listed or own in ENGINE.get(name, ()):
             continue
         if isinstance(value, property) or type(value).__name__ == "cached_property":
             lines.append(f"- `.{own}`: {text.splitlines()[0]}")
@@ -151,8 +154,6 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     if inspect.isfunction(thing) or made:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(described(thing)))
-    if name in ("Report", "Sweep"):
-        parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(thing)) + ".")
     if inspect.isclass(thing):
         engine = any(name in GROUPS[group] for group in ("Likelihoods", "Structures", "Curvature"))
         lines, long = members(thing, name)

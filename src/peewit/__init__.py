@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
+from .curvature.products import Products
 from .curvature.structures import EKFAC, Block, Diag, Full, Kron
 from .diagnostics.checks import Finding
 from .diagnostics.diagnosis import Diagnosis
@@ -16,6 +17,8 @@ from .posterior.evidence import Evidence
 from .posterior.linear_mode import LinearMode
 from .posterior.trace import Trace
 from .predictions.covariance import Functional
+from .predictions.labels import Binary, Classes
+from .predictions.numbers import Mixture, Outputs, Regression
 from .predictions.prediction import Prediction
 from .priors.prior import Prior
 from .runtime.version import __version__
@@ -32,8 +35,10 @@ __all__ = [
     "GGN",
     "Auto",
     "Bernoulli",
+    "Binary",
     "Block",
     "Categorical",
+    "Classes",
     "Coverage",
     "Custom",
     "Diag",
@@ -49,10 +54,14 @@ __all__ = [
     "Kron",
     "Laplace",
     "LinearMode",
+    "Mixture",
     "MonteCarlo",
+    "Outputs",
     "Poisson",
     "Prediction",
     "Prior",
+    "Products",
+    "Regression",
     "Report",
     "RoundingWarning",
     "Subnetwork",

@@ -58,7 +58,44 @@ def fit(
 ) -> Laplace:
     """Measure the curvature of a trained network on its training data: a Gaussian posterior over its weights.
 
-    `at="linear_mode"`: evidence is taken at the mode of the linear model, which is then found on the same data.
+    The network is not changed.
+
+    Args:
+        model: The trained network.
+        data: The training data: a pair of tensors (inputs, targets), a DataLoader, or an iterable of batches. A batch
+            is `(x, y)`, `((x1, x2), y)`, or a mapping with "labels".
+        likelihood: How targets are distributed given the outputs: "classification", "binary", "regression",
+            "heteroscedastic" or "count", or a value such as `pw.Gaussian(0.1)`.
+        weights: The uncertain weights; all others stay fixed. "all" (the trainable ones), "last_layer", "lora", names
+            or patterns of parameters, a mask (a tensor, or a mapping from names to tensors), or a `pw.Subnetwork`.
+        structure: How curvature is stored: "kron", "ekfac", "diag", "block" or "full", or a value such as `pw.Kron()`.
+        curvature: Which curvature is measured: "auto", "ggn", "fisher", "empirical" or "hessian", or a value such as
+            `pw.MonteCarlo(3)`. "auto" takes the exact GGN while that is cheap; see `pw.Auto`.
+        prior: A positive number, the prior precision of all weights, or a `pw.Prior`.
+        memory: Bytes for temporary results. None for a limit that fits the device.
+        arithmetic: How products are rounded: "auto", "float32", "tf32", "bf16" or "float64".
+        progress: Whether to show a progress bar.
+        generator: Source of the seed for drawn labels, which the Fisher matrix needs. None for a fixed seed.
+        at: The weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the linear
+            model, which is then found on the same data.
+
+    Returns:
+        The posterior, a `pw.Laplace`.
+
+    Raises:
+        ValueError: A name is unknown, the data has no examples, the targets do not fit the outputs, the network holds
+            NaN or Inf, its output does not depend on the selected weights, the prior does not fit the weights, the
+            structure cannot hold the prior or a mask, or a one-shot iterator was given where `fit` passes over the
+            data several times.
+        TypeError: An argument has the wrong type, such as a dataset without a DataLoader, or a loss as `likelihood`.
+
+    Warns:
+        RoundingWarning: Rounding is as large as the prior precision.
+        TuningWarning: The search for the linear mode did not converge.
+
+    Example:
+        >>> pw.fit(model, (x, y), "classification", structure="diag")
+        Laplace(D=51, N=60, Diag, ggn, Categorical)
     """
     asked = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, at)
     source = Source(
@@ -252,7 +289,31 @@ def products(
     weights: Weights = "all",
     curvature: str | Kind | Hessian | Auto = "ggn",
 ) -> Products:
-    """Products with the curvature of the energy, matrix-free: `products(...).mv(v)` passes over the data once."""
+    """Multiply vectors by the curvature of the energy, matrix-free: `products(...).mv(v)` passes over the data once.
+
+    The energy is the sum of all losses: the negative log-likelihood without its scale, which is 1 / noise^2 for
+    Gaussian noise. The prior is left out.
+
+    Args:
+        model: The trained network.
+        data: The training data, as in `pw.fit`, except that a one-shot iterator is refused.
+        likelihood: How targets are distributed given the outputs, as in `pw.fit`.
+        weights: The weights that vectors hold, as in `pw.fit`, except that `pw.Subnetwork.largest_variance` is refused.
+        curvature: Which curvature: "ggn", "fisher", "empirical", "hessian" or "auto", or a value such as
+            `pw.MonteCarlo(3)`. Labels are drawn with a fixed seed.
+
+    Returns:
+        A `pw.Products`, whose `mv` multiplies.
+
+    Raises:
+        ValueError: A name is unknown, or the data is a one-shot iterator.
+        TypeError: An argument has the wrong type.
+
+    Example:
+        >>> products = pw.products(model, (x, y), "classification")
+        >>> products.mv(torch.ones(51)).shape
+        torch.Size([51])
+    """
     model = unwrapped(model)
     batches = Batches(data, device_of(model))
     if batches.one_shot:

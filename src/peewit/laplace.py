@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from .diagnostics.diagnosis import Diagnosis, diagnose
 from .likelihoods import Likelihood
 from .linear_model import find
 from .messages.arguments import checked_generator
-from .messages.names import nearest
+from .messages.names import ELSEWHERE, nearest
 from .network.isolation import plainly
 from .network.modules import unwrapped
 from .network.nests import Inputs
@@ -49,7 +49,35 @@ from .weights.space import Space
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Laplace:
-    """A Gaussian posterior over the weights of a network: what `fit` returns. Asking it anything changes nothing."""
+    """A Gaussian posterior over the weights of a network.
+
+    `pw.fit`, `pw.load` and methods of other posteriors return it. Asking it anything changes nothing: methods such as
+    `tune` return a new value.
+
+    Attributes:
+        model: The network, which is never changed.
+        likelihood: The likelihood, with the noise where it has one.
+        structure: How curvature is stored: `Kron()`, `EKFAC()`, `Diag()`, `Block()` or `Full()`.
+        curvature: Which curvature was measured: `GGN()`, `MonteCarlo()`, `Empirical()` or `Hessian()`.
+        prior: The prior of the weights.
+        temperature: What log-likelihood and curvature are divided by.
+        weights: Trained values (D,) of the uncertain weights, the mean of the posterior, in the order of `space`.
+        space: Which weights are uncertain, and in which order they stand in vectors (D,).
+        D: Number of uncertain weights.
+        N: Number of examples seen.
+        precision: The posterior precision at this prior and noise, as an operator on vectors (..., D):
+            `precision.solve(v)` is the covariance times v, and `precision.variance()` the variances (D,).
+        arithmetic: How products are rounded.
+        timings: Seconds that measuring and decomposing the curvature took.
+        trace: How `tune` came here; None where it did not.
+        linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
+
+    Example:
+        >>> la
+        Laplace(D=51, N=60, Kron, ggn, Categorical)
+        >>> la.weights.shape, la.precision.variance().shape
+        (torch.Size([51]), torch.Size([51]))
+    """
 
     state: PosteriorState
 
@@ -93,7 +121,7 @@ class Laplace:
 
     @property
     def weights(self) -> Tensor:
-        """(D,): the trained values of the uncertain weights, in the order of `space`."""
+        """(D,): the trained values of the uncertain weights, the posterior's mean, in the order of `space`."""
         return self.state.weights
 
     @property
@@ -138,21 +166,80 @@ class Laplace:
 
     @plainly
     def with_prior(self, prior: Prior | Number) -> Laplace:
-        """The same curvature under another prior: a new value; refused where the structure cannot hold it."""
+        """Keep the curvature and take another prior: a new value; refused where the structure cannot hold it.
+
+        Args:
+            prior: A `pw.Prior`; a positive number, one precision for all weights; or a tensor with one precision per
+                group of the present prior.
+
+        Returns:
+            A new `Laplace`, whose `trace` is None.
+
+        Raises:
+            ValueError: The prior does not fit the weights, or the structure cannot hold it.
+            TypeError: `prior` is neither a number nor a `pw.Prior`.
+
+        Example:
+            >>> la.with_prior(10.0).prior.precision.item()
+            10.0
+        """
         return Laplace(self.state.with_prior(prior))
 
     def with_noise(self, noise: float | Tensor) -> Laplace:
-        """The same curvature under another noise: a new value."""
+        """Keep the curvature and take another noise: a new value.
+
+        Args:
+            noise: The standard deviation: one number, or one per output with the ratios that they had at the fit.
+
+        Returns:
+            A new `Laplace`, whose `trace` is None.
+
+        Raises:
+            ValueError: The likelihood has no noise, `noise` is not positive, or the ratios between outputs are not
+                those of the fit.
+
+        Example:
+            >>> line.with_noise(0.2).likelihood.noise
+            0.2
+        """
         return Laplace(self.state.with_noise(noise))
 
     def with_temperature(self, temperature: float) -> Laplace:
-        """Log-likelihood and curvature divided by it, not the prior: a new value."""
+        """Divide log-likelihood and curvature by a temperature, not the prior: a new value.
+
+        Args:
+            temperature: A positive number; 1 is Bayes' rule. It replaces the present temperature.
+
+        Returns:
+            A new `Laplace`.
+
+        Raises:
+            ValueError: `temperature` is no positive number.
+
+        Example:
+            >>> la.with_temperature(0.5).temperature
+            0.5
+        """
         return Laplace(self.state.with_temperature(tuning.checked_temperature(temperature)))
 
     def with_arithmetic(self, arithmetic: str) -> Laplace:
-        """The same posterior, evaluated at another rounding: 'auto', 'float32', 'tf32', 'bf16', 'float64'.
+        """Evaluate the same posterior at another rounding: a new value.
 
-        From 'float64' to another, curvature that is already in float64 stays in it.
+        From "float64" to another, curvature that is already in float64 stays in it.
+
+        Args:
+            arithmetic: "auto", "float32", "tf32", "bf16" or "float64".
+
+        Returns:
+            A new `Laplace`.
+
+        Raises:
+            ValueError: The name is unknown.
+            TypeError: `arithmetic` is no name.
+
+        Example:
+            >>> la.with_arithmetic("float64").weights.dtype
+            torch.float64
         """
         return Laplace(in_arithmetic(self.state, arithmetic))
 
@@ -168,20 +255,72 @@ class Laplace:
     ) -> Laplace:
         """Find the mode of the linear model's own loss on the training data, where evidence is then taken: a new value.
 
-        It stops once the loss is about `tolerance` nats above its minimum, or after some `steps` of one product with
-        the Jacobian and one with its transpose. `memory`: bytes for data and outputs that are kept between passes. A
-        mode that was found before is where it starts.
+        A mode that was found before is where it starts.
+
+        Args:
+            train: The data that the posterior was fitted to: all of it, after an update.
+            tolerance: The search stops once the loss is about so many nats above its minimum.
+            steps: The most steps, of one product with the Jacobian and one with its transpose each.
+            memory: Bytes for data and outputs that are kept between passes. None for a limit that fits the device.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            A new `Laplace`, whose `linear_mode` is what was found.
+
+        Raises:
+            ValueError: `tolerance` or `steps` is not positive, the data has another number of examples than that of the
+                fit, or the network has changed since the fit.
+
+        Warns:
+            TuningWarning: The mode was not reached, or the network's loss on the data is not that of the fit.
+
+        Example:
+            >>> la.at_linear_mode((x, y)).linear_mode.converged
+            True
         """
         return Laplace(find.find(self.state, train, tolerance, steps, memory, progress))
 
     @plainly
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
-        """The log marginal likelihood, here or at another prior and noise; tensors may require gradients."""
+        """Compute the log marginal likelihood, here or at another prior and noise.
+
+        Args:
+            prior: A `pw.Prior`, or precisions as in `with_prior`; they may require gradients. None for the posterior's
+                own.
+            noise: The standard deviation; it may require gradients. None for that of the likelihood.
+
+        Returns:
+            The log evidence in nats, a tensor ().
+
+        Raises:
+            ValueError: The prior does not fit the weights or the structure, or the likelihood has no such noise.
+
+        Example:
+            >>> precision = torch.tensor(2.0, requires_grad=True)
+            >>> la.log_evidence(prior=precision).backward()
+            >>> precision.grad.shape
+            torch.Size([])
+        """
         return self.state.log_evidence(prior, noise)
 
     @plainly
     def evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Evidence:
-        """The log evidence in parts, with the effective dimensions of each group of the prior."""
+        """Compute the log evidence in parts, with the effective dimensions of each group of the prior.
+
+        Args:
+            prior: A `pw.Prior`, or precisions as in `with_prior`. None for the posterior's own.
+            noise: The standard deviation. None for that of the likelihood.
+
+        Returns:
+            A `pw.Evidence`.
+
+        Raises:
+            ValueError: The prior does not fit the weights or the structure, or the likelihood has no such noise.
+
+        Example:
+            >>> la.evidence(prior=2.0).effective_dimensions.shape
+            torch.Size([1])
+        """
         return self.state.evidence(prior, noise)
 
     @plainly
@@ -232,6 +371,11 @@ class Laplace:
 
         Warns:
             TuningWarning: an optimum at a limit, a search that did not converge, groups without effect.
+
+        Example:
+            >>> tuned = la.tune()
+            >>> bool(tuned.log_evidence() > la.log_evidence())
+            True
         """
         passes = tuning.Passing(at, memory, progress)
         asked = tuning.checked(
@@ -241,7 +385,23 @@ class Laplace:
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, D): weights drawn from the posterior, around the trained ones."""
+        """Draw weights from the posterior, around the trained ones.
+
+        Args:
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Weights (n, D), in the order of `space`.
+
+        Raises:
+            ValueError: `n` is no positive whole number.
+            TypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> la.sample(10).shape
+            torch.Size([10, 51])
+        """
         checked_generator(generator)
         with drawing(generator, self.weights.device):
             return self.weights + self.state.deviations(n, generator)
@@ -257,13 +417,35 @@ class Laplace:
         create_graph: bool = False,
         mean: str = "network",
     ) -> Functional:
-        """Mean and covariance of the outputs at x, noise excluded.
+        """Compute mean and covariance of the outputs at x, noise excluded.
 
-        `cov` is (B, *positions, C, C); joint: (B, C, B, C) over flattened outputs; `variance_only`: the outputs' shape.
-        Above 256 outputs per example it is estimated from 64 samples, with a relative error of sqrt(2 / 64), unless
-        the last layer alone is uncertain: then variances are exact, and covariances of outputs without positions.
-        `create_graph`: both can be differentiated in x, which has to require gradients; also under `no_grad`.
-        `mean`: the network's own output, or the output of the linear model at its mode (see `at_linear_mode`).
+        Above 256 outputs per example the covariance is estimated from 64 samples, with a relative error of
+        sqrt(2 / 64), unless the last layer alone is uncertain: then variances are exact, and covariances of outputs
+        without positions.
+
+        Args:
+            x: Inputs of the network, B of them.
+            joint: Whether to compute covariances between inputs too.
+            variance_only: Whether to compute variances alone.
+            memory: Bytes for temporary results. None for the limit that the posterior has.
+            create_graph: Whether mean and covariance can be differentiated in x, which has to require gradients; also
+                under `no_grad`.
+            mean: "network" for the network's own output, or "linear_mode" for the output of the linear model at its
+                mode (see `at_linear_mode`).
+
+        Returns:
+            A `pw.Functional`: `mean` (B, ...) and `cov` (B, *positions, C, C). `cov` is (B, C, B, C) over flattened
+            outputs with `joint`, and has the outputs' shape with `variance_only`.
+
+        Raises:
+            ValueError: `joint` and `variance_only` are both given, `joint` or `create_graph` is asked of more than 256
+                outputs per example, `x` has no examples or does not require gradients with `create_graph`, the
+                posterior has no linear mode and `mean` asks for it, or the network has changed since the fit.
+            TypeError: `x` holds no tensors.
+
+        Example:
+            >>> la.functional(x[:5], joint=True).cov.shape
+            torch.Size([5, 3, 5, 3])
         """
         return functional(self.state, x, joint, variance_only, memory, create_graph, mean)
 
@@ -271,9 +453,26 @@ class Laplace:
     def functional_samples(
         self, x: Inputs, n: int, generator: torch.Generator | None = None, *, mean: str = "network"
     ) -> Tensor:
-        """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs.
+        """Draw outputs of the linearised network, at n draws of the weights; each draw is the same at all inputs.
 
-        `mean`: draws around the trained weights, or around the mode of the linear model.
+        Args:
+            x: Inputs of the network, B of them.
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+            mean: "network" for draws around the trained weights, or "linear_mode" for draws around the mode of the
+                linear model.
+
+        Returns:
+            Outputs (n, B, ...).
+
+        Raises:
+            ValueError: `n` is no positive whole number, `x` has no examples, the posterior has no linear mode and
+                `mean` asks for it, or the network has changed since the fit.
+            TypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+
+        Example:
+            >>> la.functional_samples(x[:5], 10).shape
+            torch.Size([10, 5, 3])
         """
         return functional_samples(self.state, x, n, generator, mean)
 
@@ -291,12 +490,37 @@ class Laplace:
         create_graph: bool = False,
         mean: str = "network",
     ) -> Prediction:
-        """What is known of the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
+        """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
-        `method`: outputs of the linearised network, or of the network itself at `samples` draws of the weights.
-        `link`: how outputs become labels ("probit", "bridge", "bridge_normalised", "mc", "natural", "mean"); each
-        likelihood has its own default. `joint`: outputs are correlated between inputs. `create_graph`: the answer can
-        be differentiated in x. `mean`: around the network's own outputs, or those of the linear model at its mode.
+        Args:
+            x: Inputs of the network, N of them.
+            method: "linearised" for outputs of the linearised network, or "sampled" for outputs of the network itself
+                at `samples` draws of the weights.
+            link: How outputs become labels: "probit", "bridge", "bridge_normalised", "exact", "natural", "mean" or
+                "mc". None for the default of the likelihood. "mc" averages over outputs, and is the only link of
+                "sampled".
+            samples: Number of outputs that averages are taken over. None for the default of the method.
+            joint: Whether outputs are correlated between inputs.
+            memory: Bytes for temporary results. None for the limit that the posterior has.
+            generator: Source of random numbers. None for a fixed seed, so that the same question has the same answer.
+            create_graph: Whether the prediction can be differentiated in x, which has to require gradients.
+            mean: "network" to predict around the network's own outputs, or "linear_mode" to predict around those of the
+                linear model at its mode.
+
+        Returns:
+            A `pw.Prediction`. The likelihood decides its class: `pw.Classes`, `pw.Binary`, `pw.Regression`,
+            `pw.Mixture` or `pw.Outputs`.
+
+        Raises:
+            ValueError: A name is unknown or is not for this likelihood and method, options exclude each other, `joint`
+                or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, the posterior has
+                no linear mode and `mean` asks for it, or the network has changed since the fit.
+            TypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+
+        Example:
+            >>> pred = la.predict(x[:5])
+            >>> pred.probs.shape, pred.epistemic.shape
+            (torch.Size([5, 3]), torch.Size([5]))
         """
         return predict(
             self.state,
@@ -312,45 +536,131 @@ class Laplace:
         )
 
     def coverage(self) -> Coverage:
-        """For every parameter the rule and the approximation it got."""
+        """List for every parameter the rule and the approximation it got.
+
+        Returns:
+            A `pw.Coverage`, a table with one row per parameter.
+
+        Example:
+            >>> la.coverage()["0.weight"].rule
+            'linear'
+        """
         return coverage_of(self.state)
 
     @plainly
     def diagnose(self, train: Any) -> Diagnosis:
-        """Whether the network is fit for this, in sentences with what to do, from one pass over its training data."""
+        """Check whether the network is fit for this, in sentences with what to do.
+
+        Args:
+            train: The training data, as in `pw.fit`; one pass is made over it. A one-shot iterator is refused.
+
+        Returns:
+            A `pw.Diagnosis`.
+
+        Raises:
+            ValueError: The data is a one-shot iterator or has another number of examples than that of the fit, or the
+                network has changed since the fit.
+
+        Warns:
+            TuningWarning: The network's loss on the data is not that of the fit.
+
+        Example:
+            >>> isinstance(la.diagnose((x, y)), pw.Diagnosis)
+            True
+        """
         network_of(self.state, None)  # refuses a network that has changed
         return diagnose(self.state, train)
 
     @plainly
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
-        """The posterior after more data, as if fitted to all of it: a new value (EKFAC keeps its eigenvectors)."""
+        """Add more data, as if the posterior was fitted to all of it: a new value (EKFAC keeps its eigenvectors).
+
+        Args:
+            data: The further data, as in `pw.fit`.
+            memory: Bytes for temporary results. None for the limit that the posterior has.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            A new `Laplace`, whose `trace` and `linear_mode` are None.
+
+        Raises:
+            ValueError: The data has no examples, its targets do not fit the outputs, it uses weights that the prior has
+                no precision for, or the network has changed since the fit.
+            TypeError: The data has the wrong type.
+
+        Warns:
+            RoundingWarning: Rounding is as large as the prior precision.
+
+        Example:
+            >>> first = pw.fit(model, (x[:40], y[:40]), "classification")
+            >>> first.update((x[40:], y[40:])).N
+            60
+        """
         network = network_of(self.state, memory)
         return Laplace(resolution.warned(updated(self.state, data, network, Progress(progress)), 5))
 
     @plainly
     def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
-        """The same posterior on another device, where its network (or `model`, a copy of it) must be: a new value."""
+        """Move the posterior to another device, where its network must be already: a new value.
+
+        Args:
+            device: Name of the device, such as "cuda:0", or a torch.device.
+            model: A copy of the network on that device. None for the network itself.
+
+        Returns:
+            A new `Laplace`.
+
+        Raises:
+            ValueError: The device is unknown, the network is not there, or `model` is no copy of the network.
+
+        Example:
+            >>> la.to("cpu").weights.device
+            device(type='cpu')
+        """
         own = self.model if model is None else unwrapped(model)
         return Laplace(moved(self.state, device_named(device), own))
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything but the network to a safetensors file, which `load` reads; whole or not at all."""
+        """Write everything but the network to a safetensors file, which `pw.load` reads; whole or not at all.
+
+        A likelihood that files cannot hold, such as `pw.Custom`, is saved by its name: give it to `pw.load` again.
+
+        Args:
+            path: The file; one that exists is replaced.
+
+        Raises:
+            ValueError: The posterior holds what files cannot, or the network has changed since the fit.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> la.save("posterior.safetensors")
+            >>> pw.load("posterior.safetensors", model)
+            Laplace(D=51, N=60, Kron, ggn, Categorical)
+        """
         network_of(self.state, None)  # refuses a network that has changed
         save(self.state, path)
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what there is: predictions have probabilities, a posterior has not."""
-        if name.startswith("_") or hasattr(type(self), name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        if hasattr(Classes, name) or hasattr(Regression, name):
-            raise AttributeError(f"A Laplace has no {name!r}, and its predictions may: use la.predict(x).{name}.")
-        known = [each for each in dir(self) if not each.startswith("_")]
-        raise AttributeError(f"A Laplace has no {name!r}; {nearest(name, known)}It has {', '.join(known)}.")
+    if not TYPE_CHECKING:  # else a type checker would take any name for one of ours, and calls for right
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Predictions have a name: this one says so."""
-        raise TypeError("A Laplace is not called; use la.predict(x), or la.functional(x) for mean and covariance.")
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is: predictions have probabilities, a posterior has not."""
+            if name.startswith("_") or hasattr(type(self), name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if name in ELSEWHERE:
+                raise AttributeError(f"A Laplace has no {name!r}; {ELSEWHERE[name]}.")
+            if hasattr(Classes, name) or hasattr(Regression, name):
+                raise AttributeError(f"A Laplace has no {name!r}, and its predictions may: use la.predict(x).{name}.")
+            known = dir(self)
+            raise AttributeError(f"A Laplace has no {name!r}; {nearest(name, known)}It has {', '.join(known)}.")
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Predictions have a name: this one says so."""
+            raise TypeError("A Laplace is not called; use la.predict(x), or la.functional(x) for mean and covariance.")
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return sorted(name for name in dir(type(self)) if not name.startswith("_") and name != "state")
 
     def __repr__(self) -> str:
         """One line: what was fitted to how much."""
@@ -368,10 +678,49 @@ def load(
     *,
     memory: float | None = None,
 ) -> Laplace:
-    """A saved posterior of this very network: other weights, a damaged file or a newer format is refused."""
+    """Read a saved posterior of this very network: other weights, a damaged file or a newer format is refused.
+
+    Args:
+        path: The file that `Laplace.save` wrote.
+        model: The network that the posterior was fitted to, with the same weights and buffers.
+        likelihood: The likelihood of the fit, where the file could not hold it, as with `pw.Custom`. None else.
+        memory: Bytes for temporary results. None for a limit that fits the device.
+
+    Returns:
+        The posterior, a `pw.Laplace`, on the network's device.
+
+    Raises:
+        ValueError: The file is damaged, has another format, belongs to another network or other weights, or
+            `likelihood` is missing or is not that of the fit.
+        FileNotFoundError: There is no such file.
+        IsADirectoryError: `path` is a folder.
+
+    Example:
+        >>> la.save("posterior.safetensors")
+        >>> again = pw.load("posterior.safetensors", model)
+        >>> torch.equal(again.predict(x).probs, la.predict(x).probs)
+        True
+    """
     return Laplace(loading.load(path, model, likelihood, memory))
 
 
 def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
-    """The mean negative log probability per example of the predictive, over all batches of `data`."""
+    """Compute the mean negative log probability per example of the predictive, over all batches of `data`.
+
+    Args:
+        la: The posterior.
+        data: Data that the network was not trained on, as in `pw.fit`.
+        **predict: Options of `la.predict`, such as `link="mc"`.
+
+    Returns:
+        A number in nats; lower is better. Targets of an example are summed over its labelled positions.
+
+    Raises:
+        ValueError: The data has no examples, its targets do not fit the outputs, or an option is wrong.
+        TypeError: The data has the wrong type, or `la.predict` has no such option.
+
+    Example:
+        >>> pw.validation_nll(la, (x, y)) > 0
+        True
+    """
     return validation.validation_nll(la.state, data, **predict)

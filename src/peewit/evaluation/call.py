@@ -57,15 +57,44 @@ def evaluate(
     shift_examples: int | None = None,
     title: str | None = None,
 ) -> Report:
-    """How good predictions are, and how well they know when they are not: a report on one pass over the test data.
+    """Measure how good predictions are, and how well they know when they are not: a report on the test data.
 
-    `likelihood`: what a plain network was trained for; a posterior has its own. `ood`: inputs of unknown kinds by name,
-    with or without labels. `shifts`: names of corruptions ("noise", "blur", "contrast", "rotation"), or by name their
-    strengths, a function of (x, strength), or ready data by strength. `attacks`: "fgsm" and "pgd", or by name their
-    epsilons or a function of (model, x, y, epsilon). `baselines`: "auto" for all that are possible, or some of "plain",
-    "temperature" (needs `validation` data), "ensemble" (needs networks as `ensemble`) and "dropout". `classes`: their
-    names. `intervals`: how often the examples are drawn anew for intervals; 0 for none. `predict`: options of
-    `la.predict`. `shift_examples`: how many test examples, evenly spread, are corrupted and attacked; None for all.
+    It makes one pass over the test data.
+
+    Args:
+        la_or_model: A posterior, or a plain network.
+        test: The test data, as in `pw.fit`.
+        likelihood: What a plain network was trained for, such as "classification". None for a posterior, which has its
+            own.
+        ood: Inputs of unknown kinds, with or without labels, by name; or one such data set.
+        shifts: Names of corruptions ("noise", "blur", "contrast", "rotation"); or by name their strengths, a function
+            of (x, strength), a pair of a function and its strengths, or ready data by strength.
+        attacks: "fgsm" and "pgd"; or by name their epsilons, or a function of (model, x, y, epsilon), alone or in a
+            pair with its epsilons.
+        baselines: "auto" for all that are possible, or some of "plain", "temperature" (needs `validation`), "ensemble"
+            (needs `ensemble`) and "dropout" (needs dropout layers).
+        validation: Data that the network was not trained on, for "temperature".
+        ensemble: Networks that were trained apart, for "ensemble".
+        classes: Names of the classes, one each.
+        intervals: How often the examples are drawn anew for intervals; 0 for no intervals.
+        seed: Seed of these draws, of noise and of dropout.
+        progress: Whether to show a progress bar.
+        predict: Options of `la.predict`, such as {"link": "mc"}.
+        shift_examples: How many test examples, evenly spread, are corrupted and attacked; None for all.
+        title: Title of the report. None for one that names the network.
+
+    Returns:
+        A `pw.Report`.
+
+    Raises:
+        ValueError: A name is unknown, a baseline lacks what it needs, options exclude each other, the data has no
+            examples, its targets do not fit, or the network has changed since the fit.
+        TypeError: An argument has the wrong type, or targets are class probabilities.
+
+    Example:
+        >>> report = pw.evaluate(la, (x, y), ood={"far": 10 * x}, intervals=20)
+        >>> [scores.name for scores in report.methods]
+        ['Laplace', 'Plain network']
     """
     settings = Settings.checked(intervals, seed, predict, shift_examples)
     wanted = [*asked(shifts, "shifts"), *asked(attacks, "attacks")]

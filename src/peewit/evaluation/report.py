@@ -15,7 +15,30 @@ FORMAT = 1  # of the JSON text
 
 @dataclass(frozen=True, repr=False)
 class Report(Results):
-    """What `evaluate` returns: every method with its scores, the one asked about first."""
+    """All results of an evaluation: every method with its scores, the one asked about first.
+
+    `pw.evaluate` returns it. `report["Laplace"]` is the scores of a method by its name.
+
+    Attributes:
+        title: Title of the report.
+        task: "classification" or "regression".
+        methods: Scores of every method, a tuple of `pw.metrics.Scores`.
+        surest: Test inputs that the first method is surest of.
+        least_sure: Test inputs that the first method is least sure of.
+        classes: Names of the classes; None where none were given.
+        coverage: For each weight, the approximation that it got; empty for a plain network.
+        posterior: Groups, prior precisions, effective dimensions, variances by layer, the evidence and its trace; empty
+            for a plain network.
+        settings: What it takes to make the report again.
+        versions: Versions of the software.
+        notes: Sentences that a reader of the numbers should know.
+
+    Example:
+        >>> report.task, report["Laplace"].metrics["accuracy"].value > 0.5
+        ('classification', True)
+        >>> report.to_html("report.html").name
+        'report.html'
+    """
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """As JSON text, also into a file; what is not finite is written as 'NaN', 'Infinity' or '-Infinity'."""

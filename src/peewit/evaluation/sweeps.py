@@ -54,7 +54,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All settings that were tried, in their order."""
+    """All settings that a sweep tried, in their order.
+
+    `pw.sweep` returns it. A point has `scale`, `precision`, `temperature` and `metrics`, which are values by name.
+
+    Attributes:
+        points: The settings that were tried, with their metrics.
+        metric: Name of the metric that the best is chosen by.
+        method: "grid", "random" or "bayesian".
+        examples: Number of examples that the posterior was fitted to.
+        scale: Range of the data count over the temperature.
+        precision: Range of the prior precision.
+        seed: Seed of the search.
+        best: The point with the best metric.
+
+    Example:
+        >>> found = pw.sweep(la, (x, y), trials=4)
+        >>> found.best in found.points, found.metric
+        (True, 'nll')
+    """
 
     points: tuple[Point, ...]
     metric: str
@@ -117,11 +135,34 @@ def sweep(
     seed: int = 0,
     progress: bool = False,
 ) -> Sweep:
-    """Metrics on validation data for many weights of the data and precisions of the prior, without fitting again.
+    """Score many weights of the data and precisions of the prior on validation data, without fitting again.
 
-    `scale`: the range of the data count over the temperature, `precision` that of the prior, both on a logarithmic
-    axis; by default a factor of 1,000 to both sides of what the posterior has. `method`: "grid", "random" or
-    "bayesian" (optuna). `metric`: what the best is chosen by, such as "nll" or "ece"; all metrics are kept.
+    Both ranges are on a logarithmic axis. By default they go a factor of 1,000 to both sides of what the posterior has.
+
+    Args:
+        la: The posterior.
+        validation: Data that the network was not trained on, as in `pw.fit`. A one-shot iterator is refused.
+        scale: Lowest and highest data count over the temperature. None for the default.
+        precision: Lowest and highest prior precision. None for the default.
+        method: "grid", "random" or "bayesian" (needs optuna).
+        trials: Number of settings. None for 49 on a grid and 40 else. A grid takes the largest square up to it.
+        metric: What the best is chosen by, such as "nll" or "ece"; all metrics are kept.
+        seed: Seed of "random" and "bayesian".
+        progress: Whether to show a progress bar.
+
+    Returns:
+        A `pw.Sweep`.
+
+    Raises:
+        ValueError: A range is none, a name is unknown, `trials` is too small, or the data is a one-shot iterator or has
+            no labelled examples.
+        TypeError: `la` is no `pw.Laplace`, or `metric` is no name.
+        ImportError: `method="bayesian"` without optuna.
+
+    Example:
+        >>> found = pw.sweep(la, (x, y), precision=(0.1, 10.0), trials=9)
+        >>> len(found.points), 0.1 <= found.best.precision <= 10.1
+        (9, True)
     """
     from ..laplace import Laplace
 

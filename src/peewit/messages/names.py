@@ -50,6 +50,17 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "cpu": "to",
 }
 
+# Names that others give to what a posterior has elsewhere, and where it is.
+ELSEWHERE = {
+    "sigma_noise": "use la.likelihood.noise, and la.with_noise(...) to change it",
+    "prior_precision": "use la.prior.precision, and la.with_prior(...) to change it",
+    "posterior_covariance": (
+        "use la.precision.solve(v), the covariance times v, or la.precision.variance(), its diagonal"
+    ),
+    "posterior_variance": "use la.precision.variance(), or la.precision.solve(v), the covariance times v",
+    "mean": "its mean is la.weights, and la.predict(x).mean is that of a prediction",
+}
+
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """A question after the name that was meant; empty where none is near."""

@@ -78,7 +78,34 @@ def mean_pairs(belief: Belief) -> Tensor:
 @steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Classes(Prediction):
-    """One of C classes at every position."""
+    """A prediction of one of C classes at every position.
+
+    `la.predict(x)` returns it for `pw.Categorical`, which is "classification". Uncertainties are entropies in nats.
+    With `link="probit"` they are averages over outputs, as with `link="mc"`, and not those of the probit's `probs`.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "probit".
+        probs: Class probabilities (N, ...), on the network's class axis; (N, C) without positions.
+        argmax: The likeliest class (N, *positions).
+        mode: The same as `argmax`.
+        entropy: Entropy of the label (N, *positions): the whole uncertainty, `aleatoric + epistemic`.
+        aleatoric: Entropy of the label (N, *positions) that would be left if the weights were known, on average.
+        epistemic: Mutual information of the label and the weights (N, *positions): what the label would tell about the
+            weights. As a rule it is higher at inputs unlike the training data.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> pred = la.predict(x[:5])
+        >>> pred.probs.shape, pred.argmax.shape, pred.epistemic.shape
+        (torch.Size([5, 3]), torch.Size([5]), torch.Size([5]))
+        >>> torch.allclose(pred.entropy, pred.aleatoric + pred.epistemic, atol=1e-4)
+        True
+    """
 
     _rule: tuple[Callable[[Belief], Tensor], Callable[[Belief], Tensor]]  # log probabilities and entropies of the link
 
@@ -129,7 +156,22 @@ class Classes(Prediction):
         return self._positions((self._entropies[0] - self._entropies[1]).clamp(min=0))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """(N,): the log probability of labels, ignored ones left out; the cross entropy where targets are soft."""
+        """Compute the log probability of labels, ignored ones left out; the negative cross entropy of soft targets.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log probabilities (N,) in nats, summed over labelled positions.
+
+        Raises:
+            ValueError: The targets do not fit the outputs.
+            TypeError: `y` is no tensor.
+
+        Example:
+            >>> la.predict(x).log_prob(y).shape
+            torch.Size([60])
+        """
         flat, known = self._targets(y)
         if flat.dim() == 3:
             return (torch.where(flat > 0, flat * self._log_probs, 0.0) * known).sum((1, 2))
@@ -137,14 +179,47 @@ class Classes(Prediction):
         return torch.where(known, picked, 0.0).sum((1, 2))
 
     def interval(self, level: float = 0.95) -> Tensor:
-        """(N, ...) booleans: the smallest set of classes whose probability reaches `level`."""
+        """Find the smallest set of classes whose probability reaches `level`.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            Booleans (N, ...) on the network's class axis: whether a class is in the set.
+
+        Raises:
+            ValueError: `level` is not between 0 and 1.
+
+        Example:
+            >>> inside = la.predict(x).interval(0.9)
+            >>> inside.shape, bool(inside.any(1).all())
+            (torch.Size([60, 3]), True)
+        """
         ordered, order = self._log_probs.double().exp().sort(-1, descending=True)
         before = ordered.cumsum(-1) - ordered
         inside = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < checked_level(level))
         return self.belief.form.restore(inside)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, N, *positions) labels; with joint outputs, at one function for all inputs each."""
+        """Draw labels.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
+
+        Args:
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Class numbers (n, N, *positions).
+
+        Raises:
+            ValueError: `n` is no positive whole number.
+            TypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> la.predict(x).sample(10).shape
+            torch.Size([10, 60])
+        """
         if jointly(self.belief):
             below = self.belief.random(checked_count(n), generator).double().softmax(-1).cumsum(-1)
         else:
@@ -164,7 +239,32 @@ class Classes(Prediction):
 @steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Binary(Prediction):
-    """Zero or one, at every output by itself."""
+    """A prediction of zero or one, at every output by itself.
+
+    `la.predict(x)` returns it for `pw.Bernoulli`, which is "binary". Uncertainties are entropies in nats. With
+    `link="probit"` they are averages over outputs, as with `link="mc"`, and not those of the probit's `probs`.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "probit".
+        probs: Probability of one (N, ...).
+        mode: The likelier label (N, ...), 0 or 1.
+        entropy: Entropy of each label (N, ...): the whole uncertainty, `aleatoric + epistemic`.
+        aleatoric: Entropy of each label (N, ...) that would be left if the weights were known, on average.
+        epistemic: Mutual information of each label and the weights (N, ...): what the label would tell about the
+            weights. As a rule it is higher at inputs unlike the training data.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> labels = (y == 0).float()[:, None]
+        >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x[:5])
+        >>> pred.probs.shape, pred.epistemic.shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
+    """
 
     _rule: Callable[[Belief], Tensor]  # log probabilities of the link
 
@@ -214,7 +314,24 @@ class Binary(Prediction):
         return self._restore((self._entropies[0] - self._entropies[1]).clamp(min=0))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """(N,): summed over labels, each by its own probability."""
+        """Compute the log probability of labels, summed over them, each by its own probability.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log probabilities (N,), in nats.
+
+        Raises:
+            ValueError: The targets do not fit the outputs.
+            TypeError: `y` is no tensor.
+
+        Example:
+            >>> labels = (y == 0).float()[:, None]
+            >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x)
+            >>> pred.log_prob(labels).shape
+            torch.Size([60])
+        """
         flat, _ = self._targets(y)
         known = self.likelihood.known(flat)
         flat = torch.where(known, flat, 0).to(self.belief.mean.dtype)
@@ -223,14 +340,50 @@ class Binary(Prediction):
         return torch.where(known, each, 0.0).sum((1, 2))
 
     def interval(self, level: float = 0.95) -> Tensor:
-        """(N, ..., 2) booleans: the smallest set of labels (zero, one) whose probability reaches `level`."""
+        """Find the smallest set of labels whose probability reaches `level`.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            Booleans (N, ..., 2): whether zero is in the set, and whether one is.
+
+        Raises:
+            ValueError: `level` is not between 0 and 1.
+
+        Example:
+            >>> labels = (y == 0).float()[:, None]
+            >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x)
+            >>> pred.interval(0.9).shape
+            torch.Size([60, 1, 2])
+        """
         p = self._log_probs.exp()
         likelier = torch.stack([p[0] >= p[1], p[1] > p[0]])
         both = likelier | (p.amax(0) < checked_level(level))
         return torch.stack([self._restore(both[0]), self._restore(both[1])], -1)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, N, ...) labels; with joint outputs, at one function for all inputs each."""
+        """Draw labels.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
+
+        Args:
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Zeros and ones (n, N, ...).
+
+        Raises:
+            ValueError: `n` is no positive whole number.
+            TypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> labels = (y == 0).float()[:, None]
+            >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x)
+            >>> pred.sample(10).shape
+            torch.Size([10, 60, 1])
+        """
         if jointly(self.belief):
             p = self.belief.random(checked_count(n), generator).sigmoid()
         else:

@@ -81,7 +81,35 @@ class Numbers(Prediction):
 @steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Regression(Numbers):
-    """Gaussian observations, in closed form."""
+    """A prediction of Gaussian observations, in closed form.
+
+    `la.predict(x)` returns it for `pw.Gaussian`, which is "regression", and for `pw.HeteroscedasticGaussian` with
+    `link="natural"` or `link="mean"`. Uncertainties are variances, and their square roots standard deviations.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "exact".
+        source: The Gaussian over the mean of y.
+        noise: Variances of the noise, positions flattened (N, T, K); `aleatoric` has them in the targets' shape.
+        mean: Mean of a new observation (N, ...).
+        epistemic: Variance of that mean (N, ...), from not knowing the weights. As a rule it is higher at inputs
+            unlike the training data.
+        aleatoric: Variance of the noise (N, ...).
+        variance: Variance of a new observation (N, ...): `epistemic + aleatoric`.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> pred = line.predict(t[:5])
+        >>> pred.mean.shape, pred.epistemic.shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
+        >>> torch.allclose(pred.aleatoric, torch.tensor(0.1**2))
+        True
+        >>> deviation = pred.variance.sqrt()
+    """
 
     source: Normal  # the Gaussian over the mean of y
     noise: Tensor  # (N, T, K): variances
@@ -102,7 +130,22 @@ class Regression(Numbers):
         return distributions.MultivariateNormal(mean, cov, validate_args=False)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """(N,): the outputs of a place together, places summed."""
+        """Compute the log density of targets: the outputs of a position together, positions summed.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log densities (N,), noise included, in nats.
+
+        Raises:
+            ValueError: The targets do not fit the outputs.
+            TypeError: `y` is no tensor.
+
+        Example:
+            >>> line.predict(t).log_prob(z).shape
+            torch.Size([40])
+        """
         flat, known = self._targets(y)
         each = self._log_density(flat.to(self.source.mean.dtype))
         return torch.where(known[..., 0], each, 0.0).sum(1)
@@ -119,7 +162,22 @@ class Regression(Numbers):
         return torch.cat(parts)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """(): the log density of the targets of all inputs together; needs `joint=True`."""
+        """Compute the log density of the targets of all inputs together; needs `joint=True`.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            One log density (), in nats.
+
+        Raises:
+            ValueError: The targets do not fit the outputs, or the prediction was made without `joint=True`.
+            TypeError: `y` is no tensor.
+
+        Example:
+            >>> line.predict(t, joint=True).joint_log_prob(z).shape
+            torch.Size([])
+        """
         joint, form = self.source.joint, self.belief.form
         if joint is None:
             raise ValueError("joint_log_prob needs the covariance between inputs; use predict(x, joint=True).")
@@ -134,13 +192,46 @@ class Regression(Numbers):
         return value
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(N, ...) twice: the central interval of a new observation, noise included."""
+        """Find the central interval of a new observation, noise included.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, (N, ...) each.
+
+        Raises:
+            ValueError: `level` is not between 0 and 1.
+
+        Example:
+            >>> lower, upper = line.predict(t).interval(0.9)
+            >>> lower.shape, bool((lower < upper).all())
+            (torch.Size([40, 1]), True)
+        """
         mean, epistemic, aleatoric = self._moments
         width = normal_quantile(checked_level(level)) * (epistemic + aleatoric).sqrt()
         return self._restore(mean - width), self._restore(mean + width)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, N, ...) observations; with joint outputs, of one function at all inputs each."""
+        """Draw new observations, noise included.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
+
+        Args:
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Observations (n, N, ...).
+
+        Raises:
+            ValueError: `n` is no positive whole number.
+            TypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> line.predict(t).sample(10).shape
+            torch.Size([10, 40, 1])
+        """
         made = self.source.random(checked_count(n), generator)
         return self._restore(made + self.noise.sqrt() * normals(tuple(made.shape), made, generator))
 
@@ -232,7 +323,32 @@ class Given:
 @steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(Numbers):
-    """The likelihood's own distribution of y, averaged over the outputs."""
+    """A prediction by the likelihood's own distribution of y, averaged over the outputs.
+
+    `la.predict(x)` returns it for `pw.HeteroscedasticGaussian`, `pw.Poisson`, `pw.Custom` with `predictive`, and
+    `pw.Gaussian` with `link="mc"` or `method="sampled"`. Uncertainties are variances.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "mc".
+        elementwise: Whether every output has its own target, independent of the other outputs, as counts have.
+        exact: Mean and variances where they have a closed form, positions flattened; None where they are averages.
+        mean: Mean of a new observation (N, ...).
+        epistemic: Variance of that mean (N, ...), from not knowing the weights. As a rule it is higher at inputs
+            unlike the training data.
+        aleatoric: Variance of the noise (N, ...), averaged over the distribution of the outputs.
+        variance: Variance of a new observation (N, ...): `epistemic + aleatoric`.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> pred = line.predict(t[:5], method="sampled")
+        >>> type(pred).__name__, pred.mean.shape, pred.epistemic.shape
+        ('Mixture', torch.Size([5, 1]), torch.Size([5, 1]))
+    """
 
     elementwise: bool  # whether every output has its own target, independent of the other outputs
     exact: Moments | None = None  # where they have a closed form
@@ -258,7 +374,23 @@ class Mixture(Numbers):
         return Moments(*self.belief.gathered(moments, self.elementwise).unbind(-1))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """(N,): places summed; the outputs of a place together, or each by itself where they are independent."""
+        """Compute the log probability (density) of targets, positions summed.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log probabilities (N,), in nats: of the outputs of a position together, or of each by itself where they are
+            independent.
+
+        Raises:
+            ValueError: The targets do not fit the outputs.
+            TypeError: `y` is no tensor.
+
+        Example:
+            >>> line.predict(t, link="mc").log_prob(z).shape
+            torch.Size([40])
+        """
         flat, known = self._targets(y)
         dtype = self.belief.mean.dtype
         wide = self._wide or dtype
@@ -273,7 +405,23 @@ class Mixture(Numbers):
         return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(N, ...) twice: the central interval of a new observation, by quantiles of the mixture."""
+        """Find the central interval of a new observation, by quantiles of the mixture.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, (N, ...) each.
+
+        Raises:
+            ValueError: `level` is not between 0 and 1, or torch does not have the distribution function of
+                the likelihood's distribution.
+
+        Example:
+            >>> lower, upper = line.predict(t, link="mc").interval(0.9)
+            >>> lower.shape, bool((lower < upper).all())
+            (torch.Size([40, 1]), True)
+        """
         tail = (1 - checked_level(level)) / 2
 
         def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
@@ -284,7 +432,25 @@ class Mixture(Numbers):
         return self._restore(lower), self._restore(upper)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, N, ...) observations; with joint outputs, of one function at all inputs each."""
+        """Draw new observations.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
+
+        Args:
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Observations (n, N, ...).
+
+        Raises:
+            ValueError: `n` is no positive whole number.
+            TypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> line.predict(t, link="mc").sample(10).shape
+            torch.Size([10, 40, 1])
+        """
         f = self.belief.random(checked_count(n), generator)
         given = self.likelihood.distribution(f)
         if isinstance(given, distributions.Normal):  # where the head has no valid variance, the mean's stands in
@@ -331,7 +497,28 @@ def along_counts(prediction: Mixture, rows: Tensor) -> Tensor:
 @steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Outputs(Prediction):
-    """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more."""
+    """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more.
+
+    `la.predict(x)` returns it for `pw.Custom` without `predictive`. `log_prob`, `interval` and `sample` raise a
+    ValueError.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "mc".
+        mean: Mean of the outputs (N, ...), the same as `output_mean`.
+        epistemic: Variance of the outputs (N, ...) from not knowing the weights, the same as `output_variance`.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> squared = pw.Custom(lambda f, y: (f - y).square().sum(-1) / 2)
+        >>> pred = pw.fit(line_model, (t, z), squared).predict(t[:5])
+        >>> type(pred).__name__, pred.mean.shape, pred.epistemic.shape
+        ('Outputs', torch.Size([5, 1]), torch.Size([5, 1]))
+    """
 
     @property
     def mean(self) -> Tensor:
@@ -350,15 +537,27 @@ class Outputs(Prediction):
         )
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Refused."""
+        """Refuse: the distribution of y is not known.
+
+        Raises:
+            ValueError: Always; use `mean`, `epistemic` and `covariance`.
+        """
         self._refuse("log_prob")
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Refused."""
+        """Refuse: the distribution of y is not known.
+
+        Raises:
+            ValueError: Always; use `mean`, `epistemic` and `covariance`.
+        """
         self._refuse("interval")
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Refused."""
+        """Refuse: the distribution of y is not known.
+
+        Raises:
+            ValueError: Always; use `mean`, `epistemic` and `covariance`.
+        """
         self._refuse("sample")
 
     def _lines(self) -> list[str]:

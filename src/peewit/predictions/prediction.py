@@ -42,7 +42,37 @@ def shown(values: Tensor) -> str:
 @steady
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ABC):
-    """What is predicted for N inputs; all tensors are shaped like the network's outputs (N, ...)."""
+    """What is predicted for N inputs; all tensors are shaped like the network's outputs (N, ...).
+
+    `la.predict(x)` returns it, and `len(prediction)` is N. It is one of five classes, by the likelihood:
+
+    - `pw.Categorical`: `pw.Classes`;
+    - `pw.Bernoulli`: `pw.Binary`;
+    - `pw.Gaussian`: `pw.Regression`; with `link="mc"` or `method="sampled"`, `pw.Mixture`;
+    - `pw.HeteroscedasticGaussian`: `pw.Mixture`; with `link="natural"` or `link="mean"`, `pw.Regression`;
+    - `pw.Poisson`: `pw.Mixture`;
+    - `pw.Custom`: `pw.Mixture`; without `predictive`, `pw.Outputs`.
+
+    All of them have `epistemic`, the uncertainty that comes from not knowing the weights, and all but `pw.Outputs` have
+    `aleatoric`, the uncertainty that would be left if the weights were known. Labels have both in nats, and they add up
+    to `entropy`. Numbers have both as variances, and they add up to `variance`.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "probit".
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> pred = la.predict(x[:5])
+        >>> isinstance(pred, pw.Prediction), type(pred).__name__, len(pred)
+        (True, 'Classes', 5)
+        >>> pred.output_mean.shape, pred.covariance.shape
+        (torch.Size([5, 3]), torch.Size([5, 3, 3]))
+    """
 
     belief: Belief
     likelihood: Likelihood
@@ -52,15 +82,61 @@ class Prediction(ABC):
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
-        """(N,): the log probability (density) of targets, summed over labelled positions; they are never broadcast."""
+        """Compute the log probability (density) of targets, summed over labelled positions.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log probabilities or densities (N,), in nats.
+
+        Raises:
+            ValueError: The targets do not fit the outputs.
+            TypeError: `y` is no tensor.
+
+        Example:
+            >>> la.predict(x).log_prob(y).shape
+            torch.Size([60])
+        """
 
     @abstractmethod
     def interval(self, level: float = 0.95) -> Any:
-        """What holds a new observation with probability `level`."""
+        """Find what holds a new observation with probability `level`.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            A set of labels as booleans, or the lower and the upper ends of intervals.
+
+        Raises:
+            ValueError: `level` is not between 0 and 1.
+
+        Example:
+            >>> lower, upper = line.predict(t).interval(0.9)
+            >>> bool((lower < upper).all())
+            True
+        """
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """(n, ...): new observations at all inputs."""
+        """Draw new observations at all inputs.
+
+        Args:
+            n: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Observations (n, N, ...).
+
+        Raises:
+            ValueError: `n` is no positive whole number.
+            TypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> la.predict(x).sample(10).shape
+            torch.Size([10, 60])
+        """
 
     # Outputs of the network
 
