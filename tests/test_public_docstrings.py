@@ -82,7 +82,8 @@ def sections(thing: Any) -> dict[str, str]:
 def parameters(thing: Any) -> set[str]:
     """What a function takes, or the fields of a value; nothing for a class that has none, such as a warning."""
     if dataclasses.is_dataclass(thing):
-        return {field.name for field in dataclasses.fields(thing)} - ENGINE.get(thing, set())
+        named = {field.name for field in dataclasses.fields(thing) if not field.name.startswith("_")}
+        return named - ENGINE.get(thing, set())
     if inspect.isclass(thing):
         return set(getattr(thing, "_fields", ()))
     return set(inspect.signature(thing).parameters) - {"self", "cls"}
