@@ -200,8 +200,8 @@ def test_a_noise_is_learnt_where_it_is_declared() -> None:
     assert float(own.log_evidence()) == pytest.approx(float(ours.log_evidence()), rel=1e-8)
     assert own.likelihood.noise == pytest.approx(ours.likelihood.noise, rel=1e-5)  # type: ignore[attr-defined]
     la = fitted(NETWORK, X, Y, Counts())
-    with pytest.raises(ValueError, match="Counts has no noise"):
-        la.tune(noise=True)
+    with pytest.raises(ValueError, match="parameters has 'noise', but Counts has none"):
+        la.tune(parameters=["noise"])
     with pytest.raises(ValueError, match="Counts has no noise"):
         la.with_noise(0.5)
     with pytest.raises(ValueError, match="Counts has no noise"):
