@@ -23,9 +23,10 @@ import peewit as pw
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
-from peewit.cli import main, posteriors
+from peewit.cli import main, posteriors, settings
 from peewit.cli.output import Problem, finite
 from peewit.cli.settings import KNOWN, assignment, gathered
+from peewit.messages.names import nearest
 from peewit.runtime.progress import Progress
 from peewit.storage.atomic import writing
 from reports import classification
@@ -599,3 +600,23 @@ def test_ctrl_c_during_a_fit(place: str, tmp_path: Path) -> None:
     assert started.returncode == 130
     assert out == "" and err == "Interrupted; nothing was written.\n"
     assert {each.name for each in tmp_path.iterdir()} - before <= {"started", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fit.mode", "fit.at"),
+        ("tune.mode", "tune.at"),
+        ("tune.noise", "tune.parameters"),
+        ("tune.prior", "tune.parameters"),
+    ],
+)
+def test_settings_of_another_name_lead_to_the_right_one(old: str, new: str) -> None:
+    with pytest.raises(Problem, match=rf"no setting '{old}'; did you mean '{new}'"):
+        settings.check(old, "x", "run.toml")
+
+
+def test_several_names_that_may_be_meant() -> None:
+    """All of them are said."""
+    assert nearest("data", ["method", "train", "validation"]) == "did you mean 'train' or 'validation'? "
+    assert nearest("data", ["test", "seed"]) == "did you mean 'test'? " and nearest("qqq", ["test"]) == ""

@@ -280,3 +280,19 @@ def test_how_many_classes_there_are(name: str, classes: int) -> None:
         assert pw.evaluate(la, data, classes=words, intervals=10).task == "classification"
     with pytest.raises(ValueError, match=f"there are {classes} classes" if classes else "has no classes; leave it out"):
         pw.evaluate(la, data, classes=["a", "b", "c", "d"], intervals=10)
+
+
+def test_what_is_no_likelihood_is_led_to_the_base_class() -> None:
+    """A class with the right methods that is no subclass, and a subclass with a family that nobody knows."""
+
+    class Duck:
+        def energy(self) -> None: ...
+
+    class Strange(Counts):
+        link_family = "foo"
+
+    with pytest.raises(TypeError, match=r"or of a subclass of peewit\.likelihoods\.Likelihood"):
+        fitted(NETWORK, X, Y, Duck())
+    la = fitted(NETWORK, X, Y, Strange())
+    with pytest.raises(ValueError, match=r"Strange has link_family='foo'; expected one of .*categorical"):
+        la.predict(X)

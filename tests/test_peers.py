@@ -337,6 +337,8 @@ ELSEWHERE = {
     "posterior_covariance": ("la.precision.solve", "la.precision.variance()"),
     "posterior_variance": ("la.precision.variance()", "la.precision.solve"),
     "mean": ("la.weights",),
+    "mode": ("la.weights", "la.predict(x).mode"),
+    "kind": ("la.curvature",),
 }
 
 

@@ -176,6 +176,15 @@ def test_g_priors(name: str, structure: str) -> None:
     assert relative(gradient, differences(lambda p: value(p * base), factor.detach()[None])[0]) < 1e-6
 
 
+def test_a_g_prior_that_a_structure_cannot_hold_is_refused_in_float32() -> None:
+    """With its sentence: eigenvectors may be in float64 where second moments are not."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).to(DEVICE)
+    data = torch.randn(30, 3).to(DEVICE), (torch.arange(30) % 2).to(DEVICE)
+    with pytest.raises(ValueError, match="different precisions inside"):
+        pw.fit(model, data, "classification", structure="ekfac", prior=pw.Prior.g_prior(2.0))
+
+
 def test_g_priors_are_bound_once() -> None:
     """At the fit, by `with_prior` or when asked; unbound ones and those of other weights say what to do."""
     case = table("mlp")

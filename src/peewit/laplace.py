@@ -26,6 +26,7 @@ from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import LinearMode
 from .posterior.network import network_of
+from .posterior.schema import Schema
 from .posterior.state import PosteriorState
 from .posterior.trace import Trace
 from .posterior.update import in_arithmetic, moved, updated
@@ -70,6 +71,7 @@ class Laplace:
         arithmetic: How products are rounded.
         timings: Seconds that measuring and decomposing the curvature took.
         trace: How `tune` came here; None where it did not.
+        schema: Names of columns and classes, where the command line fitted a table; None elsewhere.
         linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
 
     Example:
@@ -158,6 +160,11 @@ class Laplace:
     def trace(self) -> Trace | None:
         """How `tune` came here; None where it did not."""
         return self.state.trace
+
+    @property
+    def schema(self) -> Schema | None:
+        """Names of columns and classes, where the command line fitted a table."""
+        return self.state.schema
 
     @property
     def linear_mode(self) -> LinearMode | None:

@@ -33,7 +33,7 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "val_loader": "validation",
     "train_loader": ("train", "data"),
     "dataloader": ("data", "train"),
-    "data": ("train", "validation"),
+    "data": ("test", "train", "validation"),
     "mode": "at",
     "prior": "parameters",
     "noise": "parameters",
@@ -58,6 +58,8 @@ ELSEWHERE = {
         "use la.precision.solve(v), the covariance times v, or la.precision.variance(), its diagonal"
     ),
     "posterior_variance": "use la.precision.variance(), or la.precision.solve(v), the covariance times v",
+    "mode": "the trained weights are la.weights, and la.predict(x).mode is the likeliest label",
+    "kind": "the kind of curvature is la.curvature",
     "mean": "its mean is la.weights, and la.predict(x).mean is that of a prediction",
 }
 
@@ -65,10 +67,12 @@ ELSEWHERE = {
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """A question after the name that was meant; empty where none is near."""
     every, given = list(known), str(name).lower()
-    others = OTHERS.get(given, ())
-    for other in (others,) if isinstance(others, str) else others:
-        if other in every:
-            return f"did you mean {other!r}? "
+    prefix, dot, last = given.rpartition(".")  # settings have the name of their table before theirs
+    others = OTHERS.get(last, ())
+    found = [prefix + dot + each for each in ((others,) if isinstance(others, str) else others)]
+    found = [repr(each) for each in found if each in every]
+    if found:
+        return f"did you mean {' or '.join(found)}? "
     # A longer name for the same thing: prior_precision, link_approx.
     parts = [each for each in every if len(each) > 3 and each in given.split("_")]
     same = [each for each in every if each.lower() == given]
@@ -109,9 +113,14 @@ def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, kind: t
         made = value() if isinstance(value, type) else value
         if not (isinstance(made, kind) if isinstance(kind, type) else hasattr(made, kind)):
             hint = f" Did you mean {LOSSES[type(made)]!r}?" if type(made) in LOSSES else ""
+            own = (
+                f" or of a subclass of {kind.__module__.rpartition('.')[0]}.{kind.__name__}"
+                if isinstance(kind, type)
+                else ""
+            )
             raise TypeError(
                 f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "
-                f"peewit's own kinds.{hint}"
+                f"peewit's own kinds{own}.{hint}"
             )
         return made
     if value not in names:

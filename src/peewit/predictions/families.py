@@ -38,6 +38,11 @@ class Family(NamedTuple):
 
 def family_of(likelihood: Likelihood) -> Family:
     """The row of a likelihood."""
+    if likelihood.link_family not in FAMILIES:
+        raise ValueError(
+            f"{type(likelihood).__name__} has link_family={likelihood.link_family!r}; expected one of "
+            f"{', '.join(FAMILIES)}."
+        )
     return FAMILIES[likelihood.link_family]
 
 

@@ -45,7 +45,7 @@ class Plan:
     corrections: tuple[str, ...] = ()  # what was not as the plain ones were, and goes otherwise now
     direct: dict[Signature, set[str]] = field(default_factory=dict)  # weights that no saved reference leads to
     closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
-    push: dict[bool, int] = field(default_factory=dict)  # by which of `pushing.WAYS` several vectors go, or one
+    push: dict[bool, int] = field(default_factory=dict)  # by which of `forward_mode.WAYS` several vectors go, or one
 
     def __post_init__(self) -> None:
         """Ways in which batches were cut along their examples, and looked at; no file holds them."""

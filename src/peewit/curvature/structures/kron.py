@@ -304,8 +304,10 @@ class Spectrum:
         """(G, O, I): with a floor on each side where the block is a product, so that it stays one."""
         found = self.sides
         if found is None:
-            made = self.values if self.left is None else self.left.square() @ self.values
-            return floored(made if self.right is None else made @ self.right.square().mT, floor)
+            made = self.values.double()  # bases may be in float64 where the moments are not
+            made = made if self.left is None else self.left.double().square() @ made
+            made = made if self.right is None else made @ self.right.double().square().mT
+            return floored(made.to(self.values.dtype), floor)
         rows, columns = (floored(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in found)
         return rows[:, :, None] * columns[:, None, :]
 
