@@ -385,7 +385,7 @@ def test_between_devices(name: str, structure: str, tmp_path: Path) -> None:
     case = table(name)
     la = case.fit(STRUCTURES[structure], prior=0.7)
     there = la.to("cpu", model=copy.deepcopy(la.model).cpu())
-    assert there.mode.device.type == "cpu" and la.weights.device.type == "cuda"
+    assert there.weights.device.type == "cpu" and la.weights.device.type == "cuda"
     expected = la.functional(moved(case.x)).cov.cpu()
     assert relative(there.functional(case.x).cov, expected) < 1e-9
     assert float(there.log_evidence()) == pytest.approx(float(la.log_evidence()), rel=1e-9)
