@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Class = TypeVar("Class", bound=type)
 FORMS = "expected (inputs, targets) as a tuple of tensors, a DataLoader, or an iterable of such batches"
 
 
@@ -101,22 +98,3 @@ def checked_generator(generator: Any) -> None:
             f"generator is a {type(generator).__name__}; expected a torch.Generator, such as "
             "torch.Generator().manual_seed(0), or None."
         )
-
-
-def made_by(maker: str) -> Callable[[Class], Class]:
-    """A dataclass that users do not make themselves: an incomplete call says who makes it."""
-
-    def decorate(cls: Class) -> Class:
-        own: Callable[..., None] = cls.__init__  # type: ignore[misc]  # a dataclass' own, which no subclass changes
-        needed = sum(each.default is MISSING and each.default_factory is MISSING for each in fields(cls))
-
-        @functools.wraps(own)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            if len(args) + len(kwargs) < needed:
-                raise TypeError(f"{cls.__name__}(...) was called; expected {maker}, which measures and returns one.")
-            own(self, *args, **kwargs)
-
-        cls.__init__ = init  # type: ignore[misc]  # a class may not know that its maker is named
-        return cls
-
-    return decorate
