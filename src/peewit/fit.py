@@ -33,7 +33,7 @@ from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
 from .runtime.memory import Budget, budget
 from .runtime.progress import Progress
-from .runtime.random import DEFAULT_SEED
+from .runtime.random import DEFAULT_SEED, seed_of
 from .tracing.knowledge import Plan
 from .tracing.selection import Weights, select
 from .tuning.options import At, check_place
@@ -197,16 +197,9 @@ def resolve(
         prior=start,
         budget=limit,
         working=limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes)),
-        seed=seed_of(generator),
+        seed=seed_of(generator, 62),
         identity=identity,
     )
-
-
-def seed_of(generator: torch.Generator | None) -> int:
-    """The fixed seed of drawn labels, or one drawn from a generator."""
-    if generator is None:
-        return DEFAULT_SEED
-    return int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
 
 
 def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> PosteriorState:

@@ -20,7 +20,7 @@ from ..network.isolation import plainly
 from ..network.nests import Inputs, count, take
 from ..posterior import network
 from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
-from ..runtime.random import DEFAULT_SEED
+from ..runtime.random import DEFAULT_SEED, seed_of
 from ..weights.vectors import unflatten
 from . import covariance, means, samples
 from .families import made_of
@@ -54,20 +54,13 @@ def predict(
         return made_of(ask(la, x, question, memory, generator), la.likelihood, question.link)
 
 
-def seed_of(generator: torch.Generator | None) -> int:
-    """The fixed one, or one drawn from a generator."""
-    if generator is None:
-        return DEFAULT_SEED
-    return int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
-
-
 def linearised(
     la: PosteriorState, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
 ) -> Normal:
     """The Gaussian over the outputs of the linearised network."""
     shift = means.displacement(la, question.mean)
     network = network_of(la, memory)
-    seed = seed_of(generator)
+    seed = seed_of(generator, 31)
     mean = None if shift is None else means.linear(network, x, shift, question.create_graph)
     try:
         made = covariance.compact(network, la.precision, x, question.joint, question.create_graph)

@@ -66,3 +66,10 @@ class Hashed:
         """(N, T, width) standard normal, float64, by Box and Muller."""
         radius = (-2 * self.uniform(width, 0).log()).sqrt()
         return radius * (2 * math.pi * self.uniform(width, 1)).cos()
+
+
+def seed_of(generator: torch.Generator | None, bits: int) -> int:
+    """The fixed seed, or one of so many bits that is drawn from a generator."""
+    if generator is None:
+        return DEFAULT_SEED
+    return int(torch.randint(1 << bits, (1,), generator=generator, device=generator.device))
