@@ -42,8 +42,8 @@ else
 endif
 # Tests whose numbers are made elsewhere: of words, pages, drawings and commands.
 WORDS := bad_input benchmarks cli cli_reports demo distribution docs evaluate_mistakes evaluate_report examples \
-         figures figures_browser figures_odd page report settings
-NUMBERS := $(filter-out $(WORDS:%=tests/test_%.py),$(wildcard tests/test_*.py))
+         figures figures_browser figures_unusual page report settings
+NUMBERS := $(filter-out $(foreach word,$(WORDS),%/test_$(word).py),$(shell find tests -name "test_*.py" | sort))
 
 # $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
 # Threads wait passively: there are more of them than cores where each of the WORKERS has two.
@@ -93,7 +93,7 @@ test-cuda: ## run the same tests and COUNT random networks on a GPU with PYTHON 
 	  --seed $(SEED) --count $(COUNT) --workers $(WORKERS)
 
 test-dist: dist ## install what dist built into an empty environment, run the demo there, and mypy on a user's script
-	@OMP_NUM_THREADS=1 PEEWIT_TEST_DIST=dist $(RUN) -m pytest -q tests/test_distribution.py $(ARGS)
+	@OMP_NUM_THREADS=1 PEEWIT_TEST_DIST=dist $(RUN) -m pytest -q tests/system/test_distribution.py $(ARGS)
 
 lint: $(TOOLS) ## ruff, and mypy in strict mode on src, for Python 3.10 and 3.14
 	@$(RUN) -m ruff check .
@@ -106,7 +106,7 @@ format: $(TOOLS) ## rewrite the code as lint wants it
 	@$(RUN) -m ruff format .
 
 docs: $(TOOLS) ## run the code in README.md and docs/
-	@OMP_NUM_THREADS=2 $(RUN) -m pytest -q tests/test_docs.py $(ARGS)
+	@OMP_NUM_THREADS=2 $(RUN) -m pytest -q tests/system/test_docs.py $(ARGS)
 
 api: $(TOOLS) ## write docs/api.md from the docstrings
 	@$(RUN) tools/api.py

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-DEVICE = os.environ.get("PEEWIT_TEST_DEVICE", "cpu")
-DATA = os.environ.get("PEEWIT_DATA", "")
-ORDER = os.environ.get("PEEWIT_TEST_ORDER", "")
+from environment import DATA, DEVICE, ORDER
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Several processes with several threads each are slower than one thread per process.
         torch.set_num_threads(1)
     if not DEVICE.startswith("cuda") and importlib.util.find_spec("triton"):
-        # For tests/test_kernels.py: Triton's own functions are interpreted only if it is imported under this variable.
+        # For tests/kernels/test_kernels.py: Triton's own functions are interpreted only if it is imported under this variable.
         os.environ["TRITON_INTERPRET"] = "1"
         importlib.import_module("triton.language")
         del os.environ["TRITON_INTERPRET"]

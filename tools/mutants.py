@@ -251,7 +251,7 @@ class Worker:
             sys.dont_write_bytecode = True
             import pytest
 
-            paths = f"pythonpath={cls.source} {cls.project.root}"
+            paths = f"pythonpath={cls.source} {cls.project.root} {cls.project.root}/tests/support"
             status = int(pytest.main(["-q", "-x", "-rfE", "-p", "no:cacheprovider", "-o", paths, *tests]))
             sys.stdout.flush()
         finally:

@@ -22,7 +22,7 @@ LEAST = 0.02  # the share of networks in which every option of the grammar has t
 
 def set_up(put_back: str = "") -> None:
     """Let a process find the library and the tests, and put a misreading back that was repaired."""
-    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
     import torch
 
     torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def compare(
     import torch
 
     from random_checks import failures, shrunk, some_checks
-    from random_networks import random_network
+    from random_grammar import random_network
 
     network = random_network(seed)
     checks = some_checks(seed) if turns else only
@@ -68,11 +68,11 @@ def main() -> int:
     parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns")
     parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
     parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
-    parser.add_argument("--put-back", default="", help="a misreading that was repaired, as tests/repairs.py names it")
+    parser.add_argument("--put-back", default="", help="a misreading that was repaired, as tests/support/repairs.py names it")
     asked = parser.parse_args()
     set_up()
     import random_checks  # noqa: F401  # fills the grammar
-    from random_networks import owners, random_network
+    from random_grammar import owners, random_network
 
     seeds = range(asked.seed, asked.seed + asked.count)
     counted = collections.Counter(option for seed in seeds for option in random_network(seed).options)

@@ -1,0 +1,280 @@
+"""What `la.diagnose` says of networks that were made to be ill, and of one that is well."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import peewit as pw
+from cases import randomise
+from environment import DEVICE
+from fitting import normal
+from peewit.diagnostics.gradients import constant_energy, examine
+from reference_dense import ggn
+
+
+def inputs(n: int = 120) -> Tensor:
+    return normal(n, 3).to(DEVICE)
+
+
+def network(outputs: int = 1, norm: bool = False) -> nn.Module:
+    torch.manual_seed(3)
+    middle = [nn.LayerNorm(6)] if norm else []
+    return nn.Sequential(nn.Linear(3, 6), *middle, nn.Tanh(), nn.Linear(6, outputs)).double().to(DEVICE)
+
+
+def trained(model: nn.Module, loss: Any, precision: float, rounds: int = 500) -> nn.Module:
+    """To the mode of `loss(model) + precision / 2 |theta|^2`, or part of the way."""
+    search = torch.optim.LBFGS(model.parameters(), max_iter=rounds, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        value = loss(model) + 0.5 * precision * sum(p.square().sum() for p in model.parameters())
+        value.backward()
+        return value
+
+    search.step(closure)
+    return model
+
+
+def curve(noise: float = 0.3, n: int = 120) -> tuple[Tensor, Tensor]:
+    x = inputs(n)
+    y = torch.sin(2 * x[:, :1]) + 0.5 * x[:, 1:2] + noise * normal(n, 1, seed=5).to(DEVICE)
+    return x, y
+
+
+def squares(data: tuple[Tensor, Tensor], noise: float) -> Any:
+    return lambda model: 0.5 * (model(data[0]) - data[1]).square().sum() / noise**2
+
+
+def labels(x: Tensor) -> Tensor:
+    logits = torch.stack([3 * x[:, 0], 3 * x[:, 1], torch.zeros_like(x[:, 0])], 1)
+    draws = torch.rand(len(x), 1, generator=torch.Generator().manual_seed(8), dtype=torch.float64).to(DEVICE)
+    return (logits.softmax(1).cumsum(1) < draws).sum(1)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> tuple[pw.Laplace, tuple[Tensor, Tensor]]:
+    """A regression at the mode of its regularised loss, with the noise of its data."""
+    data = curve()
+    model = trained(network(), squares(data, 0.3), 0.5)
+    return pw.fit(model, data, pw.Gaussian(0.3), structure="full", prior=0.5), data
+
+
+def test_a_healthy_network_has_no_complaints(healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
+    """Nothing but fine answers, by a loader too, and nothing of the posterior or the generator changes."""
+    la, data = healthy
+    before, drawn = la.log_evidence(), torch.random.get_rng_state()
+    said = la.diagnose(data)
+    assert said.healthy and not said.complaints, str(said)
+    assert [each.topic for each in said] == ["fit", "mode", "residuals", "evidence", "rounding"]
+    assert said["mode"].numbers["decrement"] < 1e-6 and said["fit"].numbers["share"] > 0.8
+    assert torch.equal(la.log_evidence(), before) and torch.equal(drawn, torch.random.get_rng_state())
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*(each.cpu() for each in data)), batch_size=10)
+    again = la.diagnose(loader)
+    assert again.healthy and abs(again["fit"].numbers["energy"] - said["fit"].numbers["energy"]) < 1e-9
+    assert "[fine] mode: The network is near a mode" in str(said)
+    with pytest.raises(KeyError, match="'teeth' is no topic"):
+        said["teeth"]
+
+
+def test_gradients_and_decrements_are_those_of_the_definition() -> None:
+    """Against autograd and a dense GGN, by groups; noise from per-piece gradients."""
+    x, y = curve(n=64)
+    model = network()
+    la = pw.fit(
+        model,
+        (x, y),
+        pw.Gaussian(0.5),
+        structure="full",
+        curvature="ggn",
+        prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]),
+    )
+    la = la.with_temperature(2.0)
+    said = la.diagnose((x, y))
+    theta = [p.detach() for p in model.parameters()]
+    strength = 1 / 0.5**2 / 2.0
+    delta = torch.cat(
+        [torch.full((p.numel(),), d, dtype=p.dtype) for p, d in zip(theta, (1.0, 2.0, 3.0, 4.0), strict=True)]
+    )
+    flat = torch.cat([p.flatten() for p in theta]).cpu()
+
+    def gradient(part: slice) -> Tensor:
+        energy = 0.5 * (model(x[part]) - y[part]).square().sum()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(energy, [*model.parameters()])]).cpu()
+
+    slope = strength * gradient(slice(None)) + delta * flat
+    names = [name for name, _ in model.named_parameters()]
+    matrix = strength * ggn(copy.deepcopy(model).cpu(), x.cpu(), y.cpu(), "regression", names) + torch.diag(delta)
+    newton = torch.linalg.solve(matrix, slope)
+    pieces = torch.stack([gradient(slice(start, start + 4)) for start in range(0, 64, 4)])  # 16 of equal size
+    noise = strength**2 * 16 * pieces.var(0)  # of their sum
+    sizes = [p.numel() for p in theta]
+    for number, (g, s, n, t) in enumerate(
+        zip(slope.split(sizes), newton.split(sizes), noise.split(sizes), flat.split(sizes), strict=True)
+    ):
+        assert abs(float(said.decrements[number]) / float(0.5 * (g * s).sum()) - 1) < 1e-9
+        assert abs(float(said.gradients[number]) / float(g.norm() / n.sum().sqrt()) - 1) < 1e-9
+        assert abs(float(said.ratios[number]) / float(t.square().sum() / (t - s).square().sum()) - 1) < 1e-9
+    table = str(said).splitlines()[-5:]
+    assert table[0].split()[0] == "group" and [line.split()[0] for line in table[1:]] == names
+
+
+def test_noise_of_uneven_pieces() -> None:
+    """Unbiased for examples that are alike whatever the pieces: compared with the variance over single examples."""
+    x, y = curve(n=400)
+    la = pw.fit(network(), (x, y), pw.Gaussian(0.5), structure="diag")
+    groups = la.prior.stretches(la.space)
+    single = examine(la.state, [(x[i : i + 1], y[i : i + 1]) for i in range(400)]).noise(groups)
+    sizes = [3, 17] * 20
+    cuts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    uneven = examine(la.state, [(x[a:b], y[a:b]) for a, b in itertools.pairwise(cuts)]).noise(groups)
+    assert 0.6 < float(uneven / single) < 1.6
+
+
+def test_a_network_that_stopped_early(healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
+    """Not at a mode, with gradients far above their noise, and with evidences that disagree."""
+    _, data = healthy
+    model = trained(network(), squares(data, 0.3), 0.5, rounds=8)
+    la = pw.fit(model, data, pw.Gaussian(0.3), structure="full", prior=0.5)
+    said = la.diagnose(data)
+    assert said["mode"].severity == "warning" and said["evidence"].severity == "warning"
+    assert "not at a mode" in said["mode"].sentence and "tune(at='linear_mode'" in said["mode"].advice
+    assert said["mode"].numbers["gradient"] > 1
+    exact = la.at_linear_mode(data)
+    known = exact.diagnose(data)["evidence"]
+    expected = float(exact.log_evidence()) - float(la.log_evidence())
+    assert abs(known.numbers["nats"] - expected) < 1e-9 and known.severity == "warning"
+    # For squared errors one step of Newton's method with the exact curvature is the mode itself.
+    assert abs(said["evidence"].numbers["nats"] - expected) < 1e-3 * expected
+    assert abs(said["evidence"].numbers["ratio"] / known.numbers["ratio"] - 1) < 1e-3
+
+
+def test_a_network_that_was_never_trained() -> None:
+    """Worse than a constant; and one that learnt nothing is hardly better."""
+    data = curve()
+    untrained = network()
+    with torch.no_grad():
+        untrained[-1].bias += 3.0
+    said = pw.fit(untrained, data, "regression").diagnose(data)
+    assert said["fit"].severity == "warning" and "worse than a constant" in said["fit"].sentence
+    other = (data[0], normal(120, 1, seed=9).to(DEVICE))  # nothing to learn
+    dull = trained(network(), squares(other, 1.0), 50.0)
+    said = pw.fit(dull, other, "regression", prior=50.0).diagnose(other)
+    assert "hardly better" in said["fit"].sentence and said["mode"].severity == "fine"
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0])
+def test_a_wrong_noise(noise: float, healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
+    """It names the one that fits, which is the fixed point's."""
+    la, data = healthy
+    said = la.with_noise(noise).diagnose(data)["residuals"]
+    assert said.severity == "warning" and ("larger" if noise < 0.3 else "smaller") in said.sentence
+    gamma = float(la.with_noise(noise).evidence().gamma)
+    expected = (float((la.model(data[0]) - data[1]).detach().square().sum()) / (120 - gamma)) ** 0.5
+    assert abs(said.numbers["fitting"] / expected - 1) < 1e-6
+    assert f"Gaussian(noise={expected:.3g})" in said.advice
+
+
+def test_heavy_tails() -> None:
+    """A few outliers."""
+    x, y = curve()
+    y = y.clone()
+    y[:3] += 5.0
+    model = trained(network(), squares((x, y), 0.8), 0.5)
+    said = pw.fit(model, (x, y), pw.Gaussian(0.8), prior=0.5).diagnose((x, y))
+    assert said["tails"].severity == "note" and said["tails"].numbers["kurtosis"] > 9
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "scale", "words"), [(0.0, 1.0, ""), (0.3, 1.0, "less sure"), (0.0, 6.0, "too sure")]
+)
+def test_confidence(smoothing: float, scale: float, words: str) -> None:
+    """Trained by the cross entropy it is fine; by a smoothed one, or with its logits scaled up, it is not."""
+    x = inputs(200)
+    y = labels(x)
+    loss = nn.CrossEntropyLoss(reduction="sum", label_smoothing=smoothing)
+    model = trained(network(3), lambda model: loss(model(x), y), 0.1)
+    with torch.no_grad():
+        for parameter in model[-1].parameters():
+            parameter *= scale
+    la = pw.fit(model, (x, y), "classification", prior=0.1)
+    said = la.diagnose((x, y))["confidence"]
+    assert (said.severity == "warning") == bool(words) and words in said.sentence
+    probabilities = model(x).detach().softmax(1)
+    surprise = -probabilities.gather(1, y[:, None]).log().mean()
+    entropy = -(probabilities * probabilities.log()).sum(1).mean()
+    assert (
+        abs(said.numbers["surprise"] - float(surprise)) < 1e-9 and abs(said.numbers["entropy"] - float(entropy)) < 1e-9
+    )
+    if smoothing:
+        given = pw.fit(model, (x, y), pw.Categorical(label_smoothing=smoothing), prior=0.1).diagnose((x, y))
+        assert given["likelihood"].severity == "note" and given["mode"].severity == "fine"
+
+
+def test_counts_and_other_likelihoods() -> None:
+    """Too spread counts; variances that do not fit; labels that are missing; an energy of one's own."""
+    x = inputs(200)
+    rate = (0.5 * x[:, :1]).exp() * 3
+    wild = torch.poisson((rate * 8).cpu(), generator=torch.Generator().manual_seed(1)).to(DEVICE) * torch.randint(
+        0, 2, (200, 1), generator=torch.Generator().manual_seed(2)
+    ).to(DEVICE)
+    tame = torch.poisson(rate.cpu(), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for y, severity in ((wild, "warning"), (tame, "fine")):
+        model = trained(network(), lambda m, y=y: (m(x).exp() - y * m(x)).sum(), 0.5)
+        said = pw.fit(model, (x, y), "count", prior=0.5).diagnose((x, y))
+        assert said["residuals"].severity == severity and said["mode"].severity == "fine"
+    y = curve(n=200)[1]
+    said = pw.fit(network(2), (x, y), "heteroscedastic").diagnose((x, y))
+    assert {each.topic for each in said} >= {"fit", "mode", "residuals", "evidence"}
+    yes = (x[:, :1] > 0).double()
+    yes[::3] = -1.0
+    said = pw.fit(network(), (x, yes), pw.Bernoulli(ignore_index=-1)).diagnose((x, yes))
+    assert said["confidence"].numbers["surprise"] > 0
+    own = pw.Custom(lambda f, y: (f - y).cosh().log().sum(1) + 0.5 * (f - y).square().sum(1))
+    said = pw.fit(network(), (x, y), own).diagnose((x, y))
+    assert {each.topic for each in said} >= {"fit", "mode", "evidence"} and "residuals" not in {
+        each.topic for each in said
+    }
+
+
+def test_scales_and_groups() -> None:
+    """One precision straddles a set; one per tensor does not; a group that is held by the prior is told."""
+    data = curve()
+    model = network(norm=True)
+    randomise(model)
+    la = pw.fit(model, data, pw.Gaussian(0.3))
+    said = la.diagnose(data)["scales"]
+    assert said.severity == "note" and "{0.weight + 0.bias}" in said.sentence and "scale_invariant" in said.advice
+    prior = pw.Prior.scale_invariant(model, data)
+    assert la.with_prior(prior).diagnose(data)["scales"].severity == "fine"
+    assert la.with_prior(pw.Prior.g_prior()).diagnose(data)["scales"].severity == "fine"
+    held = la.with_prior(pw.Prior.groups({"0": 1e12, "*": 1.0})).diagnose(data)
+    assert held["groups"].numbers["off"] == 1 and "'0'" in held["groups"].sentence
+
+
+def test_the_best_constant() -> None:
+    """Class frequencies, and the mean."""
+    y = torch.tensor([0, 0, 1, 2, 2, 2])
+    f = torch.zeros(6, 1, 3)
+    shares = torch.tensor([2, 1, 3]) / 6
+    own, constant = constant_energy(pw.Categorical(), [(f[:2], y[:2, None]), (f[2:], y[2:, None])])
+    assert abs(own - 6 * torch.log(torch.tensor(3.0))) < 1e-5
+    assert abs(constant + 6 * float((shares * shares.log()).sum())) < 1e-5
+    target = normal(20, 1, 2)
+    own, constant = constant_energy(pw.Gaussian(), [(torch.zeros_like(target), target)])
+    assert abs(constant - 0.5 * float((target - target.mean(0)).square().sum())) < 1e-8
+
+
+def test_data_that_are_not_the_training_data(healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
+    """Others, and iterators, are refused."""
+    la, (x, y) = healthy
+    with pytest.raises(ValueError, match="data has 20 examples, and the posterior was fitted to 120"):
+        la.diagnose((x[:20], y[:20]))
+    with pytest.raises(ValueError, match="one-shot iterator"):
+        la.diagnose(iter([(x, y)]))

@@ -1,0 +1,276 @@
+"""Figures of unusual data: constant values, two classes and a hundred, one layer and many, names with signs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import peewit as pw
+from environment import DEVICE
+from evaluating import numbers
+from figure_cases import case
+from figure_checks import Tried, checked, pixels, report, scored
+from fitting import normal
+from peewit import figures
+from peewit.evaluation import Point
+from peewit.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
+from peewit.metrics import Specimen
+
+pytest.importorskip("plotly", reason="no plotly: pip install plotly")
+
+
+def plane(loss: Tensor | None = None, accuracy: float = 1.0) -> Landscape:
+    """A bowl, made up, with the same accuracy everywhere."""
+    a = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    bowl = a[:, None].square() + a.square()
+    loss = bowl + 0.1 if loss is None else loss
+    axes = torch.eye(2, dtype=torch.float64)
+    right = torch.full_like(bowl, accuracy)
+    return Landscape(a, a, axes, ("one", "two"), loss, bowl + 0.1, right, bowl, bowl, 10.0, "loss", 5)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_contours_of_one_value_have_a_range(value: float) -> None:
+    """Browsers stop at contours from a number to itself."""
+    made = plane(accuracy=value)
+    for view in landscapes.views(made):
+        trace = landscapes.contour(made, view, True)
+        assert trace.zmin < trace.zmax and trace.contours.start < trace.contours.end, view.name
+        assert trace.zmin <= float(view.values.min()) or view.steep
+    flat = plane(torch.full((5, 5), 0.7, dtype=torch.float64))
+    assert "Ellipses" in checked(figures.landscape_2d(flat))["layout"]["meta"]["alt"]
+    still = replace(flat, quadratic=torch.zeros_like(flat.quadratic))  # directions along which nothing changes
+    assert "Ellipses" not in checked(figures.landscape_2d(still))["layout"]["meta"]["alt"]
+
+
+def test_constant_accuracy_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("kaleido")
+    if figures.saving.browser() is None:
+        pytest.skip("no Chromium")
+    figure = figures.landscape_2d(plane())
+    for number, trace in enumerate(figure.data[:5]):
+        trace.visible = number == 1
+    assert figures.save(figure, tmp_path / "accuracy.png").stat().st_size > 5_000
+
+
+def test_losses_that_are_not_finite_are_left_out() -> None:
+    bowl = plane().loss.clone()
+    bowl[0, 0], bowl[4, 4] = math.inf, math.nan
+    figure = figures.landscape_2d(plane(bowl))
+    checked(figure)
+    assert figure.data[0].z[0][0] is None and math.isfinite(figure.data[0].zmax)
+    with pytest.raises(ValueError, match="reach=inf"):
+        figures.landscape(case("classes").fit("diag"), case("classes").data, reach=math.inf)
+
+
+def test_a_factor_of_zeros_is_drawn() -> None:
+    zero, one = torch.zeros(2, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    figure = figures.kronecker(Factors("weight", zero, one, (2, 2)))
+    assert [list(row) for row in figure.data[0].z] == [[0, 0], [0, 0]]
+
+
+def test_yes_is_the_class_of_a_binary_probability() -> None:
+    small = case("binary")
+    la = small.fit("kron")
+    for names, wanted in ((None, ("class 1",)), (("no", "yes"), ("yes",))):
+        figure = figures.monte_carlo(la, small.x[:1], 3, classes=names)
+        assert figure.layout.xaxis2.ticktext == wanted
+    probability = float(la.predict(small.x[:1], link="mc").probs)
+    assert figure.data[3].y[0] == pytest.approx(probability, rel=1e-4)
+
+
+def test_samples_of_the_network_are_not_said_to_reach_the_linear_model() -> None:
+    small = case("regression")
+    la = small.fit("full")
+    own, other = (figures.monte_carlo(la, small.x[:4], 3, method=method) for method in ("linearised", "sampled"))
+    assert "comes closer" in own.layout.meta["alt"] and own.data[3].name == "closed form"
+    assert "closer" not in other.layout.meta["alt"] and other.data[3].name == "the linear model"
+    with pytest.raises(ValueError, match="output=1 was given; expected a whole number from 0 to 0"):
+        figures.monte_carlo(la, small.x[:4], 3, output=1)
+
+
+def hundred() -> tuple[pw.Laplace, tuple[Tensor, Tensor]]:
+    """A posterior over a hundred classes of two inputs."""
+    x, y = normal(120, 2).to(DEVICE), (torch.arange(120) % 100).to(DEVICE)
+    return pw.fit(nn.Linear(2, 100).double().to(DEVICE), (x, y), "classification", structure="diag"), (x, y)
+
+
+def test_many_classes_leave_room_for_the_figure() -> None:
+    la, data = hundred()
+    figure = figures.decision_map(la, data, points=3)
+    assert not any(trace.showlegend for trace in figure.data if trace.type == "scatter")
+    drawn = figures.monte_carlo(la, data[0][:1], 2)
+    assert len(drawn.layout.xaxis2.ticktext) <= 20 and drawn.layout.xaxis2.ticktext[1] == "class 5"
+
+
+def test_maps_call_classes_by_their_names() -> None:
+    small = case("classes")
+    figure = figures.decision_map(small.fit("diag"), small.data, points=3, classes=("cat", "confidence", "<s>"))
+    names = ["probability of cat", "probability of confidence", "probability of &lt;s>"]
+    assert [button.label for button in figure.layout.updatemenus[0].buttons][-3:] == names
+    assert [(trace.name, trace.zmin, trace.zmax) for trace in figure.data[4:7]] == [(name, 0.0, 1.0) for name in names]
+    assert figure.data[-1].name == "&lt;s>"
+
+
+def test_data_at_one_place_have_a_range_around_it() -> None:
+    small = case("regression")
+    la = small.fit("full")
+    made = prediction.band(la, (torch.full_like(small.x[:3], 2.0), small.y[:3]), points=3)
+    assert made.x.tolist() == [1.0, 2.0, 3.0]
+    for settings, words in (
+        ({"output": 5}, "output=5"),
+        ({"points": 0}, "points=0"),
+        ({"extend": -1.0}, r"extend=-1\.0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            figures.regression_band(la, small.data, **settings)
+
+
+def test_errors_of_numbers_are_squared_and_those_of_classes_counted() -> None:
+    counts = replace(scored("counts", "regression"), pit=None)  # a likelihood without quantiles
+    for scores, wanted in (
+        ((counts,), "mean squared error"),
+        (report("regression").methods, "mean squared error"),
+        (report().methods, "share of errors"),
+        ((counts, scored("classes")), "error"),
+    ):
+        assert figures.risk_coverage(*scores).layout.yaxis.title.text == wanted
+
+
+def test_sharpness_is_called_what_it_is() -> None:
+    made = report("regression")
+    sharp = replace(made.methods[0], metrics={"sharpness": made.methods[0].metrics["nll"]})
+    figure = figures.compare(replace(made, methods=(sharp,)), "sharpness")
+    assert figure.layout.title.text == "Predicted standard deviation"
+
+
+def test_numbers_are_neither_right_nor_wrong() -> None:
+    one = Specimen(3, 0.5, 0.25, math.nan, 0.125, pixels(1))
+    figure = figures.specimens(replace(report("regression"), surest=(one,), least_sure=(one,)))
+    note = figure.layout.annotations[1]
+    assert note.text == "0.25 ± 0.125<br>is 0.5" and note.font.color is None
+    assert "nan" not in figure.data[0].hovertemplate and "confidence" not in figure.data[0].hovertemplate
+
+
+def test_names_are_shown_as_they_are() -> None:
+    table = figures.specimens(replace(report(channels=None), classes=("<s>", "a & b", "c"))).data[0]
+    assert list(table.cells.values[2][:2]) == ["&lt;s>", "a &amp; b"]
+    method = scored("Laplace")
+    odd = replace(method, detection={"<s>": method.detection["bags"]}, uncertainty={"<s>": method.uncertainty["bags"]})
+    figure = figures.detection(odd)
+    assert figure.layout.title.text == "Unknown inputs noticed: &lt;s>" and "(<s>)" in figure.layout.meta["alt"]
+    assert figures.uncertainty_histogram(odd).data[0].name == "&lt;s>"
+
+
+def test_the_best_setting_is_the_best_by_its_own_metric() -> None:
+    figure = figures.sweep(Tried(), "ece")
+    assert "coloured by calibration error (ECE). Best NLL: 0.6" in figure.layout.meta["alt"]
+    assert figure.data[-1].name == "best NLL"
+
+
+def test_colours_leave_the_worst_settings_aside() -> None:
+    points = [Point(1.0, 1.0, 1.0, {"nll": value, "accuracy": value}) for value in torch.linspace(0, 1, 21).tolist()]
+    for name, ends in (("nll", (0.0, 0.9)), ("accuracy", (0.1, 1.0))):
+        marker = sweeps.tried(points, name, True).marker
+        assert (marker.cmin, marker.cmax) == pytest.approx(ends), name
+
+
+def test_axes_over_few_values_have_ticks() -> None:
+    for values in ((4.3,), (0.9, 1.1), (1.0,), (0.00231, 0.00232), (4.3e7, 4.4e7), (1e-9, 1e9)):
+        made = style.logarithmic(values)
+        low, high = made["range"]
+        assert 2 <= len(made["tickvals"]) <= 8, values
+        assert all(low <= math.log10(tick) <= high for tick in made["tickvals"])
+        assert len(set(made["ticktext"])) == len(made["ticktext"])
+
+
+def test_many_layers_say_how_many_are_shown() -> None:
+    layer = posterior.Layer("weight", 3, (0.1, 0.2, 0.3, 0.4, 0.5), 1.0)
+    names = tuple(f"layer {number}" for number in range(50))
+    made = posterior.Summary(names, (1.0,) * 50, (0.01,) * 50, (3,) * 50, tuple(replace(layer, name=n) for n in names))
+    for draw in (figures.marginal_variances, figures.prior_posterior, figures.effective_dimensions):
+        assert "the first 40 of 50" in draw(made).layout.xaxis.title.text
+    assert figures.effective_dimensions(made).layout.title.text == "0.5 of 150 weights determined by data"
+    many = curvature.Whole(
+        *([torch.eye(70, dtype=torch.float64)] * 2), torch.arange(70), names[:1] * 70, (*range(1, 71),)
+    )
+    figure = figures.hessian_blocks(many)
+    assert not figure.layout.shapes and "lines" not in figure.layout.meta["alt"]
+
+
+def test_spectra_of_many_layers_leave_room() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12))).double().to(DEVICE)
+    la = pw.fit(model, numbers(10, 2), "regression", structure="diag")
+    figure = figures.spectra(la)
+    named = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert named == ["24 tensors, by name where you point", "prior precision"]
+
+
+def test_vectors_of_a_large_network_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = case("classes")
+    la = small.fit("diag")
+    whole = figures.whole(la, small.data)
+    monkeypatch.setattr(curvature, "UNITS", 3 * la.D)
+    sizes = []
+    made = curvature.units
+
+    def counted(places: Tensor, like: Tensor) -> Tensor:
+        sizes.append(len(places))
+        return made(places, like)
+
+    monkeypatch.setattr(curvature, "units", counted)
+    again = figures.whole(la, small.data)
+    assert max(sizes) == 3
+    torch.testing.assert_close(again.hessian, whole.hessian)
+    torch.testing.assert_close(again.ggn, whole.ggn)
+
+
+def test_scores_of_numbers_have_a_histogram_too() -> None:
+    method = scored("Laplace", "regression")
+    odd = replace(method, uncertainty={"test": {"variance": (0.1, 0.2)}})
+    assert figures.uncertainty_histogram(odd).layout.xaxis.title.text == "variance"
+    with pytest.raises(ValueError, match="bins=0"):
+        figures.uncertainty_histogram(odd, bins=0)
+
+
+def test_other_things_than_posteriors_and_scores_are_refused() -> None:
+    small, made = case("classes"), report()
+    asked: tuple[Any, ...] = (
+        lambda: figures.spectra(small.model),
+        lambda: figures.hessian_blocks(small.model, small.data),
+        lambda: figures.kronecker(small.model),
+        lambda: figures.block_approximations(small.model, small.data),
+        lambda: figures.monte_carlo(small.model, small.x),
+        lambda: figures.decision_map(small.model, small.data),
+        lambda: figures.regression_band(small.model, small.data),
+        lambda: figures.landscape(small.model, small.data),
+    )
+    for ask in asked:
+        with pytest.raises(TypeError, match="A Sequential was given; expected a posterior"):
+            ask()
+    for draw in (figures.reliability, figures.pit, figures.risk_coverage, figures.detection):
+        for given in (made, made.methods):
+            with pytest.raises(TypeError, match=r"\(\*report.methods\)"):
+                draw(given)
+    for ask in (
+        lambda: figures.compare(made.methods[0], "nll"),
+        lambda: figures.shift_curves(small.fit("diag")),
+        lambda: figures.specimens(made.methods),
+    ):
+        with pytest.raises(TypeError, match="expected a report"):
+            ask()
+    with pytest.raises(TypeError, match="expected a sweep"):
+        figures.sweep(made)
+    for most in (0, "all"):
+        with pytest.raises(ValueError, match="most="):
+            figures.specimens(made, most)
+        with pytest.raises(ValueError, match="most="):
+            figures.hessian_blocks(small.fit("diag"), small.data, most=most)
+        with pytest.raises(ValueError, match="most="):
+            figures.kronecker(small.fit("kron"), most=most)

@@ -1,0 +1,97 @@
+"""Figures looked at by a program: what they hold, and whether it is near."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peewit.evaluation import Report
+from peewit.figures import style
+from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
+
+
+def grid(small: Any) -> Tensor:
+    """Inputs along a line."""
+    return torch.linspace(-2, 2, 9, dtype=torch.float64, device=small.x.device)[:, None]
+
+
+def checked(figure: Any) -> dict[str, Any]:
+    """What every figure has: JSON that any browser reads, a title and a description, no fixed width."""
+    content = json.loads(figure.to_json(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    meta = content["layout"]["meta"]
+    assert 40 < len(meta["alt"]) < 420, meta["alt"]
+    assert (
+        meta["alt"].endswith(".") and meta["alt"][0].isupper() and "<" not in meta["alt"] and "nan" not in meta["alt"]
+    )
+    assert meta["title"] and len(meta["title"]) < 60
+    assert "width" not in content["layout"] and content["layout"]["height"] >= 200
+    assert content["layout"]["paper_bgcolor"] == content["layout"]["plot_bgcolor"] == style.CLEAR
+    assert content["data"]
+    return content
+
+
+def near(value: float, width: float = 0.02) -> Estimate:
+    """A number with its interval."""
+    return Estimate(value, value - width, value + width)
+
+
+def scored(name: str, task: str = "classification") -> Scores:
+    """Made up."""
+    classes = task == "classification"
+    own = ("entropy", "mutual_information") if classes else ("epistemic_variance",)
+    strain = Shift((0.0, 1.0, 2.0), {each: (near(0.9), near(0.8), near(0.6)) for each in ("accuracy", "confidence")})
+    return Scores(
+        name,
+        "A way to predict.",
+        {"accuracy": near(0.9), "nll": near(0.4), "coverage90": near(0.85), "odd_one": near(math.nan)},
+        Reliability((0.0, 0.5, 0.8, 1.0), (0.0, 0.7, 0.95), (0.0, 0.6, 0.9), (0, 10, 30)) if classes else None,
+        Curve((0.1, 0.5, 1.0), (0.0, 0.05, 0.1)),
+        None if classes else (0.3, 0.2, 0.2, 0.3),
+        {data: dict.fromkeys(own, (0.1, 0.2, 0.2, 0.9)) for data in ("test", "bags")},
+        {"bags": {each: Detection(near(0.8), near(0.7), near(0.4)) for each in own}},
+        {"noise": strain, "blur": strain},
+        {"fgsm": strain},
+        0.5,
+    )
+
+
+def pixels(channels: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """A small image."""
+    return tuple(tuple((0.1 * row,) * channels for _ in range(3)) for row in range(4))
+
+
+def report(task: str = "classification", channels: int | None = 1) -> Report:
+    """Made up."""
+    image = None if channels is None else pixels(channels)
+    specimens = tuple(Specimen(place, place % 3, 1, 0.9, 0.2, image) for place in range(5))
+    posterior = {
+        "groups": ["0.weight", "0.bias"], "prior_precision": [1.0, 2.0], "effective_dimensions": [3.0, 1.5],
+        "group_weights": [8, 2],
+        "layers": [
+            {"name": each, "weights": 8, "prior_variance": 1.0, "variance_quantiles": [0.1, 0.2, 0.3, 0.4, 0.5]}
+            for each in ("0.weight", "0.bias")
+        ],
+        "trace": {"values": [-3.0, -2.0, -1.0], "objective": "log evidence", "groups": ["0.weight", "0.bias"],
+                  "precisions": [[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]},
+    }  # fmt: skip
+    names = ("a", "b", "c") if task == "classification" else None
+    methods = (scored("Laplace", task), scored("plain network", task))
+    return Report("Test", task, methods, specimens, specimens[:2], names, (), posterior, {}, {}, ())
+
+
+class Tried:
+    """A sweep, made up."""
+
+    class Point:
+        def __init__(self, scale: float, precision: float) -> None:
+            self.scale, self.precision = scale, precision
+            self.metrics = {"nll": scale + precision, "ece": math.nan if scale > 5 else 0.1}
+
+    def __init__(self) -> None:
+        self.points = tuple(self.Point(scale, precision) for scale in (0.1, 1.0, 10.0) for precision in (0.5, 5.0))
+        self.metric, self.best = "nll", self.points[0]

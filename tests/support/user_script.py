@@ -1,0 +1,88 @@
+"""A script as a user writes it, on the common public calls.
+
+tests/system/test_distribution.py runs it beside the installed wheel, and has `mypy --strict` check it there. It imports
+nothing of the tests, so that it runs wherever the package is installed. `assert_type` fails in mypy where a call has
+lost its type.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import assert_type  # torch requires this package; Python's own function came with 3.11
+
+import peewit as pw
+from peewit.evaluation import Report
+from peewit.metrics import Estimate, ece
+
+
+def data(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Points (N, 2), and the stripe (N,) that each lies in."""
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+
+
+def trained(x: Tensor, y: Tensor) -> nn.Sequential:
+    """A small classifier."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(100):
+        optimiser.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+        optimiser.step()
+    return model
+
+
+def classify() -> None:
+    """Fit, tune, predict, save, load, evaluate."""
+    x, y = data(60, seed=1)
+    model = trained(x, y)
+    la = pw.fit(model, DataLoader(TensorDataset(x, y), batch_size=20), "classification", structure="kron")
+    assert_type(la, pw.Laplace)
+    la = assert_type(la.tune(), pw.Laplace)
+    la = assert_type(la.tune("validation", validation=data(30, seed=2)), pw.Laplace)
+    assert_type(la.trace, pw.Trace | None)
+    assert_type(la.D, int)
+    assert_type(la.prior, pw.Prior)
+    assert_type(la.sample(4), Tensor)
+    assert_type(la.evidence(), pw.Evidence)
+    assert_type(la.log_evidence(prior=pw.Prior.scalar(10.0)), Tensor)
+    print(assert_type(la.coverage(), pw.Coverage))
+
+    pred = assert_type(la.predict(x[:5]), pw.Prediction)
+    probs: Tensor = pred.probs
+    assert_type(pred.log_prob(y[:5]), Tensor)
+    assert_type(ece(probs, y[:5]), float)
+    assert probs.shape == (5, 3)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "posterior.safetensors"
+        la.save(path)
+        again = assert_type(pw.load(path, model), pw.Laplace)
+    assert torch.equal(assert_type(again.log_evidence(), Tensor), la.log_evidence())
+
+    report = assert_type(pw.evaluate(la, data(60, seed=3), intervals=0), Report)
+    print(assert_type(report.methods[0].metrics["accuracy"], Estimate))
+
+
+def regress() -> None:
+    """Likelihood, structure, curvature and prior as values; and products with the curvature."""
+    x = torch.linspace(-1, 1, 30)[:, None]
+    y = x.sin()
+    model = nn.Linear(1, 1)
+    prior = assert_type(pw.Prior.layerwise([1.0, 2.0]), pw.Prior)
+    la = pw.fit(model, (x, y), pw.Gaussian(noise=0.1), structure=pw.Full(), curvature=pw.GGN(), prior=prior)
+    mean: Tensor = la.predict(x).mean
+    product = assert_type(pw.products(model, (x, y), "regression").mv(torch.ones(la.D)), Tensor)
+    assert mean.shape == y.shape and product.shape == (la.D,)
+
+
+if __name__ == "__main__":
+    classify()
+    regress()
+    print("peewit", assert_type(pw.__version__, str))

@@ -1,0 +1,225 @@
+"""The rooms of the package and of its tests: imports point one way, and every room has its sentence in docs/design.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from environment import ROOT
+
+PACKAGE = ROOT / "src" / "peewit"
+# From the ground up: a module imports from its own room and from rooms before it.
+ROOMS = (
+    "runtime",
+    "messages",
+    "network",
+    "weights",
+    "kernels",
+    "jacobians",
+    "tracing.layers",
+    "tracing",
+    "likelihoods",
+    "priors",
+    "curvature",
+    "curvature.structures",
+    "posterior",
+    "predictions",
+    "linear_model",
+    "tuning",
+    "diagnostics",
+    "storage",
+    "laplace",
+    "fit",
+    "metrics",
+    "figures",
+    "report",
+    "evaluation",
+    "data",
+    "__init__",
+    "demo",
+    "cli",
+    "__main__",
+)
+FACE = {"__init__", "__main__", "fit", "laplace", "demo"}  # all that may stand in the root of the package
+LARGEST_CYCLE = 3  # modules that know each other by type-checking imports
+
+
+class Import(NamedTuple):
+    """One module that a line of another imports."""
+
+    module: str
+    line: int
+    at_run_time: bool  # when the importing module is loaded
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Files by dotted name below the package; the package itself is `__init__`."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "__init__"] = path
+    return found
+
+
+def imports(name: str, path: Path, known: Iterable[str], package: str) -> Iterator[Import]:
+    """Every import of the package's own modules, inside functions and for type checkers too."""
+    tree = ast.parse(path.read_text())
+    late = {
+        node
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef)
+        or (isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.unparse(outer.test))
+        for node in ast.walk(outer)
+    }
+    inside = path.name == "__init__.py"
+    here = [] if name == "__init__" else name.split(".") if inside else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            given = [each.name for each in node.names if each.name.partition(".")[0] == package]
+            targets = [each.partition(".")[2] or "__init__" for each in given]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                above = here[: len(here) - node.level + 1]
+            elif node.module and node.module.partition(".")[0] == package:
+                above = node.module.split(".")[1:]
+            else:
+                continue
+            base = [*above, *(node.module.split(".") if node.level and node.module else ())]
+            targets = []
+            for each in node.names:
+                whole = ".".join([*base, each.name])
+                targets.append(whole if whole in known else ".".join(base) or "__init__")
+        else:
+            continue
+        for target in targets:
+            if target != name:
+                yield Import(target, node.lineno, node not in late)
+
+
+def room_of(module: str, rooms: tuple[str, ...]) -> str:
+    """The innermost room that a module stands in."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in rooms:
+            return ".".join(parts[:length])
+    return f"no room for {module}"
+
+
+def violations(package: Path, rooms: tuple[str, ...]) -> list[str]:
+    """Lines that import from a room that stands later, and modules without a room."""
+    found = []
+    known = modules(package)
+    for name, path in known.items():
+        own = room_of(name, rooms)
+        if own not in rooms:
+            found.append(f"{path}: {own}")
+            continue
+        for each in imports(name, path, known, package.name):
+            other = room_of(each.module, rooms)
+            if other not in rooms or rooms.index(other) > rooms.index(own):
+                found.append(f"{path}:{each.line}: {own} imports {each.module}, which stands in a later room")
+    return found
+
+
+def cycles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules of which each leads to all others."""
+    reach: dict[str, set[str]] = {}
+    for start in edges:
+        seen, stack = set(), [start]
+        while stack:
+            for following in edges.get(stack.pop(), ()):
+                if following not in seen:
+                    seen.add(following)
+                    stack.append(following)
+        reach[start] = seen
+    groups = {frozenset(other for other in reach[one] if one in reach[other]) for one in edges if one in reach[one]}
+    return [set(group) for group in groups]
+
+
+def edges_of(package: Path, only_at_run_time: bool) -> dict[str, set[str]]:
+    """Which modules each one imports."""
+    known = modules(package)
+    return {
+        name: {
+            each.module for each in imports(name, path, known, package.name) if each.at_run_time or not only_at_run_time
+        }
+        for name, path in known.items()
+    }
+
+
+def test_imports_point_one_way() -> None:
+    assert violations(PACKAGE, ROOMS) == []
+
+
+def test_modules_in_cycles() -> None:
+    """None at run time; a few where types are checked."""
+    assert cycles(edges_of(PACKAGE, True)) == []
+    assert [group for group in cycles(edges_of(PACKAGE, False)) if len(group) > LARGEST_CYCLE] == []
+
+
+def test_the_root_holds_the_face_alone() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == FACE
+
+
+def test_every_room_has_its_sentence() -> None:
+    """In docs/design.md, in the order of the rooms."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `") and line.count("|") >= 3]
+    named = [row[1].strip().strip("`").rstrip("/").replace("/", ".").removesuffix(".py") for row in rows]
+    rooms = [room for room in ROOMS if room not in ("__init__", "__main__")]
+    assert [each for each in named if each in rooms] == rooms
+    assert all(row[2].strip() for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from .upper.face import thing", "ground imports upper.face"),
+        ("def f():\n    from .upper import face", "ground imports upper.face"),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small.upper.face import thing",
+            "ground imports upper.face",
+        ),
+        ("import small.upper.face", "ground imports upper.face"),
+        ("from . import nowhere", ""),
+    ],
+)
+def test_a_line_in_the_wrong_direction_is_named(line: str, words: str, tmp_path: Path) -> None:
+    """With its file and number, wherever in the module it stands."""
+    package = tmp_path / "small"
+    (package / "upper").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "nowhere.py").write_text("")
+    (package / "upper" / "__init__.py").write_text("")
+    (package / "upper" / "face.py").write_text("from ..ground import base\nthing = 1\n")
+    rooms = ("__init__", "nowhere", "ground", "upper")
+    (package / "ground.py").write_text("base = 1\n")
+    assert violations(package, rooms) == []
+    (package / "ground.py").write_text(f"base = 1\n{line}\n")
+    found = violations(package, rooms)
+    assert len(found) == bool(words) and all(words in each and "ground.py:" in each for each in found)
+    assert bool(cycles(edges_of(package, False))) == bool(words)
+    assert violations(package, rooms[:-1]) != []  # and a module without a room
+
+
+def test_tests_stand_in_the_room_of_their_subject() -> None:
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    rooms = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
+    strangers = {str(folder.relative_to(ROOT / "tests")) for folder in folders} - {str(room) for room in rooms}
+    assert strangers == {"system"}, "tests/ has the folders of src/peewit, and system for what concerns several of them"
+
+
+def test_no_test_file_imports_another() -> None:
+    lines = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        if name.split(".")[-1].startswith("test_")
+    ]
+    assert not lines, f"what several tests share goes to tests/support: {lines}"

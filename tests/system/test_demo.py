@@ -1,0 +1,183 @@
+"""The demo in its quick form, the command line, and the data that come with the package."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from rich.console import Console
+
+import peewit as pw
+from environment import ROOT
+from peewit import demo
+from peewit.data import FASHION_MNIST_CLASSES, fashion_mnist
+
+
+@pytest.fixture
+def cli() -> ModuleType:
+    return pytest.importorskip("peewit.cli", reason="no typer")
+
+
+ROWS = (
+    "MAP: the network as it is",
+    "temperature scaling",
+    "Laplace, last layer, evidence",
+    "Laplace, last layer, validation",
+    "Laplace, all weights, evidence",
+    "Laplace, all weights, validation",
+)
+
+
+def test_quick_demo_prints_a_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
+) -> None:
+    """All rows and scores are there, the random state is left alone and nothing is written unasked."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_rng_state()
+    assert cli.main(["demo", "--quick", "--no-report"]) == 0
+    assert torch.equal(torch.get_rng_state(), before)
+    shown = capsys.readouterr().out
+    for word in (*ROWS, "accuracy", "NLL", "Brier", "ECE", "AUROC", "bag, ankle boot", "The quick form"):
+        assert word in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quick_demo_writes_a_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
+) -> None:
+    """It ends by saying where the page is, which answers the three questions."""
+    pytest.importorskip("plotly", reason="no plotly")
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_rng_state()
+    assert cli.main(["demo", "--quick"]) == 0
+    assert torch.equal(torch.get_rng_state(), before)
+    place = tmp_path / "peewit-demo.html"
+    assert capsys.readouterr().out.endswith(f"The report, to be opened in a browser: {place}\n")
+    text = place.read_text(encoding="utf-8")
+    for word in (
+        "Is the network calibrated?",
+        "What did Laplace change?",
+        "What does it not know",
+        "“bag”",
+        "rotation",
+    ):
+        assert word in text
+    assert [each.name for each in tmp_path.iterdir()] == [place.name]
+
+
+def test_without_plotly_the_demo_goes_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "compare", lambda *_, **__: ([], {}))
+    demo.run(quick=True, report=tmp_path / "no.html")
+    assert "pip install plotly" in " ".join(capsys.readouterr().out.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str], cli: ModuleType) -> None:
+    assert cli.main(["demo", "--quick", "--seed", "3", "--no-report"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    scores, others = (demo.run(quick=True, seed=seed, console=Console(quiet=True)) for seed in (3, 4))
+    assert [each.name for each in scores] == list(ROWS)
+    for each in scores:
+        figures = (each.accuracy, each.nll, each.brier, each.ece, each.auroc)
+        assert " ".join([each.name, *(f"{value:.3f}" for value in figures)]) in shown
+        assert all(0 <= value <= 1 for value in (each.accuracy, each.ece, each.auroc))
+    assert [each.nll for each in scores] != [each.nll for each in others]
+
+
+def test_the_demo_sees_eight_classes_and_tests_on_others() -> None:
+    data = demo.load()
+    (x, y), (x_validation, y_validation), (x_test, y_test) = data.train, data.validation, data.test
+    assert set(y.tolist()) == set(y_validation.tolist()) == set(y_test.tolist()) == set(range(8))
+    assert (len(x), len(x_validation), len(x_test), len(data.unknown)) == (4320, 480, 2400, 600)
+    (all_train, labels), (all_test, test_labels) = fashion_mnist()
+    assert list(data.unknown_by_class) == ["bag", "ankle boot"]
+    assert torch.equal(data.unknown, torch.cat([all_test[test_labels == label] for label in (8, 9)]))
+    whole = torch.cat([x, x_validation]).double().sum()
+    torch.testing.assert_close(whole, all_train[labels < 8].double().sum(), rtol=1e-10, atol=0)
+
+
+def test_temperature_has_the_smallest_loss() -> None:
+    labels = torch.randint(4, (200,))
+    logits = 4 * (torch.randn(200, 4) + torch.nn.functional.one_hot(labels, 4))
+    found = demo.fit_temperature(logits, labels)
+    losses = [torch.nn.functional.cross_entropy(logits / (found * factor), labels) for factor in (0.95, 1.0, 1.05)]
+    assert found > 1.5  # they are too sure
+    assert losses[1] < min(losses[0], losses[2])
+
+
+def test_interruption_prints_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "train", interrupted)
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_rng_state()
+    assert cli.main(["demo", "--quick"]) == 130
+    assert capsys.readouterr().err == "Interrupted; nothing was written.\n"
+    assert torch.equal(torch.get_rng_state(), before) and list(tmp_path.iterdir()) == []
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cli: ModuleType) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"peewit {pw.__version__}\n"
+    monkeypatch.setattr(sys, "argv", ["peewit"])
+    assert cli.main() == 0
+    assert "demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["demmo"], "'demmo' is no command; did you mean 'demo'? Known: demo, fit,"),
+        (["zzz"], "'zzz' is no command; Known: demo, fit, tune, predict, evaluate, report, compare, landscape."),
+        (["demo", "--sed", "x"], "--sed"),
+    ],
+)
+def test_what_is_unknown_is_refused(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str], cli: ModuleType
+) -> None:
+    assert cli.main(given) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_data_have_the_shapes_they_should() -> None:
+    assert len(FASHION_MNIST_CLASSES) == 10
+    for (images, labels), count in zip(fashion_mnist(), (600, 300), strict=True):
+        assert images.shape == (10 * count, 1, 28, 28) and images.dtype == torch.float32
+        assert labels.shape == (10 * count,) and labels.dtype == torch.int64
+        assert torch.bincount(labels).tolist() == 10 * [count]
+        assert images.min() == 0 and images.max() == 1
+        assert images.std() > 0.3  # pictures, not a constant
+        assert not torch.equal(labels, labels.sort().values)
+
+
+def test_the_data_come_with_their_licence_and_are_small() -> None:
+    folder = files("peewit.data")
+    assert len((folder / "fashion_mnist.safetensors.gz").read_bytes()) <= 5_000_000
+    origin, licence = ((folder / name).read_text(encoding="utf-8") for name in ("ORIGIN.md", "LICENCE"))
+    for word in ("Xiao", "Rasul", "Vollgraf", "2017", "Zalando", "MIT"):
+        assert word in origin
+    assert "Copyright © 2017 Zalando SE" in licence and "WITHOUT WARRANTY OF ANY KIND" in licence
+
+
+@pytest.mark.data
+def test_the_data_can_be_made_again(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool makes the same tensors from the original files."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import fashion_mnist as tool
+
+    out = tmp_path / "made.gz"
+    monkeypatch.setattr(sys, "argv", ["tool", "--data", str(data_dir / "fashion_mnist"), "--out", str(out)])
+    tool.main()
+    shipped = (files("peewit.data") / "fashion_mnist.safetensors.gz").read_bytes()
+    assert gzip.decompress(out.read_bytes()) == gzip.decompress(shipped)

@@ -1,0 +1,58 @@
+"""The code in README.md and docs/ runs: the blocks of a page one after the other, in one namespace.
+
+A block that opens with ```` ```python no-run ```` is left out.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+
+from environment import ROOT
+
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if page.is_file()]
+NEEDED = {"gallery.md": "plotly"}  # what a page cannot do without, and the library can
+FENCE = re.compile(r"^(?P<indent> *)```python(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.M | re.S)
+
+
+def code_blocks(text: str) -> list[tuple[int, str]]:
+    """The Python blocks of a page that are meant to run, each with the number of lines before it."""
+    return [
+        (text.count("\n", 0, match.start("code")), textwrap.dedent(match["code"]))
+        for match in FENCE.finditer(text)
+        if "no-run" not in match["info"].split()
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block raises or warns; files that a page writes land in a temporary folder."""
+    if page.name in NEEDED:
+        pytest.importorskip(NEEDED[page.name])
+    monkeypatch.chdir(tmp_path)
+    # Blocks run in a real module, since dataclasses and pickle look up the module of a class by its name.
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    for lines_before, code in code_blocks(page.read_text(encoding="utf-8")):
+        # The empty lines in front make tracebacks name the line of the page.
+        exec(compile("\n" * lines_before + code, str(page), "exec"), module.__dict__)
+
+
+def test_code_blocks_are_found() -> None:
+    """Plain, indented and skipped blocks, and blocks of other languages, are told apart."""
+    page = (
+        "text\n```python\na = 1\n```\n- item\n  ```python\n  b = 2\n  ```\n```python no-run\nc\n```\n```bash\nd\n```\n"
+    )
+    assert code_blocks(page) == [(2, "a = 1\n"), (6, "b = 2\n")]
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """docs/api.md says what the docstrings say."""
+    made = subprocess.run([sys.executable, ROOT / "tools" / "api.py", "--check"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr

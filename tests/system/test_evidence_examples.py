@@ -1,0 +1,110 @@
+"""The scripts that compare where the evidence is taken run in their quick form, and their tables say what they mean."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import importlib.util
+import json
+import lzma
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from environment import ROOT
+
+FOLDER = ROOT / "examples" / "evidence"
+NAMES = {
+    "mnist_mlps": ["mlp-mnist"],
+    "lenet": ["lenet"],
+    "resnets": ["resnet-batchnorm", "resnet-fixup"],
+    "transformer": ["transformer"],
+    "unet": ["unet"],
+    "large": ["large"],
+    "normalised": ["normalised-none", "normalised-batchnorm"],
+}
+STRUCTURES = {"normalised": "kron, "}  # where a script has several, one of them
+
+
+Script = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    """Scripts as modules that find their common parts; without a folder of data sets."""
+    monkeypatch.delenv("PEEWIT_DATA", raising=False)
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for path in FOLDER.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def rows(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """What a script wrote, by row."""
+    return {row["name"]: row for row in json.loads((folder / f"{name}.json").read_text())["rows"]}
+
+
+@pytest.mark.filterwarnings("ignore:Covariances of .* outputs per example are estimated")  # of images
+@pytest.mark.parametrize("name", list(NAMES))
+def test_script_compares_the_ways(
+    name: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        script(name).main(["--quick", "--out", str(tmp_path), *(["--groups"] if name == "large" else [])])
+    for kept in NAMES[name]:
+        made = rows(tmp_path, kept)
+        assert next(iter(made)) == "MAP"
+        ways = [
+            f"{STRUCTURES.get(name, '')}evidence at {mode}, {groups}"
+            for mode in ("theta~", "theta*")
+            for groups in ("one precision", "one per tensor")
+        ]
+        for way in ways:
+            scores = made[way]["scores"]
+            assert all(math.isfinite(scores[each]) for each in ("nll", "evidence", "gamma", "seconds"))
+        # One number for all is a special case of one per tensor, so the best of the latter have the larger evidence.
+        assert made[ways[1]]["scores"]["evidence"] >= made[ways[0]]["scores"]["evidence"] - 1e-3
+        assert (tmp_path / f"{kept}.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
+    printed = capsys.readouterr().out
+    assert ways[-1] in printed and "test NLL" in printed
+
+
+def test_landscape_shows_a_mode_of_the_linear_model_alone(script: Script, tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        made = script("landscape").main(["--quick", "--out", str(tmp_path)])
+    at_mode = made.linear[(made.b.abs()).argmin(), (made.a - made.plane.mode[0]).abs().argmin()]
+    at_trained = made.linear[(made.b.abs()).argmin(), made.a.abs().argmin()]
+    assert at_mode < at_trained
+    assert at_mode <= made.linear.min() + 0.05 * (made.linear.max() - made.linear.min())  # to the grid's spacing
+    # Both models agree where they touch.
+    middle = made.b.abs().argmin(), made.a.abs().argmin()
+    assert abs(float(made.a[middle[1]])) > 0.5 or torch.isclose(made.network[middle], made.linear[middle], rtol=0.2)
+    assert torch.allclose(made.plane.axes @ made.plane.axes.T, torch.eye(2, dtype=torch.float64), atol=1e-6)
+
+
+def test_bytes_and_differences_are_read_as_they_were_written(script: Script, tmp_path: Path) -> None:
+    readers = script("readers")
+    images = torch.randint(256, (3, 5, 4), dtype=torch.uint8)
+    head = bytes([0, 0, 8, 3]) + b"".join(size.to_bytes(4, "big") for size in images.shape)
+    (tmp_path / "some.gz").write_bytes(gzip.compress(head + images.numpy().tobytes()))
+    assert torch.equal(readers.idx(tmp_path / "some.gz"), images)
+    pixels = np.random.default_rng(0).integers(256, size=(2, 4, 4, 3), dtype=np.uint8)
+    planes = pixels.transpose(3, 0, 1, 2).copy()
+    planes[0] -= planes[1]
+    planes[2] -= planes[1]
+    for axis in (2, 3):
+        planes = np.diff(planes, axis=axis, prepend=np.uint8(0))
+    with lzma.open(tmp_path / "some.xz", "wb") as file:
+        np.save(file, planes)
+    assert np.array_equal(readers.rgb(tmp_path / "some.xz"), pixels)
