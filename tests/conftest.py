@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Several processes with several threads each are slower than one thread per process.
         torch.set_num_threads(1)
     if not DEVICE.startswith("cuda") and importlib.util.find_spec("triton"):
-        # For tests/kernels/test_kernels.py: Triton's own functions are interpreted only if it is imported under this variable.
+        # For test_kernels.py: Triton's own functions are interpreted only if it is imported under this variable.
         os.environ["TRITON_INTERPRET"] = "1"
         importlib.import_module("triton.language")
         del os.environ["TRITON_INTERPRET"]

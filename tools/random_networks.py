@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns")
     parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
     parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
-    parser.add_argument("--put-back", default="", help="a misreading that was repaired, as tests/support/repairs.py names it")
+    parser.add_argument("--put-back", default="", help="a misreading that was repaired, by its name in repairs.py")
     asked = parser.parse_args()
     set_up()
     import random_checks  # noqa: F401  # fills the grammar

@@ -1,4 +1,4 @@
-"""The rooms of the package and of its tests: imports point one way, and every room has its sentence in docs/design.md."""
+"""The rooms of the package and of its tests: imports point one way, and docs/design.md has a sentence for each."""
 
 from __future__ import annotations
 
