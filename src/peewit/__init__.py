@@ -11,6 +11,7 @@ from .diagnostics.diagnosis import Diagnosis
 from .fit import fit, products
 from .laplace import Laplace, load, validation_nll
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
 from .messages.warnings import RoundingWarning, TuningWarning
 from .posterior.coverage import Coverage
 from .posterior.evidence import Evidence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EKFAC",
     "GGN",
+    "ArgumentTypeError",
     "Auto",
     "Bernoulli",
     "Binary",
@@ -54,9 +56,13 @@ __all__ = [
     "Kron",
     "Laplace",
     "LinearMode",
+    "MismatchError",
+    "MissingPackageError",
     "Mixture",
     "MonteCarlo",
+    "NotFiniteError",
     "Outputs",
+    "PeewitError",
     "Poisson",
     "Prediction",
     "Prior",

@@ -21,6 +21,7 @@ from .curvature.stream import Source
 from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood
 from .messages.arguments import checked_generator
+from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import named, spelled
 from .network.batches import Batches
 from .network.identity import Identity
@@ -83,11 +84,12 @@ def fit(
         The posterior, a `pw.Laplace`.
 
     Raises:
-        ValueError: A name is unknown, the data has no examples, the targets do not fit the outputs, the network holds
+        PeewitError: A name is unknown, the data has no examples, the targets do not fit the outputs, the network holds
             NaN or Inf, its output does not depend on the selected weights, the prior does not fit the weights, the
             structure cannot hold the prior or a mask, or a one-shot iterator was given where `fit` passes over the
             data several times.
-        TypeError: An argument has the wrong type, such as a dataset without a DataLoader, or a loss as `likelihood`.
+        ArgumentTypeError: An argument has the wrong type, such as a dataset without a DataLoader, or a loss as
+            `likelihood`.
 
     Warns:
         RoundingWarning: Rounding is as large as the prior precision.
@@ -158,7 +160,7 @@ def resolve(
     limit = budget(memory, device, arithmetic)
     batches = Batches(data, device)
     if at == "linear_mode" and batches.one_shot:
-        raise ValueError(
+        raise PeewitError(
             "at='linear_mode' passes over the data many times; a one-shot iterator was given. Give a DataLoader, a "
             "list of batches or tensors."
         )
@@ -167,7 +169,7 @@ def resolve(
 
     def variance() -> Tensor:
         if batches.one_shot:
-            raise ValueError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
+            raise PeewitError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
         own = start.base is not None or (start.grouping.within_tensors and start.precision.numel() > 1)
         usual = Prior.scalar(1.0) if own else start
         diagonal = fit(
@@ -177,14 +179,14 @@ def resolve(
 
     space = select(model, weights, batches.first, limit, variance)
     if space.mask is not None and not getattr(shape, "masks", False):
-        raise ValueError(
+        raise PeewitError(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
             "use structure='diag' or 'full' with masks and subnetworks."
         )
     identity = Identity.of(model)
     if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
-        raise ValueError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
+        raise NotFiniteError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
     start.known(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
     return Request(
@@ -241,13 +243,13 @@ def check_used(model: nn.Module, asked: Space, used: Space) -> None:
     unused = [name for name in asked.names if name not in used.names]
     found = quantised(model) if unused else []
     if found:
-        raise ValueError(
+        raise PeewitError(
             f"{', '.join(unused[:3])} has no gradient, and the network has quantised layers ({', '.join(found[:3])}), "
             "through which none passes. Fit the network from before it was quantised, or choose weights= after its "
             "last quantised layer."
         )
     if not used.names:
-        raise ValueError("The network's output does not depend on the selected weights.")
+        raise PeewitError("The network's output does not depend on the selected weights.")
     kept = {name.rpartition(".")[0]: name for name, _ in kept_tensors(model)} if unused else {}
     for name in unused:
         owner = name.rpartition(".")[0]
@@ -299,8 +301,8 @@ def products(
         A `pw.Products`, whose `mv` multiplies.
 
     Raises:
-        ValueError: A name is unknown, or the data is a one-shot iterator.
-        TypeError: An argument has the wrong type.
+        PeewitError: A name is unknown, or the data is a one-shot iterator.
+        ArgumentTypeError: An argument has the wrong type.
 
     Example:
         >>> products = pw.products(model, (x, y), "classification")
@@ -310,11 +312,11 @@ def products(
     model = unwrapped(model)
     batches = Batches(data, device_of(model))
     if batches.one_shot:
-        raise ValueError("Products pass over the data every time; a one-shot iterator was given.")
+        raise PeewitError("Products pass over the data every time; a one-shot iterator was given.")
     limit = budget(None, device_of(model))
 
     def variance() -> Tensor:
-        raise ValueError("Subnetwork.largest_variance needs a fit; use its mask here.")
+        raise PeewitError("Subnetwork.largest_variance needs a fit; use its mask here.")
 
     return Products(
         model,

@@ -17,6 +17,7 @@ from .diagnostics.diagnosis import Diagnosis, diagnose
 from .likelihoods import Likelihood
 from .linear_model import find
 from .messages.arguments import checked_generator
+from .messages.errors import ArgumentTypeError
 from .messages.names import ELSEWHERE, nearest
 from .network.isolation import plainly
 from .network.modules import unwrapped
@@ -86,7 +87,7 @@ class Laplace:
     def __init__(self, *given: Any, **options: Any) -> None:
         """`fit`, `load` and other posteriors make one; users do not."""
         if options or len(given) != 1 or not isinstance(given[0], PosteriorState):
-            raise TypeError(
+            raise ArgumentTypeError(
                 "Laplace(...) was called; expected peewit.fit(model, data, likelihood), which measures and returns one."
             )
         object.__setattr__(self, "state", given[0])
@@ -183,8 +184,8 @@ class Laplace:
             A new `Laplace`, whose `trace` is None.
 
         Raises:
-            ValueError: The prior does not fit the weights, or the structure cannot hold it.
-            TypeError: `prior` is neither a number nor a `pw.Prior`.
+            PeewitError: The prior does not fit the weights, or the structure cannot hold it.
+            ArgumentTypeError: `prior` is neither a number nor a `pw.Prior`.
 
         Example:
             >>> la.with_prior(10.0).prior.precision.item()
@@ -202,7 +203,7 @@ class Laplace:
             A new `Laplace`, whose `trace` is None.
 
         Raises:
-            ValueError: The likelihood has no noise, `noise` is not positive, or the ratios between outputs are not
+            PeewitError: The likelihood has no noise, `noise` is not positive, or the ratios between outputs are not
                 those of the fit.
 
         Example:
@@ -221,7 +222,7 @@ class Laplace:
             A new `Laplace`.
 
         Raises:
-            ValueError: `temperature` is no positive number.
+            PeewitError: `temperature` is no positive number.
 
         Example:
             >>> la.with_temperature(0.5).temperature
@@ -241,8 +242,8 @@ class Laplace:
             A new `Laplace`.
 
         Raises:
-            ValueError: The name is unknown.
-            TypeError: `arithmetic` is no name.
+            PeewitError: The name is unknown.
+            ArgumentTypeError: `arithmetic` is no name.
 
         Example:
             >>> la.with_arithmetic("float64").weights.dtype
@@ -275,8 +276,8 @@ class Laplace:
             A new `Laplace`, whose `linear_mode` is what was found.
 
         Raises:
-            ValueError: `tolerance` or `steps` is not positive, the data has another number of examples than that of the
-                fit, or the network has changed since the fit.
+            PeewitError: `tolerance` or `steps` is not positive, the data has another number of examples than that of
+                the fit, or the network has changed since the fit.
 
         Warns:
             TuningWarning: The mode was not reached, or the network's loss on the data is not that of the fit.
@@ -300,7 +301,7 @@ class Laplace:
             The log evidence in nats, a tensor ().
 
         Raises:
-            ValueError: The prior does not fit the weights or the structure, or the likelihood has no such noise.
+            PeewitError: The prior does not fit the weights or the structure, or the likelihood has no such noise.
 
         Example:
             >>> precision = torch.tensor(2.0, requires_grad=True)
@@ -322,7 +323,7 @@ class Laplace:
             A `pw.Evidence`.
 
         Raises:
-            ValueError: The prior does not fit the weights or the structure, or the likelihood has no such noise.
+            PeewitError: The prior does not fit the weights or the structure, or the likelihood has no such noise.
 
         Example:
             >>> la.evidence(prior=2.0).effective_dimensions.shape
@@ -374,7 +375,7 @@ class Laplace:
             A new `Laplace` with the tuned values; its `trace` says how they were found.
 
         Raises:
-            ValueError: options that do not belong together, or data that are missing.
+            PeewitError: options that do not belong together, or data that are missing.
 
         Warns:
             TuningWarning: an optimum at a limit, a search that did not converge, groups without effect.
@@ -402,8 +403,8 @@ class Laplace:
             Weights (n, D), in the order of `space`.
 
         Raises:
-            ValueError: `n` is no positive whole number.
-            TypeError: `generator` is no torch.Generator.
+            PeewitError: `n` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> la.sample(10).shape
@@ -445,10 +446,10 @@ class Laplace:
             outputs with `joint`, and has the outputs' shape with `variance_only`.
 
         Raises:
-            ValueError: `joint` and `variance_only` are both given, `joint` or `create_graph` is asked of more than 256
+            PeewitError: `joint` and `variance_only` are both given, `joint` or `create_graph` is asked of more than 256
                 outputs per example, `x` has no examples or does not require gradients with `create_graph`, the
                 posterior has no linear mode and `mean` asks for it, or the network has changed since the fit.
-            TypeError: `x` holds no tensors.
+            ArgumentTypeError: `x` holds no tensors.
 
         Example:
             >>> la.functional(x[:5], joint=True).cov.shape
@@ -473,9 +474,9 @@ class Laplace:
             Outputs (n, B, ...).
 
         Raises:
-            ValueError: `n` is no positive whole number, `x` has no examples, the posterior has no linear mode and
+            PeewitError: `n` is no positive whole number, `x` has no examples, the posterior has no linear mode and
                 `mean` asks for it, or the network has changed since the fit.
-            TypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
 
         Example:
             >>> la.functional_samples(x[:5], 10).shape
@@ -519,10 +520,10 @@ class Laplace:
             `pw.Mixture` or `pw.Outputs`.
 
         Raises:
-            ValueError: A name is unknown or is not for this likelihood and method, options exclude each other, `joint`
+            PeewitError: A name is unknown or is not for this likelihood and method, options exclude each other, `joint`
                 or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, the posterior has
                 no linear mode and `mean` asks for it, or the network has changed since the fit.
-            TypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
 
         Example:
             >>> pred = la.predict(x[:5])
@@ -565,7 +566,7 @@ class Laplace:
             A `pw.Diagnosis`.
 
         Raises:
-            ValueError: The data is a one-shot iterator or has another number of examples than that of the fit, or the
+            PeewitError: The data is a one-shot iterator or has another number of examples than that of the fit, or the
                 network has changed since the fit.
 
         Warns:
@@ -591,9 +592,9 @@ class Laplace:
             A new `Laplace`, whose `trace` and `linear_mode` are None.
 
         Raises:
-            ValueError: The data has no examples, its targets do not fit the outputs, it uses weights that the prior has
-                no precision for, or the network has changed since the fit.
-            TypeError: The data has the wrong type.
+            PeewitError: The data has no examples, its targets do not fit the outputs, it uses weights that the prior
+                has no precision for, or the network has changed since the fit.
+            ArgumentTypeError: The data has the wrong type.
 
         Warns:
             RoundingWarning: Rounding is as large as the prior precision.
@@ -618,7 +619,7 @@ class Laplace:
             A new `Laplace`.
 
         Raises:
-            ValueError: The device is unknown, the network is not there, or `model` is no copy of the network.
+            PeewitError: The device is unknown, the network is not there, or `model` is no copy of the network.
 
         Example:
             >>> la.to("cpu").weights.device
@@ -637,7 +638,7 @@ class Laplace:
             path: The file; one that exists is replaced.
 
         Raises:
-            ValueError: The posterior holds what files cannot, or the network has changed since the fit.
+            PeewitError: The posterior holds what files cannot, or the network has changed since the fit.
             OSError: The file cannot be written.
 
         Example:
@@ -663,7 +664,9 @@ class Laplace:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Predictions have a name: this one says so."""
-            raise TypeError("A Laplace is not called; use la.predict(x), or la.functional(x) for mean and covariance.")
+            raise ArgumentTypeError(
+                "A Laplace is not called; use la.predict(x), or la.functional(x) for mean and covariance."
+            )
 
     def __dir__(self) -> list[str]:
         """What is for users."""
@@ -697,7 +700,7 @@ def load(
         The posterior, a `pw.Laplace`, on the network's device.
 
     Raises:
-        ValueError: The file is damaged, has another format, belongs to another network or other weights, or
+        PeewitError: The file is damaged, has another format, belongs to another network or other weights, or
             `likelihood` is missing or is not that of the fit.
         FileNotFoundError: There is no such file.
         IsADirectoryError: `path` is a folder.
@@ -723,8 +726,8 @@ def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
         A number in nats; lower is better. Targets of an example are summed over its labelled positions.
 
     Raises:
-        ValueError: The data has no examples, its targets do not fit the outputs, or an option is wrong.
-        TypeError: The data has the wrong type, or `la.predict` has no such option.
+        PeewitError: The data has no examples, its targets do not fit the outputs, or an option is wrong.
+        ArgumentTypeError: The data has the wrong type, or `la.predict` has no such option.
 
     Example:
         >>> pw.validation_nll(la, (x, y)) > 0

@@ -14,8 +14,8 @@ from environment import ROOT
 PACKAGE = ROOT / "src" / "peewit"
 # From the ground up: a module imports from its own room and from rooms before it.
 ROOMS = (
-    "runtime",
     "messages",
+    "runtime",
     "network",
     "weights",
     "kernels",

@@ -13,6 +13,7 @@ from ..jacobians.factored import Matrix, weighted_gram
 from ..jacobians.layout import Layout, join, part_ways, turned
 from ..jacobians.output_layer import Outermost, Piece, Spectrum
 from ..jacobians.stacked import Jacobian, Stacked
+from ..messages.errors import PeewitError
 from ..weights.ranges import Part
 from .contracts import Precision
 from .operators import Diagonal, Rotated
@@ -101,7 +102,7 @@ class Blocks:
 
     def _map(self, method: str, v: Tensor) -> Tensor:
         if v.shape[-1] != self.size:
-            raise ValueError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.size}) weights.")
+            raise PeewitError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.size}) weights.")
         pieces: list[tuple[slice, Tensor]] = []
         for block in self.blocks:
             pieces += block.put(getattr(block.operator, method)(block.take(v)))
@@ -168,7 +169,7 @@ class Blocks:
             made = weighted_gram(rotated[:, :, :, 0], inner)
             total = made if total is None else total + made
         if total is None:
-            raise ValueError("None of the selected weights was used by these inputs.")
+            raise PeewitError("None of the selected weights was used by these inputs.")
         return total
 
     def cross(self, first: Mapping[Part, Piece], second: Mapping[Part, Piece]) -> Tensor:
@@ -193,5 +194,5 @@ class Blocks:
             )
             total = made if total is None else total + made
         if total is None:
-            raise ValueError("None of the selected weights was used by these inputs.")
+            raise PeewitError("None of the selected weights was used by these inputs.")
         return total

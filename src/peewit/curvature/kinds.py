@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..likelihoods import Form, Likelihood, score
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from ..runtime.random import Hashed
 
 AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
@@ -101,7 +102,7 @@ class MonteCarlo:
         degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
 
     Raises:
-        ValueError: `samples` is no positive whole number.
+        PeewitError: `samples` is no positive whole number.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.MonteCarlo(samples=4)).curvature.samples
@@ -114,7 +115,7 @@ class MonteCarlo:
 
     def __post_init__(self) -> None:
         if not is_count(self.samples):
-            raise ValueError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
+            raise PeewitError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
         """One column per sample."""

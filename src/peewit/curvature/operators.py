@@ -16,6 +16,7 @@ from ..jacobians.factored import Matrix
 from ..jacobians.layout import Layout
 from ..jacobians.output_layer import Outermost, outermost_pieces, rooted_variance, row_places, row_roots
 from ..jacobians.stacked import Jacobian, Stacked
+from ..messages.errors import NotFiniteError, PeewitError
 from .contracts import Precision
 
 WORTH_ROOTS = 0.125  # rows of a Jacobian, as a share of the weights, from which roots of a layer's rows pay
@@ -178,12 +179,12 @@ class Dense:
                 return factor.to(self.matrix.dtype)
         wide = self.matrix.detach().double()
         if not bool(torch.isfinite(wide).all()):
-            raise ValueError(
+            raise NotFiniteError(
                 "The posterior precision holds NaN or Inf: the prior's or the noise's is too large for "
                 f"{self.matrix.dtype}. Use a smaller prior precision, a larger noise, or a network in float64."
             )
         values = torch.linalg.eigvalsh(wide)
-        raise ValueError(
+        raise PeewitError(
             f"The posterior precision is not positive definite: its smallest eigenvalue is {float(values[0]):.3g}. "
             f"Its largest is {float(values[-1]):.3g}. Use a larger prior precision; where the curvature is a Hessian, "
             "`curvature='ggn'` or `Hessian(clip=True)`; where it was summed in float32, fit again with this prior and "

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from ..likelihoods import Form, Labelled, Likelihood
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
@@ -93,9 +94,9 @@ class Products:
             The products (..., D), on the network's device, in float32 or wider.
 
         Raises:
-            ValueError: `v` has the wrong shape, or holds NaN or Inf; the data has no examples or targets that do not
+            PeewitError: `v` has the wrong shape, or holds NaN or Inf; the data has no examples or targets that do not
                 fit; or the network lacks the second derivatives that `curvature="hessian"` needs.
-            TypeError: `v` is no tensor.
+            ArgumentTypeError: `v` is no tensor.
 
         Example:
             >>> products = pw.products(model, (x, y), "classification")
@@ -104,15 +105,15 @@ class Products:
             True
         """
         if not isinstance(v, Tensor):
-            raise TypeError(f"v is a {type(v).__name__}; expected a tensor (..., {self.space.size}).")
+            raise ArgumentTypeError(f"v is a {type(v).__name__}; expected a tensor (..., {self.space.size}).")
         if not v.dim() or v.shape[-1] != self.space.size:
-            raise ValueError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.space.size}).")
+            raise PeewitError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.space.size}).")
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         like = parameters[0]
         flat = v.reshape(-1, v.shape[-1]).to(device=like.device, dtype=like.dtype)
         total = torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
         if not bool(torch.isfinite(flat).all()):
-            raise ValueError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
+            raise PeewitError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
         seen, watch = 0, Watch()
         form: Form | None = None  # of the batch before
         with evaluation(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
@@ -124,7 +125,7 @@ class Products:
                 total += made
                 seen += number
         if not seen:
-            raise ValueError("The data has no examples: the loader is empty.")
+            raise PeewitError("The data has no examples: the loader is empty.")
         return total.reshape(v.shape)
 
     def _batch(
@@ -143,7 +144,7 @@ class Products:
                 made = [self._pull(gradients, unflatten(one, self.space)) for one in v]
                 return torch.stack(made), len(output), form
             except NotImplementedError as error:
-                raise ValueError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
+                raise PeewitError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
         kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
         view = View(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
@@ -170,7 +171,7 @@ class Products:
         left, right = (self._pull(gradients, unflatten(each, self.space)).double() for each in (u, v))
         difference = (left @ v.double() - right @ u.double()).abs()
         if bool(difference > rounding(dtype) * torch.maximum(left.norm(), right.norm())):
-            raise ValueError(
+            raise PeewitError(
                 "The network's second derivatives are not symmetric: some operation has none, or wrong ones (a custom "
                 f"autograd function that is once_differentiable?), {WITHOUT}"
             )

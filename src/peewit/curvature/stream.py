@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..likelihoods import Form, Labelled, Likelihood, warn_of_probabilities
+from ..messages.errors import PeewitError
 from ..network.batches import Batches, merged
 from ..network.finite import InExample, Watch
 from ..network.nests import Inputs, count, take, tensors
@@ -222,7 +223,7 @@ class Source:
                 seen += batch.examples
                 yield batch
         if not energies:
-            raise ValueError(
+            raise PeewitError(
                 "The data has no examples: the loader is empty, or was a one-shot iterator already used up."
             )
         self.remark = watch.finish(batch.view.f.dtype, self.likelihood.domain)
@@ -231,7 +232,7 @@ class Source:
         totals.scalars = float(torch.stack(scalars).sum())
         totals.rest = float(torch.stack(rests).sum())
         if self.totals is not None and self.totals.examples != totals.examples:
-            raise ValueError(
+            raise PeewitError(
                 f"The data had {self.totals.examples} examples in the first pass and {totals.examples} in the second; "
                 "expected the same data every time (a sampler or drop_last with shuffling changes it)."
             )
@@ -277,7 +278,7 @@ class Source:
             raise PlanChanged(f"{new} turned out to need the generic rule")
         self.measured = set(self.plan.generic)
         if not tape.output.requires_grad:
-            raise ValueError("The network's output does not depend on the selected weights.")
+            raise PeewitError("The network's output does not depend on the selected weights.")
         output = tape.output if self.create_graph else tape.output.detach()
         numbers = torch.arange(seen, seen + tape.examples, device=y.device)
         if not self.looked:
@@ -298,7 +299,7 @@ class Source:
             if self.kind.name != "ggn":
                 raise PlanChanged(f"curvature='auto': {self.reason}, which was seen")
         if isinstance(kind, Hessian):
-            raise ValueError("curvature='hessian' has no factor; use structure='full', or products.")
+            raise PeewitError("curvature='hessian' has no factor; use structure='full', or products.")
         return kind
 
     def _with_step(self, batch: Batch, cost: int) -> Batch:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..linear_model.find import check_energy
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import count
 from ..priors.invariance import invariant_sets
@@ -91,14 +92,14 @@ def found_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
 def diagnose(la: PosteriorState, data: Any) -> Diagnosis:
     """Look at the network's first batch for invariant sets, then pass over the data once."""
     if Batches(data, la.weights.device).one_shot:
-        raise ValueError(
+        raise PeewitError(
             "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
             "list of batches or tensors."
         )
     sets = la.prior.sets or found_sets(la, data)
     seen = examine(la, data)
     if seen.examples != la.N:
-        raise ValueError(
+        raise PeewitError(
             f"data has {seen.examples} examples, and the posterior was fitted to {la.N}; expected the training data."
         )
     check_energy(la, seen.energy, 5)

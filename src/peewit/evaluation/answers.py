@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributions
 
 from ..likelihoods import Labelled, Likelihood
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.columns import Columns
 from ..metrics.regression import crps_mixture, crps_samples, normal_cdf
 from ..predictions.labels import Binary, Classes
@@ -105,11 +106,11 @@ class Labels(Answer):
         flat = flat_targets(prediction, y.to(self.device))
         if isinstance(prediction, Classes):
             if flat.is_floating_point():
-                raise TypeError(f"Targets are class probabilities; {HARD.format('class numbers')}")
+                raise ArgumentTypeError(f"Targets are class probabilities; {HARD.format('class numbers')}")
             return flat, prediction.likelihood.labelled(flat)
         known = prediction.likelihood.known(flat)
         if bool((known & (flat != 0) & (flat != 1)).any()):
-            raise ValueError(f"Targets lie between 0 and 1; {HARD.format('0 or 1')}")
+            raise PeewitError(f"Targets lie between 0 and 1; {HARD.format('0 or 1')}")
         return flat.long().flatten(1), known.flatten(1)
 
     @property
@@ -285,7 +286,7 @@ def gaussians(prediction: Regression | Mixture, stretch: float) -> Answer:
 def others(prediction: Mixture | Outputs, stretch: float) -> Answer:
     """Of numbers that a likelihood has its own distribution of."""
     if isinstance(prediction, Outputs):
-        raise ValueError(
+        raise PeewitError(
             f"{type(prediction.likelihood).__name__} does not say how targets are distributed, so that its predictions "
             "have no metrics; expected a likelihood with a distribution."
         )

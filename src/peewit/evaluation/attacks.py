@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..likelihoods import Form, Labelled, Likelihood
+from ..messages.errors import PeewitError
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.isolation import evaluation
@@ -39,7 +40,7 @@ class Attack:
             made = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
             restore_buffers(self.model)
         if made is None:
-            raise ValueError("attacks: the network's loss has no gradient in its inputs; expected one that has.")
+            raise PeewitError("attacks: the network's loss has no gradient in its inputs; expected one that has.")
         return made
 
     def fgsm(self, x: Tensor, y: Tensor, epsilons: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.bootstrap import Resampling
 from ..metrics.results import Scores
 from ..network.batches import Batches
@@ -87,9 +88,9 @@ def evaluate(
         A `pw.Report`.
 
     Raises:
-        ValueError: A name is unknown, a baseline lacks what it needs, options exclude each other, the data has no
+        PeewitError: A name is unknown, a baseline lacks what it needs, options exclude each other, the data has no
             examples, its targets do not fit, or the network has changed since the fit.
-        TypeError: An argument has the wrong type, or targets are class probabilities.
+        ArgumentTypeError: An argument has the wrong type, or targets are class probabilities.
 
     Example:
         >>> report = pw.evaluate(la, (x, y), ood={"far": 10 * x}, intervals=20)
@@ -214,15 +215,19 @@ class Settings:
     def checked(intervals: Any, seed: Any, predict: Any, shift_examples: Any) -> Settings:
         """Refuse what is no count, no seed and no options."""
         if intervals != 0 and not is_count(intervals):
-            raise ValueError(
+            raise PeewitError(
                 f"intervals={intervals!r} was given; expected how often examples are drawn anew, such as 1000, or 0."
             )
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 62:
-            raise ValueError(f"seed={seed!r} was given; expected a whole number from 0.")
+            raise PeewitError(f"seed={seed!r} was given; expected a whole number from 0.")
         if predict is not None and not isinstance(predict, Mapping):
-            raise TypeError(f"predict is a {type(predict).__name__}; expected options of la.predict, such as a dict.")
+            raise ArgumentTypeError(
+                f"predict is a {type(predict).__name__}; expected options of la.predict, such as a dict."
+            )
         if shift_examples is not None and not is_count(shift_examples):
-            raise ValueError(f"shift_examples={shift_examples!r} was given; expected a positive whole number, or None.")
+            raise PeewitError(
+                f"shift_examples={shift_examples!r} was given; expected a positive whole number, or None."
+            )
         return Settings(int(intervals), seed, dict(predict or {}), shift_examples)
 
 
@@ -234,7 +239,7 @@ def unknown_sets(ood: Any) -> dict[str, Any]:
         return {"ood": ood}
     for name in ood:
         if not isinstance(name, str) or name == "test":
-            raise ValueError(f"ood: the name {name!r} was given; expected text other than 'test'.")
+            raise PeewitError(f"ood: the name {name!r} was given; expected text other than 'test'.")
     return dict(ood)
 
 
@@ -244,12 +249,12 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
         return None
     number = family_of(subject.likelihood).classes
     if number is None:
-        raise ValueError(f"classes= was given, and {type(subject.likelihood).__name__} has no classes; leave it out.")
+        raise PeewitError(f"classes= was given, and {type(subject.likelihood).__name__} has no classes; leave it out.")
     expected = number(subject.known_form)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise TypeError(f"classes={classes!r} was given; expected one name per class, such as ['cat', 'dog'].")
+        raise ArgumentTypeError(f"classes={classes!r} was given; expected one name per class, such as ['cat', 'dog'].")
     if len(classes) != expected:
-        raise ValueError(f"classes has {len(classes)} names, and there are {expected} classes; expected one each.")
+        raise PeewitError(f"classes has {len(classes)} names, and there are {expected} classes; expected one each.")
     return tuple(classes)
 
 
@@ -262,7 +267,7 @@ def first_batch(batches: Batches) -> tuple[Inputs, Tensor]:
         source = Batches(head, batches.device)
     for inputs, targets in source:
         return inputs, targets
-    raise ValueError("test: the data has no examples; expected some (or the iterator was already used up).")
+    raise PeewitError("test: the data has no examples; expected some (or the iterator was already used up).")
 
 
 def remarks(

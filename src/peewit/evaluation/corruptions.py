@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..messages.errors import ArgumentTypeError, PeewitError
+
 STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0)
 NOISE = 0.06  # standard deviation per strength, as a share of the inputs' range
 BLUR = 0.012  # standard deviation per strength, as a share of the shorter side
@@ -100,11 +102,13 @@ def check_images(name: str, x: object, what: str = "shifts") -> None:
     """Refuse inputs that a corruption has no meaning for."""
     own = "; give your own as a function of (x, strength)"
     if not isinstance(x, Tensor):
-        raise TypeError(f"{what}: {name!r} takes one tensor of inputs, and these are a {type(x).__name__}{own}.")
+        raise ArgumentTypeError(
+            f"{what}: {name!r} takes one tensor of inputs, and these are a {type(x).__name__}{own}."
+        )
     if not x.is_floating_point():
-        raise TypeError(f"{what}: {name!r} takes floating point inputs, and these have dtype {x.dtype}{own}.")
+        raise ArgumentTypeError(f"{what}: {name!r} takes floating point inputs, and these have dtype {x.dtype}{own}.")
     if name in ("blur", "contrast", "rotation") and x.dim() != 4:
-        raise ValueError(
+        raise PeewitError(
             f"{what}: {name!r} takes images (N, channels, rows, columns), and the inputs have shape "
             f"{tuple(x.shape)}{own}."
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.columns import Columns
 from ..network.batches import Batches, split_batch
 from ..network.nests import Inputs, count, map_tensors, tensors
@@ -87,9 +88,9 @@ def labelled(
             change(picked(inputs, chosen), targets[chosen], methods, made, makers)
         seen += count(inputs)
     if not seen:
-        raise ValueError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
+        raise PeewitError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
     if not sum(len(part.owner) for part in made[0].parts):
-        raise ValueError(f"{what}: no position has a label; expected some that are not ignored.")
+        raise PeewitError(f"{what}: no position has a label; expected some that are not ignored.")
     return made
 
 
@@ -167,7 +168,7 @@ def ready(one: Asked, device: torch.device, methods: Sequence[Method], made: Seq
             for method, parts in zip(methods, found, strict=True):
                 parts.append(method.predict(inputs).part(targets, full=False))
         if not sum(len(part.owner) for part in found[0]):
-            raise ValueError(f"{what} at strength {strength:g}: the data has no labelled examples; expected some.")
+            raise PeewitError(f"{what} at strength {strength:g}: the data has no labelled examples; expected some.")
         for own, parts in zip(made, found, strict=True):
             own.changed[one.kind, one.name, strength] = parts
             own.ready.add((one.kind, one.name))
@@ -183,7 +184,7 @@ def unlabelled(
         for method, own in zip(methods, made, strict=True):
             own.keep(method.predict(inputs).scores())
     if not made[0].scores:
-        raise ValueError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
+        raise PeewitError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
     return [own.values() for own in made]
 
 
@@ -206,7 +207,7 @@ class Bare:
                 inputs = split_batch(batch)[0] if {"labels", "label", "targets", "target", "y"} & set(batch) else batch
             elif isinstance(batch, list | tuple):
                 if len(batch) not in (1, 2):
-                    raise TypeError(
+                    raise ArgumentTypeError(
                         f"{self.what}: a batch is a {type(batch).__name__} of {len(batch)}; expected inputs, or "
                         "(inputs, labels)."
                     )

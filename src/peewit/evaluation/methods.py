@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..likelihoods import Form, Likelihood
+from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
@@ -90,7 +91,7 @@ class Networks:
         made = [each for model in self.models for each in self._passes(model, inputs)]
         shapes = list(dict.fromkeys(tuple(each.shape) for each in made))
         if len(shapes) > 1:
-            raise ValueError(f"{self.name}: its networks return {shapes[0]} and {shapes[1]}; expected one shape.")
+            raise PeewitError(f"{self.name}: its networks return {shapes[0]} and {shapes[1]}; expected one shape.")
         return torch.stack(made)
 
     def _passes(self, model: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -110,12 +111,12 @@ class Networks:
         values = self.outputs(inputs)
         form = replace(self.form, shape=tuple(values.shape[2:]))
         if len(form.shape) != len(self.form.shape) or form.outputs != self.form.outputs:
-            raise ValueError(
+            raise PeewitError(
                 f"{self.name}: outputs of shape (N, {', '.join(map(str, form.shape))}) were returned; expected "
                 f"{self.form.outputs} outputs as in (N, {', '.join(map(str, self.form.shape))})."
             )
         if not bool(torch.isfinite(values).all()):
-            raise ValueError(f"{self.name}: the network's outputs hold NaN or Inf; expected finite numbers.")
+            raise NotFiniteError(f"{self.name}: the network's outputs hold NaN or Inf; expected finite numbers.")
         flat = replace(form, whole=False).flatten(values)
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         classes = family_of(self.likelihood).classes is not None
@@ -156,7 +157,7 @@ def fit_temperature(plain: Networks, batches: Batches) -> float:
     if squares:
         return max(float(torch.cat(squares).mean()), 1 / STEEPEST**2)
     if not sum(map(len, labels)):
-        raise ValueError("validation has no labelled examples; expected some, for the temperature.")
+        raise PeewitError("validation has no labelled examples; expected some, for the temperature.")
     return 1 / _steepness(torch.cat(logits), torch.cat(labels))
 
 
@@ -174,12 +175,12 @@ def _steepness(logits: Tensor, labels: Tensor) -> float:
 def members(ensemble: Sequence[nn.Module], device: torch.device) -> tuple[nn.Module, ...]:
     """The networks of an ensemble, checked."""
     if isinstance(ensemble, nn.Module) or not isinstance(ensemble, Sequence):
-        raise TypeError(f"ensemble is a {type(ensemble).__name__}; expected a list of networks trained apart.")
+        raise ArgumentTypeError(f"ensemble is a {type(ensemble).__name__}; expected a list of networks trained apart.")
     if len(ensemble) < 2:
-        raise ValueError(f"ensemble has {len(ensemble)} networks; expected two or more.")
+        raise PeewitError(f"ensemble has {len(ensemble)} networks; expected two or more.")
     for place, model in enumerate(ensemble):
         if not isinstance(model, nn.Module):
-            raise TypeError(f"ensemble[{place}] is a {type(model).__name__}; expected a torch.nn.Module.")
+            raise ArgumentTypeError(f"ensemble[{place}] is a {type(model).__name__}; expected a torch.nn.Module.")
         if device_of(model) != device:
-            raise ValueError(f"ensemble[{place}] is on {device_of(model)} and the network on {device}; expected one.")
+            raise PeewitError(f"ensemble[{place}] is on {device_of(model)} and the network on {device}; expected one.")
     return tuple(unwrapped(model) for model in ensemble)

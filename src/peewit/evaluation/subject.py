@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import likelihoods
 from ..laplace import Laplace
 from ..likelihoods import Form, Likelihood
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import named, nearest
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
@@ -46,23 +47,23 @@ class Subject:
         """A posterior, or a network and its likelihood."""
         if isinstance(given, Laplace):
             if likelihood is not None:
-                raise ValueError(
+                raise PeewitError(
                     f"likelihood={likelihood!r} was given with a posterior, which has its own; leave it out."
                 )
             network_of(given.state, None)  # refuses a network that has changed
             return Subject(given, given.model, given.likelihood, given.state.totals.form, predict, given.weights.device)
         if not isinstance(given, nn.Module):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"evaluate was given a {type(given).__name__}; expected a Laplace, which peewit.fit returns, or a "
                 "torch.nn.Module."
             )
         if likelihood is None:
-            raise ValueError(
+            raise PeewitError(
                 "evaluate was given a network without its likelihood; expected likelihood='classification', 'binary', "
                 "'regression', ..."
             )
         if predict:
-            raise ValueError("predict= has options of a posterior's predictions, and a plain network was given.")
+            raise PeewitError("predict= has options of a posterior's predictions, and a plain network was given.")
         family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
         model = unwrapped(given)
         return Subject(None, model, family, None, predict, device_of(model))
@@ -123,7 +124,7 @@ class Subject:
         if not tempered(self.likelihood):
             words = f"Temperature scaling is not known for {type(self.likelihood).__name__}"
             if not auto:
-                raise ValueError(f"baselines: {words}; leave 'temperature' out.")
+                raise PeewitError(f"baselines: {words}; leave 'temperature' out.")
             notes.append(f"{words}, and is left out.")
             return None
         value = fit_temperature(plain, Batches(validation, self.device))
@@ -155,7 +156,9 @@ def baseline_names(asked: Any, validation: bool, ensemble: bool, dropout: bool) 
         return {name for name, there in possible.items() if there}
     names = [asked] if isinstance(asked, str) else asked
     if not isinstance(names, Iterable):
-        raise TypeError(f"baselines is a {type(asked).__name__}; expected 'auto', or some of {', '.join(BASELINES)}.")
+        raise ArgumentTypeError(
+            f"baselines is a {type(asked).__name__}; expected 'auto', or some of {', '.join(BASELINES)}."
+        )
     missing = {
         "temperature": "needs validation=data that was not trained on",
         "ensemble": "needs ensemble=[networks trained apart]",
@@ -165,8 +168,8 @@ def baseline_names(asked: Any, validation: bool, ensemble: bool, dropout: bool) 
     for name in names:
         if name not in BASELINES:
             near = nearest(name, BASELINES) if isinstance(name, str) else ""
-            raise ValueError(f"baselines: {name!r} is not known; {near}Known: auto, {', '.join(BASELINES)}.")
+            raise PeewitError(f"baselines: {name!r} is not known; {near}Known: auto, {', '.join(BASELINES)}.")
         if not possible[name]:
-            raise ValueError(f"baselines: {name!r} {missing[name]}.")
+            raise PeewitError(f"baselines: {name!r} {missing[name]}.")
         made.add(name)
     return made

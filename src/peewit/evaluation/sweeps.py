@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..messages.arguments import is_count
+from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..messages.names import nearest
 from ..metrics import json
 from ..metrics.bootstrap import Resampling
@@ -154,9 +155,9 @@ def sweep(
         A `pw.Sweep`.
 
     Raises:
-        ValueError: A range is none, a name is unknown, `trials` is too small, or the data is a one-shot iterator or has
-            no labelled examples.
-        TypeError: `la` is no `pw.Laplace`, or `metric` is no name.
+        PeewitError: A range is none, a name is unknown, `trials` is too small, or the data is a one-shot iterator or
+            has no labelled examples.
+        ArgumentTypeError: `la` is no `pw.Laplace`, or `metric` is no name.
         ImportError: `method="bayesian"` without optuna.
 
     Example:
@@ -167,7 +168,7 @@ def sweep(
     from ..laplace import Laplace
 
     if not isinstance(la, Laplace):
-        raise TypeError(f"sweep was given a {type(la).__name__}; expected a Laplace, which peewit.fit returns.")
+        raise ArgumentTypeError(f"sweep was given a {type(la).__name__}; expected a Laplace, which peewit.fit returns.")
     middle = float(la.prior.precision.detach().double().log().mean().exp())
     own = la.N / la.temperature
     question = checked(
@@ -190,20 +191,20 @@ def checked(scale: Any, precision: Any, method: Any, trials: Any, metric: Any, s
     for name, given in (("scale", scale), ("precision", precision)):
         good = isinstance(given, tuple | list) and len(given) == 2
         if not good or not all(isinstance(each, int | float) and 0 < each < math.inf for each in given):
-            raise ValueError(f"{name}={given!r} was given; expected two positive numbers, (lowest, highest).")
+            raise PeewitError(f"{name}={given!r} was given; expected two positive numbers, (lowest, highest).")
         if given[0] >= given[1]:
-            raise ValueError(f"{name}={given!r} was given; expected the lower number first.")
+            raise PeewitError(f"{name}={given!r} was given; expected the lower number first.")
     if method not in METHODS:
         near = nearest(method, METHODS) if isinstance(method, str) else ""
-        raise ValueError(f"method={method!r} is not known; {near}Known: {', '.join(METHODS)}.")
+        raise PeewitError(f"method={method!r} is not known; {near}Known: {', '.join(METHODS)}.")
     number = TRIALS[method] if trials is None else trials
     if not is_count(number) or (method == "grid" and number < 4):
         least = "4 or more, for a grid of two by two" if method == "grid" else "a positive whole number"
-        raise ValueError(f"trials={trials!r} was given; expected {least}.")
+        raise PeewitError(f"trials={trials!r} was given; expected {least}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise ValueError(f"seed={seed!r} was given; expected a whole number from 0.")
+        raise PeewitError(f"seed={seed!r} was given; expected a whole number from 0.")
     if not isinstance(metric, str):
-        raise TypeError(f"metric is a {type(metric).__name__}; expected the name of a metric, such as 'nll'.")
+        raise ArgumentTypeError(f"metric is a {type(metric).__name__}; expected the name of a metric, such as 'nll'.")
     ranges = [(float(given[0]), float(given[1])) for given in (scale, precision)]
     side = math.isqrt(number)
     return Question(ranges[0], ranges[1], method, side * side if method == "grid" else number, metric, seed)
@@ -236,7 +237,7 @@ def bayesian(attempt: Try, question: Question) -> Iterator[Point]:
     try:
         import optuna
     except ImportError:
-        raise ImportError("method='bayesian' needs optuna: pip install optuna.") from None
+        raise MissingPackageError("method='bayesian' needs optuna: pip install optuna.") from None
     told = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -271,7 +272,9 @@ class Scorer:
         columns = joined(self._parts(there))
         found = {name: each.value for name, each in metrics_of(columns, Resampling(columns.examples, 0, 0)).items()}
         if metric not in found:
-            raise ValueError(f"metric={metric!r} is not known; {nearest(metric, found)}Known here: {', '.join(found)}.")
+            raise PeewitError(
+                f"metric={metric!r} is not known; {nearest(metric, found)}Known here: {', '.join(found)}."
+            )
         return Point(scale, precision, temperature, found)
 
     def _parts(self, la: Laplace) -> list[Part]:
@@ -300,5 +303,5 @@ class Scorer:
     @staticmethod
     def _filled(made: list[Part], examples: int) -> list[Part]:
         if not examples or not sum(len(part.owner) for part in made):
-            raise ValueError("validation has no labelled examples; expected some.")
+            raise PeewitError("validation has no labelled examples; expected some.")
         return made

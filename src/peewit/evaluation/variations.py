@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..network.nests import Inputs, count, map_tensors
 from .attacks import ATTACKS, EPSILONS, Attack
@@ -55,7 +56,7 @@ class Asked:
                 assert self.own is not None
                 made = self.own(copy, strength) if self.kind == "shifts" else self.own(attack.model, copy, y, strength)
                 if count(made) != count(x):
-                    raise ValueError(
+                    raise PeewitError(
                         f"{self.kind}: the function for {self.name!r} returned {count(made)} inputs for {count(x)}; "
                         "expected as many."
                     )
@@ -74,7 +75,7 @@ def asked(value: Any, kind: str) -> list[Asked]:
         return [_one(kind, name, given) for name, given in value.items()]
     if isinstance(value, Sequence):
         return [_one(kind, name, None) for name in value]
-    raise TypeError(
+    raise ArgumentTypeError(
         f"{kind} is a {type(value).__name__}; expected names ({', '.join(_known(kind))}), or a mapping from names to "
         "strengths or functions."
     )
@@ -86,7 +87,7 @@ def _known(kind: str) -> Sequence[str]:
 
 def _one(kind: str, name: Any, given: Any) -> Asked:
     if not isinstance(name, str):
-        raise TypeError(f"{kind}: {name!r} is a {type(name).__name__}; expected a name.")
+        raise ArgumentTypeError(f"{kind}: {name!r} is a {type(name).__name__}; expected a name.")
     usual = STRENGTHS if kind == "shifts" else EPSILONS
     if callable(given):
         return Asked(kind, name, usual, own=given)
@@ -96,7 +97,7 @@ def _one(kind: str, name: Any, given: Any) -> Asked:
         return Asked(kind, name, _strengths(kind, name, given[1]), own=given[0])
     if name not in _known(kind):
         own = "(x, strength)" if kind == "shifts" else "(model, x, y, epsilon)"
-        raise ValueError(
+        raise PeewitError(
             f"{kind}: {name!r} is not known; {nearest(name, _known(kind))}Known: {', '.join(_known(kind))}. Your own "
             f"are given as {{{name!r}: function of {own}}}."
         )
@@ -112,10 +113,10 @@ def _strengths(kind: str, name: str, given: Any) -> tuple[float, ...]:
     if not good or not all(
         isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < math.inf for each in found
     ):
-        raise ValueError(
+        raise PeewitError(
             f"{kind}: {name!r} has strengths {given!r}; expected positive numbers, such as {STRENGTHS[:3]}."
         )
     made = tuple(sorted({float(each) for each in found if each > 0}))
     if not made:
-        raise ValueError(f"{kind}: {name!r} has no strength above 0; expected some.")
+        raise PeewitError(f"{kind}: {name!r} has no strength above 0; expected some.")
     return made

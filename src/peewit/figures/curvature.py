@@ -15,6 +15,7 @@ from ..curvature.products import Products
 from ..curvature.structures.kron import KronCurvature
 from ..fit import fit
 from ..messages.arguments import is_count
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..network.batches import Batches
 from ..network.isolation import plainly
@@ -73,8 +74,8 @@ def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
         A `Whole` with K weights, about `most`, or all D where there are fewer.
 
     Raises:
-        TypeError: `la` is no posterior.
-        ValueError: `most` is no positive whole number, `data` is a one-shot iterator, or the network has changed since
+        ArgumentTypeError: `la` is no posterior.
+        PeewitError: `most` is no positive whole number, `data` is a one-shot iterator, or the network has changed since
             the fit.
 
     Example:
@@ -83,11 +84,11 @@ def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
     """
     style.expect_posterior(la)
     if not is_count(most):
-        raise ValueError(f"most={most!r} was given; expected a positive whole number of weights.")
+        raise PeewitError(f"most={most!r} was given; expected a positive whole number of weights.")
     chosen, names, ends = picked(la, most)
     batches = Batches(data, la.weights.device)
     if batches.one_shot:
-        raise ValueError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
+        raise PeewitError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
     network_of(la.state, None)  # refuses a network that has changed
     there = chosen.to(la.weights.device)
     together = max(1, min(64, UNITS // la.D))
@@ -172,7 +173,7 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
         A tuple of `Spectrum`, one for each tensor.
 
     Raises:
-        TypeError: `la` is no posterior.
+        ArgumentTypeError: `la` is no posterior.
 
     Example:
         >>> [spectrum.name for spectrum in pw.figures.layer_spectra(la)]
@@ -196,7 +197,7 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
         elif isinstance(operator, Diagonal):
             values = list(operator.values.detach().double().cpu().split(sizes))
         else:
-            raise TypeError(f"Curvature of kind {type(operator).__name__} has no spectrum here.")
+            raise ArgumentTypeError(f"Curvature of kind {type(operator).__name__} has no spectrum here.")
         for name, own, prior in zip(names, values, priors, strict=True):
             found.setdefault(name, []).append((own, prior))
     order = {name: number for number, name in enumerate(la.space.names)}
@@ -258,8 +259,8 @@ def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
         The `Factors` of the weight.
 
     Raises:
-        TypeError: `la` is no posterior.
-        ValueError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
+        ArgumentTypeError: `la` is no posterior.
+        PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
 
     Example:
         >>> pw.figures.factors(la).name
@@ -267,9 +268,9 @@ def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
     """
     style.expect_posterior(la)
     if not is_count(most):
-        raise ValueError(f"most={most!r} was given; expected a positive whole number of rows.")
+        raise PeewitError(f"most={most!r} was given; expected a positive whole number of rows.")
     if not isinstance(la.state.curvature, KronCurvature):
-        raise ValueError(
+        raise PeewitError(
             f"The posterior has structure {type(la.structure).__name__}, which has no Kronecker factors; fit with "
             "structure='kron'."
         )
@@ -279,10 +280,10 @@ def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
         if spectrum.sides is not None and min(spectrum.layout.matrix[1:]) > 1
     }
     if not known:
-        raise ValueError("The posterior has no weight with two Kronecker factors; fit with structure='kron'.")
+        raise PeewitError("The posterior has no weight with two Kronecker factors; fit with structure='kron'.")
     wanted = next(iter(known)) if name is None else name
     if wanted not in known:
-        raise ValueError(f"name={name!r} has no Kronecker factors; {nearest(str(name), known)}Known: {[*known]}.")
+        raise PeewitError(f"name={name!r} has no Kronecker factors; {nearest(str(name), known)}Known: {[*known]}.")
     found = known[wanted].sides
     assert found is not None
     rows, columns = (matrix_of(side[0]) for side in found)
@@ -350,8 +351,8 @@ def approximations(la: Laplace, data: Any, name: str | None = None) -> Approxima
         The `Approximations` of the weight.
 
     Raises:
-        TypeError: `la` is no posterior.
-        ValueError: The posterior is over single elements, the weight is not known or too large, or the network has
+        ArgumentTypeError: `la` is no posterior.
+        PeewitError: The posterior is over single elements, the weight is not known or too large, or the network has
             changed since the fit.
 
     Example:
@@ -375,18 +376,18 @@ def approximations(la: Laplace, data: Any, name: str | None = None) -> Approxima
 def block_name(la: Laplace, name: str | None) -> str:
     """The weight that was asked for, or the largest matrix that is small enough."""
     if la.space.mask is not None:
-        raise ValueError("The posterior is over single elements of its tensors, which Kronecker factors cannot hold.")
+        raise PeewitError("The posterior is over single elements of its tensors, which Kronecker factors cannot hold.")
     sizes = dict(zip(la.space.names, la.space.shapes, strict=True))
     if name is None:
         small = [each for each, shape in sizes.items() if len(shape) > 1 and shape.numel() <= WEIGHTS]
         small = small or [each for each, shape in sizes.items() if shape.numel() <= LARGEST]
         if not small:
-            raise ValueError(f"No tensor has at most {LARGEST} weights, the most that a picture has room for.")
+            raise PeewitError(f"No tensor has at most {LARGEST} weights, the most that a picture has room for.")
         return max(small, key=lambda each: sizes[each].numel())
     if name not in sizes:
-        raise ValueError(f"name={name!r} is no uncertain weight; {nearest(str(name), sizes)}Known: {[*sizes]}.")
+        raise PeewitError(f"name={name!r} is no uncertain weight; {nearest(str(name), sizes)}Known: {[*sizes]}.")
     if sizes[name].numel() > LARGEST:
-        raise ValueError(f"{name!r} has {sizes[name].numel()} weights; expected at most {LARGEST} to be shown.")
+        raise PeewitError(f"{name!r} has {sizes[name].numel()} weights; expected at most {LARGEST} to be shown.")
     return name
 
 

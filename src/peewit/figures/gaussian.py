@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from . import style
 from .style import BLUE, GREEN, ORANGE, graph_objects
 
@@ -39,7 +40,7 @@ def checked(values: Sequence[float], what: str, low: float, high: float) -> tupl
     """Numbers in a range, rising."""
     made = tuple(float(value) for value in values)
     if not made or any(not low < value < high for value in made) or list(made) != sorted(made):
-        raise ValueError(f"{what}={values!r} was given; expected rising numbers between {low:g} and {high:g}.")
+        raise PeewitError(f"{what}={values!r} was given; expected rising numbers between {low:g} and {high:g}.")
     return made
 
 
@@ -60,7 +61,7 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
         A plotly figure.
 
     Raises:
-        ValueError: Either is empty, does not rise, or is out of its range.
+        PeewitError: Either is empty, does not rise, or is out of its range.
 
     Example:
         >>> len(pw.figures.gaussian_sliders().layout.sliders)

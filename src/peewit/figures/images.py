@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from . import style
 from .style import GREEN, ORANGE, graph_objects, shown
 
@@ -30,8 +31,8 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
         and of largest standard deviation.
 
     Raises:
-        TypeError: `report` is no report.
-        ValueError: `most` is no positive whole number, or the report has no single inputs.
+        ArgumentTypeError: `report` is no report.
+        PeewitError: `most` is no positive whole number, or the report has no single inputs.
 
     Example:
         >>> pw.figures.specimens(report, most=3).layout.meta["title"]
@@ -39,12 +40,12 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
     """
     style.expect_report(report)
     if not is_count(most):
-        raise ValueError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")
+        raise PeewitError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")
     rows = [
         (name, found[:most]) for name, found in (("surest", report.surest), ("least sure", report.least_sure)) if found
     ]
     if not rows:
-        raise ValueError("The report has no single inputs to show.")
+        raise PeewitError("The report has no single inputs to show.")
     wrong = {name: sum(each.label is not None and each.label != each.predicted for each in own) for name, own in rows}
     pictured = all(each.image is not None for _, own in rows for each in own)
     if report.task == "classification":

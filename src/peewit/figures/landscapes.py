@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..laplace import Laplace
+from ..messages.errors import ArgumentTypeError, PeewitError
 from . import style
 from .losses import Landscape, landscape
 from .style import BLUE, GREEN, ORANGE, graph_objects
@@ -24,14 +25,18 @@ def looked(source: Source, data: Any, dimensions: int, settings: dict[str, Any])
     """The numbers: given, or computed here."""
     if isinstance(source, Landscape):
         if data is not None or settings:
-            raise ValueError("A Landscape was given, whose numbers are there; leave data and all settings out.")
+            raise PeewitError("A Landscape was given, whose numbers are there; leave data and all settings out.")
         if source.plane != (dimensions == 2):
-            raise ValueError(f"A Landscape with {len(source.directions)} directions; expected {dimensions}.")
+            raise PeewitError(f"A Landscape with {len(source.directions)} directions; expected {dimensions}.")
         return source
     if not isinstance(source, Laplace):
-        raise TypeError(f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a Landscape.")
+        raise ArgumentTypeError(
+            f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a Landscape."
+        )
     if data is None:
-        raise ValueError("The loss is taken over data, and none was given; give the training data, (x, y) or a loader.")
+        raise PeewitError(
+            "The loss is taken over data, and none was given; give the training data, (x, y) or a loader."
+        )
     return landscape(source, data, dimensions=dimensions, **settings)
 
 
@@ -47,8 +52,8 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
         A plotly figure with two panels.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a `Landscape`.
-        ValueError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has two directions.
+        ArgumentTypeError: `source` is neither a posterior nor a `Landscape`.
+        PeewitError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has two directions.
 
     Example:
         >>> pw.figures.landscape_1d(la, (x, y), points=11).layout.meta["title"]
@@ -182,8 +187,8 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
         A plotly figure.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a `Landscape`.
-        ValueError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
+        ArgumentTypeError: `source` is neither a posterior nor a `Landscape`.
+        PeewitError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
 
     Example:
         >>> made = pw.figures.landscape(la, (x, y), points=5)
@@ -272,8 +277,8 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
         A plotly figure, with a menu for one surface alone and for the loss.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a `Landscape`.
-        ValueError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
+        ArgumentTypeError: `source` is neither a posterior nor a `Landscape`.
+        PeewitError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
 
     Example:
         >>> len(pw.figures.landscape_3d(la, (x, y), points=5).data)

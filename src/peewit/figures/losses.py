@@ -13,6 +13,7 @@ from torch import Tensor
 from ..likelihoods import Bernoulli, Categorical
 from ..linear_model.passes import Part, Passes
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call, under
@@ -145,8 +146,8 @@ def landscape(
         A `Landscape` with `points` coordinates along each direction.
 
     Raises:
-        TypeError: `la` is no posterior.
-        ValueError: An argument is none of the above, `directions` has another shape, is not finite or has a row of
+        ArgumentTypeError: `la` is no posterior.
+        PeewitError: An argument is none of the above, `directions` has another shape, is not finite or has a row of
             zeros, there are more directions than weights, or the network has changed since the fit.
 
     Example:
@@ -156,17 +157,17 @@ def landscape(
     """
     style.expect_posterior(la)
     if dimensions not in (1, 2):
-        raise ValueError(f"dimensions={dimensions!r} was given; expected 1, a line, or 2, a plane.")
+        raise PeewitError(f"dimensions={dimensions!r} was given; expected 1, a line, or 2, a plane.")
     points = (101 if dimensions == 1 else 31) if points is None else points
     if not is_count(points) or points < 3:
-        raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
+        raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")
     if examples is not None and not is_count(examples):
-        raise ValueError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
+        raise PeewitError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
     kind = directions if isinstance(directions, str) else "given"
     axes = ways.directions(la, directions, dimensions, seed)
     far = REACH.get(kind, 1.0) if reach is None else reach
     if not 0 < far < math.inf:
-        raise ValueError(f"reach={reach!r} was given; expected a positive number.")
+        raise PeewitError(f"reach={reach!r} was given; expected a positive number.")
     a = torch.linspace(-far, far, points + (points + 1) % 2, dtype=torch.float64)  # odd: the middle is the network
     b = a.clone() if dimensions == 2 else torch.zeros(1, dtype=torch.float64)
     where = torch.cartesian_prod(b, a).flip(1)[:, :dimensions]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..laplace import Laplace
+from ..messages.errors import PeewitError
 from . import style
 from .curvature import WEIGHTS, Approximations, Factors, Whole, approximations, factors, layer_spectra, whole
 from .style import graph_objects
@@ -92,8 +93,8 @@ def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEI
         A plotly figure.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a `Whole`.
-        ValueError: `data` is missing or a one-shot iterator, `most` is no positive whole number, or the network has
+        ArgumentTypeError: `source` is neither a posterior nor a `Whole`.
+        PeewitError: `data` is missing or a one-shot iterator, `most` is no positive whole number, or the network has
             changed since the fit.
 
     Example:
@@ -136,7 +137,7 @@ def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEI
 def needed(data: Any) -> Any:
     """Data, where it has to be given."""
     if data is None:
-        raise ValueError(
+        raise PeewitError(
             "Curvature is taken over data, and none was given; give the training data, (x, y) or a loader."
         )
     return data
@@ -154,7 +155,7 @@ def spectra(la: Laplace) -> Figure:
         A plotly figure with logarithmic axes.
 
     Raises:
-        TypeError: `la` is no posterior.
+        ArgumentTypeError: `la` is no posterior.
 
     Example:
         >>> [trace.name for trace in pw.figures.spectra(la).data][:2]
@@ -228,8 +229,8 @@ def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int =
         A plotly figure: both factors and their product, each scaled to a largest entry of 1.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a `Factors`.
-        ValueError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
+        ArgumentTypeError: `source` is neither a posterior nor a `Factors`.
+        PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
 
     Example:
         >>> pw.figures.kronecker(la, "2.weight").layout.meta["title"]
@@ -286,8 +287,8 @@ def block_approximations(source: Laplace | Approximations, data: Any = None, nam
         A plotly figure with four panels.
 
     Raises:
-        TypeError: `source` is neither a posterior nor an `Approximations`.
-        ValueError: `data` is missing, the posterior is over single elements, the weight is not known or too large, or
+        ArgumentTypeError: `source` is neither a posterior nor an `Approximations`.
+        PeewitError: `data` is missing, the posterior is over single elements, the weight is not known or too large, or
             the network has changed since the fit.
 
     Example:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..laplace import Laplace
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..network.isolation import plainly
 from . import style
 from .curvature import own_sizes
@@ -83,7 +84,9 @@ def summarised(source: Laplace | Summary | Results) -> Summary:
         return summary(source)
     found = getattr(source, "posterior", None)
     if not isinstance(found, Mapping):
-        raise TypeError(f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a report.")
+        raise ArgumentTypeError(
+            f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a report."
+        )
     return reported(found)
 
 
@@ -132,8 +135,8 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
         A plotly figure: for each tensor, the ranges of 50 % and of 90 % of its weights, their median, and the prior.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a report.
-        ValueError: The report has no variances by layer.
+        ArgumentTypeError: `source` is neither a posterior nor a report.
+        PeewitError: The report has no variances by layer.
 
     Example:
         >>> pw.figures.marginal_variances(la).layout.meta["title"]
@@ -141,7 +144,7 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     """
     made = summarised(source)
     if not made.layers:
-        raise ValueError("The report has no variances by layer; give the posterior itself.")
+        raise PeewitError("The report has no variances by layer; give the posterior itself.")
     go = graph_objects()
     layers = made.layers[:GROUPS]
     names = [each.name for each in layers]
@@ -193,8 +196,8 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         range of 90 % of its weights.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a report.
-        ValueError: The report has no prior precisions.
+        ArgumentTypeError: `source` is neither a posterior nor a report.
+        PeewitError: The report has no prior precisions.
 
     Example:
         >>> pw.figures.prior_posterior(report).layout.meta["title"]
@@ -214,7 +217,7 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         after = [1 / max(each.quantiles[2], 1e-300) if each else math.nan for each in own]
         ends = [[1 / max(each.quantiles[p], 1e-300) for p in (4, 0)] if each else [math.nan] * 2 for each in own]
     if not names:
-        raise ValueError("The report has no prior precisions; give the posterior itself.")
+        raise PeewitError("The report has no prior precisions; give the posterior itself.")
     go = graph_objects()
     figure = go.Figure()
     for name, low, high in zip(names, before, after, strict=True):
@@ -261,8 +264,8 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
         A plotly figure with a bar of each kind for each group.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a report.
-        ValueError: The report has no effective dimensions.
+        ArgumentTypeError: `source` is neither a posterior nor a report.
+        PeewitError: The report has no effective dimensions.
 
     Example:
         >>> [trace.name for trace in pw.figures.effective_dimensions(la).data]
@@ -270,7 +273,7 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     """
     made = summarised(source)
     if not made.dimensions:
-        raise ValueError("The report has no effective dimensions; give the posterior itself.")
+        raise PeewitError("The report has no effective dimensions; give the posterior itself.")
     go = graph_objects()
     names, values = list(made.groups[:GROUPS]), list(made.dimensions[:GROUPS])
     figure = go.Figure()
@@ -313,7 +316,7 @@ def evidence_trace(source: Any) -> Figure:
         A plotly figure, with a second panel for the precisions.
 
     Raises:
-        ValueError: The posterior was not tuned.
+        PeewitError: The posterior was not tuned.
 
     Example:
         >>> pw.figures.evidence_trace(la.tune()).layout.meta["title"]
@@ -366,11 +369,11 @@ def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str
     """Values, what they are, precisions (steps, groups) where all were kept, and names of groups."""
     trace = source.trace if isinstance(source, Laplace) else source
     if trace is None:
-        raise ValueError("The posterior was not tuned, so there is no trace; use la.tune().")
+        raise PeewitError("The posterior was not tuned, so there is no trace; use la.tune().")
     if hasattr(trace, "posterior"):
         found = trace.posterior.get("trace") if isinstance(trace.posterior, Mapping) else None
         if not found:
-            raise ValueError("The report has no trace of tuning: the posterior was not tuned.")
+            raise PeewitError("The report has no trace of tuning: the posterior was not tuned.")
         more = found if isinstance(found, Mapping) else {"values": found}
         table = [[float(each) for each in row] for row in more.get("precisions") or ()]
         groups = [str(name) for name in more.get("groups") or trace.posterior.get("groups") or ()]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.isolation import plainly
 from ..predictions.families import family_of
@@ -64,9 +65,9 @@ class Seen:
 def checked_grid(points: int, extend: float) -> None:
     """Refuse grids that are none."""
     if not is_count(points) or points < 3:
-        raise ValueError(f"points={points!r} was given; expected a whole number of at least 3.")
+        raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")
     if isinstance(extend, bool) or not isinstance(extend, int | float) or not 0 <= extend < math.inf:
-        raise ValueError(f"extend={extend!r} was given; expected a number from 0, a share of the data's range.")
+        raise PeewitError(f"extend={extend!r} was given; expected a number from 0, a share of the data's range.")
 
 
 def gathered(data: Any, device: torch.device, features: int) -> Seen:
@@ -78,7 +79,7 @@ def gathered(data: Any, device: torch.device, features: int) -> Seen:
         for inputs, y in Batches(data, device):
             if not isinstance(inputs, Tensor) or inputs[0].numel() != features:
                 given = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-                raise ValueError(
+                raise PeewitError(
                     f"The inputs are {given}; this figure has room for {features} numbers: (N, {features})."
                 )
             flat = inputs.detach().reshape(len(inputs), features).double().cpu()
@@ -87,7 +88,7 @@ def gathered(data: Any, device: torch.device, features: int) -> Seen:
                 kept.append((flat, y.detach().cpu()))
             like = inputs[:1].detach() if like is None else like
     if like is None:
-        raise ValueError("The data has no examples: the loader is empty.")
+        raise PeewitError("The data has no examples: the loader is empty.")
     x, y = (torch.cat(list(each))[:KEPT] for each in zip(*kept, strict=True))
     return Seen(x, y, torch.stack(ends).amin(0), torch.stack(ends).amax(0), like)
 
@@ -99,7 +100,7 @@ def band(
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
     style.expect_posterior(la)
     if family_of(la.likelihood).classes is not None:
-        raise ValueError("The posterior is over classes, which have no bands; see decision_map.")
+        raise PeewitError("The posterior is over classes, which have no bands; see decision_map.")
     checked_level(level)
     checked_grid(points, extend)
     seen = gathered(data, la.weights.device, 1)
@@ -140,8 +141,8 @@ def regression_band(
         A plotly figure with two bands: the inner one for the mean, the outer one for new observations.
 
     Raises:
-        TypeError: `source` is no posterior, or `data` is missing.
-        ValueError: The likelihood is over classes, the inputs are not one number each, an argument is none of the
+        ArgumentTypeError: `source` is no posterior, or `data` is missing.
+        PeewitError: The likelihood is over classes, the inputs are not one number each, an argument is none of the
             above, or there is no data.
 
     Example:
@@ -202,7 +203,7 @@ def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) 
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
     style.expect_posterior(la)
     if family_of(la.likelihood).classes is None:
-        raise ValueError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
+        raise PeewitError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     checked_grid(points, extend)
     seen = gathered(data, la.weights.device, 2)
     low, high = seen.ends(extend)
@@ -215,7 +216,7 @@ def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) 
     probs = probs.reshape(len(probs), -1)
     if isinstance(predicted, Binary):
         if probs.shape[1] != 1:
-            raise ValueError(f"The network has {probs.shape[1]} labels; this figure has room for one, or for classes.")
+            raise PeewitError(f"The network has {probs.shape[1]} labels; this figure has room for one, or for classes.")
         probs, plain = torch.cat([1 - probs, probs], 1), torch.cat([torch.zeros_like(plain), plain], 1)
     table = {
         "confidence": probs.amax(1),
@@ -255,8 +256,8 @@ def decision_map(
         A plotly figure.
 
     Raises:
-        TypeError: `source` is no posterior, or `data` is missing.
-        ValueError: The likelihood is not over classes, there are several yes-or-no labels, the inputs are not two
+        ArgumentTypeError: `source` is no posterior, or `data` is missing.
+        PeewitError: The likelihood is not over classes, there are several yes-or-no labels, the inputs are not two
             numbers each, `classes` has another number of names, another argument is none of the above, or there is no
             data.
 
@@ -269,7 +270,7 @@ def decision_map(
     go = graph_objects()
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(made.classes)]
     if len(names) != made.classes:
-        raise ValueError(f"classes has {len(names)} names, and the network {made.classes} classes.")
+        raise PeewitError(f"classes has {len(names)} names, and the network {made.classes} classes.")
     own = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
     titles = [style.literal(own.get(name, name)) for name in made.layers]
     figure = go.Figure()

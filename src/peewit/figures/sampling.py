@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import checked_count
+from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from ..network.buffers import restore_buffers
 from ..network.calling import call, under
@@ -82,8 +83,8 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         The `Draws`, with predictions (S, B, C).
 
     Raises:
-        TypeError: `la` is no posterior, or `x` holds no tensors.
-        ValueError: `method` is not known, `samples` is no positive whole number, the likelihood is another one, or the
+        ArgumentTypeError: `la` is no posterior, or `x` holds no tensors.
+        PeewitError: `method` is not known, `samples` is no positive whole number, the likelihood is another one, or the
             network has changed since the fit.
 
     Example:
@@ -92,10 +93,12 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
     """
     style.expect_posterior(la)
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}.")
+        raise PeewitError(
+            f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}."
+        )
     family = family_of(la.likelihood)
     if family.mean is None:
-        raise ValueError(
+        raise PeewitError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
     deviations = la.state.deviations(checked_count(samples), torch.Generator().manual_seed(seed))
@@ -186,16 +189,16 @@ def monte_carlo(
         A plotly figure with two panels: the two least certain weights, and the predictions.
 
     Raises:
-        TypeError: `source` is neither a posterior nor a `Draws`.
-        ValueError: There are no inputs, `output` is no output of the network, `classes` has another number of names, or
-            an argument is refused by `draws`.
+        ArgumentTypeError: `source` is neither a posterior nor a `Draws`.
+        PeewitError: There are no inputs, `output` is no output of the network, `classes` has another number of names,
+            or an argument is refused by `draws`.
 
     Example:
         >>> pw.figures.monte_carlo(line, t, samples=8).layout.meta["title"]
         'Averaging over weights'
     """
     if not isinstance(source, Draws) and (x is None or not count(x)):
-        raise ValueError("x holds no inputs; expected those at which to predict.")
+        raise PeewitError("x holds no inputs; expected those at which to predict.")
     made = source if isinstance(source, Draws) else draws(source, x, samples, method=method, seed=seed)
     checked_output(output, made.predictions.shape[-1])
     curves = made.x is not None and not made.classes
@@ -242,7 +245,7 @@ def whole_name(made: Draws, curves: bool) -> str:
 def checked_output(output: int, outputs: int) -> None:
     """Refuse an output that the network does not have."""
     if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < outputs:
-        raise ValueError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")
+        raise PeewitError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")
 
 
 def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple[str, ...] | None) -> None:
@@ -269,7 +272,7 @@ def named(made: Draws, classes: tuple[str, ...] | None) -> list[str]:
     if number == 1:  # a yes or no, and the probability is that of yes
         return [str(classes[1]) if classes is not None and len(classes) == 2 else "class 1"]
     if classes is not None and len(classes) != number:
-        raise ValueError(f"classes has {len(classes)} names, and the network {number} outputs.")
+        raise PeewitError(f"classes has {len(classes)} names, and the network {number} outputs.")
     return [str(each) for each in classes] if classes else [f"class {place}" for place in range(number)]
 
 

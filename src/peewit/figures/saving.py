@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..storage.atomic import writable, writing
 from .style import graph_objects
 
@@ -70,8 +71,8 @@ def save(
         The path of the file.
 
     Raises:
-        TypeError: `figure` is no plotly figure.
-        ValueError: The name has another suffix, it is that of a device, or `plotlyjs` is neither True nor "cdn".
+        ArgumentTypeError: `figure` is no plotly figure.
+        PeewitError: The name has another suffix, it is that of a device, or `plotlyjs` is neither True nor "cdn".
         FileNotFoundError: The folder does not exist.
         IsADirectoryError: The name is that of a folder.
         ImportError: A picture needs kaleido, which is not installed.
@@ -83,9 +84,13 @@ def save(
     """
     target = place(path)
     if not isinstance(figure, graph_objects().Figure):
-        raise TypeError(f"figure is a {type(figure).__name__}; expected a figure of plotly, as peewit.figures makes.")
+        raise ArgumentTypeError(
+            f"figure is a {type(figure).__name__}; expected a figure of plotly, as peewit.figures makes."
+        )
     if plotlyjs not in (True, "cdn"):
-        raise ValueError(f"plotlyjs={plotlyjs!r} was given; expected True, for a page that needs no network, or 'cdn'.")
+        raise PeewitError(
+            f"plotlyjs={plotlyjs!r} was given; expected True, for a page that needs no network, or 'cdn'."
+        )
     if target.suffix.lower() == ".html":
         content = page(figure, plotlyjs).encode()
     else:
@@ -99,7 +104,7 @@ def place(path: str | os.PathLike[str]) -> Path:
     """Where to write; refuses what is no place for a figure before any work is done."""
     target = Path(os.fsdecode(path))
     if target.suffix.lower() not in (".html", ".png"):
-        raise ValueError(f"{target.name!r} ends in {target.suffix!r}; expected a name that ends in .html or .png.")
+        raise PeewitError(f"{target.name!r} ends in {target.suffix!r}; expected a name that ends in .html or .png.")
     return writable(target, "figure.html")
 
 
@@ -122,7 +127,7 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
     try:
         import kaleido
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "Pictures need kaleido, which is not installed: pip install kaleido. Pages (.html) do not."
         ) from error
     size = {"width": width, "height": height or figure.layout.height or 500, "scale": scale}

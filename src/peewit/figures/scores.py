@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..metrics import kinds
 from . import style
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 def some(scores: Sequence[Scores], what: str) -> Sequence[Scores]:
     """At least one, and nothing else."""
     if not scores:
-        raise ValueError(f"{what} was given no scores; give some of report.methods.")
+        raise PeewitError(f"{what} was given no scores; give some of report.methods.")
     for each in scores:
         if not hasattr(each, "risk_coverage"):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{what} was given a {type(each).__name__}; expected scores, as in {what}(*report.methods)."
             )
     return scores
@@ -59,8 +60,8 @@ def reliability(*scores: Scores) -> Figure:
         A plotly figure, with the share of predictions in each bin below.
 
     Raises:
-        TypeError: An argument is no `Scores`.
-        ValueError: There are no scores, or none of them is of classes.
+        ArgumentTypeError: An argument is no `Scores`.
+        PeewitError: There are no scores, or none of them is of classes.
 
     Example:
         >>> [trace.name for trace in pw.figures.reliability(*report.methods).data][:2]
@@ -68,7 +69,7 @@ def reliability(*scores: Scores) -> Figure:
     """
     own = [each for each in some(scores, "reliability") if each.reliability is not None]
     if not own:
-        raise ValueError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
+        raise PeewitError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.75, 0.25])
     go = graph_objects()
     ideal = {"color": GREY, "dash": "dot"}
@@ -121,8 +122,8 @@ def risk_coverage(*scores: Scores) -> Figure:
         A plotly figure: the share of errors for classes, the mean squared error for numbers.
 
     Raises:
-        TypeError: An argument is no `Scores`.
-        ValueError: There are no scores.
+        ArgumentTypeError: An argument is no `Scores`.
+        PeewitError: There are no scores.
 
     Example:
         >>> [trace.name for trace in pw.figures.risk_coverage(*report.methods).data]
@@ -164,8 +165,8 @@ def shift_curves(report: Results, kind: str = "shifts", metric: str | None = Non
         A plotly figure, with a menu where there are several corruptions.
 
     Raises:
-        TypeError: `report` is no report.
-        ValueError: `kind` is none of the two, the report has none of this kind, or the metric is not known.
+        ArgumentTypeError: `report` is no report.
+        PeewitError: `kind` is none of the two, the report has none of this kind, or the metric is not known.
 
     Example:
         >>> pw.figures.shift_curves(report, metric="nll").data[0].x
@@ -173,17 +174,17 @@ def shift_curves(report: Results, kind: str = "shifts", metric: str | None = Non
     """
     style.expect_report(report)
     if kind not in ("shifts", "attacks"):
-        raise ValueError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
+        raise PeewitError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
     every: dict[str, list[tuple[str, Shift]]] = {}
     for each in report.methods:
         for name, shift in getattr(each, kind).items():
             every.setdefault(name, []).append((each.name, shift))
     known = list(dict.fromkeys(name for own in every.values() for _, shift in own for name in shift.metrics))
     if not known:
-        raise ValueError(f"The report has no {kind}; evaluate with {kind}=...")
+        raise PeewitError(f"The report has no {kind}; evaluate with {kind}=...")
     wanted = known[0] if metric is None else metric
     if wanted not in known:
-        raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+        raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
     go = graph_objects()
     figure = go.Figure()
     owners: list[str] = []
@@ -237,8 +238,8 @@ def pit(*scores: Scores) -> Figure:
         share.
 
     Raises:
-        TypeError: An argument is no `Scores`.
-        ValueError: There are no scores, or none of them is of numbers.
+        ArgumentTypeError: An argument is no `Scores`.
+        PeewitError: There are no scores, or none of them is of numbers.
 
     Example:
         >>> pw.figures.pit(*line_report.methods).data[0].name
@@ -246,7 +247,7 @@ def pit(*scores: Scores) -> Figure:
     """
     own = [each for each in some(scores, "pit") if each.pit is not None]
     if not own:
-        raise ValueError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
+        raise PeewitError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
     go = graph_objects()
     figure = go.Figure()
     for number, each in enumerate(own):
@@ -286,8 +287,8 @@ def compare(report: Results, metric: str) -> Figure:
         A plotly figure.
 
     Raises:
-        TypeError: `report` is no report.
-        ValueError: No method has this metric.
+        ArgumentTypeError: `report` is no report.
+        PeewitError: No method has this metric.
 
     Example:
         >>> [trace.name for trace in pw.figures.compare(report, "nll").data]
@@ -296,7 +297,7 @@ def compare(report: Results, metric: str) -> Figure:
     style.expect_report(report)
     known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     if metric not in known:
-        raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+        raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
     go = graph_objects()
     figure = go.Figure()
     own = [each for each in report.methods if metric in each.metrics]

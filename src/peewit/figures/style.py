@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..messages.errors import ArgumentTypeError, MissingPackageError
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -33,7 +35,7 @@ def graph_objects() -> Any:
     try:
         import plotly.graph_objects
     except ImportError as error:
-        raise ImportError("Figures need plotly, which is not installed: pip install plotly") from error
+        raise MissingPackageError("Figures need plotly, which is not installed: pip install plotly") from error
     return plotly.graph_objects
 
 
@@ -42,13 +44,15 @@ def expect_posterior(given: Any) -> None:
     from ..laplace import Laplace
 
     if not isinstance(given, Laplace):
-        raise TypeError(f"A {type(given).__name__} was given; expected a posterior, which peewit.fit returns.")
+        raise ArgumentTypeError(f"A {type(given).__name__} was given; expected a posterior, which peewit.fit returns.")
 
 
 def expect_report(given: Any) -> None:
     """Refuse posteriors and scores where a whole report is asked for."""
     if not hasattr(type(given), "to_markdown"):
-        raise TypeError(f"A {type(given).__name__} was given; expected a report, which peewit.evaluate returns.")
+        raise ArgumentTypeError(
+            f"A {type(given).__name__} was given; expected a report, which peewit.evaluate returns."
+        )
 
 
 def panels(*arguments: Any, **settings: Any) -> Figure:

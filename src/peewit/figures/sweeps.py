@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..metrics import kinds
 from . import style
@@ -32,8 +33,8 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
         A plotly figure with logarithmic axes.
 
     Raises:
-        TypeError: `source` is no sweep.
-        ValueError: The sweep has no points, or the metric is not known.
+        ArgumentTypeError: `source` is no sweep.
+        PeewitError: The sweep has no points, or the metric is not known.
 
     Example:
         >>> tried = pw.sweep(la, (x, y), trials=4)
@@ -41,14 +42,14 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
         4
     """
     if not hasattr(source, "points"):
-        raise TypeError(f"A {type(source).__name__} was given; expected a sweep, which peewit.sweep returns.")
+        raise ArgumentTypeError(f"A {type(source).__name__} was given; expected a sweep, which peewit.sweep returns.")
     points = list(source.points)
     if not points:
-        raise ValueError("The sweep has no points.")
+        raise PeewitError("The sweep has no points.")
     known = list(dict.fromkeys(name for point in points for name in point.metrics))
     first = getattr(source, "metric", known[0]) if metric is None else metric
     if first not in known:
-        raise ValueError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+        raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
     order = [first, *(name for name in known if name != first)]
     go = graph_objects()
     figure = go.Figure()

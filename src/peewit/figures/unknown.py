@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from . import style
 from .scores import some, told, whiskers
@@ -38,22 +39,22 @@ def uncertainty_histogram(scores: Scores, score: str | None = None, bins: int = 
         A plotly figure, with one histogram per data set.
 
     Raises:
-        TypeError: `scores` is no `Scores`.
-        ValueError: `bins` is no positive whole number, or the score is not known.
+        ArgumentTypeError: `scores` is no `Scores`.
+        PeewitError: `bins` is no positive whole number, or the score is not known.
 
     Example:
         >>> [trace.name for trace in pw.figures.uncertainty_histogram(report.methods[0]).data]
         ['test', 'far']
     """
     if not is_count(bins):
-        raise ValueError(f"bins={bins!r} was given; expected a positive whole number.")
+        raise PeewitError(f"bins={bins!r} was given; expected a positive whole number.")
     some([scores], "uncertainty_histogram")
     if score is None:
         score = "variance" if any("variance" in each for each in scores.uncertainty.values()) else "entropy"
     found = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
     known = sorted({name for each in scores.uncertainty.values() for name in each})
     if not found:
-        raise ValueError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
+        raise PeewitError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
     go = graph_objects()
     finite = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
     every = [value for values in finite.values() for value in values] or [0.0]
@@ -97,8 +98,8 @@ def detection(*scores: Scores) -> Figure:
         A plotly figure with intervals.
 
     Raises:
-        TypeError: An argument is no `Scores`.
-        ValueError: There are no scores, or none has unknown inputs.
+        ArgumentTypeError: An argument is no `Scores`.
+        PeewitError: There are no scores, or none has unknown inputs.
 
     Example:
         >>> [trace.name for trace in pw.figures.detection(*report.methods).data][:2]
@@ -110,7 +111,7 @@ def detection(*scores: Scores) -> Figure:
     )
     sets = list(dict.fromkeys(name for each in scores for name in each.detection))
     if not kinds:
-        raise ValueError("None of the scores has unknown inputs; evaluate with ood={'name': inputs}.")
+        raise PeewitError("None of the scores has unknown inputs; evaluate with ood={'name': inputs}.")
     figure = go.Figure()
     best: tuple[float, str] = (-1.0, "")
     several = len(sets) > 1

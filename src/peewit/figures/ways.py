@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from ..weights.vectors import flatten, unflatten
 
@@ -25,9 +26,9 @@ def directions(la: Laplace, asked: str | Tensor, count: int, seed: int) -> Tenso
         return given(la, asked, count)
     if asked not in NAMES:
         near = nearest(asked, NAMES) if isinstance(asked, str) else ""
-        raise ValueError(f"directions={asked!r} is not known; {near}Known: {', '.join(NAMES)}, or a tensor (k, D).")
+        raise PeewitError(f"directions={asked!r} is not known; {near}Known: {', '.join(NAMES)}, or a tensor (k, D).")
     if count > la.D:
-        raise ValueError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
+        raise PeewitError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
     return filter_normalised(la, count, seed) if asked == "random" else eigen(la, count, seed)
 
 
@@ -35,7 +36,7 @@ def given(la: Laplace, asked: Tensor, count: int) -> Tensor:
     """The caller's own; refused where they do not fit."""
     made = asked.detach().to(device=la.weights.device, dtype=torch.float64)
     if made.shape != (count, la.D) or not bool(torch.isfinite(made).all()) or not bool((made != 0).any(1).all()):
-        raise ValueError(
+        raise PeewitError(
             f"directions has shape {tuple(asked.shape)}; expected ({count}, {la.D}) finite numbers, no row all zero."
         )
     return made

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli as BernoulliDistribution
 
+from ..messages.errors import ArgumentTypeError
 from ..runtime.random import Hashed
 from .contract import Likelihood, diagonal_root
 from .form import ALL, Form
@@ -29,7 +30,7 @@ class Bernoulli(Likelihood):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C) in floating point."""
         if y.is_complex():
-            raise TypeError(f"binary: targets have dtype {y.dtype}; expected 0 and 1, or probabilities.")
+            raise ArgumentTypeError(f"binary: targets have dtype {y.dtype}; expected 0 and 1, or probabilities.")
         return form.flatten(y if y.is_floating_point() else y.float())
 
     def known(self, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical as CategoricalDistribution
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
 from .contract import Likelihood
 from .form import ALL, Form, usual_axis
@@ -36,14 +37,14 @@ class Categorical(Likelihood):
         if self.weight is not None:
             weight = torch.as_tensor(self.weight)
             if weight.dim() != 1 or not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
-                raise ValueError(
+                raise PeewitError(
                     f"Categorical(weight=...): {self.weight!r} was given; expected one finite number per class, none "
                     "negative."
                 )
             object.__setattr__(self, "weight", weight.clone())  # a value: later changes by the caller stay outside
         smoothing = self.label_smoothing
         if isinstance(smoothing, bool) or not isinstance(smoothing, int | float) or not 0 <= smoothing < 1:
-            raise ValueError(f"Categorical(label_smoothing={smoothing!r}): expected a number from 0 to 1.")
+            raise PeewitError(f"Categorical(label_smoothing={smoothing!r}): expected a number from 0 to 1.")
 
     title = "classification"
     link_family = "categorical"
@@ -61,20 +62,20 @@ class Categorical(Likelihood):
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """The class axis is the one whose removal leaves the target's shape."""
         if f.dim() < 2:
-            raise ValueError(
+            raise PeewitError(
                 f"classification: the network's output has shape {tuple(f.shape)}; expected logits (N, C) or "
                 "(N, T, C). A network with one logit is binary."
             )
         shape = tuple(f.shape)
         single = shape[1:] == (1,) or (f.dim() == y.dim() + 1 and shape[-1] == 1)
         if self.axis is None and single and not any(shape[axis] > 1 for axis in fitting_axes(shape, y)):
-            raise ValueError(
+            raise PeewitError(
                 f"classification: the network has one output, {shape}, whose softmax is always 1; expected one output "
                 "per class. A network with one logit needs a binary likelihood."
             )
         form = self._soft_form(shape, y) if y.is_floating_point() else self._hard_form(shape, y, like)
         if self.weight is not None and self.weight.numel() != form.outputs:
-            raise ValueError(
+            raise PeewitError(
                 f"Categorical(weight=...) has {self.weight.numel()} numbers, and the network {form.outputs} classes; "
                 "expected one weight per class."
             )
@@ -86,7 +87,7 @@ class Categorical(Likelihood):
         if axis is None and like is not None and like.axis is not None and fitting:
             axis = like.axis + 1
             if axis not in fitting:
-                raise ValueError(
+                raise PeewitError(
                     f"classification: outputs {shape} and labels {tuple(y.shape)} have their classes on axis "
                     f"{fitting[0]}, those of an earlier batch on axis {axis} as well or instead; "
                     "say which with Categorical(axis=...)."
@@ -103,7 +104,7 @@ class Categorical(Likelihood):
                     stacklevel=2,
                 )
         if axis is None or axis not in fitting:
-            raise ValueError(
+            raise PeewitError(
                 f"classification: outputs {shape} and labels {tuple(y.shape)} do not fit; expected labels shaped like "
                 "the outputs without their class axis."
             )
@@ -111,13 +112,13 @@ class Categorical(Likelihood):
 
     def _soft_form(self, shape: tuple[int, ...], y: Tensor) -> Form:
         if tuple(y.shape) != shape:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"classification: labels have dtype {y.dtype} and shape {tuple(y.shape)}; expected integers (class "
                 f"numbers), or class probabilities with the outputs' shape {shape}."
             )
         axis = usual_axis(len(shape)) if self.axis is None else self.axis % len(shape) - 1
         if axis == -1:
-            raise ValueError(f"Categorical(axis={self.axis}): axis 0 of outputs {shape} holds the examples.")
+            raise PeewitError(f"Categorical(axis={self.axis}): axis 0 of outputs {shape} holds the examples.")
         return Form(axis, shape[1:])
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
@@ -125,7 +126,7 @@ class Categorical(Likelihood):
         if y.is_floating_point():
             return form.flatten(y)
         if y.is_complex() or y.dtype == torch.bool:
-            raise TypeError(f"classification: labels have dtype {y.dtype}; expected integers (class numbers).")
+            raise ArgumentTypeError(f"classification: labels have dtype {y.dtype}; expected integers (class numbers).")
         return y.reshape(y.shape[0], -1).long()
 
     def _wrong(self, y: Tensor, form: Form) -> Tensor:

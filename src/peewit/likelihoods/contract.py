@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
 from .form import ALL, Form, equal_form
 
@@ -99,7 +100,7 @@ class Likelihood(ABC):
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
         """(N, T, C): a gradient at a label drawn at scale 1, with `root root^T` as its mean outer product."""
-        raise ValueError(
+        raise PeewitError(
             f"curvature='fisher' draws labels from the network, and {type(self).__name__} has no `drawn_score`; use "
             "curvature='ggn' or 'empirical'."
         )
@@ -163,11 +164,11 @@ def checked_noise(value: object, what: str) -> Tensor:
     try:
         made = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{what}: noise is a {type(value).__name__}; expected a positive standard deviation, or one per output."
         ) from None
     if made.dim() > 1 or made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
-        raise ValueError(
+        raise PeewitError(
             f"{what}: noise={value!r} was given; expected a positive standard deviation, or one per output."
         )
     return made

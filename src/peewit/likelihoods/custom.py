@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..runtime.random import Hashed
 from .contract import Likelihood, filled, score
 from .form import ALL, Form, usual_axis
@@ -40,7 +41,7 @@ class Custom(Likelihood):
 
     def __post_init__(self) -> None:
         if not callable(self.energy_function):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"Custom({type(self.energy_function).__name__}): expected a function of outputs and targets that "
                 "returns one number per example."
             )
@@ -71,12 +72,12 @@ class Custom(Likelihood):
         made: Any = self.energy_function(self._own(f), y[:, 0])
         if not isinstance(made, Tensor) or made.shape != (f.shape[0],):
             what = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise ValueError(
+            raise PeewitError(
                 f"The energy of a custom likelihood returned {what} for {f.shape[0]} examples; expected shape "
                 f"({f.shape[0]},): one number per example, neither summed nor averaged over them."
             )
         if torch.is_grad_enabled() and f.requires_grad and not made.requires_grad:
-            raise ValueError(
+            raise PeewitError(
                 "The energy of a custom likelihood does not depend on the outputs in a way that can be differentiated; "
                 "expected a function made of torch's differentiable operations."
             )
@@ -103,7 +104,7 @@ class Custom(Likelihood):
         """Of the Hessian; negative eigenvalues are dropped, with a warning."""
         hessian = self.hessian(f, y)
         if not bool(torch.isfinite(hessian.detach()).all()):
-            raise ValueError(
+            raise NotFiniteError(
                 "The Hessian of a custom likelihood's energy holds NaN or Inf; check that inputs and outputs are "
                 "finite and that the energy function is twice differentiable at them."
             )
@@ -120,7 +121,7 @@ class Custom(Likelihood):
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
         """The gradient at a drawn target."""
         if self.sample is None:
-            raise ValueError(
+            raise PeewitError(
                 "curvature='fisher' draws labels from the network, and this custom likelihood has no `sample`; give "
                 "one with Custom(energy, sample=...), or use curvature='ggn' or 'empirical'."
             )

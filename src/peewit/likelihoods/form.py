@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..messages.errors import PeewitError
+
 ALL = slice(None)
 
 
@@ -57,7 +59,7 @@ def usual_axis(dims: int) -> int | None:
 def equal_form(f: Tensor, y: Tensor, what: str) -> Form:
     """The form of outputs whose targets have exactly their shape: nothing is broadcast."""
     if f.shape != y.shape:
-        raise ValueError(
+        raise PeewitError(
             f"{what}: outputs {tuple(f.shape)} and targets {tuple(y.shape)} differ; expected equal shapes "
             "(nothing is broadcast)."
         )

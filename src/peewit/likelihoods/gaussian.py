@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
 from .contract import Likelihood, WithNoise, checked_noise, diagonal_root, score
 from .form import ALL, Form
@@ -29,7 +30,7 @@ class Gaussian(WithNoise):
     def __post_init__(self) -> None:
         if isinstance(self.noise, str):
             if self.noise != RESIDUALS:
-                raise ValueError(f"Gaussian(noise={self.noise!r}): expected a number, one per output, or 'residuals'.")
+                raise PeewitError(f"Gaussian(noise={self.noise!r}): expected a number, one per output, or 'residuals'.")
         else:
             checked_noise(self.noise, "Gaussian")
             if isinstance(self.noise, Tensor):  # a value: later changes by the caller stay outside
@@ -42,7 +43,7 @@ class Gaussian(WithNoise):
     def _values(self) -> Tensor:
         """() or (C,), float64."""
         if isinstance(self.noise, str):
-            raise ValueError("Gaussian(noise='residuals') has no value before it is fitted.")
+            raise PeewitError("Gaussian(noise='residuals') has no value before it is fitted.")
         return checked_noise(self.noise, "Gaussian")
 
     @property
@@ -79,7 +80,7 @@ class Gaussian(WithNoise):
         form = super().form(f, y, like)
         given = 1 if isinstance(self.noise, str) else self._values().numel()
         if given not in (1, form.outputs):
-            raise ValueError(
+            raise PeewitError(
                 f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs; expected one "
                 "number, or one per output."
             )
@@ -88,7 +89,7 @@ class Gaussian(WithNoise):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C)."""
         if not y.is_floating_point():
-            raise TypeError(f"regression: targets have dtype {y.dtype}; expected floating point numbers.")
+            raise ArgumentTypeError(f"regression: targets have dtype {y.dtype}; expected floating point numbers.")
         return form.flatten(y)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
 from .contract import WithNatural, filled, score
 from .form import ALL, Form, usual_axis
@@ -36,7 +37,7 @@ class HeteroscedasticGaussian(WithNatural):
 
     def __post_init__(self) -> None:
         if self.parameters not in PARAMETERS:
-            raise ValueError(f"HeteroscedasticGaussian(parameters={self.parameters!r}): expected one of {PARAMETERS}.")
+            raise PeewitError(f"HeteroscedasticGaussian(parameters={self.parameters!r}): expected one of {PARAMETERS}.")
 
     @property
     def domain(self) -> str:
@@ -61,7 +62,7 @@ class HeteroscedasticGaussian(WithNatural):
                 expected.append(shape[: axis + 1] + shape[axis + 2 :])
         if axis is None or tuple(y.shape) not in expected:
             wanted = f"targets of shape {' or '.join(map(str, expected))}" if expected else "an even number of outputs"
-            raise ValueError(
+            raise PeewitError(
                 f"heteroscedastic: outputs {shape} and targets {tuple(y.shape)} do not fit; expected {wanted}: the "
                 "network returns two numbers per target, all first ones and then all second ones."
             )
@@ -70,7 +71,7 @@ class HeteroscedasticGaussian(WithNatural):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, K)."""
         if not y.is_floating_point():
-            raise TypeError(f"heteroscedastic: targets have dtype {y.dtype}; expected floating point numbers.")
+            raise ArgumentTypeError(f"heteroscedastic: targets have dtype {y.dtype}; expected floating point numbers.")
         axis, dims = form.axis, len(form.shape)
         assert axis is not None
         if y.dim() == dims:  # one target without an axis

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from ..network.finite import InExample
 from .contract import Likelihood
 from .form import Form
@@ -43,7 +44,7 @@ class Labelled:
     def checked(self, numbered: bool = True) -> Labelled:
         """The same, once an answer has come; raises where a target is wrong, with the example's number or without."""
         if not bool(self.valid()):
-            raise self.wrong() if numbered else ValueError(self.likelihood.complaint(self.y, self.form))
+            raise self.wrong() if numbered else PeewitError(self.likelihood.complaint(self.y, self.form))
         return self
 
     def flat(self, f: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
+from ..messages.errors import ArgumentTypeError
 from ..runtime.random import Hashed
 from .contract import Likelihood, diagonal_root
 from .form import ALL, Form
@@ -28,7 +29,7 @@ class Poisson(Likelihood):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C) in floating point."""
         if y.is_complex() or y.dtype == torch.bool:
-            raise TypeError(f"count: targets have dtype {y.dtype}; expected whole numbers.")
+            raise ArgumentTypeError(f"count: targets have dtype {y.dtype}; expected whole numbers.")
         return form.flatten(y if y.is_floating_point() else y.double())
 
     @staticmethod

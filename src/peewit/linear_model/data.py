@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import map_tensors, tensors
 from ..runtime.memory import limit
@@ -54,7 +55,7 @@ def gathered(data: Any, device: torch.device, memory: float | None) -> Examples:
         else:
             return Examples(Batches(kept, device), True)
     if batches.one_shot:
-        raise ValueError(
+        raise PeewitError(
             "data is a one-shot iterator whose batches do not fit into the memory for them; the mode of the linear "
             "model takes many passes. Give a DataLoader, a list of batches or tensors, or a larger memory=."
         )

@@ -13,6 +13,7 @@ import torch
 
 from ..curvature.stream import apart
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from ..messages.warnings import TuningWarning
 from ..posterior.linear_mode import LinearMode
 from ..posterior.network import network_of
@@ -36,9 +37,9 @@ def check_options(tolerance: Any, steps: Any) -> None:
     """Refuse what is no number."""
     good = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and math.isfinite(tolerance)
     if not good or tolerance <= 0:
-        raise ValueError(f"tolerance={tolerance!r}: expected a positive number of nats, such as 0.01.")
+        raise PeewitError(f"tolerance={tolerance!r}: expected a positive number of nats, such as 0.01.")
     if not is_count(steps):
-        raise ValueError(f"steps={steps!r}: expected a positive whole number.")
+        raise PeewitError(f"steps={steps!r}: expected a positive whole number.")
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
 def check_data(la: PosteriorState, facts: Facts) -> None:
     """Refuse other data than those of the fit; say so where only the losses differ."""
     if facts.examples != la.N:
-        raise ValueError(
+        raise PeewitError(
             f"data has {facts.examples} examples, and the posterior was fitted to {la.N}; expected the data that it "
             "was fitted to (all of it, after an update)."
         )

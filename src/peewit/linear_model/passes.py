@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..curvature.stream import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
 from ..likelihoods import Form, Labelled, Likelihood
+from ..messages.errors import PeewitError
 from ..network.batches import Batches, merged
 from ..network.buffers import restore_buffers
 from ..network.calling import call
@@ -62,7 +63,7 @@ class Passes:
                 chosen = slice(start, start + step)
                 yield Part(take(inputs, chosen), labels.some(chosen))
         if not seen:
-            raise ValueError("The data has no examples: the loader is empty.")
+            raise PeewitError("The data has no examples: the loader is empty.")
 
     def _most(self, inputs: Inputs) -> int:
         """Up to how many examples small batches are put together."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from .passes import Part
 
 ROUNDING = 1e3  # of the loss's own rounding: decrements below it are as good as none
@@ -128,7 +129,7 @@ def rounding(size: float, dtype: torch.dtype) -> float:
 def checked(squared: float, loss: float) -> None:
     """Refuse gradients and losses that are not finite, or on their way there."""
     if not squared <= ENDLESS * (1 + abs(loss)) or not math.isfinite(loss):
-        raise ValueError(
+        raise PeewitError(
             f"The linear model's loss is {loss:g} and its squared gradient {squared:g}; expected finite numbers. Use a "
             "larger prior precision, or a network in float64. A likelihood that is not convex in its outputs (a "
             "variance among them) may have no minimum."
@@ -139,7 +140,7 @@ def transposed(forward: float, backward: float, prior: float, dtype: torch.dtype
     """Refuse passes that are not over the same data and network: `g^T z` must be the same by J and by J^T."""
     size = abs(forward - prior) + abs(backward - prior) + abs(prior)
     if abs(forward - backward) > max(1e-2, 1e3 * torch.finfo(dtype).eps) * size:
-        raise ValueError(
+        raise PeewitError(
             f"A derivative of the linear model's loss is {forward:.6g} in one pass and {backward:.6g} in another; "
             "expected the same. The data must come in the same order with the same values in every pass, and the "
             "network must give the same outputs every time (dropout that is on in evaluation mode?)."

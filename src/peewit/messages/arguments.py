@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import ArgumentTypeError, PeewitError
+
 FORMS = "expected (inputs, targets) as a tuple of tensors, a DataLoader, or an iterable of such batches"
 
 
@@ -37,7 +39,7 @@ def shown(value: Any) -> str:
 def refuse_arrays(value: Any, what: str) -> None:
     """Arrays are not converted silently: their dtype is seldom the network's."""
     if is_array(value):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{what} is a {type(value).__module__.partition('.')[0]} {type(value).__name__} of shape "
             f"{tuple(getattr(value, 'shape', ()))}; expected a torch tensor. Convert it by torch.from_numpy, and "
             "numbers in float64 to the network's dtype."
@@ -54,7 +56,7 @@ def refuse_inputs(x: Any) -> None:
     """What is asked about holds tensors."""
     refuse_arrays(x, "x")
     if not isinstance(x, Tensor | Mapping | list | tuple) or only_numbers(x):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"x is a {type(x).__name__}; expected a tensor with a leading axis of examples, or a tuple or mapping of "
             "them, as the network takes. Convert lists by torch.tensor; go through a loader batch by batch."
         )
@@ -63,20 +65,20 @@ def refuse_inputs(x: Any) -> None:
 def refuse_data(data: Any) -> None:
     """Data that is neither a pair of tensors nor an iterable of batches."""
     if isinstance(data, Mapping):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"data is one mapping with keys {sorted(map(str, data))}; {FORMS}. A single batch goes in as [data]."
         )
     if isinstance(data, str | bytes):
-        raise TypeError(f"data is the text {data!r}; {FORMS}.")
+        raise ArgumentTypeError(f"data is the text {data!r}; {FORMS}.")
     refuse_arrays(data, "data")
     if isinstance(data, list | tuple) and data:
         if isinstance(data[0], Tensor):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"data is a {type(data).__name__} of {len(data)}, first a Tensor; {FORMS}. "
                 "Two tensors go in as (x, y), several inputs as ((x1, x2), y)."
             )
         if only_numbers(data[0]):
-            raise TypeError(f"data is made of lists of numbers; {FORMS}. Convert lists by torch.tensor.")
+            raise ArgumentTypeError(f"data is made of lists of numbers; {FORMS}. Convert lists by torch.tensor.")
 
 
 def is_count(number: Any) -> bool:
@@ -87,14 +89,14 @@ def is_count(number: Any) -> bool:
 def checked_count(n: Any) -> int:
     """A positive whole number of samples."""
     if not is_count(n):
-        raise ValueError(f"{n!r} samples were asked for; expected a positive whole number.")
+        raise PeewitError(f"{n!r} samples were asked for; expected a positive whole number.")
     return int(n)
 
 
 def checked_generator(generator: Any) -> None:
     """Random numbers come from torch's generators."""
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"generator is a {type(generator).__name__}; expected a torch.Generator, such as "
             "torch.Generator().manual_seed(0), or None."
         )

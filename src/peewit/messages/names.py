@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from .errors import ArgumentTypeError, PeewitError
+
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
@@ -89,7 +91,7 @@ def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
         for name in kwargs:
             if name not in known:
                 options = ", ".join(each for each in known if each != "self")
-                raise TypeError(
+                raise ArgumentTypeError(
                     f"{function.__name__}() has no option {name!r}; {nearest(name, known)}It takes {options}."
                 )
         return function(*args, **kwargs)
@@ -118,11 +120,11 @@ def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, kind: t
                 if isinstance(kind, type)
                 else ""
             )
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "
                 f"peewit's own kinds{own}.{hint}"
             )
         return made
     if value not in names:
-        raise ValueError(f"{what}={value!r} is not known; {nearest(value, names)}Known: {', '.join(names)}.")
+        raise PeewitError(f"{what}={value!r} is not known; {nearest(value, names)}Known: {', '.join(names)}.")
     return names[value]()

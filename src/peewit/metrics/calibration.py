@@ -47,10 +47,10 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
         A `Reliability` with B bins.
 
     Raises:
-        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
-            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
+            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
             softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -86,10 +86,10 @@ def ece_adaptive(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
-            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
+            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
             softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -114,10 +114,10 @@ def ece_classwise(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
-            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
+            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
             softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -142,10 +142,10 @@ def mce(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
-            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
+            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
             softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -169,9 +169,9 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+        PeewitError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
             or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])

@@ -28,7 +28,7 @@ def aupr(known: Tensor, unknown: Tensor) -> float:
         A number up to 1, higher is better; m / (n + m) is chance.
 
     Raises:
-        ValueError: `known` or `unknown` is empty or holds NaN.
+        PeewitError: `known` or `unknown` is empty or holds NaN.
 
     Example:
         >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
@@ -52,7 +52,7 @@ def fpr95(known: Tensor, unknown: Tensor) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        ValueError: `known` or `unknown` is empty or holds NaN.
+        PeewitError: `known` or `unknown` is empty or holds NaN.
 
     Example:
         >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])

@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..storage.atomic import writable, writing
 
 Value = TypeVar("Value")
@@ -28,18 +29,18 @@ def from_text(cls: type[Value], text: str, version: int) -> Value:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"This is no JSON ({error}); expected {what}.") from None
+        raise PeewitError(f"This is no JSON ({error}); expected {what}.") from None
     if not isinstance(content, dict) or "format" not in content:
-        raise ValueError(f"JSON without a format number was given; expected {what}.")
+        raise PeewitError(f"JSON without a format number was given; expected {what}.")
     if content["format"] != version:
-        raise ValueError(
+        raise PeewitError(
             f"This has format {content['format']!r}, and this version of peewit reads format {version}; read it with "
             "the version that wrote it, or write it again."
         )
     try:
         made: Value = _decoded(content, cls)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"This does not hold what it should ({error!r}); expected {what}.") from None
+        raise PeewitError(f"This does not hold what it should ({error!r}); expected {what}.") from None
     return made
 
 
@@ -78,7 +79,7 @@ def _decoded(value: Any, kind: Any) -> Any:
     if kind is float:
         return UNENDING[value] if isinstance(value, str) else float(value)
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        raise ArgumentTypeError(f"{value!r} is not of type {kind.__name__}")
     return value
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import is_count
+from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
@@ -22,9 +23,9 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
         A number from 0 to 1.
 
     Raises:
-        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+        PeewitError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
             or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -47,9 +48,9 @@ def nll(probs: Tensor, labels: Tensor) -> float:
         A number from 0 on; infinite if a label has probability 0.
 
     Raises:
-        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+        PeewitError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
             or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -72,9 +73,9 @@ def brier(probs: Tensor, labels: Tensor) -> float:
         A number from 0 to 2; lower is better.
 
     Raises:
-        ValueError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
+        PeewitError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
             or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -102,10 +103,10 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        ValueError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside 0
-            to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
+        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
+            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
             softmax first).
-        TypeError: `labels` is not of whole numbers.
+        ArgumentTypeError: `labels` is not of whole numbers.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -136,7 +137,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
         A number from 0 to 1; 0.5 is chance.
 
     Raises:
-        ValueError: `known` or `unknown` is empty or holds NaN.
+        PeewitError: `known` or `unknown` is empty or holds NaN.
 
     Example:
         >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
@@ -154,38 +155,38 @@ def checked_scores(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
     """(n,) and (m,) in float64; refuses none, and what cannot be ordered."""
     known, unknown = known.detach().double().flatten(), unknown.detach().double().flatten().to(known.device)
     if known.numel() == 0 or unknown.numel() == 0:
-        raise ValueError(
+        raise PeewitError(
             f"{known.numel()} known and {unknown.numel()} unknown scores were given; expected some of each."
         )
     if bool(known.isnan().any()) or bool(unknown.isnan().any()):
-        raise ValueError("Scores hold NaN; expected numbers.")
+        raise NotFiniteError("Scores hold NaN; expected numbers.")
     return known, unknown
 
 
 def checked_bins(bins: int) -> None:
     """A positive whole number."""
     if not is_count(bins):
-        raise ValueError(f"bins={bins!r} was given; expected a positive whole number.")
+        raise PeewitError(f"bins={bins!r} was given; expected a positive whole number.")
 
 
 def checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(N, C) in float64 and (N,); refuses what does not fit."""
     if probs.dim() < 2 or labels.shape != probs.shape[:-1]:
-        raise ValueError(
+        raise PeewitError(
             f"Probabilities {tuple(probs.shape)} and labels {tuple(labels.shape)}; expected (..., C) and (...), "
             "with the classes last."
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"Labels have dtype {labels.dtype}; expected whole numbers.")
+        raise ArgumentTypeError(f"Labels have dtype {labels.dtype}; expected whole numbers.")
     if labels.numel() == 0:
-        raise ValueError("No labels were given; expected at least one.")
+        raise PeewitError("No labels were given; expected at least one.")
     made, flat = probs.detach().double().flatten(0, -2), labels.to(probs.device).flatten().long()
     if bool((flat < 0).any()) or bool((flat >= made.shape[-1]).any()):
-        raise ValueError(
+        raise PeewitError(
             f"Labels range from {int(flat.min())} to {int(flat.max())}; expected 0 to {made.shape[-1] - 1}. "
             "Leave out positions without a label."
         )
     # Half-precision softmaxes miss 1 by some thousandths; logits miss it by far. NaN fails the comparison.
     if not (bool((made >= 0).all()) and bool(((made.sum(-1) - 1).abs() < 0.02).all())):
-        raise ValueError("Probabilities are not all finite, positive and of sum 1; logits need a softmax first.")
+        raise PeewitError("Probabilities are not all finite, positive and of sum 1; logits need a softmax first.")
     return made, flat

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from ..messages.arguments import is_array, refuse_arrays, refuse_data
+from ..messages.errors import ArgumentTypeError, PeewitError
 from .nests import Inputs, alike, count, join, map_tensors, take, tensors
 
 
@@ -20,11 +21,11 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
         for key in ("labels", "label", "targets", "target", "y"):
             if key in batch:
                 return {name: value for name, value in batch.items() if name != key}, batch[key]
-        raise ValueError(f"A batch is a mapping with keys {sorted(batch)}; expected one of them to be 'labels'.")
+        raise PeewitError(f"A batch is a mapping with keys {sorted(batch)}; expected one of them to be 'labels'.")
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
     what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
-    raise TypeError(
+    raise ArgumentTypeError(
         f"A batch is a {what}; expected (x, y), ((x1, x2), y), or a mapping with 'labels', holding torch tensors "
         "with a leading axis of examples. A single batch goes in as (x, y); arrays by torch.from_numpy."
     )
@@ -46,14 +47,16 @@ class Batches:
         elif not isinstance(data, Tensor):
             refuse_data(data)
         if not self.pair and not isinstance(data, Iterable):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors "
                 "(inputs, targets). Wrap a dataset in torch.utils.data.DataLoader."
             )
         if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-            raise TypeError(f"data is a {type(data).__name__}; wrap it in torch.utils.data.DataLoader.")
+            raise ArgumentTypeError(f"data is a {type(data).__name__}; wrap it in torch.utils.data.DataLoader.")
         if isinstance(data, Tensor):
-            raise TypeError("data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches.")
+            raise ArgumentTypeError(
+                "data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches."
+            )
 
     @property
     def steady(self) -> bool:
@@ -78,7 +81,7 @@ class Batches:
 
     @staticmethod
     def _empty() -> Inputs:
-        raise ValueError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+        raise PeewitError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
 
     def __len__(self) -> int:
         """Number of batches, 0 where it cannot be told."""
@@ -102,7 +105,7 @@ class Batches:
             refuse_arrays(inputs, "The input")
             if not isinstance(targets, Tensor):
                 how = "torch.from_numpy" if is_array(targets) else "torch.tensor"
-                raise TypeError(
+                raise ArgumentTypeError(
                     f"Targets are a {type(targets).__name__}; expected a tensor with one entry per example, by {how}."
                 )
             self._same_length(number, targets, "A batch")
@@ -110,7 +113,7 @@ class Batches:
                 yield map_tensors(self._move, inputs), self._move(targets)
             seen += number
         if self.examples is not None and self.examples != seen:
-            raise ValueError(
+            raise PeewitError(
                 f"The data had {self.examples} examples in the first pass and {seen} in the second; expected the same "
                 "data every time (a sampler or drop_last with shuffling changes it)."
             )
@@ -119,7 +122,7 @@ class Batches:
     @staticmethod
     def _same_length(number: int, targets: Tensor, what: str) -> None:
         if targets.dim() == 0 or targets.shape[0] != number:
-            raise ValueError(
+            raise PeewitError(
                 f"{what} has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ. "
                 "Expected one target per example, and both with a leading axis of examples; a single example goes in "
                 "as (x[None], y[None]), a list of examples by a DataLoader."

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from ..messages.errors import ArgumentTypeError
 from .nests import Inputs, map_tensors, tensors
 
 
@@ -41,7 +42,7 @@ def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
     if not isinstance(found, Tensor):
         what = f" with keys {[*result]}" if isinstance(result, Mapping) else ""
         what = f" of {len(result)}" if isinstance(result, list | tuple) else what
-        raise TypeError(
+        raise ArgumentTypeError(
             f"The network returned {type(result).__name__}{what}; expected a tensor, or something with `logits`. "
             "Wrap it in a module that returns the tensor the likelihood is defined on."
         )

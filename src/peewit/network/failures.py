@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..messages.arguments import shown
+from ..messages.errors import ArgumentTypeError, PeewitError
 from .buffers import restore_buffers
 from .calling import call, run
 from .finite import refuse_empty, refuse_nan
@@ -47,14 +48,14 @@ def explained(
     if again is None:
         if not isinstance(error, RuntimeError | IndexError):
             return None
-        return ValueError(
+        return PeewitError(
             f"The network took {count(inputs)} examples but fails on {tried} of them ({error}); expected it to take "
             "any number, with everything that belongs to an example in tensors."
         )
     return _of_dtype(model, inputs, again) or _of_form(model, inputs, again, fitted)
 
 
-def _of_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> TypeError | None:
+def _of_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> ArgumentTypeError | None:
     """Whether another dtype is all that is missing."""
     weights = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
     changes: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -68,7 +69,7 @@ def _of_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> TypeError |
         wanted = [tensor.dtype for tensor in tensors(converted)]
         if wanted != given and failure(model, converted) is None:
             old, new = (", ".join(map(str, dtypes)) for dtypes in (given, wanted))
-            return TypeError(
+            return ArgumentTypeError(
                 f"Inputs have dtype {old}, which the network does not take ({first_line(error)}); its weights are "
                 f"{weights}. Convert the inputs to {new}, by x.to({new.partition(',')[0]})."
             )
@@ -108,7 +109,7 @@ def refuse_axes(x: Inputs, fitted: Sequence[Any]) -> None:
         return
     single = all(few + 1 == many for few, many in zip(given, known[0], strict=True))
     hint = " A single example goes in as x[None]." if single else ""
-    raise ValueError(
+    raise PeewitError(
         f"x is {shown(x)}, and the network was fitted on inputs of shape {shapes(fitted)}; expected as many axes, the "
         f"first of them the examples'.{hint}"
     )

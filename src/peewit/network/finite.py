@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..messages.errors import NotFiniteError, PeewitError
 from .nests import Inputs, count, tensors
 
 ENERGY, OUTPUT, INPUT = 1, 2, 4  # what was not finite
@@ -26,13 +27,17 @@ def broken_rows(value: Any, test: Callable[[Tensor], Tensor] = torch.isfinite) -
     return made
 
 
-class InExample(ValueError):
+class InExample(PeewitError):
     """Something wrong with one example of a batch, whose place in the data is known to others."""
 
     def __init__(self, example: int, reason: str) -> None:
         super().__init__(f"For input number {example}: {reason}")
         self.example = example
         self.reason = reason
+
+
+class NotFiniteExample(InExample, NotFiniteError):
+    """NaN or Inf in one example of a batch."""
 
 
 CLEAN = "clean it or leave it out"
@@ -45,15 +50,15 @@ def refuse_nan(output: Tensor, inputs: Inputs) -> None:
     if bool(broken.any()):
         first = int(broken.nonzero()[0, 0])
         if bool(broken_rows(inputs)[first]):
-            raise InExample(first, f"the input holds NaN or Inf, and so does the network's output; {CLEAN}.")
-        raise InExample(first, f"the network's output is NaN, although the input is finite; {LOOK}.")
+            raise NotFiniteExample(first, f"the input holds NaN or Inf, and so does the network's output; {CLEAN}.")
+        raise NotFiniteExample(first, f"the network's output is NaN, although the input is finite; {LOOK}.")
 
 
 def refuse_empty(output: Tensor) -> None:
     """Outputs (N, ...) without numbers."""
     if len(output) and not output.numel():
         shape = ", ".join(map(str, output.shape[1:]))
-        raise ValueError(f"The network has no outputs: its shape is (N, {shape}); expected one per example at least.")
+        raise PeewitError(f"The network has no outputs: its shape is (N, {shape}); expected one per example at least.")
 
 
 def refuse_broken(values: Sequence[Tensor], inputs: Inputs) -> None:
@@ -74,7 +79,7 @@ def refuse_broken(values: Sequence[Tensor], inputs: Inputs) -> None:
                 "x and the output are finite there: use a larger prior precision, or a network in float64; a gradient "
                 "that is NaN or Inf (a root or norm at zero) does the same."
             )
-        raise ValueError(
+        raise NotFiniteError(
             f"The network's {what} is not finite for {int(bad.sum())} of {len(bad)} inputs, first for number {first}; "
             f"{why}"
         )
@@ -106,10 +111,11 @@ class Watch:
         start = ends[number] - self.sizes[number]
         return f"example {example}, in batch {number} (examples {start} to {ends[number] - 1}, counted from 0)"
 
-    def located(self, error: InExample, before: int | None = None) -> ValueError:
+    def located(self, error: InExample, before: int | None = None) -> PeewitError:
         """A failure by its place in the data: in the batch that was read last, or with some examples before."""
         before = sum(self.sizes[:-1]) if before is None else before
-        return ValueError(f"At {self.place(before + error.example)}: {error.reason}")
+        kind = NotFiniteError if isinstance(error, NotFiniteError) else PeewitError
+        return kind(f"At {self.place(before + error.example)}: {error.reason}")
 
     def finish(self, dtype: torch.dtype, domain: str = "") -> str:
         """Raise where some example has no finite likelihood; else say whether inputs were not finite."""
@@ -129,12 +135,12 @@ class Watch:
         else:
             why = f"inputs and outputs are finite, but too large for {dtype}. Rescale the targets, or use float64."
             why = f"{domain}; or they are too large for {dtype}." if domain else why
-        raise ValueError(
+        raise NotFiniteError(
             f"The likelihood is not finite for {len(bad)} of {len(codes)} examples, first at {self.place(first)}: {why}"
         )
 
 
-class NotFiniteCurvature(ValueError):
+class NotFiniteCurvature(NotFiniteError):
     """Curvature that is NaN or Inf, with the layers that it belongs to."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -173,4 +179,4 @@ def remarks(source: Remarked) -> Iterator[None]:
     except NotFiniteCurvature as error:
         if not source.remark:
             raise
-        raise ValueError(f"{error} {source.remark}") from None
+        raise PeewitError(f"{error} {source.remark}") from None

@@ -6,30 +6,32 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..messages.errors import ArgumentTypeError, PeewitError
+
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device of a network's weights."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+        raise ArgumentTypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(
+        raise PeewitError(
             f"model is a {type(model).__name__}: nothing can look into scripted or traced networks; expected the plain "
             "module that it was made of."
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise ValueError("The network has lazy layers without weights; run it once on data before fitting.")
+        raise PeewitError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
         found = quantised(model)
         why = f": its weights are quantised ({', '.join(found[:3])}), and have no gradients" if found else ""
-        raise ValueError(f"The network has no parameters{why}; expected one with trainable weights.")
+        raise PeewitError(f"The network has no parameters{why}; expected one with trainable weights.")
     if len(devices) > 1:
-        raise ValueError(
+        raise PeewitError(
             f"The network's weights are on {sorted(map(str, devices))}; expected one device: move it by model.to(...)."
         )
     device = devices.pop()
     if device.type == "meta":
-        raise ValueError(
+        raise PeewitError(
             "The network's weights are on the meta device: they have no values. Give them some by model.to_empty and "
             "load_state_dict."
         )

@@ -9,6 +9,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from ..messages.arguments import only_numbers, refuse_arrays
+from ..messages.errors import ArgumentTypeError, PeewitError
 
 Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
 
@@ -41,13 +42,13 @@ def count(inputs: Inputs) -> int:
     if not sizes:
         refuse_arrays(inputs, "The input")
         hint = " Convert lists of numbers by torch.tensor." if only_numbers(inputs) else ""
-        raise TypeError(
+        raise ArgumentTypeError(
             f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors, with a "
             f"leading axis of examples.{hint}"
         )
     if len(sizes) > 1 or None in sizes:
         shapes = [tuple(tensor.shape) for tensor in tensors(inputs)]
-        raise ValueError(
+        raise PeewitError(
             f"The tensors of a batch have shapes {shapes}; expected one leading axis of examples, equal for all."
         )
     return cast(int, sizes.pop())

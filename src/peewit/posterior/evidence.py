@@ -13,6 +13,7 @@ from ..curvature.contracts import Curvature
 from ..curvature.stream import Totals
 from ..likelihoods import Likelihood, WithNoise
 from ..likelihoods.contract import checked_noise
+from ..messages.errors import PeewitError
 from ..network.values import changed
 from ..priors.prior import Prior
 from ..weights.space import Space
@@ -26,10 +27,10 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     if noise is None:
         return likelihood.scale
     if not isinstance(likelihood, WithNoise):
-        raise ValueError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
+        raise PeewitError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
     value = checked_noise(noise, "log_evidence")
     if value.numel() != 1:
-        raise ValueError(
+        raise PeewitError(
             f"noise has {value.numel()} numbers; expected one: the standard deviation, or the common factor of those "
             "of all outputs, whose ratios are fixed at the fit."
         )
@@ -41,7 +42,7 @@ def strength(scale: Tensor, degree: int, temperature: float, like: Tensor) -> Te
     made = scale.pow(degree) / temperature
     narrow = made.detach().to(like.dtype)
     if not bool(torch.isfinite(narrow)) or not bool(narrow > 0):
-        raise ValueError(
+        raise PeewitError(
             f"The noise {float(scale.detach()) ** -0.5:.3g} multiplies the curvature by {float(made.detach()):.3g}, "
             f"outside the range of {like.dtype}; use another noise, rescale the targets, or use a network in float64."
         )
@@ -53,7 +54,7 @@ def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: tor
     if curvature.elementwise or not prior.precision.requires_grad or prior.precision.numel() == 1:
         return None
     if prior.grouping.one_per_weight:
-        raise ValueError(
+        raise PeewitError(
             "A gradient in one prior precision per weight was asked for, which Kronecker blocks do not have; "
             "use a scalar or layerwise prior, or structure='diag', 'block' or 'full'."
         )

@@ -16,6 +16,7 @@ from ..curvature.products import hessian_matrix
 from ..curvature.stream import PlanChanged, Source
 from ..curvature.structures.dense import DenseSums, Full
 from ..likelihoods import Gaussian, Labelled
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import remarks
@@ -63,24 +64,24 @@ def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
             return measurement(source)
         except PlanChanged as change:
             if source.data.one_shot:
-                raise ValueError(
+                raise PeewitError(
                     f"{change} only in a later batch, and the data is a one-shot iterator; expected a DataLoader, a "
                     "list of batches or tensors, which can be passed over again."
                 ) from None
             source.totals = source.measured = None
             source.plan.used.clear()
-    raise ValueError("The network applies its weights differently in every pass over the data.")
+    raise PeewitError("The network applies its weights differently in every pass over the data.")
 
 
 def measure_hessian(source: Source, structure: Structure) -> Any:
     """The full Hessian of the energy, in place of a structure's own measurement."""
     if not isinstance(structure, Full):
-        raise ValueError(
+        raise PeewitError(
             f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and "
             "products only; use structure='full', or curvature='ggn'."
         )
     if source.data.one_shot:
-        raise ValueError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
+        raise PeewitError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
     assert isinstance(source.kind, Hessian)
     probe = replace(source, kind=Empirical())
     for batch in probe:  # totals, and which weights are used
@@ -94,7 +95,7 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
 def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
     """The noise of every output as the root mean square of the network's residuals there."""
     if batches.one_shot:
-        raise ValueError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
+        raise PeewitError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
     total, number = None, 0
     with evaluation(model), torch.no_grad():
         for inputs, targets in batches:
@@ -104,10 +105,10 @@ def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
             number += squares.shape[0] * squares.shape[1]
     if total is None:
-        raise ValueError("The data has no examples: the loader is empty.")
+        raise PeewitError("The data has no examples: the loader is empty.")
     noise = (total / number).sqrt().cpu()
     if not bool(torch.isfinite(noise).all()) or not bool((noise > 0).all()):
-        raise ValueError(
+        raise PeewitError(
             f"Gaussian(noise='residuals'): the residuals' standard deviations are {noise.tolist()}; expected positive "
             "finite ones. Give a noise instead."
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..likelihoods import Form
 from ..messages.arguments import refuse_inputs
+from ..messages.errors import PeewitError
 from ..network.failures import refuse_axes
 from ..network.isolation import evaluation
 from ..network.nests import Inputs, count, map_tensors, take
@@ -53,7 +54,7 @@ class Network:
         refuse_inputs(x)
         refuse_axes(x, list(self.plan.costs))
         if not count(x):
-            raise ValueError("x has no examples; expected at least one.")
+            raise PeewitError("x has no examples; expected at least one.")
         return map_tensors(move, x)
 
     @contextmanager
@@ -109,7 +110,7 @@ class Network:
 def network_of(state: PosteriorState, memory: float | None) -> Network:
     """The network of a posterior, ready for a question; refused where it has changed since the fit."""
     if not state.identity.still(state.model):
-        raise ValueError(
+        raise PeewitError(
             "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
             "fit again, or restore them."
         )

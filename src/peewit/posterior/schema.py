@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..messages.errors import PeewitError
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -17,9 +19,9 @@ class Schema:
     def __post_init__(self) -> None:
         for names in (self.columns, self.targets, self.classes or ()):
             if len(set(names)) < len(names):
-                raise ValueError(f"{', '.join(names[:12])}: expected a name of its own for each")
+                raise PeewitError(f"{', '.join(names[:12])}: expected a name of its own for each")
         if self.columns and not 0 < len(set(self.targets) & set(self.columns)) == len(self.targets) < len(self.columns):
-            raise ValueError(f"the targets {self.targets[:12]} are not some of the columns {self.columns[:12]}")
+            raise PeewitError(f"the targets {self.targets[:12]} are not some of the columns {self.columns[:12]}")
 
     @property
     def inputs(self) -> tuple[str, ...]:

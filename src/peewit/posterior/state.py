@@ -16,6 +16,7 @@ from ..curvature.kinds import Hessian, Kind
 from ..curvature.stream import Totals
 from ..likelihoods import Likelihood, WithNoise
 from ..messages.arguments import checked_count
+from ..messages.errors import PeewitError
 from ..network.identity import Identity
 from ..priors.prior import Number, Prior, as_prior
 from ..runtime.memory import Budget
@@ -135,11 +136,11 @@ class PosteriorState:
     def with_noise(self, noise: float | Tensor) -> PosteriorState:
         """The same curvature under another noise."""
         if not isinstance(self.likelihood, WithNoise):
-            raise ValueError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
+            raise PeewitError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
         own = self.likelihood
         made = own.with_noise(noise)
         if not made.same_ratios(own):
-            raise ValueError(
+            raise PeewitError(
                 f"noise={noise!r} has other ratios between outputs than the noise at the fit, {own.noise!r}, with "
                 "which the curvature was measured; give one number, their common factor, or fit again with "
                 "Gaussian(noise=...)."

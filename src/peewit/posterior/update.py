@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..curvature.stream import Source, Totals
 from ..curvature.structures import EKFAC
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.identity import Identity
 from ..network.modules import device_of
@@ -101,7 +102,7 @@ def prior_of(la: PosteriorState, space: Space) -> Prior:
         la.prior.count(space)
     except ValueError as error:
         new = [name for name in space.names if name not in la.space.names]
-        raise ValueError(
+        raise PeewitError(
             f"{', '.join(new)} was not used by the earlier data and is by this, and the prior holds numbers for the "
             f"earlier weights alone ({error}) Use with_prior(...) with one precision, or one per named group, before "
             "the update, or fit to all data at once."
@@ -122,7 +123,7 @@ def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> Posteri
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if where != device:
-        raise ValueError(
+        raise PeewitError(
             f"The posterior was asked to move to {device}, and its network is on {where}. The network is yours and is "
             f"never moved: call model.to({str(device)!r}) first, or give a copy that is there, as in "
             f"la.to({str(device)!r}, model=copy.deepcopy(model).to({str(device)!r}))."
@@ -133,7 +134,7 @@ def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> Posteri
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         same = all(shapes.get(name) == shape for name, shape in zip(la.asked.names, la.asked.shapes, strict=True))
         if not same or not la.identity.moved(model):
-            raise ValueError(
+            raise PeewitError(
                 "The network's weights or buffers or their dtype are not those the posterior was fitted with; "
                 "expected the same network on another device."
             )

@@ -15,6 +15,7 @@ from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..jacobians.output_layer import Outermost, Piece, Spectrum, identity_cotangents, spread, spread_variance
 from ..likelihoods import Form
+from ..messages.errors import PeewitError
 from ..network.finite import refuse_broken
 from ..network.nests import Inputs, take, tensors
 from ..posterior.network import EXACT_OUTPUTS, Network, TooManyOutputs
@@ -193,7 +194,7 @@ def alone(tensor: Tensor) -> Tensor:
 def require_gradients(x: Inputs) -> None:
     """Refuse inputs that no graph could lead back to."""
     if not any(tensor.requires_grad for tensor in tensors(x)):
-        raise ValueError(
+        raise PeewitError(
             "create_graph=True, but no tensor of x requires gradients; call x.requires_grad_() first. A tensor made "
             "under inference_mode cannot."
         )

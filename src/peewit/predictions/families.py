@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import Form, Likelihood, WithNatural
+from ..messages.errors import PeewitError
 from . import labels, links
 from .labels import Binary, Classes
 from .numbers import Mixture, Moments, Outputs, Regression, along_counts, along_second
@@ -39,7 +40,7 @@ class Family(NamedTuple):
 def family_of(likelihood: Likelihood) -> Family:
     """The row of a likelihood."""
     if likelihood.link_family not in FAMILIES:
-        raise ValueError(
+        raise PeewitError(
             f"{type(likelihood).__name__} has link_family={likelihood.link_family!r}; expected one of "
             f"{', '.join(FAMILIES)}."
         )
@@ -98,7 +99,7 @@ def whole(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
         together = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
         return Mixture(together, likelihood, link, False)
     if belief.form.positions > 1:
-        raise ValueError(
+        raise PeewitError(
             f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
             "their covariance is not kept; use method='sampled'."
         )

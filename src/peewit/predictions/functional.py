@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import checked_generator
+from ..messages.errors import PeewitError
 from ..network.nests import Inputs
 from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
 from ..posterior.state import PosteriorState
@@ -26,13 +27,13 @@ def functional(
     """The Gaussian over the outputs at x; estimated from samples where there are many outputs."""
     shift = means.displacement(la, mean)
     if joint and variance_only:
-        raise ValueError("joint=True and variance_only=True exclude each other; expected at most one of them.")
+        raise PeewitError("joint=True and variance_only=True exclude each other; expected at most one of them.")
     network = network_of(la, memory)
     try:
         made = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
     except TooManyOutputs as many:
         if joint or create_graph:
-            raise ValueError(
+            raise PeewitError(
                 f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
                 f"{EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
             ) from None

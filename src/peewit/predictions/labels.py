@@ -165,8 +165,8 @@ class Classes(Prediction):
             Log probabilities (N,) in nats, summed over labelled positions.
 
         Raises:
-            ValueError: The targets do not fit the outputs.
-            TypeError: `y` is no tensor.
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
 
         Example:
             >>> la.predict(x).log_prob(y).shape
@@ -188,7 +188,7 @@ class Classes(Prediction):
             Booleans (N, ...) on the network's class axis: whether a class is in the set.
 
         Raises:
-            ValueError: `level` is not between 0 and 1.
+            PeewitError: `level` is not between 0 and 1.
 
         Example:
             >>> inside = la.predict(x).interval(0.9)
@@ -213,8 +213,8 @@ class Classes(Prediction):
             Class numbers (n, N, *positions).
 
         Raises:
-            ValueError: `n` is no positive whole number.
-            TypeError: `generator` is no torch.Generator.
+            PeewitError: `n` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> la.predict(x).sample(10).shape
@@ -323,8 +323,8 @@ class Binary(Prediction):
             Log probabilities (N,), in nats.
 
         Raises:
-            ValueError: The targets do not fit the outputs.
-            TypeError: `y` is no tensor.
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
 
         Example:
             >>> labels = (y == 0).float()[:, None]
@@ -349,7 +349,7 @@ class Binary(Prediction):
             Booleans (N, ..., 2): whether zero is in the set, and whether one is.
 
         Raises:
-            ValueError: `level` is not between 0 and 1.
+            PeewitError: `level` is not between 0 and 1.
 
         Example:
             >>> labels = (y == 0).float()[:, None]
@@ -375,8 +375,8 @@ class Binary(Prediction):
             Zeros and ones (n, N, ...).
 
         Raises:
-            ValueError: `n` is no positive whole number.
-            TypeError: `generator` is no torch.Generator.
+            PeewitError: `n` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> labels = (y == 0).float()[:, None]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from ..messages.warnings import TuningWarning
 from ..network.nests import Inputs
@@ -25,7 +26,7 @@ def checked_mean(mean: str) -> str:
     """One of the names."""
     if mean not in MEANS:
         near = nearest(mean, MEANS) if isinstance(mean, str) else ""
-        raise ValueError(f"mean={mean!r} is not known; {near}Known: {', '.join(MEANS)}.")
+        raise PeewitError(f"mean={mean!r} is not known; {near}Known: {', '.join(MEANS)}.")
     return mean
 
 
@@ -34,7 +35,7 @@ def displacement(la: PosteriorState, mean: str) -> Tensor | None:
     if checked_mean(mean) == "network":
         return None
     if la.linear_mode is None:
-        raise ValueError(
+        raise PeewitError(
             "mean='linear_mode' was asked of a posterior without a mode of the linear model; find it by "
             "la.at_linear_mode(train), la.tune(at='linear_mode', train=...) or fit(..., at='linear_mode')."
         )

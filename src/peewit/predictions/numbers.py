@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributions
 
 from ..messages.arguments import checked_count
+from ..messages.errors import PeewitError
 from . import links
 from .outputs import Normal, normals
 from .prediction import SHOWN, Prediction, checked_level, normal_quantile, shown, target_form, uniforms
@@ -139,8 +140,8 @@ class Regression(Numbers):
             Log densities (N,), noise included, in nats.
 
         Raises:
-            ValueError: The targets do not fit the outputs.
-            TypeError: `y` is no tensor.
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
 
         Example:
             >>> line.predict(t).log_prob(z).shape
@@ -171,8 +172,8 @@ class Regression(Numbers):
             One log density (), in nats.
 
         Raises:
-            ValueError: The targets do not fit the outputs, or the prediction was made without `joint=True`.
-            TypeError: `y` is no tensor.
+            PeewitError: The targets do not fit the outputs, or the prediction was made without `joint=True`.
+            ArgumentTypeError: `y` is no tensor.
 
         Example:
             >>> line.predict(t, joint=True).joint_log_prob(z).shape
@@ -180,7 +181,7 @@ class Regression(Numbers):
         """
         joint, form = self.source.joint, self.belief.form
         if joint is None:
-            raise ValueError("joint_log_prob needs the covariance between inputs; use predict(x, joint=True).")
+            raise PeewitError("joint_log_prob needs the covariance between inputs; use predict(x, joint=True).")
         flat, known = self._targets(y)
         size = joint.shape[0] * joint.shape[1]
         noise = form.restore(self.noise).reshape(size)
@@ -201,7 +202,7 @@ class Regression(Numbers):
             The lower and the upper ends, (N, ...) each.
 
         Raises:
-            ValueError: `level` is not between 0 and 1.
+            PeewitError: `level` is not between 0 and 1.
 
         Example:
             >>> lower, upper = line.predict(t).interval(0.9)
@@ -225,8 +226,8 @@ class Regression(Numbers):
             Observations (n, N, ...).
 
         Raises:
-            ValueError: `n` is no positive whole number.
-            TypeError: `generator` is no torch.Generator.
+            PeewitError: `n` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> line.predict(t).sample(10).shape
@@ -300,7 +301,7 @@ class Given:
         try:
             return self.average(self._flat(given.cdf(self._value(rows))))
         except NotImplementedError:
-            raise ValueError(
+            raise PeewitError(
                 f"interval needs the distribution function of {type(given).__name__}, which torch does not have; take "
                 "quantiles of sample(n)."
             ) from None
@@ -384,8 +385,8 @@ class Mixture(Numbers):
             independent.
 
         Raises:
-            ValueError: The targets do not fit the outputs.
-            TypeError: `y` is no tensor.
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
 
         Example:
             >>> line.predict(t, link="mc").log_prob(z).shape
@@ -414,7 +415,7 @@ class Mixture(Numbers):
             The lower and the upper ends, (N, ...) each.
 
         Raises:
-            ValueError: `level` is not between 0 and 1, or torch does not have the distribution function of
+            PeewitError: `level` is not between 0 and 1, or torch does not have the distribution function of
                 the likelihood's distribution.
 
         Example:
@@ -444,8 +445,8 @@ class Mixture(Numbers):
             Observations (n, N, ...).
 
         Raises:
-            ValueError: `n` is no positive whole number.
-            TypeError: `generator` is no torch.Generator.
+            PeewitError: `n` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> line.predict(t, link="mc").sample(10).shape
@@ -531,7 +532,7 @@ class Outputs(Prediction):
         return self.output_variance
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(
+        raise PeewitError(
             f"{what} needs the distribution of y given the outputs, which {type(self.likelihood).__name__} does not "
             "give; use mean, epistemic and covariance, which are those of the outputs."
         )
@@ -540,7 +541,7 @@ class Outputs(Prediction):
         """Refuse: the distribution of y is not known.
 
         Raises:
-            ValueError: Always; use `mean`, `epistemic` and `covariance`.
+            PeewitError: Always; use `mean`, `epistemic` and `covariance`.
         """
         self._refuse("log_prob")
 
@@ -548,7 +549,7 @@ class Outputs(Prediction):
         """Refuse: the distribution of y is not known.
 
         Raises:
-            ValueError: Always; use `mean`, `epistemic` and `covariance`.
+            PeewitError: Always; use `mean`, `epistemic` and `covariance`.
         """
         self._refuse("interval")
 
@@ -556,7 +557,7 @@ class Outputs(Prediction):
         """Refuse: the distribution of y is not known.
 
         Raises:
-            ValueError: Always; use `mean`, `epistemic` and `covariance`.
+            PeewitError: Always; use `mean`, `epistemic` and `covariance`.
         """
         self._refuse("sample")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from . import means
 from .families import family_of
@@ -38,22 +39,22 @@ class Question:
     ) -> Question:
         """Names checked against what the likelihood's family has."""
         if method not in METHODS:
-            raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: linearised, sampled.")
+            raise PeewitError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: linearised, sampled.")
         links = family_of(likelihood).links
         known = tuple(links) if method == "linearised" else ("mc",)
         if link is not None and link not in known:
-            raise ValueError(
+            raise PeewitError(
                 f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
                 f"{nearest(link, known)}Known there: {', '.join(known)}."
             )
         if samples is not None and not is_count(samples):
-            raise ValueError(f"samples={samples!r} was given; expected a positive whole number.")
+            raise PeewitError(f"samples={samples!r} was given; expected a positive whole number.")
         chosen = link if link is not None else known[0]
         if joint and not links[chosen].joint:
-            raise ValueError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
+            raise PeewitError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
         number = samples if samples is not None else (WEIGHTS if method == "sampled" else POINTS)
         if means.checked_mean(mean) == "linear_mode" and method == "sampled":
-            raise ValueError(
+            raise PeewitError(
                 "mean='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
                 "cannot be centred on the linear mode; use method='linearised'."
             )

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..likelihoods import Form
 from ..messages.arguments import checked_generator
+from ..messages.errors import PeewitError
 from ..network.buffers import restore_buffers
 from ..network.calling import call, under
 from ..network.finite import refuse_broken
@@ -67,7 +68,7 @@ def linearised(
     except TooManyOutputs as many:
         if question.joint or question.create_graph:
             which = "joint=True" if question.joint else "create_graph=True"
-            raise ValueError(
+            raise PeewitError(
                 f"{which} with {many} outputs per example; expected at most {EXACT_OUTPUTS}. "
                 "method='sampled' has no such limit."
             ) from None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.arguments import checked_generator
+from ..messages.errors import ArgumentTypeError, PeewitError
 from .outputs import Belief, Normal
 from .steady import steady
 
@@ -21,7 +22,7 @@ SHOWN = 3  # inputs that a repr shows
 def checked_level(level: float) -> float:
     """A probability strictly between 0 and 1."""
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-        raise ValueError(f"level={level!r} was given; expected a number between 0 and 1, such as 0.95.")
+        raise PeewitError(f"level={level!r} was given; expected a number between 0 and 1, such as 0.95.")
     return float(level)
 
 
@@ -91,8 +92,8 @@ class Prediction(ABC):
             Log probabilities or densities (N,), in nats.
 
         Raises:
-            ValueError: The targets do not fit the outputs.
-            TypeError: `y` is no tensor.
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
 
         Example:
             >>> la.predict(x).log_prob(y).shape
@@ -110,7 +111,7 @@ class Prediction(ABC):
             A set of labels as booleans, or the lower and the upper ends of intervals.
 
         Raises:
-            ValueError: `level` is not between 0 and 1.
+            PeewitError: `level` is not between 0 and 1.
 
         Example:
             >>> lower, upper = line.predict(t).interval(0.9)
@@ -130,8 +131,8 @@ class Prediction(ABC):
             Observations (n, N, ...).
 
         Raises:
-            ValueError: `n` is no positive whole number.
-            TypeError: `generator` is no torch.Generator.
+            PeewitError: `n` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> la.predict(x).sample(10).shape
@@ -173,9 +174,9 @@ class Prediction(ABC):
     def _targets(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Targets in flat form, (N, T) or (N, T, C), and which positions count, (N, T, 1)."""
         if not isinstance(y, Tensor):
-            raise TypeError(f"y is a {type(y).__name__}; expected a tensor of targets.")
+            raise ArgumentTypeError(f"y is a {type(y).__name__}; expected a tensor of targets.")
         if y.dim() == 0 or y.shape[0] != len(self):
-            raise ValueError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
+            raise PeewitError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
         y = y.clone() if y.is_inference() else y
         y = y.to(self.belief.mean.device)
         own = Labelled.of(self.likelihood, self.output_mean.detach(), y, self.belief.form).checked(numbered=False)

@@ -13,6 +13,7 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from ..weights.groups import Groups
 from ..weights.space import Space
@@ -130,7 +131,7 @@ class ScaleInvariant(WholeTensors):
         found = {number: before[name] for name, number in after.items() if name in before}
         missing = [name for name, number in after.items() if number not in found]
         if missing:
-            raise ValueError(
+            raise PeewitError(
                 f"Prior.{self.name} has no precision for {', '.join(missing)}, which the earlier data never used; "
                 "use with_prior(...) with one precision before the update, or fit to all data at once."
             )
@@ -151,7 +152,7 @@ class NamedGroups(WholeTensors):
         for number, pattern in enumerate(self.patterns):
             if fits(name, pattern):
                 return number
-        raise ValueError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
+        raise PeewitError(f"Prior.groups: no pattern of {list(self.patterns)} fits {name!r}; add '*' for the rest.")
 
     def names(self, space: Space) -> Sequence[str]:
         return self.patterns
@@ -160,7 +161,7 @@ class NamedGroups(WholeTensors):
         """Refuse a pattern that fits no parameter, most likely misspelt."""
         for pattern in self.patterns:
             if not any(fits(name, pattern) for name in names):
-                raise ValueError(
+                raise PeewitError(
                     f"Prior.groups: {pattern!r} fits no parameter of the network; {nearest(pattern, names)}"
                     f"Its parameters are {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}."
                 )

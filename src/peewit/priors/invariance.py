@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..messages.errors import NotFiniteError, PeewitError
 from ..network.batches import Batches
 from ..network.calling import call, under
 from ..network.isolation import evaluation, plainly
@@ -126,12 +127,12 @@ class Probe:
     def __post_init__(self) -> None:
         number = count(self.inputs)
         if number < 2:
-            raise ValueError(
+            raise PeewitError(
                 "The first batch has 1 example; expected 2 at least, since batch normalisation is done by the batch."
             )
         self.plain = self.outputs({})
         if not bool(torch.isfinite(self.plain).all()):
-            raise ValueError("The network's outputs on the first batch hold NaN or Inf; expected finite numbers.")
+            raise NotFiniteError("The network's outputs on the first batch hold NaN or Inf; expected finite numbers.")
         each = self.plain.reshape(number, -1)
         self.variation = size(each - each.mean(0)) or size(each)
 

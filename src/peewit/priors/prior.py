@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..weights.groups import Groups
 from ..weights.space import Space
@@ -26,14 +27,14 @@ def _tensor(value: object, what: str) -> Tensor:
         made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
         return made if made.is_floating_point() else made.double()
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{what} is a {type(value).__name__}, {value!r}; expected numbers.") from None
+        raise ArgumentTypeError(f"{what} is a {type(value).__name__}, {value!r}; expected numbers.") from None
 
 
 def _checked(value: Number | list[float], what: str) -> Tensor:
     # A Python number is exact in float64 alone: 0.7 in float32 is off by 2e-8.
     made = _tensor(value, f"{what}: prior precision")
     if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
-        raise ValueError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
+        raise PeewitError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
     return made
 
 
@@ -58,17 +59,17 @@ class Prior:
         if not isinstance(self.grouping, Grouping):
             if self.grouping not in [*NAMES]:
                 near = nearest(self.grouping, NAMES)
-                raise ValueError(f"Prior(grouping={self.grouping!r}) is not known; {near}See Prior.scalar.")
+                raise PeewitError(f"Prior(grouping={self.grouping!r}) is not known; {near}See Prior.scalar.")
             object.__setattr__(self, "grouping", NAMES[self.grouping]())
         if not bool(torch.isfinite(_tensor(self.mean, "The prior's mean").detach()).all()):
-            raise ValueError(f"The prior's mean {self.mean!r} was given; expected finite numbers.")
+            raise PeewitError(f"The prior's mean {self.mean!r} was given; expected finite numbers.")
 
     @staticmethod
     def scalar(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
         """One precision for all weights."""
         made = _checked(precision, "Prior.scalar")
         if made.numel() != 1:
-            raise ValueError(f"Prior.scalar: {made.numel()} precisions were given; expected one. See Prior.layerwise.")
+            raise PeewitError(f"Prior.scalar: {made.numel()} precisions were given; expected one. See Prior.layerwise.")
         return Prior(groupings.Scalar(), made.reshape(1), mean)
 
     @staticmethod
@@ -91,7 +92,7 @@ class Prior:
         """`delta_i = precision * diag(H)_i / N`, with H at scale 1: ratios fixed at the fit, one factor to tune."""
         made = _checked(precision, "Prior.g_prior")
         if made.numel() != 1:
-            raise ValueError(f"Prior.g_prior: {made.numel()} precisions were given; expected one factor.")
+            raise PeewitError(f"Prior.g_prior: {made.numel()} precisions were given; expected one factor.")
         return Prior(groupings.GPrior(), made.reshape(1), mean)
 
     @staticmethod
@@ -99,7 +100,7 @@ class Prior:
         """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
         named = isinstance(precisions, Mapping) and all(isinstance(pattern, str) for pattern in precisions)
         if not named or not precisions:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"Prior.groups: {precisions!r} was given; expected a mapping from patterns of parameter names to "
                 "precisions, such as {'head': 1.0, '*': 10.0}."
             )
@@ -142,7 +143,7 @@ class Prior:
         every = list(names)
         strange = [name for own in self.sets for name in own if name not in every]
         if strange:
-            raise ValueError(
+            raise PeewitError(
                 f"Prior.scale_invariant has sets with {', '.join(strange[:4])}, which the network does not have; find "
                 "them on this network: Prior.scale_invariant(model, data)."
             )
@@ -153,14 +154,14 @@ class Prior:
         self.grouping.tensors(space)  # refuses a tensor that is in no group
         groups = len(self.grouping.names(space))
         if self.precision.numel() not in (1, groups):
-            raise ValueError(
+            raise PeewitError(
                 f"Prior.{self.grouping.name}: {self.precision.numel()} precisions were given; expected "
                 f"{'1' if groups == 1 else f'1 or {groups}'} for the selected weights."
             )
         if isinstance(self.mean, Tensor) and self.mean.numel() not in (1, space.size):
-            raise ValueError(f"The prior's mean has {self.mean.numel()} numbers; expected 1 or {space.size}.")
+            raise PeewitError(f"The prior's mean has {self.mean.numel()} numbers; expected 1 or {space.size}.")
         if self.base is not None and self.base.numel() != space.size:
-            raise ValueError(
+            raise PeewitError(
                 f"Prior.{self.grouping.name} was bound to the curvature of {self.base.numel()} weights, and "
                 f"{space.size} are selected; give an unbound Prior.{self.grouping.name}(...)."
             )
@@ -199,7 +200,7 @@ class Prior:
         groups = self.count(space)
         narrow = self.precision.to(like.dtype)
         if not bool(torch.isfinite(narrow.detach()).all()) or not bool((narrow.detach() > 0).all()):
-            raise ValueError(
+            raise PeewitError(
                 f"Prior.{self.grouping.name}: precisions from {float(self.precision.min()):.3g} to "
                 f"{float(self.precision.max()):.3g} are outside the range of {like.dtype}; use others, or a network in "
                 "float64."
@@ -207,7 +208,7 @@ class Prior:
         precision = narrow.to(like.device)
         if self.grouping.by_curvature:
             if self.base is None:
-                raise ValueError("Prior.g_prior takes its ratios from a curvature; use la.with_prior, or prior.bound.")
+                raise PeewitError("Prior.g_prior takes its ratios from a curvature; use la.with_prior, or prior.bound.")
             return precision * self.base.to(device=like.device, dtype=like.dtype)
         if precision.numel() == 1:
             return precision.expand(space.size)
@@ -261,7 +262,7 @@ def as_prior(value: Prior | Number, like: Prior | None = None) -> Prior:
     if isinstance(value, Prior):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
-        raise TypeError(f"prior is a {type(value).__name__}; expected a positive number or a Prior.")
+        raise ArgumentTypeError(f"prior is a {type(value).__name__}; expected a positive number or a Prior.")
     if like is None:
         return Prior.scalar(value)
     if isinstance(value, Tensor) and value.numel() > 1:

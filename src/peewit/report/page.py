@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from ..messages.errors import MissingPackageError
 from ..metrics.results import Results
 from ..storage.atomic import writable, writing
 from . import sections
@@ -81,7 +82,7 @@ def plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ImportError("Reports as pages need plotly, which is not installed: pip install plotly") from error
+        raise MissingPackageError("Reports as pages need plotly, which is not installed: pip install plotly") from error
     return str(get_plotlyjs())
 
 

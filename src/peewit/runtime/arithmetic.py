@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..messages.errors import ArgumentTypeError, PeewitError
+
 NAMES = ("auto", "float32", "tf32", "bf16", "float64")
 
 
@@ -25,7 +27,7 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
-            raise ValueError(f"arithmetic={self.name!r} was given; expected one of {', '.join(map(repr, NAMES))}.")
+            raise PeewitError(f"arithmetic={self.name!r} was given; expected one of {', '.join(map(repr, NAMES))}.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,7 +64,9 @@ def as_arithmetic(value: str | Arithmetic) -> Arithmetic:
     if isinstance(value, Arithmetic):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"arithmetic is a {type(value).__name__}; expected one of {', '.join(map(repr, NAMES))}.")
+        raise ArgumentTypeError(
+            f"arithmetic is a {type(value).__name__}; expected one of {', '.join(map(repr, NAMES))}."
+        )
     return Arithmetic(value)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..messages.errors import PeewitError
+
 
 def device_named(device: Any) -> torch.device:
     """A device of torch's, by name or number."""
@@ -15,7 +17,7 @@ def device_named(device: Any) -> torch.device:
             raise TypeError
         return torch.device(device)
     except (RuntimeError, TypeError):
-        raise ValueError(
+        raise PeewitError(
             f"device={device!r} was given; expected a name such as 'cpu' or 'cuda:0', or a torch.device. The dtype of "
             "a posterior is that of its network: fit again for another."
         ) from None

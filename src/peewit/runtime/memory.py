@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..messages.errors import PeewitError
 from .arithmetic import AUTO, Arithmetic, as_arithmetic
 
 # More than this buys no speed: products are then long past the size at which they run at full rate. On a CPU larger
@@ -52,7 +53,7 @@ def limit(memory: int | float | None, device: torch.device) -> int:
     """Bytes."""
     if memory is not None:
         if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
-            raise ValueError(f"memory={memory!r} was given; expected a positive number of bytes, such as 2e9.")
+            raise PeewitError(f"memory={memory!r} was given; expected a positive number of bytes, such as 2e9.")
         return int(memory)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

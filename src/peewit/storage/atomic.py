@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..messages.errors import PeewitError
+
 
 def writable(path: str | os.PathLike[str], example: str) -> Path:
     """Where to write; refuses what is no place for a file, and names one that would be."""
@@ -15,7 +17,7 @@ def writable(path: str | os.PathLike[str], example: str) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as {example!r}.")
     if target.exists() and not target.is_file():  # it would be replaced, as a file is
-        raise ValueError(f"{target} is a device, a pipe or a socket; expected the name of a file.")
+        raise PeewitError(f"{target} is a device, a pipe or a socket; expected the name of a file.")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"The folder {target.parent} does not exist; make it first.")
     return target

@@ -11,6 +11,7 @@ from ..curvature import structures
 from ..curvature.contracts import Structure
 from ..curvature.kinds import Hessian, Kind
 from ..curvature.stream import Totals
+from ..messages.errors import PeewitError
 from ..posterior.linear_mode import LinearMode
 from ..priors.prior import Prior
 from ..runtime.arithmetic import Arithmetic
@@ -26,12 +27,12 @@ def check_linear(linear: LinearMode | None, mode: Tensor, space: Space) -> None:
         return
     shape, dtype = linear.displacement.shape, linear.displacement.dtype
     if shape != mode.shape or dtype != mode.dtype:
-        raise ValueError(f"its linear mode is {dtype} of shape {tuple(shape)}; expected {mode.dtype} {len(mode)}")
+        raise PeewitError(f"its linear mode is {dtype} of shape {tuple(shape)}; expected {mode.dtype} {len(mode)}")
     report = (linear.losses, linear.decrements, linear.gradients, linear.passes)
     if len({len(each) for each in report}) != 1 or not linear.losses:
-        raise ValueError("its linear mode's report has columns of different lengths")
+        raise PeewitError("its linear mode's report has columns of different lengths")
     if not linear.scale > 0 or not linear.temperature > 0:
-        raise ValueError(f"its linear mode has scale {linear.scale} and temperature {linear.temperature}")
+        raise PeewitError(f"its linear mode has scale {linear.scale} and temperature {linear.temperature}")
     check_prior(linear.prior, space)
 
 
@@ -40,13 +41,13 @@ def check_space(asked: Space, model: nn.Module) -> None:
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     ordered = tuple(name for name in shapes if name in set(asked.names))
     if not asked.names or asked.names != ordered or len(asked.shapes) != len(ordered):
-        raise ValueError(f"its weights {short(asked.names)} are not those of the network")
+        raise PeewitError(f"its weights {short(asked.names)} are not those of the network")
     for name, shape in zip(asked.names, asked.shapes, strict=True):
         if shapes[name] != shape:
-            raise ValueError(f"{name!r} has shape {tuple(shape)}; the network's has {tuple(shapes[name])}")
+            raise PeewitError(f"{name!r} has shape {tuple(shape)}; the network's has {tuple(shapes[name])}")
     mask = asked.mask
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (asked.total,) or not bool(mask.any())):
-        raise ValueError(f"its mask has shape {tuple(mask.shape)}; expected ({asked.total},) booleans")
+        raise PeewitError(f"its mask has shape {tuple(mask.shape)}; expected ({asked.total},) booleans")
 
 
 def check_values(
@@ -60,42 +61,42 @@ def check_values(
     """Refuse numbers that do not fit each other."""
     usual = type(kind)()
     if (kind.name, kind.degree) != (usual.name, usual.degree):
-        raise ValueError(f"its curvature is {short(kind)}")
+        raise PeewitError(f"its curvature is {short(kind)}")
     if isinstance(kind, Hessian) and not isinstance(structure, structures.Full):
-        raise ValueError(f"a Hessian with structure {type(structure).__name__}")
+        raise PeewitError(f"a Hessian with structure {type(structure).__name__}")
     if space.mask is not None and not getattr(structure, "masks", False):
-        raise ValueError(f"a mask with structure {type(structure).__name__}")
+        raise PeewitError(f"a mask with structure {type(structure).__name__}")
     expected = space.vector(model)
     weights, dtype = values["weights"], torch.promote_types(expected.dtype, arithmetic.dtype)
     if weights.shape != expected.shape or weights.dtype != dtype:
-        raise ValueError(
+        raise PeewitError(
             f"its weights are {weights.dtype} of shape {tuple(weights.shape)}; expected {dtype} {len(expected)}"
         )
     if not torch.equal(weights, expected.detach().to(weights)):
-        raise ValueError("its weights are not those of the network")
+        raise PeewitError("its weights are not those of the network")
     totals: Totals = values["totals"]
     if totals.examples < 1 or totals.scalars < 0 or totals.form is None:
-        raise ValueError(f"it counts {totals.examples} examples and {totals.scalars} scalars")
+        raise PeewitError(f"it counts {totals.examples} examples and {totals.scalars} scalars")
     if totals.form.axis is not None and not 0 <= totals.form.axis < len(totals.form.shape):
-        raise ValueError(f"its outputs have axis {totals.form.axis} of {len(totals.form.shape)}")
+        raise PeewitError(f"its outputs have axis {totals.form.axis} of {len(totals.form.shape)}")
     if not values.get("temperature", 1.0) > 0:
-        raise ValueError(f"its temperature is {values['temperature']}")
+        raise PeewitError(f"its temperature is {values['temperature']}")
     plan: Plan = values["plan"]
     folds = {axis.fold for axis in plan.axes.values() if axis is not None}
     wrong = any(cost < 1 for cost, _ in plan.costs.values()) or not set(plan.push.values()) <= {*range(ROWS + 1)}
     if not folds <= {"none", "major", "minor", "whole", "owned"} or wrong:
         known = f"{short(plan.axes)}, {short(plan.costs)}, {short(plan.push)}"
-        raise ValueError(f"it knows impossible things of the network ({known})")
+        raise PeewitError(f"it knows impossible things of the network ({known})")
     if set(values["rules"]) != set(values["asked"].names):
-        raise ValueError("its rules are not those of its weights")
+        raise PeewitError("its rules are not those of its weights")
     sets = values["prior"].sets
     if not all(sets) or not {name for own in sets for name in own} <= dict(model.named_parameters()).keys():
-        raise ValueError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
+        raise PeewitError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
     check_prior(values["prior"], space)
 
 
 def check_prior(prior: Prior, space: Space) -> None:
     """Refuse a prior that is not of these weights."""
     if not prior.precision.is_floating_point() or not bool((prior.precision > 0).all()):
-        raise ValueError(f"its prior is {short(prior.grouping.name)} with precisions {short(prior.precision)}")
+        raise PeewitError(f"its prior is {short(prior.grouping.name)} with precisions {short(prior.precision)}")
     prior.count(space)

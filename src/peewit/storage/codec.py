@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..messages.errors import ArgumentTypeError, PeewitError
+
 TENSOR, CLASS, FIELDS = "tensor", "class", "fields"
 
 
-class Unsaveable(TypeError):
+class Unsaveable(ArgumentTypeError):
     """A value, or something inside it, has no place in a file."""
 
 
@@ -81,7 +83,7 @@ class Decoder:
         allowed = {each.__name__: each for each in classes}
         name = value.get(CLASS) if isinstance(value, dict) else None
         if not isinstance(name, str) or name not in allowed:
-            raise ValueError(f"{path} is {short(name)}; expected one of {', '.join(allowed)}")
+            raise PeewitError(f"{path} is {short(name)}; expected one of {', '.join(allowed)}")
         return self.decode(value, allowed[name], path)
 
     def decode(self, value: Any, hint: Any, path: str) -> Any:
@@ -109,7 +111,7 @@ class Decoder:
         if dataclasses.is_dataclass(hint):
             return self._dataclass(value, hint, path)
         if not isinstance(value, list):
-            raise ValueError(f"{path} is {short(value)}; expected a list")
+            raise PeewitError(f"{path} is {short(value)}; expected a list")
         if origin is dict:
             return self._dict(value, arguments, path)
         if origin is set:
@@ -118,7 +120,7 @@ class Decoder:
 
     def _plain(self, value: Any, right: bool, hint: Any, path: str) -> Any:
         if not right:
-            raise ValueError(f"{path} is {short(value)}; expected {getattr(hint, '__name__', hint)}")
+            raise PeewitError(f"{path} is {short(value)}; expected {getattr(hint, '__name__', hint)}")
         return value
 
     def _union(self, value: Any, options: tuple[Any, ...], path: str) -> Any:
@@ -128,25 +130,25 @@ class Decoder:
                 return self.decode(value, option, path)
             except ValueError as error:
                 complaints.append(str(error))
-        raise ValueError(complaints[0])
+        raise PeewitError(complaints[0])
 
     def _tensor(self, value: Any, path: str) -> Tensor:
         name = value.get(TENSOR) if isinstance(value, dict) and len(value) == 1 else None
         if not isinstance(name, str):
-            raise ValueError(f"{path} is {short(value)}; expected a tensor")
+            raise PeewitError(f"{path} is {short(value)}; expected a tensor")
         if name not in self.tensors:
-            raise ValueError(f"{path} is the tensor {name!r}, which the file does not hold")
+            raise PeewitError(f"{path} is the tensor {name!r}, which the file does not hold")
         return self.tensors[name]
 
     def _dict(self, value: list[Any], arguments: tuple[Any, ...], path: str) -> dict[Any, Any]:
         made = {}
         for pair in value:
             if not isinstance(pair, list) or len(pair) != 2:
-                raise ValueError(f"{path} holds {short(pair)}; expected pairs")
+                raise PeewitError(f"{path} holds {short(pair)}; expected pairs")
             key = self.decode(pair[0], arguments[0], f"{path}, a key")
             made[key] = self.decode(pair[1], arguments[1], f"{path}/{words(key)}")
         if len(made) < len(value):
-            raise ValueError(f"{path} holds a key twice")
+            raise PeewitError(f"{path} holds a key twice")
         return made
 
     def _sequence(self, value: list[Any], hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
@@ -155,31 +157,31 @@ class Decoder:
         named = getattr(hint, "_fields", None)  # a range of a weight
         kinds = tuple(typing.get_type_hints(hint)[field] for field in named) if named else arguments
         if origin is not tuple and not named:
-            raise ValueError(f"{path} has a type that files do not hold")
+            raise PeewitError(f"{path} has a type that files do not hold")
         if not named and len(kinds) == 2 and kinds[1] is Ellipsis:
             kinds = kinds[:1] * len(value)
         if len(value) != len(kinds):
-            raise ValueError(f"{path} has {len(value)} values; expected {len(kinds)}")
+            raise PeewitError(f"{path} has {len(value)} values; expected {len(kinds)}")
         pairs = enumerate(zip(value, kinds, strict=True))
         made = [self.decode(each, kind, f"{path}/{place}") for place, (each, kind) in pairs]
         return hint(*made) if named else tuple(made)
 
     def _dataclass(self, value: Any, hint: Any, path: str) -> Any:
         if not isinstance(value, dict) or value.get(CLASS) != hint.__name__ or set(value) != {CLASS, FIELDS}:
-            raise ValueError(f"{path} is {short(value)}; expected {hint.__name__}")
+            raise PeewitError(f"{path} is {short(value)}; expected {hint.__name__}")
         expected: Any = self.known.get(hint.__name__)
         if expected is not hint:
-            raise ValueError(f"{path} is a {hint.__name__}, which files do not hold")
+            raise PeewitError(f"{path} is a {hint.__name__}, which files do not hold")
         fields = value[FIELDS]
         kinds = typing.get_type_hints(hint)
         names = {field.name for field in dataclasses.fields(expected)}
         if not isinstance(fields, dict) or set(fields) != names:
             given = sorted(map(str, fields)) if isinstance(fields, dict) else fields
-            raise ValueError(f"{path} has the fields {short(given)}; expected {sorted(names)}")
+            raise PeewitError(f"{path} has the fields {short(given)}; expected {sorted(names)}")
         try:
             return expected(**{name: self.decode(each, kinds[name], f"{path}/{name}") for name, each in fields.items()})
         except (TypeError, RuntimeError, OverflowError) as error:  # a class's own check of its values
-            raise ValueError(f"{path}: {error}") from error
+            raise PeewitError(f"{path}: {error}") from error
 
 
 def short(value: Any) -> str:

@@ -19,6 +19,7 @@ from ..curvature.contracts import Structure
 from ..curvature.kinds import Hessian, Kind
 from ..curvature.stream import Totals
 from ..likelihoods import Likelihood
+from ..messages.errors import MismatchError, NotFiniteError, PeewitError
 from ..messages.names import named
 from ..network.identity import Identity, digest, fingerprint
 from ..network.modules import device_of, unwrapped
@@ -45,7 +46,7 @@ def load(
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist.")
     if not source.is_file():  # reading a pipe would wait for ever
-        raise ValueError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
+        raise PeewitError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
     limit = budget(memory, device)
     given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     texts, tensors = read(source)
@@ -53,14 +54,10 @@ def load(
         content = parsed(texts["peewit"])
         compare(content, model)
         return assembled(content, model, tensors, device, given, limit)
-    except Mismatch as error:
-        raise ValueError(f"{source}: {error}") from None
+    except MismatchError as error:
+        raise MismatchError(f"{source}: {error}") from None
     except (ValueError, RecursionError, OverflowError) as error:
-        raise ValueError(f"{source} is damaged, or was not written by peewit: {error}.") from error
-
-
-class Mismatch(ValueError):
-    """A sound file that is not for this network or this peewit."""
+        raise PeewitError(f"{source} is damaged, or was not written by peewit: {error}.") from error
 
 
 def read(source: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -71,21 +68,19 @@ def read(source: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             refuse_formats(texts, source)
             # Copies: the file's own memory is not aligned, and may change under us.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except Mismatch as error:
-        raise ValueError(str(error)) from None
-    except (OSError, MemoryError):
+    except (MismatchError, OSError, MemoryError):
         raise
     except Exception as error:  # safetensors, torch and pyo3 have their own
-        raise ValueError(
+        raise PeewitError(
             f"{source} cannot be read as a safetensors file ({short(str(error))}): it is damaged, cut short, or "
             "something else. Files are written by Laplace.save."
         ) from error
     claimed = texts.pop("checksum", "")
     if claimed != checksum(texts, tensors):
-        raise ValueError(f"{source} is damaged: its checksum is not that of its content. Save it again.")
+        raise PeewitError(f"{source} is damaged: its checksum is not that of its content. Save it again.")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{source} is damaged: {name!r} holds NaN or Inf.")
+            raise NotFiniteError(f"{source} is damaged: {name!r} holds NaN or Inf.")
     return texts, tensors
 
 
@@ -94,14 +89,16 @@ def refuse_formats(texts: dict[str, str], source: Path) -> None:
     number = texts.get("format", "")
     ours = texts.keys() & {"peewit", "lapwing"}  # its name up to format 4
     if not ours or "checksum" not in texts or not number.isdecimal() or number == "0":
-        raise Mismatch(f"{source} is a safetensors file without a posterior of peewit. Use Laplace.save to write one.")
+        raise MismatchError(
+            f"{source} is a safetensors file without a posterior of peewit. Use Laplace.save to write one."
+        )
     if len(number) <= 9 and int(number) < FORMAT:
-        raise Mismatch(
+        raise MismatchError(
             f"{source} has format {number}, from before peewit's first release, and this one reads format {FORMAT}. "
             "Fit again, or load it with the version that wrote it."
         )
     if len(number) > 9 or int(number) > FORMAT:
-        raise Mismatch(
+        raise MismatchError(
             f"{source} has format {short(number)} and was written by peewit {short(texts.get('version', '?'))}; this "
             f"is peewit {__version__}, which reads formats up to {FORMAT}. Use a newer peewit."
         )
@@ -111,14 +108,14 @@ def parsed(text: str) -> dict[str, Any]:
     """The JSON text with all that is expected in it."""
 
     def refuse(constant: str) -> Any:
-        raise ValueError(f"it holds {constant}")
+        raise PeewitError(f"it holds {constant}")
 
     content = json.loads(text, parse_constant=refuse)
     others = {"sums", "structure", "curvature_kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
     names = {*PLAIN, *others}
     if not isinstance(content, dict) or set(content) - {*MAYBE} != names:
         given = sorted(content) if isinstance(content, dict) else content
-        raise ValueError(f"it holds {short(given)}; expected {sorted(names)}")
+        raise PeewitError(f"it holds {short(given)}; expected {sorted(names)}")
     return content
 
 
@@ -126,25 +123,25 @@ def compare(content: dict[str, Any], model: nn.Module) -> None:
     """Refuse a network with other names, shapes, dtypes, weights or buffers, and say which."""
     theirs, prints = content["network"], content["fingerprint"]
     if not isinstance(theirs, dict) or not isinstance(prints, dict) or set(theirs) != set(prints):
-        raise ValueError("its fingerprint is not that of its network")
+        raise PeewitError("its fingerprint is not that of its network")
     ours = shapes_of(model)
     for missing, where in (
         ([name for name in theirs if name not in ours], "only the saved one has"),
         ([name for name in ours if name not in theirs], "only the given one has"),
     ):
         if missing:
-            raise Mismatch(f"The network is not the one that was saved: {where} {several(missing)}.")
+            raise MismatchError(f"The network is not the one that was saved: {where} {several(missing)}.")
     changed = [name for name in ours if theirs[name] != ours[name]]
     if changed:
         name = changed[0]
-        raise Mismatch(
+        raise MismatchError(
             f"The network is not the one that was saved: {several(changed)} differ in shape or dtype; {name!r} had "
             f"{short(theirs[name])} and has {ours[name]}."
         )
     own = fingerprint(model)
     changed = [name for name in own if prints[name] != own[name]]
     if changed:
-        raise Mismatch(
+        raise MismatchError(
             f"The network has other weights or buffers than when it was saved: {several(changed)} differ. A posterior "
             "holds for the weights it was fitted with alone; load those first, or fit again."
         )
@@ -180,7 +177,7 @@ def assembled(
     structure.check(sums, asked)
     space = asked.only(used)
     if space.names != used or not used:
-        raise ValueError(f"the used weights {short(used)} are not among {short(asked.names)}")
+        raise PeewitError(f"the used weights {short(used)} are not among {short(asked.names)}")
     arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
     check_values(values, kind, structure, space, model, arithmetic)
     values |= {name: decoder.decode(content[name], hints[name], name) for name in MAYBE if name in content}
@@ -205,18 +202,18 @@ def chosen_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, t
     """The saved one; where it could not be saved, the one that is given."""
     if isinstance(saved, dict) and set(saved) == {"name"}:
         if chosen is None:
-            raise Mismatch(
+            raise MismatchError(
                 f"The likelihood was {short(saved['name'])}, which a file cannot hold; give it again: "
                 "load(path, model, likelihood=...)."
             )
         if type(chosen).__name__ != saved["name"]:
-            raise Mismatch(
+            raise MismatchError(
                 f"likelihood is a {type(chosen).__name__}; the posterior was fitted with {short(saved['name'])}."
             )
         return chosen if totals.form is None else chosen.bound(totals.form)
     made: Likelihood = decoder.one_of(saved, LIKELIHOODS, "likelihood")
     if chosen is not None and not alike(chosen, made):
-        raise Mismatch(
+        raise MismatchError(
             f"likelihood={short(chosen)} was given; the posterior was fitted with {short(made)}, and the file holds "
             "it. Leave likelihood= out, or fit again."
         )

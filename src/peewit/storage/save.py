@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..messages.errors import NotFiniteError, PeewitError
 from ..network.identity import fingerprint
 from ..posterior.state import PosteriorState
 from ..runtime.version import __version__
@@ -28,7 +29,7 @@ def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
         made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "curvature_kind")}
         made |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
     except Unsaveable as error:
-        raise ValueError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
+        raise PeewitError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
     made["likelihood"] = likelihood_of(la, encoder)
     made["arithmetic"] = la.arithmetic
     made["used"] = list(la.space.names)
@@ -52,7 +53,7 @@ def likelihood_of(la: PosteriorState, encoder: Encoder) -> Any:
 def plain(tensor: Tensor, name: str) -> Tensor:
     """A tensor on the CPU in memory of its own, as the format wants it."""
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name!r} holds NaN or Inf; such a posterior is not saved.")
+        raise NotFiniteError(f"{name!r} holds NaN or Inf; such a posterior is not saved.")
     made = tensor.detach().cpu().contiguous()
     shared = made.data_ptr() == tensor.data_ptr()
     return made.clone() if shared and tensor.untyped_storage().nbytes() != tensor.nbytes else made

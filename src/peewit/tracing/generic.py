@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from ..messages.errors import PeewitError
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.nests import Inputs, map_tensors, take
@@ -30,7 +31,7 @@ def generic_rows(
     """Rows (K, B, P) per named weight, from cotangents (K, B, ...)."""
     scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
-        raise ValueError(
+        raise PeewitError(
             f"{', '.join(names)} can only be reached by the generic rule, which cannot look into scripted or traced "
             f"modules ({scripted[0] or 'the network itself'!r}); expected the plain module."
         )

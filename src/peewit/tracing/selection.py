@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..network.isolation import evaluation
 from ..network.nests import Inputs
@@ -38,7 +39,7 @@ class Subnetwork:
         generator: Source of random numbers for "random"; None for a fixed seed.
 
     Raises:
-        ValueError: `by` is none of the above.
+        PeewitError: `by` is none of the above.
 
     Example:
         >>> chosen = pw.Subnetwork.largest_magnitude(10)
@@ -53,7 +54,7 @@ class Subnetwork:
     def __post_init__(self) -> None:
         known = ("variance", "magnitude", "random")
         if self.by not in known:
-            raise ValueError(f"Subnetwork(by={self.by!r}) is not known; {nearest(self.by, known)}Known: {known}.")
+            raise PeewitError(f"Subnetwork(by={self.by!r}) is not known; {nearest(self.by, known)}Known: {known}.")
 
     @staticmethod
     def largest_variance(size: int) -> Subnetwork:
@@ -83,7 +84,7 @@ class Subnetwork:
         """The space of the chosen weights."""
         space = make_space(model, trainable(model))
         if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= space.total:
-            raise ValueError(f"Subnetwork size {self.size!r}: expected a whole number from 1 to {space.total}.")
+            raise PeewitError(f"Subnetwork size {self.size!r}: expected a whole number from 1 to {space.total}.")
         chosen = torch.zeros(space.total, dtype=torch.bool, device="cpu")
         scores = self.scores(model, space, variance).cpu()
         # A stable order, so that ties do not depend on the device.
@@ -110,7 +111,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
         reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
         found = [use for use in tape.uses if use.rule.matrix and "weight" in use.refs and use.key in reached]
         if not found:
-            raise ValueError(
+            raise PeewitError(
                 "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."
             )
         taken = found[-1].names
@@ -170,7 +171,7 @@ def chosen_space(
         return make_space(model, matching(model, [weights]))
     if isinstance(weights, Iterable):
         return make_space(model, matching(model, [str(each) for each in weights]))
-    raise TypeError(
+    raise ArgumentTypeError(
         f"weights is a {type(weights).__name__}; expected 'all', 'last_layer', 'lora', names or patterns, "
         "a mask, or a Subnetwork."
     )

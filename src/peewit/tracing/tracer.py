@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..messages.errors import PeewitError
 from ..network.buffers import copied_buffers, restore_buffers
 from ..network.calling import call
 from ..network.failures import FAILURES, explained
@@ -109,7 +110,7 @@ class Tracer:
         with torch.no_grad(), copied_buffers(self.model):
             beside = call(self.model, others)
         if bool(output[0].isnan().any()) and not bool(beside[0].isnan().any()):
-            raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
+            raise PeewitError(f"One input has another output in another batch: {DEPENDENT}")
 
     def trace(self, inputs: Inputs, watch: bool = False) -> Tape:
         """Forward a batch; again where the first pass taught something about the network.
@@ -139,7 +140,7 @@ class Tracer:
             finally:
                 restore_buffers(self.model)
             if output.dim() == 0 or output.shape[0] != examples:
-                raise ValueError(
+                raise PeewitError(
                     f"The network returned shape {tuple(output.shape)} for {examples} examples; expected a leading "
                     f"axis of {examples}. A squeeze() without an axis drops it for single examples."
                 )
@@ -326,7 +327,7 @@ class Tracer:
         """The place that follows the examples and that only its own example's gradient reaches."""
         own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
         if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
-            raise ValueError(f"{names[0]!r}: {DEPENDENT}")
+            raise PeewitError(f"{names[0]!r}: {DEPENDENT}")
         if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
             self.plan.generic.update(names)
         return own[0] if own else None

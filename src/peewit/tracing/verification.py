@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
+from ..messages.errors import PeewitError
 from ..network.buffers import copied_buffers
 from ..network.calling import call, under
 from ..network.failures import FAILURES
@@ -154,7 +155,7 @@ class Comparison:
                 equal = EQUAL if not first_other(self.every) else ""
                 return f"nothing, since the network's output was zero but for rounding{equal}"
             if seen.coupled and self._repeatable(self.allowed.output):
-                raise ValueError(f"One input has another output in another batch: {DEPENDENT}")
+                raise PeewitError(f"One input has another output in another batch: {DEPENDENT}")
             if not seen.wrong:
                 break
             if seen.coupled or not self._repeatable(self.allowed.own):
@@ -176,7 +177,7 @@ class Comparison:
         for node in following([self.output.grad_fn], lambda node: False) if kept else ():
             below = following([node] if node in kept else [], lambda node: False)
             if any(id(getattr(each, "variable", None)) in selected for each in below):
-                raise ValueError(
+                raise PeewitError(
                     f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
                     f"kept: at other weights it would be wrong. {CLEAR}"
                 )
@@ -432,7 +433,7 @@ class Comparison:
             plan.vectorised = False
             plan.corrections += ("the generic rule takes examples one by one, since several at once were off",)
         else:
-            raise ValueError(
+            raise PeewitError(
                 f"{', '.join(wrong)}: the derivatives of single examples are not those of plain reverse mode; expected "
                 "a network whose output is the same for the same inputs."
             )

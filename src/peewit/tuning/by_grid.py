@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..messages.errors import PeewitError
 from ..posterior.trace import Step
 from .by_evidence import noise_of
 from .by_validation import Coordinates, chosen
@@ -23,21 +24,21 @@ def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[flo
     """The values of each axis of a grid; what has none stays as it is."""
     given = asked.grid
     if given is None and not asked.prior:
-        raise ValueError("A grid without the prior needs the values of what is tuned: grid={'noise': [...]}.")
+        raise PeewitError("A grid without the prior needs the values of what is tuned: grid={'noise': [...]}.")
     if given is None:
         given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
     named = dict(given) if isinstance(given, Mapping) else {"prior": given}
     unknown = set(named) - {"prior", "noise", "temperature"}
     if unknown:
-        raise ValueError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
+        raise PeewitError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
     if asked.noise and "noise" not in named:
-        raise ValueError("The noise on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
+        raise PeewitError("The noise on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
     made = {"prior": [mean], "noise": [float(la.likelihood.scale) ** -0.5], "temperature": [la.temperature]}
     for name, values in named.items():
         found = [positive(value) for value in values] if listable(values) else []
         own = [value for value in found if value is not None]
         if not own or len(own) < len(found):
-            raise ValueError(f"grid: the values for {name!r} are {values!r}; expected positive numbers.")
+            raise PeewitError(f"grid: the values for {name!r} are {values!r}; expected positive numbers.")
         made[name] = own
     return made
 
@@ -61,7 +62,7 @@ def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
     ]
     finite = [number for number, value in enumerate(scores) if math.isfinite(value)]
     if not finite:
-        raise ValueError("No setting of the grid has a finite score.")
+        raise PeewitError("No setting of the grid has a finite score.")
     best = min(finite, key=lambda number: scores[number])
     told = [
         f"The best {name} is at the {'largest' if value == max(own) else 'smallest'} value of its grid, {value:.3g}."

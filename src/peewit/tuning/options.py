@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from ..likelihoods import WithNoise
+from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 
 if TYPE_CHECKING:
@@ -42,27 +43,29 @@ class Passing:
         check_place(self.at)
         if self.at == "trained_weights":
             if self.memory is not None or self.progress:
-                raise ValueError("memory= and progress= are for passes over the training data, with at='linear_mode'.")
+                raise PeewitError("memory= and progress= are for passes over the training data, with at='linear_mode'.")
             if train is not None:
-                raise ValueError(
+                raise PeewitError(
                     "train= was given, but nothing here passes over the training data; use at='linear_mode' with it, "
                     "or method='validation' with validation=."
                 )
             return
         if method not in ("evidence", "fixed_point"):
-            raise ValueError(
+            raise PeewitError(
                 f"at='linear_mode' with method={method!r}, whose score does not depend on a mode; use "
                 "method='evidence' or 'fixed_point', or leave at= out."
             )
         if train is None:
-            raise ValueError("at='linear_mode' passes over the training data; give it as train=(x, y) or a DataLoader.")
+            raise PeewitError(
+                "at='linear_mode' passes over the training data; give it as train=(x, y) or a DataLoader."
+            )
 
 
 def check_place(at: Any) -> None:
     """Refuse what is not one of the weights that evidence can be taken at."""
     if at not in PLACES:
         near = nearest(at, PLACES) if isinstance(at, str) else ""
-        raise ValueError(f"at={at!r} is not known; {near}Known: {', '.join(PLACES)}.")
+        raise PeewitError(f"at={at!r} is not known; {near}Known: {', '.join(PLACES)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ def checked_temperature(temperature: float) -> float:
     """A positive number."""
     value = positive(temperature)
     if value is None:
-        raise ValueError(f"temperature={temperature!r}: expected a positive number; 1 is Bayes' rule.")
+        raise PeewitError(f"temperature={temperature!r}: expected a positive number; 1 is Bayes' rule.")
     return value
 
 
@@ -111,40 +114,40 @@ def chosen(parameters: Any, grid: set[str], noisy: bool, method: str) -> dict[st
         noise = noisy and (method != "grid" or "noise" in grid)
         return {"prior": True, "noise": noise, "temperature": "temperature" in grid}
     if isinstance(parameters, str) or not isinstance(parameters, Iterable):
-        raise TypeError(f"parameters={parameters!r}: expected a list, such as ['prior', 'noise'].")
+        raise ArgumentTypeError(f"parameters={parameters!r}: expected a list, such as ['prior', 'noise'].")
     listed = list(parameters)
     for name in listed:
         if name not in PARAMETERS:
             near = nearest(name, PARAMETERS) if isinstance(name, str) else ""
-            raise ValueError(f"parameters has {name!r}; {near}Known: {', '.join(PARAMETERS)}.")
+            raise PeewitError(f"parameters has {name!r}; {near}Known: {', '.join(PARAMETERS)}.")
     if not listed:
-        raise ValueError(
+        raise PeewitError(
             "parameters is empty: there is nothing to tune; expected some of " + ", ".join(PARAMETERS) + "."
         )
     for name in sorted(grid - {*listed}):
-        raise ValueError(f"The grid has values for {name}, which parameters={listed!r} leaves out; add it there.")
+        raise PeewitError(f"The grid has values for {name}, which parameters={listed!r} leaves out; add it there.")
     return {name: name in listed for name in PARAMETERS}
 
 
 def check_kinds(grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
     """Refuse what is not even of the right kind."""
     if grid is not None and not listable(grid):
-        raise TypeError(f"grid={grid!r}: expected numbers, or a mapping such as {{'prior': [0.1, 1, 10]}}.")
+        raise ArgumentTypeError(f"grid={grid!r}: expected numbers, or a mapping such as {{'prior': [0.1, 1, 10]}}.")
     if isinstance(grid, Mapping) and not grid:
-        raise ValueError("grid has no values; expected a mapping such as {'prior': [0.1, 1, 10]}.")
+        raise PeewitError("grid has no values; expected a mapping such as {'prior': [0.1, 1, 10]}.")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ValueError(f"steps={steps!r}: expected a positive whole number.")
+        raise PeewitError(f"steps={steps!r}: expected a positive whole number.")
     if tolerance is not None and positive(tolerance) is None:
-        raise ValueError(f"tolerance={tolerance!r}: expected a positive number.")
+        raise PeewitError(f"tolerance={tolerance!r}: expected a positive number.")
     if predict is not None and not isinstance(predict, Mapping):
-        raise TypeError(f"predict={predict!r}: expected a mapping of options, such as {{'link': 'mc'}}.")
+        raise ArgumentTypeError(f"predict={predict!r}: expected a mapping of options, such as {{'link': 'mc'}}.")
 
 
 def checked_limits(limits: Any) -> tuple[float, float]:
     """Two positive precisions, the smaller first."""
     made = [positive(limit) for limit in limits] if listable(limits) else []
     if len(made) != 2 or made[0] is None or made[1] is None or made[0] >= made[1]:
-        raise ValueError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
+        raise PeewitError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
     return made[0], made[1]
 
 
@@ -163,31 +166,31 @@ def checked(
 ) -> Settings:
     """Check what belongs together."""
     if not isinstance(method, str):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"method is a {type(method).__name__}; expected one of {', '.join(METHODS)}. Validation data are "
             "validation=."
         )
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
+        raise PeewitError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
     passing.check(method, train)
     check_kinds(grid, steps, tolerance, predict)
     named = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
     noisy = isinstance(la.likelihood, WithNoise)
     tuned = chosen(parameters, named & {*PARAMETERS}, noisy, method)
     if tuned["noise"] and not noisy:
-        raise ValueError(f"parameters has 'noise', but {type(la.likelihood).__name__} has none.")
+        raise PeewitError(f"parameters has 'noise', but {type(la.likelihood).__name__} has none.")
     by_evidence = method in ("evidence", "fixed_point")
     if tuned["temperature"] and (by_evidence or validation is None):
-        raise ValueError(
+        raise PeewitError(
             "The evidence cannot choose a temperature: it only grows as the likelihood counts less. "
             "Use method='validation' or 'grid' with validation=."
         )
     if validation is not None and by_evidence:
-        raise ValueError(
+        raise PeewitError(
             f"validation= was given, but method={method!r} needs none; use method='validation' or 'grid' with it."
         )
     if grid is not None and method != "grid":
-        raise ValueError(f"grid= was given, but method={method!r} has none; use method='grid'.")
+        raise PeewitError(f"grid= was given, but method={method!r} has none; use method='grid'.")
     linear = passing.at == "linear_mode"
     usual = TURNS if linear else STEPS[method] * sum(tuned.values())
     return Settings(
@@ -208,9 +211,9 @@ def predict_options(predict: Mapping[str, Any] | None, method: str) -> dict[str,
     """Options of the predictions that are scored."""
     options = dict(predict or {})
     if options and method in ("evidence", "fixed_point"):
-        raise ValueError(f"predict= was given, but method={method!r} makes no predictions; leave it out.")
+        raise PeewitError(f"predict= was given, but method={method!r} makes no predictions; leave it out.")
     if options.get("mean", "network") != "network":
-        raise ValueError(
+        raise PeewitError(
             f"predict={options!r}: a mode of the linear model belongs to one prior, and many are tried here; expected "
             "the network's own mean."
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import Inputs, count, map_tensors
 from ..posterior import network
@@ -77,7 +78,7 @@ class Scores:
             self.simple = False
             return self.of(settings)
         if not examples:
-            raise ValueError("data has no examples; expected validation data that can be passed over several times.")
+            raise PeewitError("data has no examples; expected validation data that can be passed over several times.")
         return [total / examples for total in totals]
 
     def _visit(self, visit: Callable[[Slice], None], memory: float | None) -> int:

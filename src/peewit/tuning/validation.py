@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import count
 from ..predictions.predict import predict
@@ -28,20 +29,20 @@ def validation_nll(la: PosteriorState, data: Any, **options: Any) -> float:
             total -= float(predict(la, inputs, **options).log_prob(targets).double().sum())
             examples += count(inputs)
     if not examples:
-        raise ValueError("data has no examples; expected validation data that can be passed over several times.")
+        raise PeewitError("data has no examples; expected validation data that can be passed over several times.")
     return total / examples
 
 
 def repeated(data: Any, device: torch.device) -> Batches:
     """Validation data, which is passed over once per score."""
     if data is None:
-        raise ValueError(
+        raise PeewitError(
             "method='validation' scores predictions on data that was not trained on; give it as validation=(x, y) or a "
             "DataLoader, or use method='evidence', which needs none."
         )
     batches = Batches(data, device)
     if batches.one_shot:
-        raise ValueError(
+        raise PeewitError(
             "validation is a one-shot iterator, and every score passes over it; expected a DataLoader, a list of "
             "batches or tensors."
         )

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ..messages.errors import PeewitError
 from .ranges import Part
 
 NAMES = ("all", "last_layer", "lora")  # that `weights=` takes for a choice of weights
@@ -92,10 +93,10 @@ def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = Non
     chosen = set(names)
     ordered = tuple(name for name, _ in model.named_parameters() if name in chosen)
     if not ordered:
-        raise ValueError("No weights are selected; expected at least one trainable parameter.")
+        raise PeewitError("No weights are selected; expected at least one trainable parameter.")
     for name in ordered:
         if model.get_parameter(name).is_complex():
-            raise ValueError(
+            raise PeewitError(
                 f"{name!r} is {model.get_parameter(name).dtype}; expected real weights. Hold its real and imaginary "
                 "parts as one real parameter (..., 2), of which the network takes torch.view_as_complex, or leave it "
                 "out by weights=."
@@ -108,7 +109,7 @@ def trainable(model: nn.Module) -> tuple[str, ...]:
     own = model.named_parameters()
     names = tuple(name for name, parameter in own if parameter.requires_grad and parameter.numel())
     if not names:
-        raise ValueError("The network has no trainable weights; expected some parameter with requires_grad=True.")
+        raise PeewitError("The network has no trainable weights; expected some parameter with requires_grad=True.")
     return names
 
 
@@ -120,7 +121,7 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
         hits = {name for name in every if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
             near = difflib.get_close_matches(pattern, [*NAMES, *every], n=3, cutoff=0.3)
-            raise ValueError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
+            raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
         found |= hits
     return tuple(name for name in every if name in found)
 
@@ -146,7 +147,7 @@ def low_rank_pairs(model: nn.Module) -> tuple[str, ...]:
     """LoRA weights, by the naming that adapters share."""
     names = tuple(name for name, _ in model.named_parameters() if "lora_" in name.lower())
     if not names:
-        raise ValueError("weights='lora' was given, but no parameter's name contains 'lora_'.")
+        raise PeewitError("weights='lora' was given, but no parameter's name contains 'lora_'.")
     return names
 
 
@@ -156,7 +157,7 @@ def masked_space(model: nn.Module, masks: Mapping[str, Tensor] | Tensor) -> Spac
         names = trainable(model)
         space = make_space(model, names)
         if masks.dtype != torch.bool or masks.shape != (space.total,):
-            raise ValueError(
+            raise PeewitError(
                 f"weights is a mask of shape {tuple(masks.shape)} and dtype {masks.dtype}; expected "
                 f"({space.total},) booleans, one per trainable weight."
             )
@@ -167,9 +168,9 @@ def masked_space(model: nn.Module, masks: Mapping[str, Tensor] | Tensor) -> Spac
         for name, mask in pieces.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-                raise ValueError(f"weights has a mask for {name!r}, which is no parameter; the nearest are {near}.")
+                raise PeewitError(f"weights has a mask for {name!r}, which is no parameter; the nearest are {near}.")
             if mask.dtype != torch.bool or mask.shape != known[name].shape:
-                raise ValueError(
+                raise PeewitError(
                     f"The mask for {name!r} has shape {tuple(mask.shape)} and dtype {mask.dtype}; expected "
                     f"{tuple(known[name].shape)} booleans."
                 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...messages.errors import PeewitError
 from ...weights.ranges import Part
 from ...weights.space import Space
 
@@ -60,9 +61,9 @@ def outside(part: Part, space: Space) -> str:
 def check_shape(value: Tensor, what: str, *shapes: tuple[int, ...]) -> None:
     """Refuse sums that are no numbers, or of another shape than their weights have."""
     if value.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{what} has dtype {value.dtype}; expected float32 or float64")
+        raise PeewitError(f"{what} has dtype {value.dtype}; expected float32 or float64")
     if tuple(value.shape) not in shapes:
-        raise ValueError(f"{what} has shape {tuple(value.shape)}; expected {' or '.join(map(str, shapes))}")
+        raise PeewitError(f"{what} has shape {tuple(value.shape)}; expected {' or '.join(map(str, shapes))}")
 
 
 def check_parts(parts: Iterable[Part], space: Space) -> None:
@@ -70,10 +71,10 @@ def check_parts(parts: Iterable[Part], space: Space) -> None:
     ordered = sorted(parts)
     wrong = next(filter(None, (outside(part, space) for part in ordered)), "")
     if wrong:
-        raise ValueError(wrong)
+        raise PeewitError(wrong)
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name and second.start < first.stop:
-            raise ValueError(f"ranges {first[1:]} and {second[1:]} of {first.name!r} overlap")
+            raise PeewitError(f"ranges {first[1:]} and {second[1:]} of {first.name!r} overlap")
 
 
 def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...jacobians.explicit import Explicit
 from ...jacobians.factored import Matrix
 from ...jacobians.stacked import Stacked
+from ...messages.errors import PeewitError
 from ...network.finite import NotFiniteCurvature
 from ...weights.groups import Groups
 from ...weights.ranges import Part
@@ -178,11 +179,11 @@ class DenseSums:
         if (self.mask is None) != (mask is None) or (
             self.mask is not None and mask is not None and not torch.equal(self.mask.cpu(), mask.cpu())
         ):
-            raise ValueError("The curvature was measured over other elements of the weights")
+            raise PeewitError("The curvature was measured over other elements of the weights")
         for group, matrix in self.matrices.items():
             names = ", ".join(part.name for part in group)
             if group not in groups:
-                raise ValueError(f"{names!r} is no block of this network")
+                raise PeewitError(f"{names!r} is no block of this network")
             size = sum(part.stop - part.start for part in group) if mask is None else space.size
             check_shape(matrix, f"The curvature of {names!r}", (size, size))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...messages.errors import PeewitError
 from ...network.finite import finite_curvature
 from ...weights.groups import Groups
 from ...weights.ranges import Part
@@ -53,7 +54,7 @@ class Diag:
             check_parts([part], space)
             check_shape(value, f"The diagonal of {part.name!r}", (part.stop - part.start,))
             if bool((value < 0).any()):
-                raise ValueError(f"The diagonal of {part.name!r} has negative numbers")
+                raise PeewitError(f"The diagonal of {part.name!r} has negative numbers")
 
     def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
         """One vector over all weights."""

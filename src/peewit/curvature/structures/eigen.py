@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ...messages.errors import PeewitError
 from ...network.finite import finite_curvature
 
 STREAMS = 4
@@ -128,7 +129,7 @@ def decomposed(side: Tensor, name: str) -> Side:
         try:
             wide, basis = torch.linalg.eigh(side.double())
         except RuntimeError as error:
-            raise ValueError(f"The curvature of {name!r} could not be decomposed, in float64 either.") from error
+            raise PeewitError(f"The curvature of {name!r} could not be decomposed, in float64 either.") from error
         values, vectors = wide.to(side.dtype), basis.to(side.dtype)
     return vectors, values.clamp(min=0)
 

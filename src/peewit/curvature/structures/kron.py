@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...jacobians.layout import Layout, join, part_ways
+from ...messages.errors import PeewitError
 from ...network.finite import finite_curvature
 from ...weights.groups import Groups
 from ...weights.ranges import Part
@@ -40,7 +41,7 @@ class Kron:
             input.
 
     Raises:
-        ValueError: `approx` or `bias` is none of the above.
+        PeewitError: `approx` or `bias` is none of the above.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", structure=pw.Kron(approx="reduce")).structure
@@ -57,7 +58,7 @@ class Kron:
             ("bias", self.bias, ("separate", "joint")),
         ):
             if given not in known:
-                raise ValueError(f"{type(self).__name__}({name}={given!r}): expected one of {known}.")
+                raise PeewitError(f"{type(self).__name__}({name}={given!r}): expected one of {known}.")
 
     def measure(self, source: Source) -> KronSums:
         """One pass over the data."""
@@ -95,7 +96,7 @@ class EKFAC:
             input.
 
     Raises:
-        ValueError: `approx` or `bias` is none of the above.
+        PeewitError: `approx` or `bias` is none of the above.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", structure=pw.EKFAC()).coverage()["0.weight"].approximation
@@ -123,7 +124,7 @@ class EKFAC:
 
     def _measure(self, source: Source, earlier: KronSums) -> KronSums:
         if source.data.one_shot:
-            raise ValueError(
+            raise PeewitError(
                 "structure='ekfac' passes over the data twice, and a one-shot iterator was given; "
                 "expected a DataLoader, a list of batches or tensors."
             )
@@ -276,7 +277,7 @@ class Spectrum:
         rtol = 1e-6 if delta.dtype == torch.float64 else 1e-5  # a base may come of a fit in float32
         if numbers is not None or not torch.allclose(rows * columns, delta, rtol=rtol, atol=0):
             alternative = "" if len(key) == 1 else "Kron(bias='separate'), "
-            raise ValueError(
+            raise PeewitError(
                 f"The prior has different precisions inside {key[0].name!r} that are no product of one per row and one "
                 f"per column, which a Kronecker block cannot hold exactly; use {alternative}a scalar or layerwise "
                 "prior, or structure='diag', 'block' or 'full'."
@@ -318,7 +319,7 @@ class Spectrum:
             alternative = "structure='kron', or a scalar or layerwise prior"
             if len(key) > 1:
                 alternative = "EKFAC(bias='separate') with a layerwise prior, structure='kron', or a scalar prior"
-            raise ValueError(
+            raise PeewitError(
                 f"The prior has different precisions inside {key[0].name!r}, which an eigenvalue-corrected block "
                 f"cannot hold exactly; use {alternative}."
             )

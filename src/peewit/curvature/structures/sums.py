@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from ...jacobians.layout import Layout
+from ...messages.errors import PeewitError
 from ...weights.space import Space
 from .common import added, check_parts, check_shape
 from .factors import Factors, Key, KronSums
@@ -46,7 +47,7 @@ def refuse_other_use(earlier: KronSums, later: KronSums, space: Space) -> None:
     except ValueError as error:
         changed.add(str(error))
     if changed:
-        raise ValueError(
+        raise PeewitError(
             f"The network applies weights to this data in another way than to the data before ({', '.join(changed)}), "
             "so that their Kronecker factors cannot be added; fit on all data at once, or use structure='diag'."
         )
@@ -59,9 +60,9 @@ def check_sums(sums: KronSums, space: Space, corrected: bool) -> None:
     measured = {key for key, _ in sums.factors}
     expected = (set(), blocks, blocks) if corrected else (blocks, set(), set())
     if (measured, set(sums.bases), set(sums.corrected)) != expected:
-        raise ValueError("The factors are not those of the blocks")
+        raise PeewitError("The factors are not those of the blocks")
     if set(sums.weights) != {key for key in blocks if len(key) == 2}:
-        raise ValueError("The layouts of joint blocks are not those of the blocks")
+        raise PeewitError("The layouts of joint blocks are not those of the blocks")
     for key, layout in sums.layouts.items():
         check_layout(key, layout, sums.weights.get(key))
         for flipped, factors in sums.of(key).items():
@@ -82,15 +83,15 @@ def check_layout(key: Key, layout: Layout, weight: Layout | None) -> None:
         if own is None:
             continue
         if min(own.matrix) < 1 or min(own.split, default=0) < 1 or len(key) > 2:
-            raise ValueError(f"The layout of {name!r} has an empty side")
+            raise PeewitError(f"The layout of {name!r} has an empty side")
         if math.prod(own.matrix) != size or math.prod(own.split) != size:
-            raise ValueError(f"The layout of {name!r} holds {math.prod(own.matrix)} weights; expected {size}")
+            raise PeewitError(f"The layout of {name!r} holds {math.prod(own.matrix)} weights; expected {size}")
         if sorted(own.order) != list(range(len(own.split))):
-            raise ValueError(f"The layout of {name!r} has axes {own.order}")
+            raise PeewitError(f"The layout of {name!r} has axes {own.order}")
     if weight is not None:
         groups, rows, columns = weight.matrix
         if layout.matrix != (groups, rows, columns + 1):
-            raise ValueError(f"The layout of {name!r} with its bias is {layout.matrix}")
+            raise PeewitError(f"The layout of {name!r} with its bias is {layout.matrix}")
 
 
 def check_factors(key: Key, layout: Layout, flipped: bool, factors: Factors) -> None:
@@ -103,7 +104,7 @@ def check_factors(key: Key, layout: Layout, flipped: bool, factors: Factors) -> 
     for side in (factors.inputs, factors.gradients):
         refuse_negative(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), name)
     if not 0 <= factors.count < math.inf:
-        raise ValueError(f"The input factor of {name!r} has {factors.count} positions")
+        raise PeewitError(f"The input factor of {name!r} has {factors.count} positions")
 
 
 def check_corrected(key: Key, layout: Layout, value: Tensor, left: Tensor | None, right: Tensor | None) -> None:
@@ -120,4 +121,4 @@ def check_corrected(key: Key, layout: Layout, value: Tensor, left: Tensor | None
 def refuse_negative(value: Tensor, name: str) -> None:
     """Sums of squares are not negative."""
     if bool((value < 0).any()):
-        raise ValueError(f"The curvature of {name!r} has negative numbers on its diagonal")
+        raise PeewitError(f"The curvature of {name!r} has negative numbers on its diagonal")

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...jacobians.layout import Layout
 from ...kernels import available
 from ...kernels import gradients as kernel_gradients
+from ...messages.errors import PeewitError
 from .contract import Contribution, Handler, Recorder, Use, channels, positions_last
 from .linear import usable_range
 from .pulling import pulled
@@ -160,7 +161,7 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
         found = {role: ref for role, ref in refs.items() if ref is not None}
         if name == "batch norm" and values.get("training", False):
             whose = next((ref.name for ref in found.values()), "a batch norm without scale and shift")
-            raise ValueError(
+            raise PeewitError(
                 f"{whose!r} normalises with the statistics of the batch in evaluation mode, so that examples depend on "
                 "each other and none has a likelihood of its own; expected running statistics "
                 "(track_running_stats=True)."
