@@ -28,16 +28,6 @@ from torch import Tensor, nn
 
 import peewit as pw
 
-# Not documented in this way yet. Take a name out of the list once it is: a test below asks for it.
-NOT_YET = {
-    "pw.Bernoulli",
-    "pw.Categorical",
-    "pw.Custom",
-    "pw.Gaussian",
-    "pw.HeteroscedasticGaussian",
-    "pw.Poisson",
-    "pw.Prior",
-}
 HEADINGS = ("Args", "Attributes", "Returns", "Raises", "Warns", "Example")
 LONGEST = 120  # of a first line
 ENGINE = {pw.Laplace: {"state"}}  # fields that are not for users
@@ -55,7 +45,7 @@ def public() -> dict[str, Any]:
 
 
 PUBLIC = public()
-DOCUMENTED = sorted(set(PUBLIC) - NOT_YET)
+DOCUMENTED = sorted(PUBLIC)
 METHODS_TOO = (
     pw.Laplace,
     pw.Products,
@@ -64,7 +54,11 @@ METHODS_TOO = (
     pw.Binary,
     pw.Regression,
     pw.Mixture,
+    pw.Prior,
 )  # classes whose methods are documented as functions are
+PRIOR_FOR_USERS = {
+    "diagonal", "g_prior", "groups", "layerwise", "scalar", "scale_invariant", "sets", "unitwise", "with_precision"
+}  # fmt: skip
 
 
 def sections(thing: Any) -> dict[str, str]:
@@ -143,17 +137,12 @@ def test_methods_are_documented(cls: type) -> None:
     """As functions are: every argument, what is returned, and an example; properties stand in the class's own list."""
     listed = sections(cls).get("Attributes", "")
     for name, method in methods(cls).items():
+        if cls is pw.Prior and name not in PRIOR_FOR_USERS:
+            continue  # the library calls it
         if isinstance(method, property):
             assert f"    {name}: " in listed, f"{cls.__name__}.{name} is not under Attributes"
         else:
             assert not missing(method), f"{cls.__name__}.{name}: {'; '.join(missing(method))}"
-
-
-def test_the_list_of_exceptions_only_shrinks() -> None:
-    """It names public things alone, and none of them is documented by now."""
-    assert set(PUBLIC) >= NOT_YET, f"no public names: {sorted(NOT_YET - set(PUBLIC))}"
-    done = sorted(name for name in NOT_YET if not missing(PUBLIC[name]))
-    assert not done, f"documented by now, so take them out of NOT_YET: {done}"
 
 
 def trained(network: nn.Module, x: Tensor, y: Tensor, loss: nn.Module) -> nn.Module:

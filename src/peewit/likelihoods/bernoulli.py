@@ -16,9 +16,23 @@ from .form import ALL, Form
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """One logit per yes-or-no label; targets have the outputs' shape and are 0 or 1, or probabilities.
+    """Yes or no: one logit per label, for one label or for several that do not exclude each other.
 
-    Labels equal to `ignore_index` (-100 or -1, say) are missing, each by itself.
+    `pw.fit(..., "binary")` takes it. Targets have the outputs' shape; each is 0 or 1, or a probability. The loss is
+    `torch.nn.BCEWithLogitsLoss(reduction="sum")`.
+
+    Args:
+        ignore_index: Labels with this value are missing, each on its own: -100 or -1, for example. None: none are.
+
+    Raises:
+        PeewitError: By `pw.fit`, where a target is neither missing nor between 0 and 1.
+
+    Example:
+        >>> positive = (t > 0).float()
+        >>> positive[0] = -1  # this label is not known
+        >>> la = pw.fit(line_model, (t, positive), pw.Bernoulli(ignore_index=-1))
+        >>> la.predict(t).probs.shape
+        torch.Size([40, 1])
     """
 
     ignore_index: int | None = None

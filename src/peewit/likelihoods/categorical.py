@@ -22,10 +22,29 @@ def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """Classes with a softmax; labels equal to `ignore_index` have no likelihood.
+    """Classes, one of which is right: the outputs are logits of a softmax.
 
-    Targets are class numbers, or probabilities with the outputs' own shape. `weight` (C,) and `label_smoothing` are
-    those of `torch.nn.CrossEntropyLoss` with `reduction="sum"`.
+    `pw.fit(..., "classification")` takes it. Targets are class numbers, shaped as the outputs without their class axis,
+    or class probabilities in the outputs' own shape. The loss is `torch.nn.CrossEntropyLoss(reduction="sum")`, and the
+    options have its names. With `weight` or `label_smoothing` the loss is not a likelihood of the labels, so the
+    evidence comes with a caveat.
+
+    Args:
+        ignore_index: Labels with this value are missing: they have no energy and no curvature.
+        axis: The class axis of the outputs. None: the axis whose removal leaves the labels' shape. Where two axes fit,
+            it is the last one of outputs with two or three axes, with a warning, and axis 1 of outputs with more.
+        weight: One number per class, (C,), that multiplies the energy of its labels.
+        label_smoothing: The share of each label that is spread evenly over all classes, from 0 to below 1.
+
+    Raises:
+        PeewitError: `weight` or `label_smoothing` is out of range; by `pw.fit`, where labels do not fit the outputs.
+
+    Example:
+        >>> some = y.clone()
+        >>> some[:20] = -1  # these labels are not known
+        >>> la = pw.fit(model, (x, some), pw.Categorical(ignore_index=-1))
+        >>> la.predict(x).probs.shape
+        torch.Size([60, 3])
     """
 
     ignore_index: int = -100

@@ -21,13 +21,32 @@ NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rou
 
 @dataclass(frozen=True)
 class Custom(Likelihood):
-    """`-log p(y | f)` up to a constant, as a function of the network's own outputs and targets.
+    """Any loss that is `-log p(y | f)` up to a constant, as a function of the network's outputs f and targets y.
 
-    - `energy(f, y) -> (N,)`: one number per example, differentiable twice in f (N, ...);
-    - `sample(f, uniform) -> y`: labels drawn from the network, by uniform numbers (N, F), F the outputs per example;
-      without it there is no Monte Carlo Fisher;
-    - `predictive(f)`: the distribution of a target given outputs (..., *shape); without it predictions are of the
-      outputs alone.
+    The function gets outputs and targets as the network and the data have them, in any shape, with the examples first.
+    Where the loss is not convex in the outputs, negative eigenvalues of its Hessian count as zero, with a warning.
+
+    Args:
+        energy_function: `(f, y) -> (N,)`, one number per example, twice differentiable in f (N, ...).
+        sample: `(f, uniform) -> y` draws targets from the network's own distribution, by uniform numbers (N, F),
+            where F counts the outputs of an example. `curvature="fisher"` needs it.
+        predictive: `f -> torch.distributions.Distribution` of a target, given outputs (..., *shape). Without it
+            predictions have moments of the outputs alone.
+        shape: The shape of one example's outputs. Leave it out: `pw.fit` finds it in the data.
+
+    Attributes:
+        draws: Whether there is a `sample`.
+
+    Raises:
+        ArgumentTypeError: `energy_function` cannot be called.
+        PeewitError: By `pw.fit`, where it does not return (N,), or cannot be differentiated.
+
+    Example:
+        >>> def huber(f, y):
+        ...     return torch.nn.functional.huber_loss(f, y, reduction="none").sum(1)
+        >>> la = pw.fit(line_model, (t, z), pw.Custom(huber))
+        >>> la.functional(t).mean.shape
+        torch.Size([40, 1])
     """
 
     energy_function: Callable[[Tensor, Tensor], Tensor]

@@ -19,10 +19,28 @@ RESIDUALS = "residuals"
 
 @dataclass(frozen=True)
 class Gaussian(WithNoise):
-    """Regression with standard deviation `noise`: one number, one per output (C,), or "residuals".
+    """Regression: targets are the outputs plus Gaussian noise, the same for all inputs.
 
-    With one per output their ratios stay as they are, and tuning learns the common factor, which is their geometric
-    mean. "residuals" takes one per output from the network's residuals when it is fitted.
+    `pw.fit(..., "regression")` takes it with noise 1. Targets are floating point numbers with the outputs' shape.
+    Tuning learns one number: the noise, or the common factor of several, which is their geometric mean.
+
+    Args:
+        noise: The standard deviation of the noise: one number, one per output (C,), or "residuals", which takes one per
+            output from the residuals of the network on the data that it is fitted to.
+
+    Attributes:
+        factor: The common factor of all standard deviations, ().
+        scale: One over the square of `factor`, ().
+
+    Raises:
+        PeewitError: `noise` is not a positive finite number, several of them, or "residuals".
+
+    Example:
+        >>> la = pw.fit(line_model, (t, z), pw.Gaussian(noise="residuals"))
+        >>> 0 < float(la.likelihood.noise) < 1
+        True
+        >>> pw.Gaussian(0.5).with_noise(0.1)
+        Gaussian(noise=0.1)
     """
 
     noise: float | Tensor | str = 1.0

@@ -22,12 +22,28 @@ FLOOR = 1e-8  # keeps the precision of the raw head away from zero
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(WithNatural):
-    """A Gaussian with its own variance at every input; outputs (..., 2K): K first parameters, then K second.
+    """Regression whose noise depends on the input: the network returns two numbers per target.
 
-    - `raw`: `eta1 = o1`, `eta2 = -(softplus(o2) + 1e-8) / 2`: any outputs are good, and the curvature is of the
-      natural parameters, in which the energy is convex;
-    - `natural`: eta itself, with `eta2 < 0`;
-    - `mean_variance`: mean and variance; `mean_log_variance`: mean and log variance.
+    `pw.fit(..., "heteroscedastic")` takes it. Outputs are (..., 2K) for targets (..., K): first the first number of
+    every target, then the second of every target. A single target may lack its axis.
+
+    Args:
+        parameters: What the two numbers `o1` and `o2` of a target are.
+
+            - "raw": natural parameters `eta1 = o1` and `eta2 = -(softplus(o2) + 1e-8) / 2`. Any outputs are valid,
+              and the energy is convex in `eta`.
+            - "natural": `eta1 = mean / variance` and `eta2 = -1 / (2 variance)`, which has to be below zero.
+            - "mean_variance": mean and variance, which has to be above zero.
+            - "mean_log_variance": mean and logarithm of the variance.
+
+    Raises:
+        PeewitError: `parameters` is none of these; by `pw.fit`, where outputs and targets do not fit.
+
+    Example:
+        >>> two = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> la = pw.fit(two, (t, z), pw.HeteroscedasticGaussian("mean_log_variance"))
+        >>> la.predict(t).mean.shape
+        torch.Size([40, 1])
     """
 
     parameters: Parameters = "raw"

@@ -19,7 +19,20 @@ HALVINGS = 60  # of the interval in which a drawn count lies, at most
 
 @dataclass(frozen=True)
 class Poisson(Likelihood):
-    """Counts with rate `exp(f)`; targets are whole numbers with the outputs' shape."""
+    """Counts: the network's output f is the logarithm of their rate, and `y` is Poisson with rate `exp(f)`.
+
+    `pw.fit(..., "count")` takes it. Targets are whole numbers from 0 on, of any dtype but boolean and complex, and
+    have the outputs' shape. The loss is `torch.nn.PoissonNLLLoss(reduction="sum")`.
+
+    Raises:
+        PeewitError: By `pw.fit`, where a target is not a whole number from 0 on, or the rate overflows.
+
+    Example:
+        >>> counts = t.abs().round()
+        >>> la = pw.fit(line_model, (t, counts), pw.Poisson())
+        >>> la.predict(t).mean.shape
+        torch.Size([40, 1])
+    """
 
     title = "count"
     link_family = "poisson"

@@ -48,12 +48,32 @@ class WithDiagonal(Protocol):
 
 @dataclass(frozen=True)
 class Prior:
-    """Independent Gaussians with precisions by group, and a mean."""
+    """Independent Gaussians over the weights, with one precision for each group of weights, and a mean.
+
+    A precision is one over a variance. Make a prior with `Prior.scalar` or another of its constructors; a number given
+    as `prior=` is `Prior.scalar`. Where there is one precision and several groups, all groups start with it, and
+    `la.tune` gives each its own.
+
+    Attributes:
+        grouping: Which weights share a precision: a grouping, or its name, such as "layerwise".
+        precision: The precisions, (groups,), or (1,) for all groups.
+        mean: The prior's mean: one number, or a tensor (D,) with one per selected weight.
+        base: Fixed ratios (D,) which the precision multiplies; of a g-prior alone, once it knows the curvature.
+        sets: Sets of parameter names whose common scale changes no output; of `Prior.scale_invariant` alone.
+
+    Raises:
+        PeewitError: The grouping is not known, or the mean is not finite. By `pw.fit` and `la.with_prior`, where the
+            precisions are neither one nor as many as the groups of the selected weights.
+
+    Example:
+        >>> la.with_prior(pw.Prior.layerwise([1.0, 1.0, 5.0, 5.0])).prior.precision
+        tensor([1., 1., 5., 5.], dtype=torch.float64)
+    """
 
     grouping: Grouping  # or its name
     precision: Tensor
     mean: Number = 0.0
-    base: Tensor | None = None  # (D,): fixed ratios, which the precisions multiply
+    base: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.grouping, Grouping):
@@ -66,7 +86,22 @@ class Prior:
 
     @staticmethod
     def scalar(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
-        """One precision for all weights."""
+        """One precision for all weights.
+
+        Args:
+            precision: The precision, one over the variance of each weight.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with one group.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number, or there are several.
+
+        Example:
+            >>> pw.fit(model, (x, y), "classification", prior=pw.Prior.scalar(10.0)).prior.precision
+            tensor([10.], dtype=torch.float64)
+        """
         made = _checked(precision, "Prior.scalar")
         if made.numel() != 1:
             raise PeewitError(f"Prior.scalar: {made.numel()} precisions were given; expected one. See Prior.layerwise.")
@@ -74,22 +109,87 @@ class Prior:
 
     @staticmethod
     def layerwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
-        """One precision per parameter tensor."""
+        """One precision per parameter tensor.
+
+        The groups are in the order of `model.named_parameters()`, those without selected weights left out.
+
+        Args:
+            precision: One precision for all groups to start with, or one per parameter tensor.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with a group for each parameter tensor.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> la.with_prior(pw.Prior.layerwise()).tune().prior.precision.shape  # two weights, two biases
+            torch.Size([4])
+        """
         return Prior(groupings.Layerwise(), _checked(precision, "Prior.layerwise").reshape(-1), mean)
 
     @staticmethod
     def diagonal(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
-        """One precision per weight."""
+        """One precision per weight, as in automatic relevance determination.
+
+        Args:
+            precision: One precision for all weights to start with, or one per selected weight, (D,).
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with a group for each weight.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> pw.fit(model, (x, y), "classification", structure="diag", prior=pw.Prior.diagonal()).prior.grouping.name
+            'diagonal'
+        """
         return Prior(groupings.Diagonal(), _checked(precision, "Prior.diagonal").reshape(-1), mean)
 
     @staticmethod
     def unitwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
-        """One precision per index along the first axis of each tensor: per output unit, and per element of a vector."""
+        """One precision per index along the first axis of each tensor: per output unit, and per element of a bias.
+
+        Args:
+            precision: One precision for all groups to start with, or one per group.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with a group for each unit.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> la.with_prior(pw.Prior.unitwise()).tune().prior.precision.shape  # 8 units and 3, weights and biases
+            torch.Size([22])
+        """
         return Prior(groupings.Unitwise(), _checked(precision, "Prior.unitwise").reshape(-1), mean)
 
     @staticmethod
     def g_prior(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
-        """`delta_i = precision * diag(H)_i / N`, with H at scale 1: ratios fixed at the fit, one factor to tune."""
+        """A g-prior: precisions in proportion to the diagonal of the curvature, `delta_i = precision * diag(H)_i / N`.
+
+        The curvature H is that at noise 1, and N counts the examples. `pw.fit` and `la.with_prior` fix the ratios;
+        tuning learns the one factor.
+
+        Args:
+            precision: The factor g; 1 says as much about a weight as one average example does.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with one group, whose ratios are not fixed yet.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number, or there are several.
+
+        Example:
+            >>> la.with_prior(pw.Prior.g_prior(0.5)).prior.base.shape
+            torch.Size([51])
+        """
         made = _checked(precision, "Prior.g_prior")
         if made.numel() != 1:
             raise PeewitError(f"Prior.g_prior: {made.numel()} precisions were given; expected one factor.")
@@ -97,7 +197,24 @@ class Prior:
 
     @staticmethod
     def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
-        """One precision per group of parameter tensors, named by patterns; the first that fits holds."""
+        """One precision per group of parameter tensors, which patterns of their names choose.
+
+        Args:
+            precisions: From patterns, with `*` for any text, to the precision of the group. The first pattern that fits
+                a name has it, and every name needs one.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with a group for each pattern.
+
+        Raises:
+            ArgumentTypeError: `precisions` is not a mapping from texts to numbers.
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> la.with_prior(pw.Prior.groups({"0.*": 1.0, "*": 5.0})).prior.precision
+            tensor([1., 5.], dtype=torch.float64)
+        """
         named = isinstance(precisions, Mapping) and all(isinstance(pattern, str) for pattern in precisions)
         if not named or not precisions:
             raise ArgumentTypeError(
@@ -117,8 +234,26 @@ class Prior:
     ) -> Prior:
         """One precision per parameter tensor, with the sets of tensors whose common scale changes no output.
 
-        The sets are found on the first batch of `data` and stand in `sets` and in `la.coverage()`. `merge`: one
-        precision per set, and one for each other tensor.
+        A weight before a batch norm is such a set. The network is asked on the first batch of `data`. The sets stand in
+        `prior.sets` and in `la.coverage()`.
+
+        Args:
+            model: The network.
+            data: The data that it will be fitted to, in any form that `pw.fit` takes.
+            merge: One precision for each set, and one for each other tensor.
+            precision: One precision for all groups to start with, or one per group.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+
+        Returns:
+            A prior with a group for each parameter tensor or, merged, for each set and each other tensor.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> normed = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+            >>> pw.Prior.scale_invariant(normed, (x, y)).sets
+            (('0.weight', '0.bias'),)
         """
         made = _checked(precision, "Prior.scale_invariant").reshape(-1)
         sets = invariant_sets(model, data)
@@ -253,7 +388,21 @@ class Prior:
         return mean.to(device=like.device, dtype=like.dtype).reshape(-1).expand(space.size)
 
     def with_precision(self, precision: Number) -> Prior:
-        """The same groups and mean with other precisions, which may require gradients."""
+        """The same groups and mean with other precisions.
+
+        Args:
+            precision: One precision for all groups, or one per group; a tensor may require gradients.
+
+        Returns:
+            Another prior; this one stays as it is.
+
+        Raises:
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> pw.Prior.layerwise().with_precision(3.0).precision
+            tensor([3.], dtype=torch.float64)
+        """
         return replace(self, precision=_checked(precision, f"Prior.{self.grouping.name}").reshape(-1))
 
 
