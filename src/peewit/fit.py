@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +22,14 @@ from .likelihoods import Gaussian, Likelihood
 from .messages.arguments import checked_generator
 from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import named, spelled
+from .messages.warnings import warn
 from .network.batches import Batches
 from .network.identity import Identity
 from .network.isolation import plainly
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
 from .posterior.measure import curvature_of, sums_of, with_residuals
-from .posterior.resolution import warned
+from .posterior.resolution import warn_of_rounding
 from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
 from .runtime.memory import Budget, budget
@@ -114,7 +114,9 @@ def fit(
     )
     began = time.perf_counter()
     sums = sums_of(source, asked.structure)
-    la = Laplace(warned(assemble(asked, source, sums, time.perf_counter() - began), 5))
+    state = assemble(asked, source, sums, time.perf_counter() - began)
+    warn_of_rounding(state)
+    la = Laplace(state)
     return la if at == "trained_weights" else la.at_linear_mode(data, memory=memory, progress=progress)
 
 
@@ -254,11 +256,9 @@ def check_used(model: nn.Module, asked: Space, used: Space) -> None:
     for name in unused:
         owner = name.rpartition(".")[0]
         if owner in kept:
-            warnings.warn(
+            warn(
                 f"{name} has no gradient, and beside it {kept[owner]!r} holds a tensor: if that was computed from it "
                 f"in an earlier pass, the weight counts as fixed. {CLEAR}",
-                UserWarning,
-                stacklevel=5,
             )
             return
 

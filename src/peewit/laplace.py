@@ -22,11 +22,11 @@ from .messages.names import ELSEWHERE, nearest
 from .network.isolation import plainly
 from .network.modules import unwrapped
 from .network.nests import Inputs
-from .posterior import resolution
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import LinearMode
 from .posterior.network import network_of
+from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
 from .posterior.state import PosteriorState
 from .posterior.trace import Trace
@@ -389,7 +389,7 @@ class Laplace:
         asked = tuning.checked(
             self.state, method, parameters, train, validation, grid, steps, tolerance, limits, predict, passes
         )
-        return Laplace(resolution.warned(tune(self.state, asked, start), 5))
+        return Laplace(tune(self.state, asked, start))
 
     @plainly
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -605,7 +605,9 @@ class Laplace:
             60
         """
         network = network_of(self.state, memory)
-        return Laplace(resolution.warned(updated(self.state, data, network, Progress(progress)), 5))
+        state = updated(self.state, data, network, Progress(progress))
+        warn_of_rounding(state)
+        return Laplace(state)
 
     @plainly
     def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:

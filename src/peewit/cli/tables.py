@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..messages.names import nearest
+from ..messages.warnings import warn
 from ..posterior.schema import Schema
 from .output import Problem
 
@@ -75,7 +75,7 @@ def read(path: Path, header: bool | None, labels: bool, known: Schema) -> Table:
     if known.columns and not (has and known.header):
         names = by_place(path, len(names), labels, known)
         if has != known.header:
-            warnings.warn(f"{path}: columns are taken in the order {shown(names)}, not by name.", stacklevel=2)
+            warn(f"{path}: columns are taken in the order {shown(names)}, not by name.")
     return Table(path, names, rows, has)
 
 
@@ -189,7 +189,7 @@ def split(table: Table, given: Sequence[str], labels: bool, known: Schema) -> tu
             f"expected {shown(inputs)}. Take the others away."
         )
     if unasked := [name for name in spare if name not in given]:
-        warnings.warn(f"{table.path}: the target column {shown(unasked)} is left out.", stacklevel=2)
+        warn(f"{table.path}: the target column {shown(unasked)} is left out.")
     return inputs, targets if labels else ()
 
 

@@ -7,7 +7,6 @@ back to the selected weights.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..likelihoods import Form, Labelled, Likelihood, warn_of_probabilities
 from ..messages.errors import PeewitError
+from ..messages.warnings import warn
 from ..network.batches import Batches, merged
 from ..network.finite import InExample, Watch
 from ..network.nests import Inputs, count, take, tensors
@@ -241,13 +241,11 @@ class Source:
             apart(first, second, totals.examples, batch.tape.output)
             for first, second in ((before.energy, totals.energy), (before.rest, totals.rest))
         ):
-            warnings.warn(
+            warn(
                 f"The network's energy was {before.energy:.6g} in the first pass over the data and {totals.energy:.6g} "
                 "in the second: other examples, or augmentations drawn anew? The eigenvectors are of the first, and "
                 "the moments along them of the second. Give tensors, a list of batches or a loader that repeats "
                 "itself, or use structure='kron', which passes over the data once.",
-                UserWarning,
-                stacklevel=2,
             )
 
     def _examples(self, tracer: Tracer, inputs: Inputs, watch: Watch) -> int:

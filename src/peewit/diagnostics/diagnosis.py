@@ -102,7 +102,7 @@ def diagnose(la: PosteriorState, data: Any) -> Diagnosis:
         raise PeewitError(
             f"data has {seen.examples} examples, and the posterior was fitted to {la.N}; expected the training data."
         )
-    check_energy(la, seen.energy, 5)
+    check_energy(la, seen.energy)
     with torch.no_grad():
         step = Step.of(la, seen)
         evidence = at_trained(la).evidence()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from ..messages.warnings import warn
 
 Made = TypeVar("Made")
 PROGRAMS = 528  # four on each of 132 processors
@@ -48,10 +49,9 @@ def attempted(compute: Callable[[], Made]) -> Made | None:
         raise
     except Exception as error:
         broken.append(f"{type(error).__name__}: {error}")
-        warnings.warn(
+        warn(
             f"The fused GPU kernels do not run here ({type(error).__name__}: {str(error)[:200]}); slower ones are "
             "used. The numbers are the same.",
-            stacklevel=2,
         )
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical as CategoricalDistribution
 
 from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.warnings import warn
 from ..runtime.random import Hashed
 from .contract import Likelihood
 from .form import ALL, Form, usual_axis
@@ -115,12 +115,10 @@ class Categorical(Likelihood):
             preferred = len(shape) - 1 if len(shape) <= 3 else 1
             axis = preferred if preferred in fitting else fitting[0]
             if axis != 1 and 1 in fitting:
-                warnings.warn(
+                warn(
                     f"classification: outputs {shape} and labels {tuple(y.shape)} fit with the classes on axis 1, "
                     f"where torch.nn.CrossEntropyLoss has them, and on axis {axis}, which is taken; say which with "
                     "Categorical(axis=...).",
-                    UserWarning,
-                    stacklevel=2,
                 )
         if axis is None or axis not in fitting:
             raise PeewitError(

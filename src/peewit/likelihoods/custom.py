@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
+from ..messages.warnings import warn
 from ..runtime.random import Hashed
 from .contract import Likelihood, filled, score
 from .form import ALL, Form, usual_axis
@@ -129,10 +129,9 @@ class Custom(Likelihood):
             )
         values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
         if bool((values.detach() < -NEGATIVE * values.detach().abs().max()).any()):
-            warnings.warn(
+            warn(
                 "The energy of the custom likelihood is not convex in the outputs: negative eigenvalues of its Hessian "
                 f"(down to {float(values.detach().min()):.3g}) are set to zero.",
-                stacklevel=2,
             )
         root: Tensor = vectors * values.clamp(min=0).sqrt()[..., None, :]
         return root[..., columns]

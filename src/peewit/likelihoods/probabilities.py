@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import Tensor
 
+from ..messages.warnings import warn
 from .contract import Likelihood
 
 # Steps of autograd's graph that only move numbers.
@@ -39,11 +39,9 @@ def warn_of_probabilities(likelihood: Likelihood, f: Tensor, node: Any) -> None:
     look = LOGITS.get(likelihood.link_family)
     seen, function, advice = ("", "", "") if look is None else look(f, node)
     if seen:
-        warnings.warn(
+        warn(
             f"{type(likelihood).__name__}: {seen}. These look like probabilities; logits are expected, of which the "
             f"{function} is taken here. {advice}",
-            UserWarning,
-            stacklevel=2,
         )
 
 

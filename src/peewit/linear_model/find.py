@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -14,7 +13,7 @@ import torch
 from ..curvature.stream import apart
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
-from ..messages.warnings import TuningWarning
+from ..messages.warnings import TuningWarning, warn
 from ..posterior.linear_mode import LinearMode
 from ..posterior.network import network_of
 from ..runtime.progress import Progress
@@ -76,11 +75,10 @@ def find(
         check_data(la, solver.facts)
         made = finished(solver, target, log)
     if not made.converged:
-        warnings.warn(
+        warn(
             f"The mode of the linear model was not reached: {made.stopped}, and the loss is still about "
             f"{log.left:.3g} nats above its minimum; use more steps=, or a larger tolerance=.",
             TuningWarning,
-            stacklevel=6,
         )
     return replace(la, linear_mode=made, trace=None)
 
@@ -112,17 +110,16 @@ def check_data(la: PosteriorState, facts: Facts) -> None:
             f"data has {facts.examples} examples, and the posterior was fitted to {la.N}; expected the data that it "
             "was fitted to (all of it, after an update)."
         )
-    check_energy(la, facts.energy, 8)
+    check_energy(la, facts.energy)
 
 
-def check_energy(la: PosteriorState, energy: float, level: int) -> None:
+def check_energy(la: PosteriorState, energy: float) -> None:
     """Say so where the data have another energy under the network than those that it was fitted to."""
     weights = [la.model.get_parameter(name) for name in la.space.names]
     coarsest = max(weights, key=lambda weight: torch.finfo(weight.dtype).eps)
     if apart(la.totals.energy, energy, la.N, coarsest):
-        warnings.warn(
+        warn(
             f"The network's energy is {energy:.6g} on this data and was {la.totals.energy:.6g} on the data it was "
             "fitted to: other data, or augmentations drawn anew? What is said here is of this data.",
             TuningWarning,
-            stacklevel=level,
         )

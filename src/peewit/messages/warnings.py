@@ -1,6 +1,24 @@
-"""Warnings that users may filter by their class."""
+"""Warnings that users may filter by their class, and how they are given."""
 
 from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+# Files of frames that no warning points at: the package's own, and those that stand between two of its functions.
+PASSED_OVER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's that led here, however deep inside the package this is."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PASSED_OVER):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 class RoundingWarning(UserWarning):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..messages.warnings import RoundingWarning
+from ..messages.warnings import RoundingWarning, warn
 
 if TYPE_CHECKING:
     from .state import PosteriorState
@@ -68,9 +67,8 @@ def ill_conditioned(la: PosteriorState) -> bool:
     return any(condition * SUMS[torch.float32] > 1 for _, condition in la.conditions)
 
 
-def warned(la: PosteriorState, level: int) -> PosteriorState:
-    """The same; where rounding shows beside the prior, a warning says so."""
+def warn_of_rounding(la: PosteriorState) -> None:
+    """Warn where rounding shows beside the prior."""
     found = shown(la)
     if found is not None and found.share > 1:
-        warnings.warn(f"{found.sentence} {found.advice}", RoundingWarning, stacklevel=level)
-    return la
+        warn(f"{found.sentence} {found.advice}", RoundingWarning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ..messages.errors import PeewitError
 from ..messages.names import nearest
-from ..messages.warnings import TuningWarning
+from ..messages.warnings import TuningWarning, warn
 from ..network.nests import Inputs
 from ..posterior import network
 from ..tracing.forward_mode import apply
@@ -40,11 +39,10 @@ def displacement(la: PosteriorState, mean: str) -> Tensor | None:
             "la.at_linear_mode(train), la.tune(at='linear_mode', train=...) or fit(..., at='linear_mode')."
         )
     if not la.has_own_linear_mode:
-        warnings.warn(
+        warn(
             "mean='linear_mode': the mode of the linear model was found under another prior, noise or temperature than "
             "this posterior has; find its own by la.at_linear_mode(train).",
             TuningWarning,
-            stacklevel=2,
         )
     return la.linear_mode.displacement
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..curvature.blocks import Blocks
+from ..messages.warnings import warn
 from ..network.calling import call
 from ..network.finite import refuse_broken
 from ..network.nests import Inputs, count, take
@@ -102,12 +102,10 @@ def _outputs(network: Network, x: Inputs) -> Tensor:
 
 def _spreads(network: Network, precision: Blocks, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
     """(s, B, T, C): deviations of the outputs from their mean, SAMPLES in all, in parts that fit the budget."""
-    warnings.warn(
+    warn(
         f"Covariances of {mean[0].numel()} outputs per example are estimated from {SAMPLES} samples, with a relative "
         f"error of about {math.sqrt(2 / SAMPLES):.0%}. They are exact up to {EXACT_OUTPUTS} outputs, and for variances "
         "where the last layer alone is uncertain (weights='last_layer').",
-        UserWarning,
-        stacklevel=2,
     )
     device = network.selected[0].device
     generator = torch.Generator(device).manual_seed(seed)

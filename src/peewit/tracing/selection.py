@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
+from ..messages.warnings import warn
 from ..network.isolation import evaluation
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
@@ -117,12 +117,10 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
         taken = found[-1].names
         others = [name for name in beside(tape, found[-1]) if name not in taken]
     if others:
-        warnings.warn(
+        warn(
             f"weights='last_layer' takes {', '.join(taken)}; {', '.join(others)} also reaches the output, without "
             f"passing through that layer, and is held fixed. Name the weights that are meant, such as "
             f"weights={[*taken, *others]}.",
-            UserWarning,
-            stacklevel=2,
         )
     return taken
 
@@ -143,12 +141,10 @@ def select(
     space = chosen_space(model, weights, first, budget, variance)
     hooked = [name for name in space.names if model.get_parameter(name)._backward_hooks]
     if hooked:
-        warnings.warn(
+        warn(
             f"{', '.join(hooked)} has a hook that may change its gradient in training; the posterior is of the "
             "network's own derivatives, without it. Where the hook holds elements fixed, leave them out by a mask, "
             f"weights={{{hooked[0]!r}: ...}}.",
-            UserWarning,
-            stacklevel=2,
         )
     return space
 

@@ -23,7 +23,7 @@ from ..linear_model.streaming import Streamed
 from ..posterior.trace import Step, Trace
 from ..priors.prior import Number, Prior
 from .ascent import Range, gradient_of, mackay, place_of, vector
-from .by_evidence import OFF, bounds, complaints, noise_at_its_limit, noise_of, warned
+from .by_evidence import OFF, bounds, complaints, noise_at_its_limit, noise_of
 from .options import Settings
 from .profile import Place, Point, Profile, profile
 
@@ -226,7 +226,7 @@ def alternate(la: PosteriorState, asked: Settings, start: Prior | Number | None)
     if not converged:
         told.append(f"Tuning did not converge: {stopped}.")
     trace = Trace.of(asked.method, "log evidence", names, turns.steps, stopped, converged, told)
-    return warned(replace(last, linear_mode=found, trace=trace), 7)
+    return replace(last, linear_mode=found, trace=trace)
 
 
 def turned(turns: Turns) -> tuple[Place, str, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import WithNoise
-from ..messages.warnings import TuningWarning
 from ..posterior.trace import Step, Trace
 from .ascent import Path, Range, ascend, fixed_point
 from .options import Settings
@@ -124,17 +122,10 @@ def noise_at_its_limit(la: PosteriorState, place: Place, asked: Settings) -> lis
 
 
 def settled(la: PosteriorState, problem: Profile, place: Place, asked: Settings, trace: Trace) -> PosteriorState:
-    """The posterior at what was found, with the way there; warnings are given now."""
+    """The posterior at what was found, with the way there."""
     for text in noise_at_its_limit(la, place, asked):
         trace = trace.warned(text)
     prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
     own = la.likelihood
     likelihood = own.with_noise(place.noise) if asked.noise and isinstance(own, WithNoise) else own
-    return warned(replace(la, prior=prior, likelihood=likelihood, trace=trace), 8)
-
-
-def warned(la: PosteriorState, level: int) -> PosteriorState:
-    """The same; what tuning found odd is said now."""
-    for text in la.trace.warnings if la.trace is not None else ():
-        warnings.warn(text, TuningWarning, stacklevel=level)
-    return la
+    return replace(la, prior=prior, likelihood=likelihood, trace=trace)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..messages.warnings import TuningWarning
 from ..posterior.trace import Step, Trace
 from ..priors.prior import Prior
 from .by_evidence import noise_limits, noise_of
@@ -118,6 +116,4 @@ def chosen(
     objective = "log evidence" if asked.validation is None else "validation NLL"
     names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
     trace = Trace.of(asked.method, objective, names, steps, stopped, converged, told)
-    for text in trace.warnings:
-        warnings.warn(text, TuningWarning, stacklevel=7)
     return replace(made, trace=trace)

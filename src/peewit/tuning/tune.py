@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..messages.warnings import TuningWarning, warn
+from ..posterior.resolution import warn_of_rounding
 from ..priors.prior import Number, Prior
 from .by_evidence import by_evidence
 from .by_grid import by_grid
@@ -16,7 +18,17 @@ if TYPE_CHECKING:
 
 
 def tune(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
-    """Dispatch, from the prior it has or from another start."""
+    """Tune from the prior it has or from another start, and warn of what was odd on the way."""
+    made = dispatch(la, asked, start)
+    assert made.trace is not None
+    for text in made.trace.warnings:
+        warn(text, TuningWarning)
+    warn_of_rounding(made)
+    return made
+
+
+def dispatch(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
+    """The method that was asked for."""
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)

@@ -1,0 +1,80 @@
+"""Warnings point at the line of the user's that led to them, from however deep inside the package."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import peewit as pw
+from environment import DEVICE, ROOT
+from fitting import classes, normal
+from tables import moved
+
+X, Y = moved(normal(20, 3)), moved(classes(3, 20))
+
+
+def classifier(*after: nn.Module) -> nn.Module:
+    """A small network."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), *after).double().to(DEVICE)
+
+
+def wide() -> nn.Module:
+    """A network with more outputs than exact covariances have."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 300)).double().to(DEVICE)
+
+
+def posterior() -> pw.Laplace:
+    """A fit of it."""
+    return pw.fit(classifier(), (X, Y), "classification")
+
+
+def concave(f: Tensor, y: Tensor) -> Tensor:
+    """An energy with negative curvature."""
+    return -(f**2).sum(-1) + (f**4).sum(-1)
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "a fit of probabilities": lambda: pw.fit(classifier(nn.Softmax(-1)), (X, Y), "classification"),
+    "a fit whose search stops early": lambda: posterior().at_linear_mode((X, Y), steps=1, tolerance=1e-12),
+    "a fit of a custom likelihood": lambda: pw.fit(classifier(), (X, moved(normal(20, 3))), pw.Custom(concave)),
+    "a fit with rounding": lambda: pw.fit(
+        classifier().float(), (1e6 * X.float(), moved(normal(20, 3)).float()), pw.Gaussian(0.01), prior=1e-9
+    ),
+    "products of a custom likelihood": lambda: pw.products(
+        classifier(), (X, moved(normal(20, 3))), pw.Custom(concave)
+    ).mv(torch.ones(31).to(X)),
+    "a predict by another mode": lambda: (
+        posterior().at_linear_mode((X, Y)).with_prior(2.0).predict(X, mean="linear_mode")
+    ),
+    "an estimated covariance": lambda: pw.fit(
+        wide(), (X, moved(normal(20, 300))), pw.Gaussian(1.0), structure="diag"
+    ).functional(X[:2]),
+    "a diagnosis of other data": lambda: posterior().diagnose((X, Y.flip(0))),
+    "a tune": lambda: posterior().tune(steps=1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_warning_points_at_the_users_line(call: Callable[[], Any]) -> None:
+    """At this file, and at the very lines that call."""
+    lines, first = inspect.getsourcelines(call)
+    with pytest.warns(UserWarning) as found:
+        call()
+    for warning in found:
+        assert warning.filename == __file__, warning.message
+        assert first <= warning.lineno < first + len(lines) + 6
+
+
+def test_warnings_are_given_in_one_way() -> None:
+    """No number says how far up the user's line is, which the next wrapper would make wrong."""
+    package = ROOT / "src" / "peewit"
+    files = [path for path in package.rglob("*.py") if "stacklevel" in path.read_text()]
+    assert [path.relative_to(package) for path in files] == [Path("messages/warnings.py")]
