@@ -179,7 +179,7 @@ def resolve(
         )
         return spread_variance(diagonal, model)
 
-    space = select(model, weights, batches.first, limit, variance)
+    space = select(model, weights, lambda: batches.first()[0], limit, variance)
     if space.mask is not None and not getattr(shape, "masks", False):
         raise PeewitError(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
@@ -320,7 +320,7 @@ def products(
 
     return Products(
         model,
-        select(model, weights, batches.first, limit, variance),
+        select(model, weights, lambda: batches.first()[0], limit, variance),
         batches,
         named(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
         named(curvature, curvatures.NAMES, "curvature", "name"),

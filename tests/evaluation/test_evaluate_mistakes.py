@@ -124,7 +124,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "strength nought": (lambda: ask(shifts={"noise": 0}), V, ("no strength above 0",)),
     "strength of ready data": (lambda: ask(shifts={"a": {"hard": images()}}), V, ("positive numbers",)),
     "ready data without labels": (lambda: ask(shifts={"a": {1: x()}}), T, ("expected (inputs, targets)",)),
-    "ready data empty": (lambda: ask(shifts={"a": {1: []}}), V, ("'a' at strength 1", "no labelled examples")),
+    "ready data empty": (lambda: ask(shifts={"a": {1: []}}), V, ("'a' at strength 1", "has no examples")),
     "no images": (
         lambda: pw.evaluate(regression(), numbers(), shifts="rotation"),
         V,

@@ -516,7 +516,7 @@ def test_validation_of_many_outputs_and_of_none() -> None:
     tuned = la.tune("grid", grid=[0.5, 2.0], validation=data)
     for value, precision in zip(tuned.trace.values, (0.5, 2.0), strict=True):
         assert value == pytest.approx(pw.validation_nll(la.with_prior(precision), data), rel=1e-12)
-    with pytest.raises(ValueError, match="data has no examples"):
+    with pytest.raises(ValueError, match="The validation data has no examples"):
         la.tune("grid", grid=[0.5, 2.0], validation=[])
 
 

@@ -124,8 +124,6 @@ class Products:
                     raise watch.located(error) from None
                 total += made
                 seen += number
-        if not seen:
-            raise PeewitError("The data has no examples: the loader is empty.")
         return total.reshape(v.shape)
 
     def _batch(

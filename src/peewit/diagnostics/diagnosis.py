@@ -85,8 +85,8 @@ class Diagnosis:
 
 def found_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
     """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
-    inputs, _ = next(iter(Batches(data, la.weights.device)), (None, None))
-    return () if inputs is not None and count(inputs) < 2 else invariant_sets(la.model, data)
+    inputs, _ = Batches(data, la.weights.device).first()
+    return () if count(inputs) < 2 else invariant_sets(la.model, data)
 
 
 def diagnose(la: PosteriorState, data: Any) -> Diagnosis:

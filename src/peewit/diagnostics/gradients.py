@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, Poisson
 
 from ..likelihoods import Labelled, Likelihood
-from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
@@ -123,8 +122,6 @@ def examine(la: PosteriorState, data: Any) -> Seen:
             seen.pieces += 1
             seen.examples += number
             seen.examples_squared += number**2
-    if not seen.examples:
-        raise PeewitError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
     return seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from ..metrics.bootstrap import Resampling
 from ..metrics.results import Scores
 from ..network.batches import Batches
 from ..network.isolation import plainly
-from ..network.nests import Inputs
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from . import describing, gathering
@@ -101,10 +99,10 @@ def evaluate(
     wanted = [*asked(shifts, "shifts"), *asked(attacks, "attacks")]
     subject = Subject.of(la_or_model, likelihood, settings.predict)
     unknown = unknown_sets(ood)
-    batches = Batches(test, subject.device)
+    batches = Batches(test, subject.device, "test")
     shown, notes = Progress(progress), list[str]()
     with torch.random.fork_rng(devices=[]), closing(shown):  # a shuffled loader draws from the global generator
-        first, targets = first_batch(batches)
+        first, targets = batches.first()
         for one in wanted:
             one.check(first)
         subject = subject.formed(first, targets)
@@ -147,7 +145,7 @@ def measured(
     attack = Attack(subject.model, subject.likelihood, subject.known_form, gallery.limits)
     makers = {(one.kind, one.name): one.made(attack, settings.seed) for one in wanted if one.ready is None}
     share = gathering.share_of(batches, settings.shift_examples)
-    found = gathering.labelled(batches, methods, makers, shown, "test", gallery, share)
+    found = gathering.labelled(batches, methods, makers, shown, gallery, share)
     for one in wanted:
         if one.ready is not None:
             gathering.ready(one, subject.device, methods, found, f"{one.kind}: {one.name!r}")
@@ -256,18 +254,6 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
     if len(classes) != expected:
         raise PeewitError(f"classes has {len(classes)} names, and there are {expected} classes; expected one each.")
     return tuple(classes)
-
-
-def first_batch(batches: Batches) -> tuple[Inputs, Tensor]:
-    """Inputs and targets, which are not lost to the pass that follows."""
-    source = batches
-    if batches.one_shot:
-        head = list(itertools.islice(batches.data, 1))
-        batches.data = itertools.chain(head, batches.data)
-        source = Batches(head, batches.device)
-    for inputs, targets in source:
-        return inputs, targets
-    raise PeewitError("test: the data has no examples; expected some (or the iterator was already used up).")
 
 
 def remarks(

@@ -65,14 +65,13 @@ def labelled(
     methods: Sequence[Method],
     makers: Mapping[tuple[str, str], Make],
     progress: Progress,
-    what: str,
     gallery: Gallery,
     share: float,
 ) -> list[Gathered]:
     """Of every method, on data with labels; `makers`, by kind and name, change a share of the examples."""
     made = [Gathered() for _ in methods]
     seen = 0
-    for inputs, targets in progress.track(batches, len(batches), what):
+    for inputs, targets in progress.track(batches, len(batches), batches.name):
         for method, own in zip(methods, made, strict=True):
             predicted, part, seconds = timed(method, inputs, targets, batches.device)
             own.parts.append(part)
@@ -87,10 +86,8 @@ def labelled(
                 own.clean.append(own.parts[-1].some(chosen))
             change(picked(inputs, chosen), targets[chosen], methods, made, makers)
         seen += count(inputs)
-    if not seen:
-        raise PeewitError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
     if not sum(len(part.owner) for part in made[0].parts):
-        raise PeewitError(f"{what}: no position has a label; expected some that are not ignored.")
+        raise PeewitError(f"{batches.name}: no position has a label; expected some that are not ignored.")
     return made
 
 
@@ -164,7 +161,7 @@ def ready(one: Asked, device: torch.device, methods: Sequence[Method], made: Seq
     by_strength = {float(strength): data for strength, data in one.ready.items()}
     for strength in one.strengths:
         found: list[list[Part]] = [[] for _ in methods]
-        for inputs, targets in Batches(by_strength[strength], device):
+        for inputs, targets in Batches(by_strength[strength], device, f"{what} at strength {strength:g}"):
             for method, parts in zip(methods, found, strict=True):
                 parts.append(method.predict(inputs).part(targets, full=False))
         if not sum(len(part.owner) for part in found[0]):
@@ -183,8 +180,6 @@ def unlabelled(
     for inputs, _ in progress.track(batches, len(batches), what):
         for method, own in zip(methods, made, strict=True):
             own.keep(method.predict(inputs).scores())
-    if not made[0].scores:
-        raise PeewitError(f"{what}: the data has no examples; expected some (or the iterator was already used up).")
     return [own.values() for own in made]
 
 
@@ -218,9 +213,9 @@ class Bare:
 def inputs_of(data: Any, device: torch.device, what: str) -> Batches:
     """Inputs with or without labels, in all forms that data have."""
     if isinstance(data, Tensor):
-        return Batches((data, torch.zeros(count(data), device="cpu")), device)
+        return Batches((data, torch.zeros(count(data), device="cpu")), device, what)
     pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
     if pair:
-        return Batches((data[0], torch.zeros(count(data[0]), device="cpu")), device)
+        return Batches((data[0], torch.zeros(count(data[0]), device="cpu")), device, what)
     Batches(data, device)  # refuses what is no data
-    return Batches(Bare(data, what), device)
+    return Batches(Bare(data, what), device, what)

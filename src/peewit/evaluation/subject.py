@@ -127,7 +127,7 @@ class Subject:
                 raise PeewitError(f"baselines: {words}; leave 'temperature' out.")
             notes.append(f"{words}, and is left out.")
             return None
-        value = fit_temperature(plain, Batches(validation, self.device))
+        value = fit_temperature(plain, Batches(validation, self.device, "validation"))
         if family_of(self.likelihood).classes is not None:
             words = f"the plain network, its outputs divided by {value:.3g}, which was chosen on validation data."
             if not 1 / STEEPEST * 1.01 < value < STEEPEST / 1.01:

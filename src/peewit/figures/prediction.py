@@ -87,8 +87,7 @@ def gathered(data: Any, device: torch.device, features: int) -> Seen:
             if sum(len(x) for x, _ in kept) < KEPT:
                 kept.append((flat, y.detach().cpu()))
             like = inputs[:1].detach() if like is None else like
-    if like is None:
-        raise PeewitError("The data has no examples: the loader is empty.")
+    assert like is not None
     x, y = (torch.cat(list(each))[:KEPT] for each in zip(*kept, strict=True))
     return Seen(x, y, torch.stack(ends).amin(0), torch.stack(ends).amax(0), like)
 

@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..curvature.stream import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
 from ..likelihoods import Form, Labelled, Likelihood
-from ..messages.errors import PeewitError
 from ..network.batches import Batches, merged
 from ..network.buffers import restore_buffers
 from ..network.calling import call
@@ -62,8 +61,6 @@ class Passes:
             for start in range(0, count(inputs), step):
                 chosen = slice(start, start + step)
                 yield Part(take(inputs, chosen), labels.some(chosen))
-        if not seen:
-            raise PeewitError("The data has no examples: the loader is empty.")
 
     def _most(self, inputs: Inputs) -> int:
         """Up to how many examples small batches are put together."""

@@ -34,9 +34,10 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
 class Batches:
     """Data as an iterable of `(inputs, targets)` on one device; a pair of tensors is cut into batches."""
 
-    def __init__(self, data: Any, device: torch.device, batch_size: int = 256) -> None:
+    def __init__(self, data: Any, device: torch.device, name: str = "The data", batch_size: int = 256) -> None:
         self.data = data
         self.device = device
+        self.name = name  # in messages
         self.batch_size = batch_size
         self.examples: int | None = None  # of a whole pass
         self.pair = (
@@ -68,20 +69,15 @@ class Batches:
         """Whether the data can be passed over only once."""
         return not self.pair and isinstance(self.data, Iterator)
 
-    def first(self) -> Inputs:
-        """The inputs of the first batch, which is not lost to the pass that follows."""
+    def first(self) -> tuple[Inputs, Tensor]:
+        """The first batch, which is not lost to the pass that follows."""
+        source = self
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
             if self.one_shot:
                 head = list(itertools.islice(self.data, 1))
                 self.data = itertools.chain(head, self.data)
-                return next(iter(Batches(head, self.device)))[0] if head else self._empty()
-            for inputs, _ in self:
-                return inputs
-        return self._empty()
-
-    @staticmethod
-    def _empty() -> Inputs:
-        raise PeewitError("The data has no examples: the loader is empty, or was a one-shot iterator already used up.")
+                source = Batches(head, self.device, self.name)
+            return next(iter(source))
 
     def __len__(self) -> int:
         """Number of batches, 0 where it cannot be told."""
@@ -97,7 +93,7 @@ class Batches:
         return count(self.data[0]) if self.pair else self.examples or batch * len(self)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
-        """Batches, moved to the device."""
+        """Batches, moved to the device; at least one, of at least one example."""
         seen = 0
         for batch in self._raw():
             inputs, targets = split_batch(batch)
@@ -116,6 +112,10 @@ class Batches:
             raise PeewitError(
                 f"The data had {self.examples} examples in the first pass and {seen} in the second; expected the same "
                 "data every time (a sampler or drop_last with shuffling changes it)."
+            )
+        if not seen:
+            raise PeewitError(
+                f"{self.name} has no examples: the loader is empty, or was a one-shot iterator already used up."
             )
         self.examples = seen
 

@@ -104,8 +104,7 @@ def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
             squares = (labels.flat(output).double() - labels.y.double()).square()
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
             number += squares.shape[0] * squares.shape[1]
-    if total is None:
-        raise PeewitError("The data has no examples: the loader is empty.")
+    assert total is not None
     noise = (total / number).sqrt().cpu()
     if not bool(torch.isfinite(noise).all()) or not bool((noise > 0).all()):
         raise PeewitError(

@@ -46,7 +46,7 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     one found is told: modules, then single tensors, then unions of them.
     """
     model = unwrapped(model)
-    inputs = Batches(data, device_of(model)).first()
+    inputs = Batches(data, device_of(model)).first()[0]
     inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
     with evaluation(model), batch_statistics(model), torch.no_grad():
         probe = Probe.of(model, inputs)

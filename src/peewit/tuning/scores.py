@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import Inputs, count, map_tensors
 from ..posterior import network
@@ -77,8 +76,6 @@ class Scores:
         except TooManyOutputs:  # their covariances are made of samples
             self.simple = False
             return self.of(settings)
-        if not examples:
-            raise PeewitError("data has no examples; expected validation data that can be passed over several times.")
         return [total / examples for total in totals]
 
     def _visit(self, visit: Callable[[Slice], None], memory: float | None) -> int:

@@ -22,14 +22,12 @@ Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to 
 
 def validation_nll(la: PosteriorState, data: Any, **options: Any) -> float:
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
-    batches = data if isinstance(data, Batches) else Batches(data, la.weights.device)
+    batches = data if isinstance(data, Batches) else Batches(data, la.weights.device, "The validation data")
     total, examples = 0.0, 0
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
         for inputs, targets in batches:
             total -= float(predict(la, inputs, **options).log_prob(targets).double().sum())
             examples += count(inputs)
-    if not examples:
-        raise PeewitError("data has no examples; expected validation data that can be passed over several times.")
     return total / examples
 
 
@@ -40,7 +38,7 @@ def repeated(data: Any, device: torch.device) -> Batches:
             "method='validation' scores predictions on data that was not trained on; give it as validation=(x, y) or a "
             "DataLoader, or use method='evidence', which needs none."
         )
-    batches = Batches(data, device)
+    batches = Batches(data, device, "The validation data")
     if batches.one_shot:
         raise PeewitError(
             "validation is a one-shot iterator, and every score passes over it; expected a DataLoader, a list of "
