@@ -69,32 +69,48 @@ def replaced(node: ast.AST, **fields: object) -> ast.AST:
 
 def changes(node: ast.AST) -> Iterator[ast.AST | None]:
     """What a node may become; None stands for a statement that is gone."""
+    yield from other_operators(node)
+    if isinstance(node, ast.Constant):
+        yield from other_constants(node)
+    if isinstance(node, ast.Call):
+        yield from other_calls(node)
+    if isinstance(node, (ast.If, ast.IfExp)) and not isinstance(node.test, ast.UnaryOp):
+        yield ast.UnaryOp(ast.Not(), node.test)
+    if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield None
+
+
+def other_operators(node: ast.AST) -> Iterator[ast.AST]:
+    """The node with another operator, or without its sign."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPPED:
         yield replaced(node, ops=[SWAPPED[type(node.ops[0])]()])
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPPED:
         yield replaced(node, op=SWAPPED[type(node.op)]())
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
         yield node.operand
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+
+
+def other_constants(node: ast.Constant) -> Iterator[ast.AST]:
+    """The other boolean, or a number nearby."""
+    if isinstance(node.value, bool):
         yield replaced(node, value=not node.value)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+    elif isinstance(node.value, int):
         yield replaced(node, value=node.value + 1)
         if node.value > 0:
             yield replaced(node, value=node.value - 1)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+    elif isinstance(node.value, float):
         yield replaced(node, value=2 * node.value if node.value else 1.0)
-    if isinstance(node, (ast.If, ast.IfExp)) and not isinstance(node.test, ast.UnaryOp):
-        yield ast.UnaryOp(ast.Not(), node.test)
-    if isinstance(node, ast.Call):
-        for word in node.keywords:
-            if word.arg is not None and word.arg not in UNSEEN:
-                yield replaced(node, keywords=[other for other in node.keywords if other is not word])
-        if isinstance(node.func, ast.Name) and node.func.id in RENAMED:
-            yield replaced(node, func=ast.Name(RENAMED[node.func.id]))
-        if isinstance(node.func, ast.Attribute) and node.func.attr in RENAMED_METHODS:
-            yield replaced(node, func=replaced(node.func, attr=RENAMED_METHODS[node.func.attr]))
-    if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
-        yield None
+
+
+def other_calls(node: ast.Call) -> Iterator[ast.AST]:
+    """The call without one of its keywords, or of another function."""
+    for word in node.keywords:
+        if word.arg is not None and word.arg not in UNSEEN:
+            yield replaced(node, keywords=[other for other in node.keywords if other is not word])
+    if isinstance(node.func, ast.Name) and node.func.id in RENAMED:
+        yield replaced(node, func=ast.Name(RENAMED[node.func.id]))
+    if isinstance(node.func, ast.Attribute) and node.func.attr in RENAMED_METHODS:
+        yield replaced(node, func=replaced(node.func, attr=RENAMED_METHODS[node.func.attr]))
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
@@ -132,28 +148,29 @@ def mutants(path: str, source: str) -> list[Mutant]:
     for name in (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
         named[name.id].add(name.lineno)
 
+    def mutant_of(node: ast.AST, new: ast.AST | None, function: str, body: tuple[int, ...]) -> Mutant:
+        old = node.test if isinstance(node, (ast.If, ast.IfExp)) else node  # of an `if`, only the condition changes
+        text = "pass" if new is None else ast.unparse(new)
+        text = f"({text})" if isinstance(new, (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp)) else text
+        start = starts[old.lineno - 1] + old.col_offset
+        stop = starts[old.end_lineno - 1] + old.end_col_offset
+        if old.lineno == old.end_lineno:  # the whole line says what a number is for
+            row, end = starts[old.lineno - 1], starts[old.lineno]
+            change = f"{plain(data[row:end])} -> {plain(data[row:start] + text.encode() + data[stop:end])}"
+        else:
+            change = f"{plain(data[start:stop])} -> {plain(text.encode())}"
+        lines = tuple(line for line in body if old.lineno <= line <= old.end_lineno) or body
+        return Mutant(path, function, old.lineno, lines, change, start, stop, text)
+
     def visit(node: ast.AST, function: str, body: tuple[int, ...], bytes_: set[str]) -> None:
-        if isinstance(node, ast.Assign) and {getattr(target, "id", "") for target in node.targets} & bytes_:
-            return
-        if isinstance(node, ast.Assign) and not function and names_type(node.value):
+        if isinstance(node, ast.Assign) and (
+            {getattr(target, "id", "") for target in node.targets} & bytes_ or (not function and names_type(node.value))
+        ):
             return
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             function = f"{function}.{node.name}".lstrip(".")
         seen = isinstance(node, (ast.expr, ast.stmt)) and not UNSEEN_LINES.search(rows[node.lineno - 1])
-        for new in changes(node) if seen else ():
-            # Of an `if`, only the condition changes.
-            old = node.test if isinstance(node, (ast.If, ast.IfExp)) else node
-            text = "pass" if new is None else ast.unparse(new)
-            text = f"({text})" if isinstance(new, (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp)) else text
-            start = starts[old.lineno - 1] + old.col_offset
-            stop = starts[old.end_lineno - 1] + old.end_col_offset
-            if old.lineno == old.end_lineno:  # the whole line says what a number is for
-                row, end = starts[old.lineno - 1], starts[old.lineno]
-                change = f"{plain(data[row:end])} -> {plain(data[row:start] + text.encode() + data[stop:end])}"
-            else:
-                change = f"{plain(data[start:stop])} -> {plain(text.encode())}"
-            lines = tuple(line for line in body if old.lineno <= line <= old.end_lineno) or body
-            made.append(Mutant(path, function, old.lineno, lines, change, start, stop, text))
+        made.extend(mutant_of(node, new, function, body) for new in (changes(node) if seen else ()))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             # A default is met by what runs the function: its own line runs when the module is imported.
             body = tuple(range(node.body[0].lineno, node.body[-1].end_lineno + 1))

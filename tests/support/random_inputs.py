@@ -30,20 +30,26 @@ def inputs(s: Sketch) -> None:
         s.kind, s.shape = "img", (s.size(1, 3), s.size(3, 4), s.size(3, 4))
         s.inputs["x"] = s.shape
         s.add("h = x")
-    elif option in ("tokens", "padded tokens"):
-        length, width, rows = s.size(3, 4), s.size(2, 4), s.size(4, 6)
-        padding = f", padding_idx={s.chosen.choice([0, rows - 1])}" if option == "padded tokens" else ""
-        s.inputs["x"], s.tokens["x"] = (length,), (0, rows - 1)
-        table = s.module(f"nn.Embedding({rows}, {width}{padding})", rows * width)
-        s.kind, s.shape, s.table, s.table_width = "seq", (length, width), table, width
-        s.add(f"h = {table}(x)")
-        s.fresh = True
     elif option == "two inputs":
         s.kind, s.shape = "vec", (s.size(2, 3),)
         second = s.size(2, 3)
         s.inputs["x"], s.inputs["z"] = s.shape, (second,)
         joined = s.module(f"nn.Bilinear({s.width}, {second}, {s.width})", s.width * second * s.width + s.width)
         s.add(f"h = x + {joined}(x, z)")
+        s.fresh = True
+    else:
+        token_inputs(s, option)
+
+
+def token_inputs(s: Sketch, option: str) -> None:
+    """Inputs that are rows of a table."""
+    if option in ("tokens", "padded tokens"):
+        length, width, rows = s.size(3, 4), s.size(2, 4), s.size(4, 6)
+        padding = f", padding_idx={s.chosen.choice([0, rows - 1])}" if option == "padded tokens" else ""
+        s.inputs["x"], s.tokens["x"] = (length,), (0, rows - 1)
+        table = s.module(f"nn.Embedding({rows}, {width}{padding})", rows * width)
+        s.kind, s.shape, s.table, s.table_width = "seq", (length, width), table, width
+        s.add(f"h = {table}(x)")
         s.fresh = True
     elif option == "mapping":
         length, width, rows = 3, s.size(2, 3), s.size(3, 5)

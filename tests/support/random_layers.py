@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from random_grammar import Sketch, rule
 
@@ -272,35 +273,34 @@ GAINS = (
     "indexed",
 )
 
+# Lines of weights that are broadcast over examples and positions.
+BROADCAST: dict[str, Callable[[Sketch, tuple[int, ...]], str]] = {
+    "gain": lambda s, shape: f"h = h * {s.parameter(*shape, prefix='gain')}",
+    "shift": lambda s, shape: s.chosen.choice(["h = h + {}", "h = {} - h", "h = torch.add(h, {}, alpha=0.7)"]).format(
+        s.parameter(*shape)
+    ),
+    "exponential": lambda s, shape: f"h = h * {s.parameter(*shape)}.exp()",
+    "power": lambda s, shape: f"h = F.softplus(h) ** {s.parameter(*shape, prefix='gain')}",
+    "where": lambda s, shape: f"h = torch.where(h > 0, h, {s.parameter(*shape)} * h)",
+    "lerp": lambda s, shape: f"h = torch.lerp(h, torch.sin(h), {s.parameter(*shape)})",
+    "addcmul": lambda s, shape: f"h = torch.addcmul({s.parameter(*shape)}, h, {s.parameter(*shape, prefix='gain')})",
+}
+
 
 @rule("vec seq img", *GAINS)
 def numbers(s: Sketch) -> None:
     """Weights applied number by number."""
     width = s.width
-    shape = (width, 1, 1) if s.kind == "img" else (width,)
     option = s.pick(*GAINS)
-    if option == "gain":
-        s.add(f"h = h * {s.parameter(*shape, prefix='gain')}")
-    elif option == "shift":
-        s.add(
-            s.chosen.choice(["h = h + {}", "h = {} - h", "h = torch.add(h, {}, alpha=0.7)"]).format(s.parameter(*shape))
-        )
-    elif option == "whole table":
+    if option == "whole table":
         s.add(s.chosen.choice(["h = h + {}", "h = h * {}"]).format(s.parameter(1, *s.shape)))
         s.flexible = False
-    elif option == "exponential":
-        s.add(f"h = h * {s.parameter(*shape)}.exp()")
-    elif option == "power":
-        s.add(f"h = F.softplus(h) ** {s.parameter(*shape, prefix='gain')}")
-    elif option == "where":
-        s.add(f"h = torch.where(h > 0, h, {s.parameter(*shape)} * h)")
     elif option == "cancelling":
         one = s.parameter(prefix="one")
         s.add(f"h = h * {one}.exp() / {one}")
-    elif option == "lerp":
-        s.add(f"h = torch.lerp(h, torch.sin(h), {s.parameter(*shape)})")
-    elif option == "addcmul":
-        s.add(f"h = torch.addcmul({s.parameter(*shape)}, h, {s.parameter(*shape, prefix='gain')})")
+    elif option in BROADCAST:
+        shape = (width, 1, 1) if s.kind == "img" else (width,)
+        s.add(BROADCAST[option](s, shape))
     elif option == "prelu":
         s.add(f"h = {s.module(f'nn.PReLU({width})', width)}(h{'.transpose(1, 2)' if s.kind == 'seq' else ''})")
         if s.kind == "seq":

@@ -13,22 +13,39 @@ TABLES = (
     "table and buffer",
 )
 CHANGED = ("table as it is", "table scaled in place", "table relu_", "first row written")
-PLACED = (
-    "table added",
-    "table transposed",
-    "table unsqueezed",
-    "table time-major",
-    "table added in place",
-    "table times",
-    "table beside",
-)
+PLACED = {
+    "table added": "h = h + pos",
+    "table transposed": "h = (h.transpose(1, 2) + pos.T).transpose(1, 2)",
+    "table unsqueezed": "h = h + pos.unsqueeze(0)",
+    "table time-major": "h = (h.transpose(0, 1) + pos.unsqueeze(1)).transpose(0, 1)",
+    "table added in place": "h += pos",
+    "table times": "h = h * pos",
+    "table beside": "h = torch.cat([h, pos.expand(h.shape[0], -1, -1)], -1)",
+}
 
 
 @rule("seq", *TABLES, *CHANGED, *PLACED)
 def positions(s: Sketch) -> None:
     """Something learnt that has no examples meets the activations."""
-    length, width = s.shape
     source, changed, placed = s.pick(*TABLES), s.pick(*CHANGED), s.pick(*PLACED)
+    table_of_positions(s, source, changed)
+    if changed == "table scaled in place":
+        s.add(s.chosen.choice(["pos *= 3.0", "pos.mul_(2.0)"]))
+    elif changed == "table relu_":
+        s.add(s.chosen.choice(["pos.relu_()", "pos = F.relu(pos, inplace=True)"]))
+    elif changed == "first row written":
+        s.add("pos[0] = 0.0")
+    if placed == "table added in place":
+        s.writable()
+    s.add(PLACED[placed])
+    if placed == "table beside":
+        s.last(2 * s.width)
+    s.fresh = True
+
+
+def table_of_positions(s: Sketch, source: str, changed: str) -> None:
+    """Lines that compute `pos`, with a row for each position."""
+    length, width = s.shape
     count, grid = "h.shape[1]", "torch.linspace(-1, 1, h.shape[1], dtype=h.dtype, device=h.device)[:, None]"
     if source == "embedded positions":
         table = s.module(f"nn.Embedding({length + 1}, {width})", (length + 1) * width)
@@ -48,27 +65,6 @@ def positions(s: Sketch) -> None:
         s.add(f"pos = ({s.parameter(length + 1, 1)} @ {s.parameter(1, width)})[:{count}]")
     else:
         s.add(f"pos = {s.parameter(width)} + {s.buffer(length + 1, width)}[:{count}]")
-    if changed == "table scaled in place":
-        s.add(s.chosen.choice(["pos *= 3.0", "pos.mul_(2.0)"]))
-    elif changed == "table relu_":
-        s.add(s.chosen.choice(["pos.relu_()", "pos = F.relu(pos, inplace=True)"]))
-    elif changed == "first row written":
-        s.add("pos[0] = 0.0")
-    if placed == "table added in place":
-        s.writable()
-    lines = {
-        "table added": "h = h + pos",
-        "table transposed": "h = (h.transpose(1, 2) + pos.T).transpose(1, 2)",
-        "table unsqueezed": "h = h + pos.unsqueeze(0)",
-        "table time-major": "h = (h.transpose(0, 1) + pos.unsqueeze(1)).transpose(0, 1)",
-        "table added in place": "h += pos",
-        "table times": "h = h * pos",
-        "table beside": "h = torch.cat([h, pos.expand(h.shape[0], -1, -1)], -1)",
-    }
-    s.add(lines[placed])
-    if placed == "table beside":
-        s.last(2 * width)
-    s.fresh = True
 
 
 # Attention, recurrence, convolutions

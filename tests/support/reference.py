@@ -306,11 +306,7 @@ def blocks_of(
     result = []
     for entries, orientations in sorted(layers.items()):
         index = torch.tensor(next(iter(orientations)))
-        pairs = []
-        for orientation, examples in orientations.items():
-            outer, inner = factors(examples, approx)
-            pairs.append((outer, inner) if oriented(index) == orientation else (inner, outer))
-        row, column = pairs[0] if len(pairs) == 1 else both_orientations(pairs)
+        row, column = factors_of(orientations, oriented(index), approx)
         owners = list(dict.fromkeys(owner[entry] for entry in entries))
         key = "+".join(owners)
         if len(entries) < sum(spans[name][1] - spans[name][0] for name in owners):
@@ -322,6 +318,17 @@ def blocks_of(
             exact = part.T @ part if end - start <= DENSE_LIMIT else torch.diag((part**2).sum(0))
             result.append(Block(name, torch.arange(start, end)[:, None], exact=exact))
     return result, whole
+
+
+def factors_of(
+    orientations: dict[tuple, list[list[tuple[Tensor, Tensor]]]], upright: tuple, approx: str
+) -> tuple[Tensor, Tensor]:
+    """Return the factors of a block's rows and columns, of all orientations in which its weight is applied."""
+    pairs = []
+    for orientation, examples in orientations.items():
+        outer, inner = factors(examples, approx)
+        pairs.append((outer, inner) if orientation == upright else (inner, outer))
+    return pairs[0] if len(pairs) == 1 else both_orientations(pairs)
 
 
 def dense(parts: list[Block], matrices: list[Tensor], weights: int) -> Tensor:

@@ -41,48 +41,28 @@ def _own(module: nn.Module, name: str) -> Any:
 def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     parameters = list(model.parameters())
+    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
     flags = [parameter.requires_grad for parameter in parameters]
     outer = _HELD.get(id(model))
     known = {module: _MADE[module].copy() for module, _ in modes if module in _MADE}
     failed = True
     held = [Buffers.of(module) for module, _ in modes]
-    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
-    chosen = None if selected is None else {id(tensor) for tensor in selected}
-    devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(_without_checkpoints())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_plain_attention())
-        if any(_own(module, "max_norm") is not None or _own(module, "scale_grad_by_freq") for module, _ in modes):
-            from .workarounds import KeptTables  # which needs this file
-
-            stack.enter_context(KeptTables())
-        if any(isinstance(module, nn.ParameterList | nn.ParameterDict) for module, _ in modes):
-            stack.enter_context(_plain_lists())
-        if any(isinstance(module, nn.RNNBase) for module, _ in modes) and devices:
-            # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+    with _torch_state([module for module, _ in modes], parameters):
         try:
             _HELD[id(model)] = held
             for parameter, _ in hooked:
                 parameter._backward_hooks = None  # they change steps of training, not the function
             for module, _ in modes:
                 module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
-            if chosen is not None:
-                for parameter, flag in zip(parameters, flags, strict=True):
-                    if flag != (id(parameter) in chosen):
-                        parameter.requires_grad_(not flag)
+            if selected is not None:
+                chosen = {id(tensor) for tensor in selected}
+                _set_gradients(parameters, [id(parameter) in chosen for parameter in parameters])
             yield
             failed = False
         finally:
             for module, mode in modes:
                 module.__dict__["training"] = mode
-            for parameter, flag in zip(parameters, flags, strict=True):
-                if parameter.requires_grad != flag:
-                    parameter.requires_grad_(flag)
+            _set_gradients(parameters, flags)
             for parameter, hooks in hooked:
                 parameter._backward_hooks = hooks
             restore_buffers(model)
@@ -92,6 +72,35 @@ def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]
                 del _HELD[id(model)]
             else:
                 _HELD[id(model)] = outer
+
+
+def _set_gradients(parameters: Iterable[nn.Parameter], flags: Iterable[bool]) -> None:
+    for parameter, flag in zip(parameters, flags, strict=True):
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
+
+
+@contextmanager
+def _torch_state(modules: list[nn.Module], parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Torch's own modes, as the derivatives of these modules need them."""
+    devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_without_checkpoints())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_plain_attention())
+        if any(_own(module, "max_norm") is not None or _own(module, "scale_grad_by_freq") for module in modules):
+            from .workarounds import KeptTables  # which needs this file
+
+            stack.enter_context(KeptTables())
+        if any(isinstance(module, nn.ParameterList | nn.ParameterDict) for module in modules):
+            stack.enter_context(_plain_lists())
+        if any(isinstance(module, nn.RNNBase) for module in modules) and devices:
+            # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        yield
 
 
 Answer = TypeVar("Answer")

@@ -59,6 +59,22 @@ def check_values(
     arithmetic: Arithmetic,
 ) -> None:
     """Refuse numbers that do not fit each other."""
+    check_curvature(kind, structure, space)
+    check_weights(values["weights"], space.vector(model), arithmetic)
+    check_totals(values["totals"])
+    if not values.get("temperature", 1.0) > 0:
+        raise PeewitError(f"its temperature is {values['temperature']}")
+    check_knowledge(values["plan"])
+    if set(values["rules"]) != set(values["asked"].names):
+        raise PeewitError("its rules are not those of its weights")
+    sets = values["prior"].sets
+    if not all(sets) or not {name for own in sets for name in own} <= dict(model.named_parameters()).keys():
+        raise PeewitError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
+    check_prior(values["prior"], space)
+
+
+def check_curvature(kind: Kind | Hessian, structure: Structure, space: Space) -> None:
+    """Refuse a curvature that no release knows, or that its structure or a mask excludes."""
     usual = type(kind)()
     if (kind.name, kind.degree) != (usual.name, usual.degree):
         raise PeewitError(f"its curvature is {short(kind)}")
@@ -66,33 +82,34 @@ def check_values(
         raise PeewitError(f"a Hessian with structure {type(structure).__name__}")
     if space.mask is not None and not getattr(structure, "masks", False):
         raise PeewitError(f"a mask with structure {type(structure).__name__}")
-    expected = space.vector(model)
-    weights, dtype = values["weights"], torch.promote_types(expected.dtype, arithmetic.dtype)
+
+
+def check_weights(weights: Tensor, expected: Tensor, arithmetic: Arithmetic) -> None:
+    """Refuse trained weights that are not the network's."""
+    dtype = torch.promote_types(expected.dtype, arithmetic.dtype)
     if weights.shape != expected.shape or weights.dtype != dtype:
         raise PeewitError(
             f"its weights are {weights.dtype} of shape {tuple(weights.shape)}; expected {dtype} {len(expected)}"
         )
     if not torch.equal(weights, expected.detach().to(weights)):
         raise PeewitError("its weights are not those of the network")
-    totals: Totals = values["totals"]
+
+
+def check_totals(totals: Totals) -> None:
+    """Refuse counts of data that cannot be, and a form of outputs that does not fit its axis."""
     if totals.examples < 1 or totals.scalars < 0 or totals.form is None:
         raise PeewitError(f"it counts {totals.examples} examples and {totals.scalars} scalars")
     if totals.form.axis is not None and not 0 <= totals.form.axis < len(totals.form.shape):
         raise PeewitError(f"its outputs have axis {totals.form.axis} of {len(totals.form.shape)}")
-    if not values.get("temperature", 1.0) > 0:
-        raise PeewitError(f"its temperature is {values['temperature']}")
-    plan: Plan = values["plan"]
+
+
+def check_knowledge(plan: Plan) -> None:
+    """Refuse what cannot be known of a network."""
     folds = {axis.fold for axis in plan.axes.values() if axis is not None}
     wrong = any(cost < 1 for cost, _ in plan.costs.values()) or not set(plan.push.values()) <= {*range(ROWS + 1)}
     if not folds <= {"none", "major", "minor", "whole", "owned"} or wrong:
         known = f"{short(plan.axes)}, {short(plan.costs)}, {short(plan.push)}"
         raise PeewitError(f"it knows impossible things of the network ({known})")
-    if set(values["rules"]) != set(values["asked"].names):
-        raise PeewitError("its rules are not those of its weights")
-    sets = values["prior"].sets
-    if not all(sets) or not {name for own in sets for name in own} <= dict(model.named_parameters()).keys():
-        raise PeewitError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
-    check_prior(values["prior"], space)
 
 
 def check_prior(prior: Prior, space: Space) -> None:

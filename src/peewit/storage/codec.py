@@ -11,7 +11,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,22 @@ def words(key: Any) -> str:
     return " ".join(words(each) for each in key) if isinstance(key, tuple) else str(key)
 
 
+def whole(value: Any) -> bool:
+    """Whether a value is an integer that torch can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+# Types that stand in a file as they are, and whether a value is of one of them.
+PLAIN: dict[Any, Callable[[Any], bool]] = {
+    None: lambda value: value is None,
+    type(None): lambda value: value is None,
+    float: lambda value: isinstance(value, float) or whole(value),
+    int: whole,
+    bool: lambda value: isinstance(value, bool),
+    str: lambda value: isinstance(value, str),
+}
+
+
 class Decoder:
     """Turns JSON back into values of the types that are expected; anything else is a ValueError."""
 
@@ -94,29 +110,15 @@ class Decoder:
         if origin is typing.Literal:
             right = any(value == each and type(value) is type(each) for each in arguments)
             return self._plain(value, right, hint, path)
-        if hint is None or hint is type(None):
-            return self._plain(value, value is None, hint, path)
-        if hint is float:
-            number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
-            return self._plain(value, number and not isinstance(value, bool), hint, path)
-        if hint is int:
-            whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-            return self._plain(value, whole, hint, path)
-        if hint in (bool, str):
-            return self._plain(value, isinstance(value, hint), hint, path)
+        if hint in PLAIN:
+            return self._plain(value, PLAIN[hint](value), hint, path)
         if hint is Tensor:
             return self._tensor(value, path)
         if inspect.isabstract(hint):  # any known class that keeps the contract
             return self.one_of(value, [each for each in self.known.values() if issubclass(each, hint)], path)
         if dataclasses.is_dataclass(hint):
             return self._dataclass(value, hint, path)
-        if not isinstance(value, list):
-            raise PeewitError(f"{path} is {short(value)}; expected a list")
-        if origin is dict:
-            return self._dict(value, arguments, path)
-        if origin is set:
-            return {self.decode(each, arguments[0], path) for each in value}
-        return self._sequence(value, hint, origin, arguments, path)
+        return self._collection(value, hint, path)
 
     def _plain(self, value: Any, right: bool, hint: Any, path: str) -> Any:
         if not right:
@@ -150,6 +152,16 @@ class Decoder:
         if len(made) < len(value):
             raise PeewitError(f"{path} holds a key twice")
         return made
+
+    def _collection(self, value: Any, hint: Any, path: str) -> Any:
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if not isinstance(value, list):
+            raise PeewitError(f"{path} is {short(value)}; expected a list")
+        if origin is dict:
+            return self._dict(value, arguments, path)
+        if origin is set:
+            return {self.decode(each, arguments[0], path) for each in value}
+        return self._sequence(value, hint, origin, arguments, path)
 
     def _sequence(self, value: list[Any], hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
         if hint is torch.Size:

@@ -22,6 +22,7 @@ from peewit.weights.ranges import Part
 from stand_ins import ROOM, batch_of, source_of
 
 WEIGHT, BIAS, NORM = Part("m.weight", 0, 6), Part("m.bias", 0, 3), Part("n.weight", 0, 4)
+OTHER = Part("o.weight", 0, 2)
 
 
 def close(one: Tensor, other: Tensor) -> None:
@@ -343,11 +344,11 @@ def test_weights_with_their_bias() -> None:
     """As one block; the bias alone is left out, and others stay as they are."""
     matrix = matrix_of(normal(3, 1, 1, 2), normal(1, 3, 1, 1, 3))
     pairs = {WEIGHT: BIAS}
-    key, both = passes.joined(WEIGHT, matrix, pairs)
-    assert key == (WEIGHT, BIAS) and both is not None and both.layout.matrix == (1, 3, 3)
-    assert passes.joined(BIAS, matrix, pairs) == (None, None)
-    key, same = passes.joined(NORM, matrix, pairs)
-    assert key == (NORM,) and same is matrix
+    rows = Explicit(normal(2, 3, 2), ROOM)
+    blocks = dict(passes.joined({WEIGHT: matrix, BIAS: matrix, NORM: matrix, OTHER: rows}, pairs))
+    assert set(blocks) == {(WEIGHT, BIAS), (NORM,), (OTHER,)}
+    assert blocks[WEIGHT, BIAS].layout.matrix == (1, 3, 3)
+    assert blocks[(NORM,)] is matrix and blocks[(OTHER,)] is rows
 
 
 @pytest.mark.parametrize("joint", [False, True])

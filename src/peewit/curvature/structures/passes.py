@@ -12,8 +12,8 @@ from ...jacobians.explicit import Explicit
 from ...jacobians.factored import Matrix
 from ...weights.ranges import Part
 from ..stream import Batch, Chunk, Held, Source
-from .common import sum_dtype
-from .factors import Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
+from .common import accumulate
+from .factors import Asked, Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
 from .rounding import SMALL, Rounding, norm
 
 
@@ -77,44 +77,44 @@ class Measurement:
 
     def _measure(self, batch: Batch, chunks: Iterable[Chunk], chosen: set[Side] | None = None) -> None:
         """All sides, or the chosen ones."""
-
-        def asked(side: Side) -> torch.dtype | None:
-            if chosen is not None and side not in chosen:
-                return None
-            return torch.float64 if side in self.rounding.exact else batch.tape.dtype
-
+        asked = self._asked(chosen, batch.tape.dtype)
         reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
         pairs = batch.tape.pairs() if self.bias == "joint" else {}
         last: dict[Key, Matrix] = {}
         alive: dict[tuple[Key, int], Tensor] = {}
-        for found in chunks:
+        for chunk in chunks:
             products: Products = {}  # of this chunk: a bias has the gradients of its weight
-            for part, jacobian in found.items():
+            for key, jacobian in joined(chunk, pairs):
                 if isinstance(jacobian, Explicit):
                     if jacobian.size <= SMALL and not self.rounding.judged:
-                        self.rounding.exact.add((part, "other"))
-                    add_other(self.sums, part, jacobian, asked)
+                        self.rounding.exact.add((key[0], "other"))
+                    add_other(self.sums, key[0], jacobian, asked)
                     continue
-                key, matrix = joined(part, jacobian, pairs)
-                if key is None or matrix is None:
-                    continue
-                last[key] = matrix
+                last[key] = jacobian
                 if not self.rounding.judged:
-                    self._note(key, matrix)
-                if len(key) == 2:
-                    self.sums.weights[key] = jacobian.upright().layout
-                add_gradients(self.sums, key, matrix, reduced, products, asked)
+                    self._note(key, jacobian)
+                weight = chunk[key[0]]
+                if len(key) == 2 and isinstance(weight, Matrix):
+                    self.sums.weights[key] = weight.upright().layout
+                add_gradients(self.sums, key, jacobian, reduced, products, asked)
                 if batch.masked is not None:
-                    for place, term in enumerate(matrix.terms):
-                        nonzero = (term.grad != 0).any(0).any(-1).any(1)
-                        earlier = alive.get((key, place))
-                        alive[key, place] = nonzero if earlier is None else earlier | nonzero
+                    note_alive(alive, key, jacobian)
         for key, matrix in last.items():
             weights = [
-                counted_positions(term, batch.masked, alive.get((key, place)))
-                for place, term in enumerate(matrix.terms)
+                counted_positions(term, batch.masked, alive.get((key, number)))
+                for number, term in enumerate(matrix.terms)
             ]
             add_inputs(self.sums, key, matrix, weights, reduced, asked)
+
+    def _asked(self, chosen: set[Side] | None, dtype: torch.dtype) -> Asked:
+        """The dtype in which each side has its products."""
+
+        def asked(side: Side) -> torch.dtype | None:
+            if chosen is not None and side not in chosen:
+                return None
+            return torch.float64 if side in self.rounding.exact else dtype
+
+        return asked
 
     def _note(self, key: Key, matrix: Matrix) -> None:
         """Small sides have products in float64 from the first, which costs nothing."""
@@ -174,29 +174,33 @@ def watched(
                 yield name, (side, count / other.clamp(min=1e-30))
 
 
-def joined(part: Part, jacobian: Matrix, pairs: dict[Part, Part]) -> tuple[Key | None, Matrix | None]:
-    """A weight with its bias where they are one block; the bias alone is then left out."""
-    if part in pairs:
-        return (part, pairs[part]), jacobian.with_bias()
-    if part in pairs.values():
-        return None, None
-    return (part,), jacobian
+def note_alive(alive: dict[tuple[Key, int], Tensor], key: Key, matrix: Matrix) -> None:
+    """(B, T) booleans for each use of a weight: which positions had a gradient so far."""
+    for number, term in enumerate(matrix.terms):
+        nonzero = (term.grad != 0).any(0).any(-1).any(1)
+        earlier = alive.get((key, number))
+        alive[key, number] = nonzero if earlier is None else earlier | nonzero
+
+
+def joined(chunk: Chunk, pairs: dict[Part, Part]) -> Iterator[tuple[Key, Matrix | Explicit]]:
+    """Jacobians by block: a weight with its bias where `pairs` has them, each other range on its own."""
+    biases = set(pairs.values())
+    for part, jacobian in chunk.items():
+        if isinstance(jacobian, Explicit):
+            yield (part,), jacobian
+        elif part in pairs:
+            yield (part, pairs[part]), jacobian.with_bias()
+        elif part not in biases:
+            yield (part,), jacobian
 
 
 def measure_corrections(sums: KronSums, source: Source) -> KronSums:
     """Second moments of the Jacobian in the eigenbases: the second pass of EKFAC."""
     paired = {key[0]: key[1] for key in sums.bases if len(key) == 2}
     for batch in source:
-        for found in batch.columns():
-            for part, jacobian in found.items():
-                if isinstance(jacobian, Explicit):
-                    continue
-                key, matrix = joined(part, jacobian, paired)
-                if key is None or matrix is None:
-                    continue
-                left, right = sums.bases[key]
-                cast = [None if basis is None else basis.to(matrix.dtype) for basis in (left, right)]
-                made = matrix.square_sum(*cast)
-                made = made.to(sum_dtype(made.dtype))
-                sums.corrected[key] = made if key not in sums.corrected else sums.corrected[key] + made
+        for chunk in batch.columns():
+            for key, matrix in joined(chunk, paired):
+                if isinstance(matrix, Matrix):
+                    bases = [None if basis is None else basis.to(matrix.dtype) for basis in sums.bases[key]]
+                    accumulate(sums.corrected, key, matrix.square_sum(*bases))
     return sums
