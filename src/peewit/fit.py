@@ -28,6 +28,7 @@ from .network.identity import Identity
 from .network.isolation import plainly
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
+from .posterior.linear_mode import At, check_at
 from .posterior.measure import curvature_of, sums_of, with_residuals
 from .posterior.resolution import warn_of_rounding
 from .posterior.state import PosteriorState
@@ -37,7 +38,6 @@ from .runtime.progress import Progress
 from .runtime.random import DEFAULT_SEED, seed_of
 from .tracing.knowledge import Plan
 from .tracing.selection import Weights, select
-from .tuning.options import At, check_place
 from .weights.space import Space, trainable
 
 
@@ -151,7 +151,7 @@ def resolve(
     at: At,
 ) -> Request:
     """Turn names into values and refuse what does not fit."""
-    check_place(at)
+    check_at(at)
     model = unwrapped(model)
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")

@@ -24,7 +24,7 @@ from .network.modules import unwrapped
 from .network.nests import Inputs
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
-from .posterior.linear_mode import LinearMode
+from .posterior.linear_mode import At, LinearMode
 from .posterior.network import network_of
 from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
@@ -345,7 +345,7 @@ class Laplace:
         tolerance: float | None = None,
         limits: tuple[float, float] = tuning.LIMITS,
         predict: Mapping[str, Any] | None = None,
-        at: tuning.At = "trained_weights",
+        at: At = "trained_weights",
         memory: float | None = None,
         progress: bool = False,
     ) -> Laplace:
@@ -392,18 +392,18 @@ class Laplace:
         return Laplace(tune(self.state, asked, start))
 
     @plainly
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw weights from the posterior, around the trained ones.
 
         Args:
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Weights (n, D), in the order of `space`.
+            Weights (S, D), one row per draw, in the order of `space`.
 
         Raises:
-            PeewitError: `n` is no positive whole number.
+            PeewitError: `samples` is no positive whole number.
             ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
@@ -412,7 +412,7 @@ class Laplace:
         """
         checked_generator(generator)
         with drawing(generator, self.weights.device):
-            return self.weights + self.state.deviations(n, generator)
+            return self.weights + self.state.deviations(samples, generator)
 
     @plainly
     def functional(
@@ -423,7 +423,7 @@ class Laplace:
         variance_only: bool = False,
         memory: float | None = None,
         create_graph: bool = False,
-        mean: str = "network",
+        at: At = "trained_weights",
     ) -> Functional:
         """Compute mean and covariance of the outputs at x, noise excluded.
 
@@ -438,8 +438,8 @@ class Laplace:
             memory: Bytes for temporary results. None for the limit that the posterior has.
             create_graph: Whether mean and covariance can be differentiated in x, which has to require gradients; also
                 under `no_grad`.
-            mean: "network" for the network's own output, or "linear_mode" for the output of the linear model at its
-                mode (see `at_linear_mode`).
+            at: The weights at which the mean is taken: "trained_weights" for the network's own output, or "linear_mode"
+                for the output of the linear model at its mode (see `at_linear_mode`).
 
         Returns:
             A `pw.Functional`: `mean` (B, ...) and `cov` (B, *positions, C, C). `cov` is (B, C, B, C) over flattened
@@ -448,41 +448,41 @@ class Laplace:
         Raises:
             PeewitError: `joint` and `variance_only` are both given, `joint` or `create_graph` is asked of more than 256
                 outputs per example, `x` has no examples or does not require gradients with `create_graph`, the
-                posterior has no linear mode and `mean` asks for it, or the network has changed since the fit.
+                posterior has no linear mode and `at` asks for it, or the network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors.
 
         Example:
             >>> la.functional(x[:5], joint=True).cov.shape
             torch.Size([5, 3, 5, 3])
         """
-        return functional(self.state, x, joint, variance_only, memory, create_graph, mean)
+        return functional(self.state, x, joint, variance_only, memory, create_graph, at)
 
     @plainly
     def functional_samples(
-        self, x: Inputs, n: int, generator: torch.Generator | None = None, *, mean: str = "network"
+        self, x: Inputs, samples: int, generator: torch.Generator | None = None, *, at: At = "trained_weights"
     ) -> Tensor:
         """Draw outputs of the linearised network, at n draws of the weights; each draw is the same at all inputs.
 
         Args:
             x: Inputs of the network, B of them.
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
-            mean: "network" for draws around the trained weights, or "linear_mode" for draws around the mode of the
-                linear model.
+            at: "trained_weights" for draws around the trained weights, or "linear_mode" for draws around the mode of
+                the linear model.
 
         Returns:
-            Outputs (n, B, ...).
+            Outputs (S, B, ...), S draws.
 
         Raises:
-            PeewitError: `n` is no positive whole number, `x` has no examples, the posterior has no linear mode and
-                `mean` asks for it, or the network has changed since the fit.
+            PeewitError: `samples` is no positive whole number, `x` has no examples, the posterior has no linear mode
+                and `at` asks for it, or the network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
 
         Example:
             >>> la.functional_samples(x[:5], 10).shape
             torch.Size([10, 5, 3])
         """
-        return functional_samples(self.state, x, n, generator, mean)
+        return functional_samples(self.state, x, samples, generator, at)
 
     @plainly
     def predict(
@@ -496,7 +496,7 @@ class Laplace:
         memory: float | None = None,
         generator: torch.Generator | None = None,
         create_graph: bool = False,
-        mean: str = "network",
+        at: At = "trained_weights",
     ) -> Prediction:
         """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
@@ -512,8 +512,8 @@ class Laplace:
             memory: Bytes for temporary results. None for the limit that the posterior has.
             generator: Source of random numbers. None for a fixed seed, so that the same question has the same answer.
             create_graph: Whether the prediction can be differentiated in x, which has to require gradients.
-            mean: "network" to predict around the network's own outputs, or "linear_mode" to predict around those of the
-                linear model at its mode.
+            at: "trained_weights" to predict around the network's own outputs, or "linear_mode" to predict around those
+                of the linear model at its mode.
 
         Returns:
             A `pw.Prediction`. The likelihood decides its class: `pw.Classes`, `pw.Binary`, `pw.Regression`,
@@ -522,7 +522,7 @@ class Laplace:
         Raises:
             PeewitError: A name is unknown or is not for this likelihood and method, options exclude each other, `joint`
                 or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, the posterior has
-                no linear mode and `mean` asks for it, or the network has changed since the fit.
+                no linear mode and `at` asks for it, or the network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
 
         Example:
@@ -540,7 +540,7 @@ class Laplace:
             memory=memory,
             generator=generator,
             create_graph=create_graph,
-            mean=mean,
+            at=at,
         )
 
     def coverage(self) -> Coverage:

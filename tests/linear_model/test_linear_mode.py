@@ -522,14 +522,12 @@ def test_the_linear_models_mean(name: str) -> None:
     data = moved(case.x), moved(case.y)
     la = case.fit("kron").at_linear_mode(data, tolerance=1e-6)
     expected = reference_of(name, la).outputs(la.linear_mode.displacement.cpu())
-    plain, made = la.functional(data[0]), la.functional(data[0], mean="linear_mode")
+    plain, made = la.functional(data[0]), la.functional(data[0], at="linear_mode")
     assert torch.allclose(made.mean.cpu(), expected, atol=1e-10)
     assert not torch.allclose(made.mean, plain.mean, atol=1e-3)
     assert torch.equal(made.cov, plain.cov)
-    assert torch.allclose(
-        la.functional(data[0], mean="linear_mode", variance_only=True).mean.cpu(), expected, atol=1e-10
-    )
-    draws = la.functional_samples(data[0], 3, torch.Generator(DEVICE).manual_seed(1), mean="linear_mode")
+    assert torch.allclose(la.functional(data[0], at="linear_mode", variance_only=True).mean.cpu(), expected, atol=1e-10)
+    draws = la.functional_samples(data[0], 3, torch.Generator(DEVICE).manual_seed(1), at="linear_mode")
     usual = la.functional_samples(data[0], 3, torch.Generator(DEVICE).manual_seed(1))
     assert torch.allclose((draws - usual).cpu(), (expected - plain.mean.cpu()).expand(draws.shape), atol=1e-9)
 
@@ -540,20 +538,20 @@ def test_predictions_around_the_linear_model() -> None:
     x = data[0][:4]
     for options in ({}, {"weights": "last_layer"}):
         at = classifier("kron", **options)[0].at_linear_mode(data, tolerance=1e-6)
-        shift = at.functional(x, mean="linear_mode").mean
-        made, usual = at.predict(x, mean="linear_mode"), at.predict(x)
+        shift = at.functional(x, at="linear_mode").mean
+        made, usual = at.predict(x, at="linear_mode"), at.predict(x)
         assert not torch.allclose(made.probs, usual.probs, atol=1e-3)
         cov = at.functional(x).cov.diagonal(dim1=-2, dim2=-1)
         probit = (shift / (1 + math.pi / 8 * cov).sqrt()).softmax(-1)
         assert torch.allclose(made.probs, probit, atol=1e-9)
-        assert torch.allclose(at.predict(x, mean="linear_mode", joint=True).probs, made.probs, atol=1e-9)
+        assert torch.allclose(at.predict(x, at="linear_mode", joint=True).probs, made.probs, atol=1e-9)
         variable = x.clone().requires_grad_()
-        graph = at.functional(variable, mean="linear_mode", create_graph=True)
+        graph = at.functional(variable, at="linear_mode", create_graph=True)
         assert torch.allclose(graph.mean, shift, atol=1e-10)
         (slope,) = torch.autograd.grad(graph.mean[:, 1].sum(), variable)
         step = torch.zeros_like(x)
         step[:, 2] = 1e-5
-        numeric = at.functional(x + step, mean="linear_mode").mean - at.functional(x - step, mean="linear_mode").mean
+        numeric = at.functional(x + step, at="linear_mode").mean - at.functional(x - step, at="linear_mode").mean
         assert torch.allclose(slope[:, 2], numeric[:, 1] / 2e-5, atol=1e-6)
 
 
@@ -565,8 +563,8 @@ def test_many_outputs_around_the_linear_model() -> None:
         model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 300)))
     x, y = normal(6, 3), normal(6, 300)
     la = fitted(model, x, y, "regression", "diag").at_linear_mode((moved(x), moved(y)), tolerance=1e-6)
-    made = la.predict(moved(x), mean="linear_mode")
-    assert torch.allclose(made.mean, la.functional(moved(x), mean="linear_mode").mean, atol=1e-9)
+    made = la.predict(moved(x), at="linear_mode")
+    assert torch.allclose(made.mean, la.functional(moved(x), at="linear_mode").mean, atol=1e-9)
     assert not torch.allclose(made.mean, la.predict(moved(x)).mean, atol=1e-3)
 
 
@@ -603,14 +601,14 @@ def test_wrong_questions() -> None:
     """Names that are not known, and a mode that was not found."""
     la, data = classifier("kron")
     x = data[0][:2]
-    for ask in (la.functional, la.predict, lambda x, mean: la.functional_samples(x, 2, mean=mean)):
+    for ask in (la.functional, la.predict, lambda x, at: la.functional_samples(x, 2, at=at)):
         with pytest.raises(ValueError, match=r"without a mode of the linear model; find it by la.at_linear_mode"):
-            ask(x, mean="linear_mode")
-        with pytest.raises(ValueError, match=r"mean='liner' is not known; did you mean 'linear_mode'\?"):
-            ask(x, mean="liner")
+            ask(x, at="linear_mode")
+        with pytest.raises(ValueError, match=r"at='liner' is not known; did you mean 'linear_mode'\?"):
+            ask(x, at="liner")
     at = la.at_linear_mode(data)
-    with pytest.raises(ValueError, match=r"mean='linear_mode' with method='sampled'.*use method='linearised'"):
-        at.predict(x, mean="linear_mode", method="sampled")
+    with pytest.raises(ValueError, match=r"at='linear_mode' with method='sampled'.*use method='linearised'"):
+        at.predict(x, at="linear_mode", method="sampled")
     with pytest.raises(ValueError, match=r"at='liner' is not known; did you mean 'linear_mode'\?"):
         fitted(*simple(), "classification", at="liner")
     with pytest.raises(ValueError, match=r"at='linear_mode' passes over the data many times; a one-shot iterator"):

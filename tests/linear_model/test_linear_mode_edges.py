@@ -103,11 +103,11 @@ def test_a_mode_of_another_prior_is_not_taken_for_this_one() -> None:
     data = moved(x), moved(y)
     other = fitted(model, x, y, "classification", "kron").at_linear_mode(data).with_prior(100.0)
     with pytest.warns(pw.TuningWarning, match="under another prior"):
-        other.predict(data[0], mean="linear_mode")
+        other.predict(data[0], at="linear_mode")
     own = other.at_linear_mode(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        own.predict(data[0], mean="linear_mode")
+        own.predict(data[0], at="linear_mode")
     plain = fitted(model, x, y, "classification", "kron", prior=100.0)
     assert other.diagnose(data)["evidence"].sentence == plain.diagnose(data)["evidence"].sentence
 

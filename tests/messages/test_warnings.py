@@ -52,7 +52,7 @@ CALLS: dict[str, Callable[[], Any]] = {
         classifier(), (X, moved(normal(20, 3))), pw.Custom(concave)
     ).mv(torch.ones(31).to(X)),
     "a predict by another mode": lambda: (
-        posterior().at_linear_mode((X, Y)).with_prior(2.0).predict(X, mean="linear_mode")
+        posterior().at_linear_mode((X, Y)).with_prior(2.0).predict(X, at="linear_mode")
     ),
     "an estimated covariance": lambda: pw.fit(
         wide(), (X, moved(normal(20, 300))), pw.Gaussian(1.0), structure="diag"

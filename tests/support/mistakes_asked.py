@@ -224,12 +224,12 @@ QUESTIONS = [
     ),
     Row("memory as text", lambda w: w.fit(memory="2GB"), V, ("memory='2GB'", "positive number of bytes", "2e9")),
     Row("memory without end", lambda w: w.la.predict(w.x, memory=INF), V, ("memory=inf", "positive number of bytes")),
-    Row("no samples", lambda w: w.la.sample(0), V, ("0 samples", "expected a positive whole number")),
+    Row("no samples", lambda w: w.la.sample(0), V, ("samples=0 was given", "expected a positive whole number")),
     Row(
         "half a sample",
         lambda w: w.la.functional_samples(w.x, 1.5),
         V,
-        ("1.5 samples", "expected a positive whole number"),
+        ("samples=1.5 was given", "expected a positive whole number"),
     ),
     Row(
         "a seed as generator",

@@ -189,7 +189,7 @@ def test_the_mode_of_the_linear_model(name: str) -> None:
     assert made.linear_mode is not None
     assert relative(made.linear_mode.displacement, expected) < 1e-6
     shifted = model(x).detach() + torch.einsum("nfd,d->nf", rows.reshape(12, 1, -1), expected)
-    assert relative(made.functional(x, mean="linear_mode").mean, shifted) < 1e-6
+    assert relative(made.functional(x, at="linear_mode").mean, shifted) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["once", "cdist"])

@@ -616,7 +616,8 @@ def test_what_tune_does_unless_it_is_told() -> None:
     assert settings(method="grid", validation=(), grid={"temperature": [1.0]}).temperature is True
     assert not settings(method="grid", grid=[1.0]).temperature and settings(steps=1).steps == 1
     assert (
-        settings(method="validation", validation=(), predict={"link": "mc", "mean": "network"}).predict["link"] == "mc"
+        settings(method="validation", validation=(), predict={"link": "mc", "at": "trained_weights"}).predict["link"]
+        == "mc"
     )
     assert pw.tuning.options.LIMITS == (1e-10, 1e10) and pw.tuning.options.TEMPERATURES == (1e-4, 1e4)
 
@@ -651,9 +652,9 @@ def test_what_tune_does_unless_it_is_told() -> None:
         ({"predict": [1]}, TypeError, r"predict=\[1\]: expected a mapping"),
         ({"predict": {"link": "mc"}}, ValueError, "predict= was given, but method='evidence' makes no predictions"),
         (
-            {"method": "grid", "validation": (), "predict": {"mean": "linear_mode"}},
+            {"method": "grid", "validation": (), "predict": {"at": "linear_mode"}},
             ValueError,
-            "expected the network's own mean",
+            "leave at= out",
         ),
         ({"method": "grid", "grid": 1.0}, TypeError, "grid=1.0: expected numbers, or a mapping"),
         ({"method": "grid", "grid": {}}, ValueError, "grid has no values"),

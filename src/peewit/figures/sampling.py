@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..messages.arguments import checked_count
+from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from ..network.buffers import restore_buffers
@@ -101,7 +101,7 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         raise PeewitError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
-    deviations = la.state.deviations(checked_count(samples), torch.Generator().manual_seed(seed))
+    deviations = la.state.deviations(checked_samples(samples), torch.Generator().manual_seed(seed))
     network = network_of(la.state, None)
     if method == "linearised":
         outputs = engine.functional_samples(network, x, deviations)

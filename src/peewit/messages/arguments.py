@@ -86,11 +86,11 @@ def is_count(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
-def checked_count(n: Any) -> int:
-    """A positive whole number of samples."""
-    if not is_count(n):
-        raise PeewitError(f"{n!r} samples were asked for; expected a positive whole number.")
-    return int(n)
+def checked_samples(samples: Any) -> int:
+    """A positive whole number of draws."""
+    if not is_count(samples):
+        raise PeewitError(f"samples={samples!r} was given; expected a positive whole number.")
+    return int(samples)
 
 
 def checked_generator(generator: Any) -> None:

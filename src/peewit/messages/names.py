@@ -82,6 +82,14 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+def check_name(value: Any, known: Iterable[str], what: str) -> None:
+    """Refuse what is not one of the names, and say which was meant."""
+    names = tuple(known)
+    if value not in names:
+        near = nearest(value, names) if isinstance(value, str) else ""
+        raise PeewitError(f"{what}={value!r} is not known; {near}Known: {', '.join(names)}.")
+
+
 def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """The same function, which answers unknown options with the nearest known one."""
     known = list(inspect.signature(function).parameters)
@@ -125,6 +133,5 @@ def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, kind: t
                 f"peewit's own kinds{own}.{hint}"
             )
         return made
-    if value not in names:
-        raise PeewitError(f"{what}={value!r} is not known; {nearest(value, names)}Known: {', '.join(names)}.")
+    check_name(value, names, what)
     return names[value]()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..messages.names import check_name
 from ..priors.prior import Prior
 from ..weights.space import Space
+
+At = Literal["trained_weights", "linear_mode"]  # the weights at which evidence is taken, and predictions are centred
+
+
+def check_at(at: Any) -> None:
+    """Refuse what is not one of them."""
+    check_name(at, get_args(At), "at")
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from ..curvature.contracts import Curvature, Peak, Structure
 from ..curvature.kinds import Hessian, Kind
 from ..curvature.stream import Totals
 from ..likelihoods import Likelihood, WithNoise
-from ..messages.arguments import checked_count
+from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
 from ..network.identity import Identity
 from ..priors.prior import Number, Prior, as_prior
@@ -159,10 +159,12 @@ class PosteriorState:
         """The log evidence in parts."""
         return self.problem.evidence(self.prior if prior is None else self.checked_prior(prior), noise)
 
-    def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """(n, D): draws of the weights, less the trained ones."""
+    def deviations(self, samples: int, generator: torch.Generator | None) -> Tensor:
+        """(S, D): draws of the weights, less the trained ones."""
         device = self.weights.device if generator is None else generator.device
-        eps = torch.randn(checked_count(n), self.D, generator=generator, dtype=self.weights.dtype, device=device)
+        eps = torch.randn(
+            checked_samples(samples), self.D, generator=generator, dtype=self.weights.dtype, device=device
+        )
         return self.spread(eps)
 
     def spread(self, eps: Tensor) -> Tensor:

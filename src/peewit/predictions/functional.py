@@ -8,6 +8,7 @@ from torch import Tensor
 from ..messages.arguments import checked_generator
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs
+from ..posterior.linear_mode import At
 from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
 from ..posterior.state import PosteriorState
 from ..runtime.random import DEFAULT_SEED, drawing
@@ -22,10 +23,10 @@ def functional(
     variance_only: bool,
     memory: float | None,
     create_graph: bool,
-    mean: str,
+    at: At,
 ) -> Functional:
     """The Gaussian over the outputs at x; estimated from samples where there are many outputs."""
-    shift = means.displacement(la, mean)
+    shift = means.displacement(la, at)
     if joint and variance_only:
         raise PeewitError("joint=True and variance_only=True exclude each other; expected at most one of them.")
     network = network_of(la, memory)
@@ -41,11 +42,11 @@ def functional(
     return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
 
 
-def functional_samples(la: PosteriorState, x: Inputs, n: int, generator: torch.Generator | None, mean: str) -> Tensor:
-    """(n, B, ...): outputs of the linearised network at n draws of the weights, the same draw at all inputs."""
+def functional_samples(la: PosteriorState, x: Inputs, number: int, generator: torch.Generator | None, at: At) -> Tensor:
+    """(S, B, ...): outputs of the linearised network at S draws of the weights, the same draw at all inputs."""
     checked_generator(generator)
-    shift = means.displacement(la, mean)
+    shift = means.displacement(la, at)
     with drawing(generator, la.weights.device):
-        deviations = la.deviations(n, generator)
+        deviations = la.deviations(number, generator)
         deviations = deviations if shift is None else deviations + shift
         return samples.functional_samples(network_of(la, None), x, deviations)

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from ..messages.arguments import checked_count
+from ..messages.arguments import checked_samples
 from . import links
 from .outputs import Belief, Normal
 from .prediction import SHOWN, Prediction, checked_level, jointly, shown, uniforms
@@ -200,20 +200,20 @@ class Classes(Prediction):
         inside = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < checked_level(level))
         return self.belief.form.restore(inside)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels.
 
         With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
 
         Args:
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Class numbers (n, N, *positions).
+            Class numbers (S, N, *positions).
 
         Raises:
-            PeewitError: `n` is no positive whole number.
+            PeewitError: `samples` is no positive whole number.
             ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
@@ -221,9 +221,9 @@ class Classes(Prediction):
             torch.Size([10, 60])
         """
         if jointly(self.belief):
-            below = self.belief.random(checked_count(n), generator).double().softmax(-1).cumsum(-1)
+            below = self.belief.random(checked_samples(samples), generator).double().softmax(-1).cumsum(-1)
         else:
-            below = self._log_probs.double().exp().cumsum(-1).expand(checked_count(n), *self._log_probs.shape)
+            below = self._log_probs.double().exp().cumsum(-1).expand(checked_samples(samples), *self._log_probs.shape)
         drawn = uniforms(below.shape[:-1], below, generator)
         return self._positions((below[..., :-1] <= drawn[..., None]).sum(-1))
 
@@ -362,20 +362,20 @@ class Binary(Prediction):
         both = likelier | (p.amax(0) < checked_level(level))
         return torch.stack([self._restore(both[0]), self._restore(both[1])], -1)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels.
 
         With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
 
         Args:
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Zeros and ones (n, N, ...).
+            Zeros and ones (S, N, ...).
 
         Raises:
-            PeewitError: `n` is no positive whole number.
+            PeewitError: `samples` is no positive whole number.
             ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
@@ -385,9 +385,9 @@ class Binary(Prediction):
             torch.Size([10, 60, 1])
         """
         if jointly(self.belief):
-            p = self.belief.random(checked_count(n), generator).sigmoid()
+            p = self.belief.random(checked_samples(samples), generator).sigmoid()
         else:
-            p = self._log_probs[1].exp().expand(checked_count(n), *self._log_probs.shape[1:])
+            p = self._log_probs[1].exp().expand(checked_samples(samples), *self._log_probs.shape[1:])
         return self._restore((uniforms(p.shape, p, generator) < p).long())
 
     def _lines(self) -> list[str]:

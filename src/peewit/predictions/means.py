@@ -8,39 +8,30 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
-from ..messages.names import nearest
 from ..messages.warnings import TuningWarning, warn
 from ..network.nests import Inputs
 from ..posterior import network
+from ..posterior.linear_mode import At, check_at
 from ..tracing.forward_mode import apply
 from . import covariance, samples
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-MEANS = ("network", "linear_mode")
 
-
-def checked_mean(mean: str) -> str:
-    """One of the names."""
-    if mean not in MEANS:
-        near = nearest(mean, MEANS) if isinstance(mean, str) else ""
-        raise PeewitError(f"mean={mean!r} is not known; {near}Known: {', '.join(MEANS)}.")
-    return mean
-
-
-def displacement(la: PosteriorState, mean: str) -> Tensor | None:
+def displacement(la: PosteriorState, at: At) -> Tensor | None:
     """(D,): from the trained weights to those that the mean is taken at; None for none."""
-    if checked_mean(mean) == "network":
+    check_at(at)
+    if at == "trained_weights":
         return None
     if la.linear_mode is None:
         raise PeewitError(
-            "mean='linear_mode' was asked of a posterior without a mode of the linear model; find it by "
+            "at='linear_mode' was asked of a posterior without a mode of the linear model; find it by "
             "la.at_linear_mode(train), la.tune(at='linear_mode', train=...) or fit(..., at='linear_mode')."
         )
     if not la.has_own_linear_mode:
         warn(
-            "mean='linear_mode': the mode of the linear model was found under another prior, noise or temperature than "
+            "at='linear_mode': the mode of the linear model was found under another prior, noise or temperature than "
             "this posterior has; find its own by la.at_linear_mode(train).",
             TuningWarning,
         )

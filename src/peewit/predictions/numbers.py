@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor, distributions
 
-from ..messages.arguments import checked_count
+from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
 from . import links
 from .outputs import Normal, normals
@@ -213,27 +213,27 @@ class Regression(Numbers):
         width = normal_quantile(checked_level(level)) * (epistemic + aleatoric).sqrt()
         return self._restore(mean - width), self._restore(mean + width)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw new observations, noise included.
 
         With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
 
         Args:
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Observations (n, N, ...).
+            Observations (S, N, ...).
 
         Raises:
-            PeewitError: `n` is no positive whole number.
+            PeewitError: `samples` is no positive whole number.
             ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> line.predict(t).sample(10).shape
             torch.Size([10, 40, 1])
         """
-        made = self.source.random(checked_count(n), generator)
+        made = self.source.random(checked_samples(samples), generator)
         return self._restore(made + self.noise.sqrt() * normals(tuple(made.shape), made, generator))
 
 
@@ -303,7 +303,7 @@ class Given:
         except NotImplementedError:
             raise PeewitError(
                 f"interval needs the distribution function of {type(given).__name__}, which torch does not have; take "
-                "quantiles of sample(n)."
+                "quantiles of sample(samples)."
             ) from None
 
     def quantile(self, level: float) -> Tensor:
@@ -432,27 +432,27 @@ class Mixture(Numbers):
         lower, upper = self.belief.gathered(bounds, self.elementwise).to(self.belief.mean.dtype).unbind(-1)
         return self._restore(lower), self._restore(upper)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw new observations.
 
         With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
 
         Args:
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Observations (n, N, ...).
+            Observations (S, N, ...).
 
         Raises:
-            PeewitError: `n` is no positive whole number.
+            PeewitError: `samples` is no positive whole number.
             ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:
             >>> line.predict(t, link="mc").sample(10).shape
             torch.Size([10, 40, 1])
         """
-        f = self.belief.random(checked_count(n), generator)
+        f = self.belief.random(checked_samples(samples), generator)
         given = self.likelihood.distribution(f)
         if isinstance(given, distributions.Normal):  # where the head has no valid variance, the mean's stands in
             valid = (torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)
@@ -553,7 +553,7 @@ class Outputs(Prediction):
         """
         self._refuse("interval")
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Refuse: the distribution of y is not known.
 
         Raises:

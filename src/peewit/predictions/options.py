@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..likelihoods import Likelihood
-from ..messages.arguments import is_count
+from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
 from ..messages.names import nearest
-from . import means
+from ..posterior.linear_mode import At, check_at
 from .families import family_of
 
 POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
@@ -25,7 +25,7 @@ class Question:
     samples: int
     joint: bool
     create_graph: bool
-    mean: str = "network"
+    at: At = "trained_weights"
 
     @staticmethod
     def of(
@@ -35,7 +35,7 @@ class Question:
         samples: int | None,
         joint: bool,
         create_graph: bool,
-        mean: str = "network",
+        at: At = "trained_weights",
     ) -> Question:
         """Names checked against what the likelihood's family has."""
         if method not in METHODS:
@@ -47,15 +47,14 @@ class Question:
                 f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
                 f"{nearest(link, known)}Known there: {', '.join(known)}."
             )
-        if samples is not None and not is_count(samples):
-            raise PeewitError(f"samples={samples!r} was given; expected a positive whole number.")
+        number = (WEIGHTS if method == "sampled" else POINTS) if samples is None else checked_samples(samples)
         chosen = link if link is not None else known[0]
         if joint and not links[chosen].joint:
             raise PeewitError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")
-        number = samples if samples is not None else (WEIGHTS if method == "sampled" else POINTS)
-        if means.checked_mean(mean) == "linear_mode" and method == "sampled":
+        check_at(at)
+        if at == "linear_mode" and method == "sampled":
             raise PeewitError(
-                "mean='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
+                "at='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
                 "cannot be centred on the linear mode; use method='linearised'."
             )
-        return Question(method, chosen, number, joint, create_graph, mean)
+        return Question(method, chosen, number, joint, create_graph, at)

@@ -69,7 +69,7 @@ class Belief(ABC):
 
     @abstractmethod
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """(n, N, T, C) fresh draws."""
+        """(S, N, T, C) fresh draws."""
 
     def gathered(self, function: Callable[[Tensor, Tensor, slice], Tensor], elementwise: bool = False) -> Tensor:
         """(N, T, ...): a function of (draws, log weights, places) that gives (m, ...), in parts that fit the budget."""

@@ -20,6 +20,7 @@ from ..network.finite import refuse_broken
 from ..network.isolation import plainly
 from ..network.nests import Inputs, count, take
 from ..posterior import network
+from ..posterior.linear_mode import At
 from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED, seed_of
 from ..weights.vectors import unflatten
@@ -45,10 +46,10 @@ def predict(
     memory: float | None = None,
     generator: torch.Generator | None = None,
     create_graph: bool = False,
-    mean: str = "network",
+    at: At = "trained_weights",
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
-    question = Question.of(la.likelihood, method, link, samples, joint, create_graph, mean)
+    question = Question.of(la.likelihood, method, link, samples, joint, create_graph, at)
     checked_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
         ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
@@ -59,7 +60,7 @@ def linearised(
     la: PosteriorState, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
 ) -> Normal:
     """The Gaussian over the outputs of the linearised network."""
-    shift = means.displacement(la, question.mean)
+    shift = means.displacement(la, question.at)
     network = network_of(la, memory)
     seed = seed_of(generator, 31)
     mean = None if shift is None else means.linear(network, x, shift, question.create_graph)

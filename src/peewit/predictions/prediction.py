@@ -120,18 +120,18 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw new observations at all inputs.
 
         Args:
-            n: Number of draws.
+            samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Observations (n, N, ...).
+            Observations (S, N, ...).
 
         Raises:
-            PeewitError: `n` is no positive whole number.
+            PeewitError: `samples` is no positive whole number.
             ArgumentTypeError: `generator` is no torch.Generator.
 
         Example:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..likelihoods import WithNoise
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
+from ..posterior.linear_mode import At, check_at
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 Method = Literal["evidence", "fixed_point", "validation", "grid"]
 Parameter = Literal["prior", "noise", "temperature"]
 PARAMETERS = ("prior", "noise", "temperature")
-At = Literal["trained_weights", "linear_mode"]
-PLACES = ("trained_weights", "linear_mode")
 METHODS = ("evidence", "fixed_point", "validation", "grid")
 LIMITS = (1e-10, 1e10)  # of precisions
 TEMPERATURES = (1e-4, 1e4)
@@ -40,7 +39,7 @@ class Passing:
 
     def check(self, method: str, train: Any) -> None:
         """Refuse what does not belong together."""
-        check_place(self.at)
+        check_at(self.at)
         if self.at == "trained_weights":
             if self.memory is not None or self.progress:
                 raise PeewitError("memory= and progress= are for passes over the training data, with at='linear_mode'.")
@@ -59,13 +58,6 @@ class Passing:
             raise PeewitError(
                 "at='linear_mode' passes over the training data; give it as train=(x, y) or a DataLoader."
             )
-
-
-def check_place(at: Any) -> None:
-    """Refuse what is not one of the weights that evidence can be taken at."""
-    if at not in PLACES:
-        near = nearest(at, PLACES) if isinstance(at, str) else ""
-        raise PeewitError(f"at={at!r} is not known; {near}Known: {', '.join(PLACES)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,9 +204,9 @@ def predict_options(predict: Mapping[str, Any] | None, method: str) -> dict[str,
     options = dict(predict or {})
     if options and method in ("evidence", "fixed_point"):
         raise PeewitError(f"predict= was given, but method={method!r} makes no predictions; leave it out.")
-    if options.get("mean", "network") != "network":
+    if options.get("at", "trained_weights") != "trained_weights":
         raise PeewitError(
-            f"predict={options!r}: a mode of the linear model belongs to one prior, and many are tried here; expected "
-            "the network's own mean."
+            f"predict={options!r}: a mode of the linear model belongs to one prior, and many are tried here; leave at= "
+            "out."
         )
     return options
