@@ -140,11 +140,11 @@ def run(quick: bool = False, seed: int = 0, console: Console | None = None, repo
         scores, posteriors = compare(data, console, epochs=2 if quick else 15)
     show(scores, console, quick)
     if report is not None:
-        write(posteriors[REPORTED], data, report, console, quick, seed)
+        write(posteriors[REPORTED], data, report, console, quick)
     return scores
 
 
-def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool, seed: int) -> None:
+def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool) -> None:
     """The page that says whether to trust the network, and where it is."""
     with stage(console, "unknown classes, corruptions and attacks, for the report"):
         found = pw.evaluate(
@@ -156,7 +156,6 @@ def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool,
             attacks=["fgsm", "pgd"],
             classes=FASHION_MNIST_CLASSES[:KNOWN],
             intervals=50 if quick else 1000,
-            seed=seed,
             title="Fashion-MNIST: a small network, and what it does not know" + (" (quick form)" if quick else ""),
         )
         found.to_html(path)

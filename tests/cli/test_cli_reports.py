@@ -46,7 +46,7 @@ def test_an_evaluation_is_that_of_the_library(place: str, tmp_path: Path, capsys
         validation=data(),
         ood={"far": 9 * x},
         intervals=20,
-        seed=3,
+        generator=torch.Generator().manual_seed(3),
         classes=("a", "b", "c"),
         title="T",
     )

@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 import peewit as pw
 from environment import DEVICE
 from evaluating import C, agree, classifier, images, network
-from fitting import Broken, built, classes, normal
+from fitting import Broken, built, classes, normal, seeded
 from peewit.evaluation.attacks import Attack
 from peewit.evaluation.corruptions import Range, corrupted
 from peewit.evaluation.methods import dropouts
 from peewit.likelihoods import Form
 from peewit.metrics import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
+from peewit.runtime.random import seed_of
 from snapshots import changed, snapshot
 
 optimize = pytest.importorskip("scipy.optimize")
@@ -54,7 +55,7 @@ def entropy(probs: Tensor) -> Tensor:
 def test_every_method_has_the_metrics_of_its_own_probabilities() -> None:
     la, (x, y), held = classifier(), images(60, 5), images(30, 7)
     others = [network(), network()]
-    found = pw.evaluate(la, (x, y), validation=held, ensemble=others, intervals=20, seed=3)
+    found = pw.evaluate(la, (x, y), validation=held, ensemble=others, intervals=20, generator=seeded(3))
     names = ["Laplace", "Plain network", "Temperature scaling", "Deep ensemble", "MC dropout"]
     assert [each.name for each in found.methods] == names and found.task == "classification"
     with torch.no_grad():
@@ -70,7 +71,7 @@ def test_every_method_has_the_metrics_of_its_own_probabilities() -> None:
         "Plain network": logits.softmax(-1),
         "Temperature scaling": (logits / best).softmax(-1),
         "Deep ensemble": members.mean(0),
-        "MC dropout": dropped(la.model, x, 3),
+        "MC dropout": dropped(la.model, x, seed_of(seeded(3), 62)),
     }
     for name, probs in probabilities.items():
         assert numbers(found[name]) == pytest.approx(expected(probs, y), rel=1e-5), name
@@ -139,15 +140,16 @@ def test_shifts_and_attacks_are_measured_on_the_changed_inputs() -> None:
         },
         attacks={"fgsm": (0.1,), "pgd": 0.1, "own": (lambda model, inputs, labels, epsilon: inputs + epsilon, [1])},
         intervals=10,
-        seed=4,
+        generator=seeded(4),
         baselines="plain",
     )
     own = found.methods[0]
     assert own.shifts["noise"].strengths == (0, 1, 2, 3, 4, 5) and own.shifts["r"].strengths == (0, 2, 4)
     attack = Attack(la.model, la.likelihood, Form(0, (C,)), Range(0.0, 1.0))
+    seed = seed_of(seeded(4), 62)
     inputs = {
-        ("shifts", "noise", 3): (corrupted("noise", x, 3.0, Range(0.0, 1.0), 0, 4), y),
-        ("shifts", "rotation", 1): (corrupted("rotation", x, 2.0, Range(0.0, 1.0), 0, 4), y),
+        ("shifts", "noise", 3): (corrupted("noise", x, 3.0, Range(0.0, 1.0), 0, seed), y),
+        ("shifts", "rotation", 1): (corrupted("rotation", x, 2.0, Range(0.0, 1.0), 0, seed), y),
         ("shifts", "dark", 2): (x * 0.25, y),
         ("shifts", "r", 1): ready[2],
         ("shifts", "r", 2): ready[4],
@@ -328,9 +330,9 @@ def test_one_example_and_one_class() -> None:
 
 def test_the_same_twice_and_another_with_another_seed() -> None:
     la, test = classifier(), images(30, 5)
-    first, again = (pw.evaluate(la, test, shifts="noise", intervals=30, seed=1) for _ in range(2))
+    first, again = (pw.evaluate(la, test, shifts="noise", intervals=30, generator=seeded(1)) for _ in range(2))
     assert agree(first, again)
-    other = pw.evaluate(la, test, shifts="noise", intervals=30, seed=2)
+    other = pw.evaluate(la, test, shifts="noise", intervals=30, generator=seeded(2))
     assert other.methods[0].metrics["nll"].value == first.methods[0].metrics["nll"].value
     assert other.methods[0].metrics["nll"].low != first.methods[0].metrics["nll"].low
 

@@ -18,7 +18,7 @@ from figure_cases import case
 from figure_checks import Tried, checked, pixels, report, scored
 from fitting import normal
 from peewit import figures
-from peewit.evaluation import Point
+from peewit.evaluation import SweepPoint
 from peewit.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
 from peewit.metrics import Specimen
 
@@ -175,7 +175,9 @@ def test_the_best_setting_is_the_best_by_its_own_metric() -> None:
 
 
 def test_colours_leave_the_worst_settings_aside() -> None:
-    points = [Point(1.0, 1.0, 1.0, {"nll": value, "accuracy": value}) for value in torch.linspace(0, 1, 21).tolist()]
+    points = [
+        SweepPoint(1.0, 1.0, 1.0, {"nll": value, "accuracy": value}) for value in torch.linspace(0, 1, 21).tolist()
+    ]
     for name, ends in (("nll", (0.0, 0.9)), ("accuracy", (0.1, 1.0))):
         marker = sweeps.tried(points, name, True).marker
         assert (marker.cmin, marker.cmax) == pytest.approx(ends), name

@@ -88,10 +88,10 @@ class Tried:
     """A sweep, made up."""
 
     class Point:
-        def __init__(self, scale: float, precision: float) -> None:
-            self.scale, self.precision = scale, precision
-            self.metrics = {"nll": scale + precision, "ece": math.nan if scale > 5 else 0.1}
+        def __init__(self, weight: float, precision: float) -> None:
+            self.data_weight, self.prior_precision = weight, precision
+            self.metrics = {"nll": weight + precision, "ece": math.nan if weight > 5 else 0.1}
 
     def __init__(self) -> None:
-        self.points = tuple(self.Point(scale, precision) for scale in (0.1, 1.0, 10.0) for precision in (0.5, 5.0))
+        self.points = tuple(self.Point(weight, precision) for weight in (0.1, 1.0, 10.0) for precision in (0.5, 5.0))
         self.metric, self.best = "nll", self.points[0]

@@ -25,7 +25,7 @@ from .networks import network, posterior
 from .options import examples, words
 from .output import Problem, Voice, place, printed, table
 from .posteriors import matched, summary
-from .settings import needed, read, section
+from .settings import generator, needed, read, section
 
 EVALUATE = examples(
     "peewit evaluate -c run.toml -p posterior.safetensors --test test.npz -o report.html -o report.json",
@@ -150,8 +150,8 @@ def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
     unlabelled = replace(wanted, labels=False)
     asked["ood"] = {name: load(each, unlabelled).inputs() for name, each in settings.get("ood", {}).items()} or None
     asked["ensemble"] = members(settings, net)
-    asked |= {name: settings[name] for name in ("seed", "title") if name in settings}
-    asked |= section(settings, "evaluate")
+    asked |= {name: settings[name] for name in ("title",) if name in settings}
+    asked |= {"generator": generator(settings)} | section(settings, "evaluate")
     if isinstance(subject, Laplace) and (options := section(settings, "predict")):
         asked["predict"] = {name: each for name, each in options.items() if name != "level"}
     with voice.stage("the evaluation", own=False):
@@ -236,7 +236,7 @@ def compared(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str,
     if "test" in settings:
         data = load(settings["test"], matched(settings, la))
         with voice.stage(f"{source.stem} on the test data"):
-            judged = pw.evaluate(la, data.value, baselines=(), seed=settings.get("seed", 0))
+            judged = pw.evaluate(la, data.value, baselines=(), generator=generator(settings))
         own = judged.methods[0].metrics
         made["metrics"] = {
             name: {"value": each.value, "low": each.low, "high": each.high} for name, each in own.items()

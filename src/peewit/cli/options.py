@@ -96,7 +96,9 @@ Assignments = Annotated[
 Device = Annotated[
     str | None, typer.Option("--device", "-d", help="cpu, cuda, ... (default: cpu).", rich_help_panel=RUN)
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of everything random (default: 0).", rich_help_panel=RUN)]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Seed of everything random (default: a fixed one).", rich_help_panel=RUN)
+]
 Structure = Annotated[
     str | None,
     typer.Option(

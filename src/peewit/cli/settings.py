@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..messages.names import nearest
 from .output import Problem
 
@@ -168,6 +170,11 @@ def gathered(config: Path | None, assignments: Sequence[str], given: Mapping[str
 def section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The settings of one table, by their own names."""
     return {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{name}.")}
+
+
+def generator(settings: Mapping[str, Any]) -> torch.Generator | None:
+    """Random numbers from the seed of the settings; None, for the fixed seed of the library, where there is none."""
+    return torch.Generator().manual_seed(settings["seed"]) if "seed" in settings else None
 
 
 def needed(settings: Mapping[str, Any], name: str, option: str) -> Any:

@@ -15,7 +15,7 @@ from .networks import posterior
 from .options import examples
 from .output import place
 from .posteriors import matched
-from .settings import needed, section
+from .settings import generator, needed, section
 
 LANDSCAPE = examples(
     "peewit landscape -c run.toml -p posterior.safetensors --train train.npz -o landscape.html",
@@ -60,7 +60,7 @@ def landscape(
     data = load(needed(settings, "train", "--train DATA"), matched(settings, la))
     from .. import figures  # plotly, which is an extra
 
-    asked = section(settings, "landscape") | {name: settings[name] for name in ("seed",) if name in settings}
+    asked = section(settings, "landscape") | {"generator": generator(settings)}
     with voice.stage("the landscape"):
         figure = figures.landscape_2d(la, data.value, **asked)
     figures.save(figure, out)

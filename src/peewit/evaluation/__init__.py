@@ -2,6 +2,6 @@
 
 from .call import evaluate
 from .report import Report
-from .sweeps import Point, Sweep, sweep
+from .sweeps import Sweep, SweepPoint, sweep
 
-__all__ = ["Point", "Report", "Sweep", "evaluate", "sweep"]
+__all__ = ["Report", "Sweep", "SweepPoint", "evaluate", "sweep"]

@@ -19,6 +19,7 @@ from ..network.batches import Batches
 from ..network.isolation import plainly
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
+from ..runtime.random import seed_of
 from . import describing, gathering
 from .attacks import Attack
 from .corruptions import Range
@@ -50,7 +51,7 @@ def evaluate(
     ensemble: Sequence[nn.Module] | None = None,
     classes: Sequence[str] | None = None,
     intervals: int = 1000,
-    seed: int = 0,
+    generator: torch.Generator | None = None,
     progress: bool = False,
     predict: Mapping[str, Any] | None = None,
     shift_examples: int | None = None,
@@ -76,7 +77,7 @@ def evaluate(
         ensemble: Networks that were trained apart, for "ensemble".
         classes: Names of the classes, one each.
         intervals: How often the examples are drawn anew for intervals; 0 for no intervals.
-        seed: Seed of these draws, of noise and of dropout.
+        generator: Source of the seed of these draws, of noise and of dropout. None for a fixed seed.
         progress: Whether to show a progress bar.
         predict: Options of `la.predict`, such as {"link": "mc"}.
         shift_examples: How many test examples, evenly spread, are corrupted and attacked; None for all.
@@ -95,7 +96,7 @@ def evaluate(
         >>> [scores.name for scores in report.methods]
         ['Laplace', 'Plain network']
     """
-    settings = Settings.checked(intervals, seed, predict, shift_examples)
+    settings = Settings.checked(intervals, generator, predict, shift_examples)
     wanted = [*asked(shifts, "shifts"), *asked(attacks, "attacks")]
     subject = Subject.of(la_or_model, likelihood, settings.predict)
     unknown = unknown_sets(ood)
@@ -191,7 +192,7 @@ def settings_of(
         "test examples": found.examples,
         "labelled positions": sum(len(part.owner) for part in found.parts),
         "bootstrap draws": settings.intervals,
-        "seed": settings.seed,
+        "seed": settings.known_seed,
         "predict": {key: str(value) for key, value in settings.predict.items()},
         "shifts": {one.name: list(one.strengths) for one in wanted if one.kind == "shifts"},
         "attacks": {one.name: list(one.strengths) for one in wanted if one.kind == "attacks"},
@@ -206,18 +207,17 @@ class Settings:
 
     intervals: int
     seed: int
+    known_seed: int  # which makes the generator again
     predict: Mapping[str, Any]
     shift_examples: int | None
 
     @staticmethod
-    def checked(intervals: Any, seed: Any, predict: Any, shift_examples: Any) -> Settings:
-        """Refuse what is no count, no seed and no options."""
+    def checked(intervals: Any, generator: torch.Generator | None, predict: Any, shift_examples: Any) -> Settings:
+        """Refuse what is no count, no generator and no options."""
         if intervals != 0 and not is_count(intervals):
             raise PeewitError(
                 f"intervals={intervals!r} was given; expected how often examples are drawn anew, such as 1000, or 0."
             )
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 62:
-            raise PeewitError(f"seed={seed!r} was given; expected a whole number from 0.")
         if predict is not None and not isinstance(predict, Mapping):
             raise ArgumentTypeError(
                 f"predict is a {type(predict).__name__}; expected options of la.predict, such as a dict."
@@ -226,7 +226,9 @@ class Settings:
             raise PeewitError(
                 f"shift_examples={shift_examples!r} was given; expected a positive whole number, or None."
             )
-        return Settings(int(intervals), seed, dict(predict or {}), shift_examples)
+        seed = seed_of(generator, 62, fixed=0)
+        known_seed = 0 if generator is None else generator.initial_seed()
+        return Settings(int(intervals), seed, known_seed, dict(predict or {}), shift_examples)
 
 
 def unknown_sets(ood: Any) -> dict[str, Any]:

@@ -42,13 +42,13 @@ class Report(Results):
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """As JSON text, also into a file; what is not finite is written as 'NaN', 'Infinity' or '-Infinity'."""
-        return json.written(json.to_text(self, FORMAT), path)
+        return json.write(json.to_text(self, FORMAT), path)
 
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """As tables in Markdown, also into a file."""
         from ..evaluation.markdown import page  # which needs this file
 
-        return json.written(page(self), path)
+        return json.write(page(self), path)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """As one page that needs no network: its place."""

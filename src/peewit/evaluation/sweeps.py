@@ -1,7 +1,7 @@
-"""What the prior's precision and the weight of the data do to calibration, without fitting again.
+"""What the prior precision and the data weight do to calibration, without fitting again.
 
-The posterior's precision is `(n / N) H + tau I`: `tau` is the precision of the prior, and `n` how many examples the N
-that were seen count for, the data count over the temperature.
+The posterior's precision is `(n / N) H + tau I`. `tau` is the prior precision. The data weight `n` is the number of
+examples that the N examples count for: N over the temperature.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name
 from ..metrics import json
 from ..metrics.bootstrap import Resampling
 from ..metrics.kinds import merit
@@ -27,7 +28,7 @@ from ..predictions import covariance as engine
 from ..predictions import options, predict
 from ..predictions.families import made_of
 from ..runtime.progress import Progress
-from ..runtime.random import DEFAULT_SEED
+from ..runtime.random import DEFAULT_SEED, seed_of
 from ..tuning.scores import Scores as Shared
 from ..tuning.scores import Slice
 from ..tuning.validation import repeated
@@ -37,61 +38,60 @@ from .scoring import metrics_of
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-FORMAT = 1
-METHODS = ("grid", "random", "bayesian")
+FORMAT = 2  # of the JSON text
+SearchMethod = Literal["grid", "random", "bayesian"]
 TRIALS = {"grid": 49, "random": 40, "bayesian": 40}
-WIDE = 1e3  # how far the ranges go from what the posterior has, to both sides
+WIDE = 1e3  # factor from the posterior's own setting to both ends of a range
 
 
 @dataclass(frozen=True)
-class Point:
-    """One setting that was tried."""
+class SweepPoint:
+    """One setting of a sweep, with its metrics."""
 
-    scale: float  # data count over temperature
-    precision: float
+    data_weight: float
+    prior_precision: float
     temperature: float
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """All settings that a sweep tried, in their order.
 
-    `pw.sweep` returns it. A point has `scale`, `precision`, `temperature` and `metrics`, which are values by name.
+    `pw.sweep` returns it. A point has `data_weight`, `prior_precision`, `temperature` and `metrics`, which are values
+    by name.
 
     Attributes:
-        points: The settings that were tried, with their metrics.
-        metric: Name of the metric that the best is chosen by.
+        points: The settings, with their metrics.
+        metric: Name of the metric that the best setting is chosen by.
         method: "grid", "random" or "bayesian".
         examples: Number of examples that the posterior was fitted to.
-        scale: Range of the data count over the temperature.
-        precision: Range of the prior precision.
-        seed: Seed of the search.
+        data_weight: Range of the data weight.
+        prior_precision: Range of the prior precision.
         best: The point with the best metric.
 
     Example:
-        >>> found = pw.sweep(la, (x, y), trials=4)
-        >>> found.best in found.points, found.metric
+        >>> tried = pw.sweep(la, (x, y), trials=4)
+        >>> tried.best in tried.points, tried.metric
         (True, 'nll')
     """
 
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     metric: str
     method: str
-    examples: int  # that the posterior was fitted to
-    scale: tuple[float, ...]  # the range
-    precision: tuple[float, ...]
-    seed: int
+    examples: int
+    data_weight: tuple[float, ...]
+    prior_precision: tuple[float, ...]
 
     @property
-    def best(self) -> Point:
+    def best(self) -> SweepPoint:
         """The one with the best metric."""
         finite = [point for point in self.points if not math.isnan(point.metrics[self.metric])]
         return max(finite or self.points, key=lambda point: merit(self.metric, point.metrics[self.metric]))
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """As JSON text, also into a file."""
-        return json.written(json.to_text(self, FORMAT), path)
+        return json.write(json.to_text(self, FORMAT), path)
 
     @classmethod
     def from_json(cls, path_or_text: str | os.PathLike[str]) -> Sweep:
@@ -103,21 +103,20 @@ class Sweep:
         best = self.best
         return (
             f"Sweep({self.method}, {len(self.points)} settings; best {self.metric} {best.metrics[self.metric]:.4g} at "
-            f"scale={best.scale:.4g} (temperature {best.temperature:.4g}), precision={best.precision:.4g})"
+            f"data_weight={best.data_weight:.4g} (temperature {best.temperature:.4g}), "
+            f"prior_precision={best.prior_precision:.4g})"
         )
 
 
-Try = Callable[[float, float], Point]
-Search = Callable[[Try, "Question"], Iterator[Point]]
+Try = Callable[[float, float], SweepPoint]  # of a data weight and a prior precision
 
 
-@dataclass(frozen=True)
-class Question:
-    """What was asked for, checked."""
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Arguments of `sweep`, checked."""
 
-    scale: tuple[float, float]
-    precision: tuple[float, float]
-    method: str
+    data_weight: tuple[float, float]
+    prior_precision: tuple[float, float]
     trials: int
     metric: str
     seed: int
@@ -128,157 +127,169 @@ def sweep(
     la: Laplace,
     validation: Any,
     *,
-    scale: tuple[float, float] | None = None,
-    precision: tuple[float, float] | None = None,
-    method: str = "grid",
+    data_weight: tuple[float, float] | None = None,
+    prior_precision: tuple[float, float] | None = None,
+    method: SearchMethod = "grid",
     trials: int | None = None,
     metric: str = "nll",
-    seed: int = 0,
+    generator: torch.Generator | None = None,
+    memory: float | None = None,
     progress: bool = False,
 ) -> Sweep:
-    """Score many weights of the data and precisions of the prior on validation data, without fitting again.
+    """Score many data weights and prior precisions on validation data, without fitting again.
 
-    Both ranges are on a logarithmic axis. By default they go a factor of 1,000 to both sides of what the posterior has.
+    The data weight is the number of examples that the data count for: their number over the temperature. Both ranges
+    are on a logarithmic axis. The default range goes a factor of 1,000 to both sides of the posterior's own setting.
 
     Args:
         la: The posterior.
         validation: Data that the network was not trained on, as in `pw.fit`. A one-shot iterator is refused.
-        scale: Lowest and highest data count over the temperature. None for the default.
-        precision: Lowest and highest prior precision. None for the default.
+        data_weight: Lowest and highest data weight. None for the default.
+        prior_precision: Lowest and highest prior precision. None for the default.
         method: "grid", "random" or "bayesian" (needs optuna).
         trials: Number of settings. None for 49 on a grid and 40 else. A grid takes the largest square up to it.
-        metric: What the best is chosen by, such as "nll" or "ece"; all metrics are kept.
-        seed: Seed of "random" and "bayesian".
+        metric: Metric that the best setting is chosen by, such as "nll" or "ece"; all metrics are kept.
+        generator: Source of the seed of "random" and "bayesian". None for a fixed seed.
+        memory: Bytes for Jacobians that are kept and for temporary results. None for the limit that the posterior has.
         progress: Whether to show a progress bar.
 
     Returns:
         A `pw.Sweep`.
 
     Raises:
-        PeewitError: A range is none, a name is unknown, `trials` is too small, or the data is a one-shot iterator or
-            has no labelled examples.
-        ArgumentTypeError: `la` is no `pw.Laplace`, or `metric` is no name.
+        PeewitError: A range is not two rising positive numbers, a name is unknown, `trials` is too small, or the data
+            is a one-shot iterator or has no labelled examples.
+        ArgumentTypeError: `la` is no `pw.Laplace`, `metric` is no name, or `generator` is no torch.Generator.
         ImportError: `method="bayesian"` without optuna.
 
     Example:
-        >>> found = pw.sweep(la, (x, y), precision=(0.1, 10.0), trials=9)
-        >>> len(found.points), 0.1 <= found.best.precision <= 10.1
+        >>> tried = pw.sweep(la, (x, y), prior_precision=(0.1, 10.0), trials=9)
+        >>> len(tried.points), 0.1 <= tried.best.prior_precision <= 10.1
         (9, True)
     """
     from ..laplace import Laplace
 
     if not isinstance(la, Laplace):
         raise ArgumentTypeError(f"sweep was given a {type(la).__name__}; expected a Laplace, which peewit.fit returns.")
-    middle = float(la.prior.precision.detach().double().log().mean().exp())
-    own = la.N / la.temperature
-    question = checked(
-        scale or (own / WIDE, own * WIDE), precision or (middle / WIDE, middle * WIDE), method, trials, metric, seed
+    check_name(method, SEARCHES, "method")
+    if not isinstance(metric, str):
+        raise ArgumentTypeError(f"metric is a {type(metric).__name__}; expected the name of a metric, such as 'nll'.")
+    options = SweepOptions(
+        data_weight=checked_range(data_weight, la.N / la.temperature, "data_weight"),
+        prior_precision=checked_range(
+            prior_precision, float(la.prior.precision.detach().double().log().mean().exp()), "prior_precision"
+        ),
+        trials=checked_trials(trials, method),
+        metric=metric,
+        seed=seed_of(generator, 32, fixed=0),
     )
-    batches = repeated(validation, la.weights.device)
-    scorer = Scorer(la, batches)
-    search: dict[str, Search] = {"grid": grid, "random": random, "bayesian": bayesian}
-    shown = Progress(progress)
-    try:
-        tried = search[method](lambda n, tau: scorer.point(n, tau, metric), question)
-        points = tuple(shown.track(tried, question.trials, "trying settings"))
-    finally:
-        shown.close()
-    return Sweep(points, metric, method, la.N, question.scale, question.precision, seed)
+    scorer = Scorer(la, repeated(validation, la.weights.device), memory)
+    with closing(Progress(progress)) as bars:
+        tried = SEARCHES[method](lambda n, tau: scorer.point(n, tau, metric), options)
+        points = tuple(bars.track(tried, options.trials, "trying settings"))
+    return Sweep(
+        points=points,
+        metric=metric,
+        method=method,
+        examples=la.N,
+        data_weight=options.data_weight,
+        prior_precision=options.prior_precision,
+    )
 
 
-def checked(scale: Any, precision: Any, method: Any, trials: Any, metric: Any, seed: Any) -> Question:
-    """Refuse ranges that are none, unknown names and counts that are none."""
-    for name, given in (("scale", scale), ("precision", precision)):
-        good = isinstance(given, tuple | list) and len(given) == 2
-        if not good or not all(isinstance(each, int | float) and 0 < each < math.inf for each in given):
-            raise PeewitError(f"{name}={given!r} was given; expected two positive numbers, (lowest, highest).")
-        if given[0] >= given[1]:
-            raise PeewitError(f"{name}={given!r} was given; expected the lower number first.")
-    if method not in METHODS:
-        near = nearest(method, METHODS) if isinstance(method, str) else ""
-        raise PeewitError(f"method={method!r} is not known; {near}Known: {', '.join(METHODS)}.")
+def checked_range(limits: Any, middle: float, what: str) -> tuple[float, float]:
+    """The lowest and the highest number; None for a wide range around `middle`."""
+    if limits is None:
+        return middle / WIDE, middle * WIDE
+    pair = isinstance(limits, tuple | list) and len(limits) == 2
+    if not pair or not all(isinstance(value, int | float) and 0 < value < math.inf for value in limits):
+        raise PeewitError(f"{what}={limits!r} was given; expected two positive numbers, (lowest, highest).")
+    if limits[0] >= limits[1]:
+        raise PeewitError(f"{what}={limits!r} was given; expected the lower number first.")
+    return float(limits[0]), float(limits[1])
+
+
+def checked_trials(trials: int | None, method: SearchMethod) -> int:
+    """How many settings are tried; on a grid a square number."""
     number = TRIALS[method] if trials is None else trials
     if not is_count(number) or (method == "grid" and number < 4):
         least = "4 or more, for a grid of two by two" if method == "grid" else "a positive whole number"
         raise PeewitError(f"trials={trials!r} was given; expected {least}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise PeewitError(f"seed={seed!r} was given; expected a whole number from 0.")
-    if not isinstance(metric, str):
-        raise ArgumentTypeError(f"metric is a {type(metric).__name__}; expected the name of a metric, such as 'nll'.")
-    ranges = [(float(given[0]), float(given[1])) for given in (scale, precision)]
-    side = math.isqrt(number)
-    return Question(ranges[0], ranges[1], method, side * side if method == "grid" else number, metric, seed)
+    return math.isqrt(number) ** 2 if method == "grid" else number
 
 
 def between(share: float, limits: tuple[float, float]) -> float:
-    """On a logarithmic axis, 0 to 1."""
+    """A point on a logarithmic axis; shares from 0 to 1 lead from end to end."""
     return math.exp(math.log(limits[0]) + share * (math.log(limits[1]) - math.log(limits[0])))
 
 
-def grid(attempt: Try, question: Question) -> Iterator[Point]:
-    """As many scales as precisions, ends included."""
-    side = math.isqrt(question.trials)
+def grid(attempt: Try, options: SweepOptions) -> Iterator[SweepPoint]:
+    """As many data weights as prior precisions, ends included."""
+    side = math.isqrt(options.trials)
     for first in range(side):
         for second in range(side):
             shares = first / (side - 1), second / (side - 1)
-            yield attempt(between(shares[0], question.scale), between(shares[1], question.precision))
+            yield attempt(between(shares[0], options.data_weight), between(shares[1], options.prior_precision))
 
 
-def random(attempt: Try, question: Question) -> Iterator[Point]:
-    """Evenly on logarithmic axes."""
-    generator = torch.Generator("cpu").manual_seed(question.seed)
-    for _ in range(question.trials):
+def random(attempt: Try, options: SweepOptions) -> Iterator[SweepPoint]:
+    """Uniformly on logarithmic axes."""
+    generator = torch.Generator("cpu").manual_seed(options.seed)
+    for _ in range(options.trials):
         first, second = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
-        yield attempt(between(first, question.scale), between(second, question.precision))
+        yield attempt(between(first, options.data_weight), between(second, options.prior_precision))
 
 
-def bayesian(attempt: Try, question: Question) -> Iterator[Point]:
+def bayesian(attempt: Try, options: SweepOptions) -> Iterator[SweepPoint]:
     """Where a model of the earlier trials promises most (optuna's tree of Parzen estimators)."""
     try:
         import optuna
     except ImportError:
         raise MissingPackageError("method='bayesian' needs optuna: pip install optuna.") from None
-    told = optuna.logging.get_verbosity()
+    verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        sampler = optuna.samplers.TPESampler(seed=question.seed)
-        study = optuna.create_study(direction="minimize", sampler=sampler)
-        for _ in range(question.trials):
+        study = optuna.create_study(direction="minimize", sampler=optuna.samplers.TPESampler(seed=options.seed))
+        for _ in range(options.trials):
             trial = study.ask()
             point = attempt(
-                trial.suggest_float("scale", *question.scale, log=True),
-                trial.suggest_float("precision", *question.precision, log=True),
+                trial.suggest_float("data_weight", *options.data_weight, log=True),
+                trial.suggest_float("prior_precision", *options.prior_precision, log=True),
             )
-            value = -merit(question.metric, point.metrics[question.metric])
+            value = -merit(options.metric, point.metrics[options.metric])
             study.tell(trial, value if math.isfinite(value) else 1e30)
             yield point
     finally:
-        optuna.logging.set_verbosity(told)
+        optuna.logging.set_verbosity(verbosity)
+
+
+SEARCHES: dict[SearchMethod, Callable[[Try, SweepOptions], Iterator[SweepPoint]]] = {
+    "grid": grid,
+    "random": random,
+    "bayesian": bayesian,
+}
 
 
 @dataclass(eq=False)
 class Scorer:
-    """Metrics of settings of one posterior; Jacobians, which depend on none of them, are kept where they fit."""
+    """Metrics of settings of one posterior; Jacobians, which depend on no setting, are kept where they fit."""
 
     la: Laplace
     batches: Batches
+    memory: float | None
     shared: Shared | None = None
-    simple: bool = True
+    simple: bool = True  # whether predictions are made from Jacobians
 
-    def point(self, scale: float, precision: float, metric: str) -> Point:
-        """At one scale and precision."""
-        temperature = self.la.N / scale
-        there = self.la.with_prior(precision).with_temperature(temperature)
-        columns = joined(self._parts(there))
-        found = {name: each.value for name, each in metrics_of(columns, Resampling(columns.examples, 0, 0)).items()}
-        if metric not in found:
-            raise PeewitError(
-                f"metric={metric!r} is not known; {nearest(metric, found)}Known here: {', '.join(found)}."
-            )
-        return Point(scale, precision, temperature, found)
+    def point(self, data_weight: float, prior_precision: float, metric: str) -> SweepPoint:
+        """The metrics of one setting."""
+        temperature = self.la.N / data_weight
+        columns = joined(self._parts(self.la.with_prior(prior_precision).with_temperature(temperature)))
+        draws = metrics_of(columns, Resampling(columns.examples, 0, 0))
+        check_name(metric, draws, "metric")
+        return SweepPoint(data_weight, prior_precision, temperature, {name: each.value for name, each in draws.items()})
 
     def _parts(self, la: Laplace) -> list[Part]:
-        made: list[Part] = []
+        parts: list[Part] = []
         if self.simple:
             self.shared = self.shared or Shared(self.la.state, self.batches, {})
             question = options.Question.of(la.likelihood, "linearised", None, None, False, False)
@@ -287,21 +298,21 @@ class Scorer:
                 with torch.no_grad():
                     cov = engine.given(each.network, la.precision, each.mean, each.found, each.inputs)
                     belief = predict.normal(each.network, cov, question, DEFAULT_SEED)
-                    made.append(answer(made_of(belief, la.likelihood, question.link)).part(each.targets))
+                    parts.append(answer(made_of(belief, la.likelihood, question.link)).part(each.targets))
 
             try:
-                examples = self.shared._visit(visit, None)
+                examples = self.shared._visit(visit, self.memory)
             except TooManyOutputs:  # their covariances are made of samples
-                self.simple, made = False, []
+                self.simple, parts = False, []
             else:
-                return self._filled(made, examples)
+                return self._filled(parts, examples)
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
             for inputs, targets in self.batches:
-                made.append(answer(la.predict(inputs)).part(targets))
-        return self._filled(made, sum(part.examples for part in made))
+                parts.append(answer(la.predict(inputs, memory=self.memory)).part(targets))
+        return self._filled(parts, sum(part.examples for part in parts))
 
     @staticmethod
-    def _filled(made: list[Part], examples: int) -> list[Part]:
-        if not examples or not sum(len(part.owner) for part in made):
+    def _filled(parts: list[Part], examples: int) -> list[Part]:
+        if not examples or not sum(len(part.owner) for part in parts):
             raise PeewitError("validation has no labelled examples; expected some.")
-        return made
+        return parts

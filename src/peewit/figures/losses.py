@@ -22,6 +22,7 @@ from ..network.nests import count, take
 from ..posterior.network import network_of
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
+from ..runtime.random import generator_of
 from ..weights.vectors import unflatten
 from . import style, ways
 
@@ -126,7 +127,7 @@ def landscape(
     reach: float | None = None,
     points: int | None = None,
     examples: int | None = EXAMPLES,
-    seed: int = 0,
+    generator: torch.Generator | None = None,
 ) -> Landscape:
     """Compute the loss around the trained weights, on a line or a plane.
 
@@ -140,7 +141,8 @@ def landscape(
         points: Points along each direction, at least 3; an even number becomes the next odd one. None for 101 on a
             line, 31 on a plane.
         examples: The first so many examples are used; None for all of them.
-        seed: Seed of random directions, and of Lanczos' method, which finds eigenvectors above 2,000 weights.
+        generator: Source of random directions, and of the start of Lanczos' method, which finds eigenvectors above
+            2,000 weights. None for a fixed seed.
 
     Returns:
         A `Landscape` with `points` coordinates along each direction.
@@ -164,7 +166,7 @@ def landscape(
     if examples is not None and not is_count(examples):
         raise PeewitError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
     kind = directions if isinstance(directions, str) else "given"
-    axes = ways.directions(la, directions, dimensions, seed)
+    axes = ways.directions(la, directions, dimensions, generator_of(generator))
     far = REACH.get(kind, 1.0) if reach is None else reach
     if not 0 < far < math.inf:
         raise PeewitError(f"reach={reach!r} was given; expected a positive number.")

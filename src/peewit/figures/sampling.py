@@ -18,6 +18,7 @@ from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
 from ..predictions.families import family_of
+from ..runtime.random import generator_of
 from ..weights.vectors import unflatten
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
@@ -69,7 +70,9 @@ class Draws:
 
 
 @plainly
-def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", seed: int = 0) -> Draws:
+def draws(
+    la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", generator: torch.Generator | None = None
+) -> Draws:
     """Predict at several draws of the weights from the posterior.
 
     Args:
@@ -77,7 +80,7 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         x: Inputs (B, ...), as the network takes them.
         samples: Number S of draws.
         method: "linearised" for outputs of the linear model, "sampled" for outputs of the network itself.
-        seed: Seed of the draws.
+        generator: Source of the draws. None for a fixed seed.
 
     Returns:
         The `Draws`, with predictions (S, B, C).
@@ -101,7 +104,7 @@ def draws(la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearise
         raise PeewitError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
-    deviations = la.state.deviations(checked_samples(samples), torch.Generator().manual_seed(seed))
+    deviations = la.state.deviations(checked_samples(samples), generator_of(generator))
     network = network_of(la.state, None)
     if method == "linearised":
         outputs = engine.functional_samples(network, x, deviations)
@@ -169,7 +172,7 @@ def monte_carlo(
     *,
     method: str = "linearised",
     output: int = 0,
-    seed: int = 0,
+    generator: torch.Generator | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Figure:
     """Draw weight samples, their predictions and the average of these, with a slider for the number of samples.
@@ -182,7 +185,7 @@ def monte_carlo(
         samples: Number of draws; not used with numbers.
         method: "linearised" or "sampled", see `draws`; not used with numbers.
         output: Number of the output whose curves are drawn, from 0.
-        seed: Seed of the draws; not used with numbers.
+        generator: Source of the draws, see `draws`; not used with numbers.
         classes: Names of the classes; None for "class 0", "class 1", ... A yes-or-no label takes two.
 
     Returns:
@@ -199,7 +202,7 @@ def monte_carlo(
     """
     if not isinstance(source, Draws) and (x is None or not count(x)):
         raise PeewitError("x holds no inputs; expected those at which to predict.")
-    made = source if isinstance(source, Draws) else draws(source, x, samples, method=method, seed=seed)
+    made = source if isinstance(source, Draws) else draws(source, x, samples, method=method, generator=generator)
     checked_output(output, made.predictions.shape[-1])
     curves = made.x is not None and not made.classes
     figure = style.panels(

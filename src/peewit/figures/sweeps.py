@@ -1,4 +1,4 @@
-"""The effect of the posterior's scale and of the prior's precision on calibration."""
+"""The effect of the data weight and of the prior precision on calibration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from .style import ORANGE, graph_objects, shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-
-def number(value: Any) -> float:
-    """A number, or the number of an estimate."""
-    return float(getattr(value, "value", value))
 
 
 def sweep(source: Any, metric: str | None = None) -> Figure:
@@ -47,7 +42,7 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     if not points:
         raise PeewitError("The sweep has no points.")
     known = list(dict.fromkeys(name for point in points for name in point.metrics))
-    first = getattr(source, "metric", known[0]) if metric is None else metric
+    first = source.metric if metric is None else metric
     if first not in known:
         raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
     order = [first, *(name for name in known if name != first)]
@@ -55,11 +50,11 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     figure = go.Figure()
     for place, name in enumerate(order):
         figure.add_trace(tried(points, name, place == 0))
-    best, chosen = source.best, getattr(source, "metric", first)
+    best, chosen = source.best, source.metric
     mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
     figure.add_trace(
         go.Scatter(
-            x=[best.scale], y=[best.precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
+            x=[best.data_weight], y=[best.prior_precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
             hoverinfo="skip",
         )
     )  # fmt: skip
@@ -71,16 +66,16 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
         }
         for name in order
     ]
-    found = number(best.metrics[chosen])
+    found = best.metrics[chosen]
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {kinds.metric(first).phrase}. Best {short(chosen)}: {shown(found)} at {shown(best.scale)} "
-        f"examples and precision {shown(best.precision)}."
+        f"coloured by {kinds.metric(first).phrase}. Best {short(chosen)}: {shown(found)} at {shown(best.data_weight)} "
+        f"examples and precision {shown(best.prior_precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
-    figure.update_xaxes(**style.logarithmic(point.scale for point in points))
-    figure.update_yaxes(**style.logarithmic(point.precision for point in points))
+    figure.update_xaxes(**style.logarithmic(point.data_weight for point in points))
+    figure.update_yaxes(**style.logarithmic(point.prior_precision for point in points))
     figure.update_layout(updatemenus=[style.menu(buttons)])
     return figure
 
@@ -92,7 +87,7 @@ def short(name: str) -> str:
 
 def tried(points: list[Any], name: str, visible: bool) -> Any:
     """Every setting as a square, coloured by one metric; colours leave outliers aside."""
-    values = [number(point.metrics[name]) if name in point.metrics else math.nan for point in points]
+    values = [point.metrics.get(name, math.nan) for point in points]
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
     aside = len(finite) // 10  # the worst ones
     low, high = finite[0], finite[-1 - aside]
@@ -111,8 +106,8 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
         "line": {"color": style.LINES, "width": 1},
     }
     return graph_objects().Scatter(
-        x=[point.scale for point in points],
-        y=[point.precision for point in points],
+        x=[point.data_weight for point in points],
+        y=[point.prior_precision for point in points],
         mode="markers",
         name="settings that were tried",
         visible=visible,

@@ -20,7 +20,7 @@ DENSE = 2_000  # weights up to which eigenvectors are taken of the whole matrix
 STEPS = 100  # of Lanczos above that
 
 
-def directions(la: Laplace, asked: str | Tensor, count: int, seed: int) -> Tensor:
+def directions(la: Laplace, asked: str | Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count, D) in float64: by name, or those that were given."""
     if isinstance(asked, Tensor):
         return given(la, asked, count)
@@ -29,7 +29,7 @@ def directions(la: Laplace, asked: str | Tensor, count: int, seed: int) -> Tenso
         raise PeewitError(f"directions={asked!r} is not known; {near}Known: {', '.join(NAMES)}, or a tensor (k, D).")
     if count > la.D:
         raise PeewitError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
-    return filter_normalised(la, count, seed) if asked == "random" else eigen(la, count, seed)
+    return filter_normalised(la, count, generator) if asked == "random" else eigen(la, count, generator)
 
 
 def given(la: Laplace, asked: Tensor, count: int) -> Tensor:
@@ -42,13 +42,12 @@ def given(la: Laplace, asked: Tensor, count: int) -> Tensor:
     return made
 
 
-def filter_normalised(la: Laplace, count: int, seed: int) -> Tensor:
+def filter_normalised(la: Laplace, count: int, generator: torch.Generator) -> Tensor:
     """(count, D): normal numbers, each filter (row of a weight) as long as the trained one.
 
     Biases and other vectors stay where they are: their random directions would drown the rest (Li et al. 2018).
     """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(count, la.D, generator=generator, dtype=torch.float64).to(la.weights.device)
+    drawn = normal((count, la.D), generator, la.weights.device)
     trained = unflatten(la.weights.double(), la.space)
     matrices = any(weight.dim() > 1 for weight in trained.values())
     made = []
@@ -57,6 +56,11 @@ def filter_normalised(la: Laplace, count: int, seed: int) -> Tensor:
         scaled = {name: as_long(pieces[name], weight, matrices) for name, weight in trained.items()}
         made.append(flatten(scaled, la.space))
     return torch.stack(made)
+
+
+def normal(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Normal numbers in float64, drawn where the generator is."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device).to(device)
 
 
 def as_long(drawn: Tensor, trained: Tensor, matrices: bool) -> Tensor:
@@ -74,7 +78,7 @@ def length(rows: Tensor) -> Tensor:
     return rows.square().sum(1).sqrt()
 
 
-def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
+def eigen(la: Laplace, count: int, generator: torch.Generator, dense: int = DENSE) -> Tensor:
     """(count, D): eigenvectors of the posterior precision with the largest eigenvalues, one deviation long each.
 
     These are the directions that the data determine best: where the loss rises fastest.
@@ -83,29 +87,33 @@ def eigen(la: Laplace, count: int, seed: int, dense: int = DENSE) -> Tensor:
     def product(v: Tensor) -> Tensor:
         return la.precision.mv(v.to(la.weights.dtype)).double()
 
-    values, vectors = extreme(product, la.D, count, seed, la.weights.device, dense)
+    values, vectors = extreme(product, la.D, count, generator, la.weights.device, dense)
     return vectors / values.sqrt()[:, None]
 
 
 def extreme(
-    product: Callable[[Tensor], Tensor], size: int, count: int, seed: int, device: torch.device, dense: int = DENSE
+    product: Callable[[Tensor], Tensor],
+    size: int,
+    count: int,
+    generator: torch.Generator,
+    device: torch.device,
+    dense: int = DENSE,
 ) -> tuple[Tensor, Tensor]:
     """(count,) and (count, size): the largest eigenvalues of a symmetric matrix and their vectors, largest first."""
     if size <= dense:
         whole = product(torch.eye(size, dtype=torch.float64, device=device))
         values, vectors = torch.linalg.eigh(0.5 * (whole + whole.mT))
         return values.flip(0)[:count], settled(vectors.mT.flip(0)[:count])
-    basis, matrix = lanczos(product, size, min(STEPS, size), seed, device)
+    basis, matrix = lanczos(product, size, min(STEPS, size), generator, device)
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0)[:count], settled(vectors.mT.flip(0)[:count] @ basis)
 
 
 def lanczos(
-    product: Callable[[Tensor], Tensor], size: int, steps: int, seed: int, device: torch.device
+    product: Callable[[Tensor], Tensor], size: int, steps: int, generator: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """(k, size) orthonormal rows and the matrix (k, k) in them: Krylov's space, made orthogonal twice in each step."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(size, generator=generator, dtype=torch.float64).to(device)
+    start = normal((size,), generator, device)
     rows, images = [start / start.norm()], []
     for _ in range(steps):
         images.append(product(rows[-1]))

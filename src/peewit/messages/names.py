@@ -43,6 +43,7 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "backend": "curvature",
     "num_samples": "samples",
     "predictive_samples": "sample",
+    "seed": "generator",
     "optimize_prior_precision": "tune",
     "log_marginal_likelihood": "log_evidence",
     "posterior_precision": "precision",

@@ -101,8 +101,8 @@ def read(path_or_text: str | os.PathLike[str]) -> str:
     return source.read_text(encoding="utf-8")
 
 
-def written(text: str, path: str | os.PathLike[str] | None) -> str:
-    """The text, also in a file where one is named: whole, or an earlier file stays."""
+def write(text: str, path: str | os.PathLike[str] | None) -> str:
+    """The text, also written into a file where one is named: whole, or an earlier file stays."""
     if path is None:
         return text
     with writing(writable(path, "report.json")) as temporary:

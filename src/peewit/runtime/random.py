@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..messages.arguments import checked_generator
+
 DEFAULT_SEED = 0x1A9  # of everything that is drawn where no generator was given
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # splitmix64's, as signed numbers
 _STEP = -0x61C8864680B583EB
@@ -68,8 +70,15 @@ class Hashed:
         return radius * (2 * math.pi * self.uniform(width, 1)).cos()
 
 
-def seed_of(generator: torch.Generator | None, bits: int) -> int:
+def seed_of(generator: torch.Generator | None, bits: int, fixed: int = DEFAULT_SEED) -> int:
     """The fixed seed, or one of so many bits that is drawn from a generator."""
+    checked_generator(generator)
     if generator is None:
-        return DEFAULT_SEED
+        return fixed
     return int(torch.randint(1 << bits, (1,), generator=generator, device=generator.device))
+
+
+def generator_of(generator: torch.Generator | None) -> torch.Generator:
+    """The generator that was given, or a new one with a fixed seed."""
+    checked_generator(generator)
+    return torch.Generator().manual_seed(0) if generator is None else generator
