@@ -194,7 +194,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ("trials=3", "4 or more"),
     ),
     "sweep generator": (lambda: sweep(generator=1.5), T, ("generator is a float",)),
-    "sweep without data": (lambda: sweep(validation=[]), V, ("no labelled examples",)),
+    "sweep without data": (lambda: sweep(validation=[]), V, ("validation data has no examples",)),
     "sweep once": (lambda: sweep(validation=iter([images()])), V, ("one-shot iterator",)),
 }
 

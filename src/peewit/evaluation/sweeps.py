@@ -284,6 +284,8 @@ class Scorer:
         """The metrics of one setting."""
         temperature = self.la.N / data_weight
         columns = joined(self._parts(self.la.with_prior(prior_precision).with_temperature(temperature)))
+        if not len(columns):
+            raise PeewitError("validation has no labelled examples; expected some.")
         draws = metrics_of(columns, Resampling(columns.examples, 0, 0))
         check_name(metric, draws, "metric")
         return SweepPoint(data_weight, prior_precision, temperature, {name: each.value for name, each in draws.items()})
@@ -301,18 +303,12 @@ class Scorer:
                     parts.append(answer(made_of(belief, la.likelihood, question.link)).part(each.targets))
 
             try:
-                examples = self.shared._visit(visit, self.memory)
+                self.shared._visit(visit, self.memory)
             except TooManyOutputs:  # their covariances are made of samples
                 self.simple, parts = False, []
             else:
-                return self._filled(parts, examples)
+                return parts
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
             for inputs, targets in self.batches:
                 parts.append(answer(la.predict(inputs, memory=self.memory)).part(targets))
-        return self._filled(parts, sum(part.examples for part in parts))
-
-    @staticmethod
-    def _filled(parts: list[Part], examples: int) -> list[Part]:
-        if not examples or not sum(len(part.owner) for part in parts):
-            raise PeewitError("validation has no labelled examples; expected some.")
         return parts
