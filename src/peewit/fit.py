@@ -25,7 +25,7 @@ from .messages.names import named, spelled
 from .messages.warnings import warn
 from .network.batches import Batches
 from .network.identity import Identity
-from .network.isolation import plainly
+from .network.isolation import entry_point
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
 from .posterior.linear_mode import At, check_at
@@ -41,7 +41,7 @@ from .tracing.selection import Weights, select
 from .weights.space import Space, trainable
 
 
-@plainly
+@entry_point
 def fit(
     model: nn.Module,
     data: Any,

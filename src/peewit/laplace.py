@@ -19,7 +19,7 @@ from .linear_model import find
 from .messages.arguments import checked_generator
 from .messages.errors import ArgumentTypeError
 from .messages.names import ELSEWHERE, nearest
-from .network.isolation import plainly
+from .network.isolation import entry_point
 from .network.modules import unwrapped
 from .network.nests import Inputs
 from .posterior.coverage import Coverage, coverage_of
@@ -172,7 +172,7 @@ class Laplace:
         """The mode of the linearised model, where evidence is then taken; None where it was not looked for."""
         return self.state.linear_mode
 
-    @plainly
+    @entry_point
     def with_prior(self, prior: Prior | Number) -> Laplace:
         """Keep the curvature and take another prior: a new value; refused where the structure cannot hold it.
 
@@ -251,7 +251,7 @@ class Laplace:
         """
         return Laplace(in_arithmetic(self.state, arithmetic))
 
-    @plainly
+    @entry_point
     def at_linear_mode(
         self,
         train: Any,
@@ -288,7 +288,7 @@ class Laplace:
         """
         return Laplace(find.find(self.state, train, tolerance, steps, memory, progress))
 
-    @plainly
+    @entry_point
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
         """Compute the log marginal likelihood, here or at another prior and noise.
 
@@ -311,7 +311,7 @@ class Laplace:
         """
         return self.state.log_evidence(prior, noise)
 
-    @plainly
+    @entry_point
     def evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Evidence:
         """Compute the log evidence in parts, with the effective dimensions of each group of the prior.
 
@@ -331,7 +331,7 @@ class Laplace:
         """
         return self.state.evidence(prior, noise)
 
-    @plainly
+    @entry_point
     def tune(
         self,
         method: tuning.Method = "evidence",
@@ -391,7 +391,7 @@ class Laplace:
         )
         return Laplace(tune(self.state, asked, start))
 
-    @plainly
+    @entry_point
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw weights from the posterior, around the trained ones.
 
@@ -414,7 +414,7 @@ class Laplace:
         with drawing(generator, self.weights.device):
             return self.weights + self.state.deviations(samples, generator)
 
-    @plainly
+    @entry_point
     def functional(
         self,
         x: Inputs,
@@ -457,7 +457,7 @@ class Laplace:
         """
         return functional(self.state, x, joint, variance_only, memory, create_graph, at)
 
-    @plainly
+    @entry_point
     def functional_samples(
         self, x: Inputs, samples: int, generator: torch.Generator | None = None, *, at: At = "trained_weights"
     ) -> Tensor:
@@ -484,7 +484,7 @@ class Laplace:
         """
         return functional_samples(self.state, x, samples, generator, at)
 
-    @plainly
+    @entry_point
     def predict(
         self,
         x: Inputs,
@@ -555,7 +555,7 @@ class Laplace:
         """
         return coverage_of(self.state)
 
-    @plainly
+    @entry_point
     def diagnose(self, train: Any) -> Diagnosis:
         """Check whether the network is fit for this, in sentences with what to do.
 
@@ -579,7 +579,7 @@ class Laplace:
         network_of(self.state, None)  # refuses a network that has changed
         return diagnose(self.state, train)
 
-    @plainly
+    @entry_point
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
         """Add more data, as if the posterior was fitted to all of it: a new value (EKFAC keeps its eigenvectors).
 
@@ -609,7 +609,7 @@ class Laplace:
         warn_of_rounding(state)
         return Laplace(state)
 
-    @plainly
+    @entry_point
     def to(self, device: str | torch.device, model: nn.Module | None = None) -> Laplace:
         """Move the posterior to another device, where its network must be already: a new value.
 
@@ -630,7 +630,7 @@ class Laplace:
         own = self.model if model is None else unwrapped(model)
         return Laplace(moved(self.state, device_named(device), own))
 
-    @plainly
+    @entry_point
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the network to a safetensors file, which `pw.load` reads; whole or not at all.
 
@@ -682,7 +682,7 @@ class Laplace:
         )
 
 
-@plainly
+@entry_point
 def load(
     path: str | os.PathLike[str],
     model: nn.Module,

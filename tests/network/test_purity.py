@@ -19,7 +19,7 @@ from networks import Network
 from peewit.network import buffers, isolation
 from peewit.network import kept as memory
 from peewit.network.calling import Replacement
-from peewit.network.kept import INSIDE, Attributes, hide_made
+from peewit.network.kept import INSIDE, Attributes, hide_kept
 from snapshots import changed, same, snapshot
 from tables import moved, table
 
@@ -433,8 +433,8 @@ def test_what_an_earlier_pass_kept_is_taken_away() -> None:
     now: dict[str, Any] = {"cache": tensor, "fresh": {"a": tensor}, "items": [1, tensor], "turned": tensor, "number": 3}
     vars(module).update(now)
     before = {"cache": None, "fresh": INSIDE, "items": [1], "turned": [2], "number": 4, "never": None}  # flags too
-    memory._MADE[module] = dict(before)
-    kept = hide_made(module)
+    memory._RECORDS[module] = dict(before)
+    kept = hide_kept(module)
     assert not hasattr(module, "fresh")
     assert [getattr(module, name) for name in ("cache", "items", "turned", "number")] == [None, [1], [2], 4]
     assert module.items is now["items"]
@@ -444,7 +444,7 @@ def test_what_an_earlier_pass_kept_is_taken_away() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["hide_made", "refill", "set_by_user", "Buffers.of", "_plain_attention"])
+@pytest.mark.parametrize("where", ["hide_kept", "refill", "is_set_by_user", "Buffers.of", "plain_attention"])
 def test_what_is_hidden_is_given_back_where_that_fails(
     where: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,31 +455,31 @@ def test_what_is_hidden_is_given_back_where_that_fails(
     for module in model:
         now.append({"cache": tensor.clone(), "items": [1, tensor], "fresh": tensor.clone(), "table": {"a": tensor}})
         vars(module).update(now[-1])
-        memory._MADE[module] = dict(before)
+        memory._RECORDS[module] = dict(before)
     calls = []
 
     def failing(*given: Any) -> Any:
         calls.append(given)
-        if len(calls) == (1 if where == "_plain_attention" else 2):
+        if len(calls) == (1 if where == "plain_attention" else 2):
             raise error
         return own(*given)
 
-    place = isolation if where == "_plain_attention" else memory
+    place = isolation if where == "plain_attention" else memory
     if where == "Buffers.of":
         own: Any = buffers.Buffers.of
         monkeypatch.setattr(buffers.Buffers, "of", staticmethod(failing))
     else:
         own = getattr(place, where)
         monkeypatch.setattr(place, where, failing)
-    with pytest.raises(type(error)), isolation.evaluation(model):
-        raise AssertionError("held")
+    with pytest.raises(type(error)), isolation.isolated(model):
+        raise AssertionError("isolated")
     monkeypatch.undo()
     for module, attributes in zip(model, now, strict=True):
         assert all(vars(module)[name] is value for name, value in attributes.items())
         assert len(module.items) == 2 and module.items[1] is tensor and module.table["a"] is tensor
         assert module.training
     assert id(model) not in buffers._HELD
-    with isolation.evaluation(model):  # and what may be hidden still is
+    with isolation.isolated(model):  # and what may be hidden still is
         assert model[0].cache is None and not hasattr(model[1], "fresh") and model[1].items == [1]
     assert model[0].cache is now[0]["cache"] and model[1].fresh is now[1]["fresh"]
 
@@ -490,11 +490,11 @@ def test_other_tensors_in_place_of_weights() -> None:
     others = {id(each): 10 + each.detach() for each in weights[:3]}
     with Replacement(others) as mode:
         assert torch.add(weights[0], weights[3]).tolist() == [13.0, 13.0]
-        assert mode.found == {id(weights[0])}
+        assert mode.used == {id(weights[0])}
         assert torch.cat([weights[3], weights[0]]).tolist() == [3.0, 3.0, 10.0, 10.0]
         assert torch.stack((weights[1], weights[3])).tolist() == [[11.0, 11.0], [3.0, 3.0]]
         assert torch.add(weights[3], other=weights[1]).tolist() == [14.0, 14.0]
-    assert mode.found == {id(weights[0]), id(weights[1])}
+    assert mode.used == {id(weights[0]), id(weights[1])}
     assert Replacement(others)._replaced({"a": [weights[2]], "b": 1})["a"][0].tolist() == [12.0, 12.0]
 
 

@@ -15,7 +15,7 @@ from environment import DEVICE
 from peewit.curvature.kinds import GGN
 from peewit.curvature.stream import Source
 from peewit.network.batches import Batches
-from peewit.network.isolation import evaluation
+from peewit.network.isolation import isolated
 from peewit.network.modules import device_of
 from peewit.network.nests import take
 from peewit.runtime.memory import budget
@@ -79,7 +79,7 @@ def measured(model: nn.Module, data: Any, likelihood: Any, structure: Any, **opt
     space = make_space(model, trainable(model))
     kind = options.pop("kind", GGN())
     source = Source(model, space, Batches(data, device), likelihood, kind, budget(None, device), **options)
-    with evaluation(model, [model.get_parameter(name) for name in space.names]):
+    with isolated(model, [model.get_parameter(name) for name in space.names]):
         return structure.measure(source)
 
 

@@ -41,7 +41,7 @@ def test_scripted_networks(how: str) -> None:
         made = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x)
         inner = nn.Sequential(torch.jit.script(model[:2]), model[2])
     for call in (pw.fit, pw.products):
-        with pytest.raises(ValueError, match="scripted or traced networks; expected the plain module"):
+        with pytest.raises(ValueError, match=r"expected a plain torch\.nn\.Module, since scripted or traced networks"):
             call(made, (x, y), "regression")
     part = pw.fit(inner, (x, y), "regression", structure="full", weights=["1"])
     whole = pw.fit(model, (x, y), "regression", structure="full", weights=["2"])

@@ -14,7 +14,7 @@ import peewit as pw
 import reference_dense as dense
 from environment import DEVICE
 from peewit.jacobians.output_layer import identity_cotangents
-from peewit.network.isolation import evaluation
+from peewit.network.isolation import isolated
 from peewit.runtime.memory import Budget
 from peewit.tracing.tape import Tape
 from peewit.tracing.tracer import Tracer
@@ -104,7 +104,7 @@ def recorded(case: Table) -> Tape:
     """A recorded pass over the inputs of a case, all trainable weights selected."""
     model = case.case.make()[0].to(DEVICE)
     parameters = [model.get_parameter(name) for name in case.names]
-    with evaluation(model, parameters):
+    with isolated(model, parameters):
         return Tracer(model, tuple(case.names), Budget(10**9)).trace(moved(case.x))
 
 
@@ -114,7 +114,7 @@ def rows(tape: Tape, cotangents: Tensor) -> dict[str, Tensor]:
         name: torch.zeros(*cotangents.shape[:2], each.numel(), dtype=torch.float64)
         for name, each in tape.parameters.items()
     }
-    with evaluation(tape.model, tape.parameters.values()):
+    with isolated(tape.model, tape.parameters.values()):
         for part, value in tape.pull(cotangents).items():
             made[part.name][:, :, part.start : part.stop] += value.rows(slice(0, tape.examples)).cpu()
     return made

@@ -24,7 +24,7 @@ from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import Outermost, identity_cotangents
-from peewit.network.isolation import evaluation
+from peewit.network.isolation import isolated
 from peewit.runtime.arithmetic import as_arithmetic
 from peewit.runtime.memory import Budget
 from peewit.tracing import forward_mode, routing
@@ -1429,7 +1429,7 @@ def test_every_pass_starts_from_the_same_network() -> None:
     model, x = Numbered().double().to(DEVICE), normal(4, 3)
     tracer, push = tracer_of(model), push_of(model)
     vectors = normal(2, 8)
-    with evaluation(model, list(model.parameters())):
+    with isolated(model, list(model.parameters())):
         for step in (
             lambda: tracer.trace(x),
             lambda: tracer.watch(x),

@@ -509,7 +509,7 @@ def test_saved_references_follow_the_sampled_weights() -> None:
             dense.jacobian(copy.deepcopy(la.model).cpu(), x, [*la.space.names]),
         )
         for _ in range(2):  # references that were not found are not looked for again
-            with pw.network.isolation.evaluation(la.model, network.selected), torch.no_grad():
+            with pw.network.isolation.isolated(la.model, network.selected), torch.no_grad():
                 _, found = network.push(moved(x), torch.eye(la.D, dtype=torch.float64, device=DEVICE))
             assert relative(found.permute(1, 2, 0), jacobian) < 1e-8
         assert [*la.state.plan.later.direct.values()] == [direct]
@@ -559,8 +559,8 @@ def test_what_a_network_keeps_does_not_go_stale() -> None:
     weights = {name: own.reshape(held.get_parameter(name).shape) for name, own in weights.items()}
     for scale in (1.0, 2.0):  # one after the other: the second is not to see what the first kept
         at = {name: scale * own for name, own in weights.items()}
-        with pw.network.isolation.evaluation(held):
-            found = pw.network.calling.call(pw.network.calling.under(held, at), moved(x))
+        with pw.network.isolation.isolated(held):
+            found = pw.network.calling.call(pw.network.calling.with_weights(held, at), moved(x))
             pw.network.buffers.restore_buffers(held)
         wanted = torch.func.functional_call(expected.model, at, (moved(x),))
         assert relative(found.detach(), wanted.detach()) < 1e-12

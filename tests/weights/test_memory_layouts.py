@@ -369,10 +369,10 @@ def test_complex_weights_are_refused() -> None:
         pw.fit(model, data, "regression")
     la = pw.fit(model, data, "regression", weights=["head"])
     assert la.D == 10
-    assert la.state.identity.still(model)
+    assert la.state.identity.is_same(model)
     with torch.no_grad():
         model.p.imag.neg_()
-    assert not la.state.identity.still(model)
+    assert not la.state.identity.is_same(model)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -15,7 +15,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from ..network.nests import Inputs
 from ..runtime.memory import budget
 from ..tracing.forward_mode import Push, rounding
@@ -116,12 +116,12 @@ class Products:
             raise PeewitError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
         seen, watch = 0, Watch()
         form: Form | None = None  # of the batch before
-        with evaluation(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
-            for inputs, targets in watch.counted(self.data):
+        with isolated(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
+            for inputs, targets in watch.count_batches(self.data):
                 try:
                     made, number, form = self._batch(inputs, targets, flat, seen, form)
                 except InExample as error:
-                    raise watch.located(error) from None
+                    raise watch.locate(error) from None
                 total += made
                 seen += number
         return total.reshape(v.shape)

@@ -19,7 +19,7 @@ from ..jacobians.factored import Matrix
 from ..likelihoods import Form, Labelled, Likelihood, warn_of_probabilities
 from ..messages.errors import PeewitError
 from ..messages.warnings import warn
-from ..network.batches import Batches, merged
+from ..network.batches import Batches, merge_batches
 from ..network.finite import InExample, Watch
 from ..network.nests import Inputs, count, take, tensors
 from ..runtime.memory import Budget
@@ -199,8 +199,8 @@ class Source:
         scalars: list[Tensor] = []
         rests: list[Tensor] = []
         watch = Watch()
-        batches = watch.counted(self.progress.track(self.data, len(self.data), "curvature"))
-        joined = merged(batches, lambda given: self._examples(tracer, given, watch), self.data.steady)
+        batches = watch.count_batches(self.progress.track(self.data, len(self.data), "curvature"))
+        joined = merge_batches(batches, lambda given: self._examples(tracer, given, watch), self.data.stored)
         for inputs, checked in ahead(self._check(*batch) for batch in joined):
             number = count(inputs)
             cost = tracer.cost(inputs)  # of batches put together: examples that differ may come with the last of them
@@ -208,7 +208,7 @@ class Source:
             try:
                 ignored = checked.ignored()
             except InExample as error:
-                raise watch.located(error, seen - self.first) from None
+                raise watch.locate(error, seen - self.first) from None
             totals.form = checked.labels.form if totals.form is None else totals.form
             for start in range(0, number, step):
                 chosen = slice(start, min(start + step, number))
@@ -253,7 +253,7 @@ class Source:
         try:
             cost = tracer.cost(inputs)
         except InExample as error:
-            raise watch.located(error) from None
+            raise watch.locate(error) from None
         self.expected = self.expected or self.data.expected(count(inputs))
         cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
         return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (7 * cost)))

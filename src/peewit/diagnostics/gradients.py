@@ -15,7 +15,7 @@ from ..likelihoods import Labelled, Likelihood
 from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from ..network.nests import Inputs, count, take
 from ..weights.groups import Groups
 from ..weights.vectors import flatten
@@ -105,12 +105,12 @@ def examine(la: PosteriorState, data: Any) -> Seen:
     zeros = torch.zeros(la.D, dtype=torch.promote_types(la.weights.dtype, torch.float32), device=la.weights.device)
     seen = Seen(zeros, zeros.clone(), torch.zeros(groups.count, dtype=torch.float64, device="cpu"))
     batches, watch = Batches(data, la.weights.device), Watch()
-    with evaluation(la.model, parameters):
-        for inputs, targets in cut(watch.counted(batches), len(batches)):
+    with isolated(la.model, parameters):
+        for inputs, targets in cut(watch.count_batches(batches), len(batches)):
             try:
                 gradients = piece(la, inputs, targets, seen)
             except InExample as error:
-                raise watch.located(error) from None
+                raise watch.locate(error) from None
             filled = {
                 name: torch.zeros_like(parameter) if each is None else each.detach().to_dense()
                 for name, parameter, each in zip(space.names, parameters, gradients, strict=True)

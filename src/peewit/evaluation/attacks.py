@@ -12,7 +12,7 @@ from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.errors import PeewitError
 from ..network.buffers import restore_buffers
 from ..network.calling import call
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from .corruptions import Range
 
 EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255, 16 / 255)
@@ -32,7 +32,7 @@ class Attack:
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Of the loss of all labels in the inputs."""
-        with evaluation(self.model, []), torch.enable_grad():
+        with isolated(self.model, []), torch.enable_grad():
             variable = x.detach().clone().requires_grad_()
             f = call(self.model, variable)
             labels = Labelled.of(self.likelihood, f, y, self.form).checked(numbered=False)

@@ -16,7 +16,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.bootstrap import Resampling
 from ..metrics.results import Scores
 from ..network.batches import Batches
-from ..network.isolation import plainly
+from ..network.isolation import entry_point
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range
 
 
-@plainly
+@entry_point
 def evaluate(
     la_or_model: Laplace | nn.Module,
     test: Any,

@@ -15,7 +15,7 @@ from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
 from ..predictions import options
@@ -96,10 +96,10 @@ class Networks:
 
     def _passes(self, model: nn.Module, inputs: Inputs) -> list[Tensor]:
         made = []
-        with evaluation(model, []), torch.no_grad():
+        with isolated(model, []), torch.no_grad():
             if self.dropout:
                 for module in dropouts(model):
-                    module.__dict__["training"] = True  # `evaluation` puts every module back
+                    module.__dict__["training"] = True  # `isolated` puts every module back
                 _seed_generators(self.seed, next(model.parameters()).device)
             for _ in range(max(1, self.dropout)):
                 made.append(call(model, inputs).detach())
@@ -128,7 +128,7 @@ class Networks:
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:
-    """Of the CPU and the network's device, both of which `evaluation` puts back."""
+    """Of the CPU and the network's device, both of which `isolated` puts back."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -17,7 +17,7 @@ from ..messages.names import named, nearest
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
 from ..posterior.network import network_of
@@ -78,7 +78,7 @@ class Subject:
         """With the form of the outputs, which a plain network shows in its first batch."""
         if self.form is not None:
             return self
-        with evaluation(self.model, []), torch.no_grad():
+        with isolated(self.model, []), torch.no_grad():
             f = call(self.model, first)
             restore_buffers(self.model)
         form = self.likelihood.form(f, targets.to(f.device))

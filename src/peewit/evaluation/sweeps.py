@@ -22,7 +22,7 @@ from ..metrics import json
 from ..metrics.bootstrap import Resampling
 from ..metrics.kinds import merit
 from ..network.batches import Batches
-from ..network.isolation import plainly
+from ..network.isolation import entry_point
 from ..posterior.network import TooManyOutputs
 from ..predictions import covariance as engine
 from ..predictions import options, predict
@@ -122,7 +122,7 @@ class SweepOptions:
     seed: int
 
 
-@plainly
+@entry_point
 def sweep(
     la: Laplace,
     validation: Any,

@@ -18,7 +18,7 @@ from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..network.batches import Batches
-from ..network.isolation import plainly
+from ..network.isolation import entry_point
 from ..posterior.network import network_of
 from . import style
 
@@ -57,7 +57,7 @@ class Whole:
     ends: tuple[int, ...]
 
 
-@plainly
+@entry_point
 def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
     """Compute the Hessian and the GGN of the loss over all data, at some weights.
 
@@ -159,7 +159,7 @@ def bare(la: Laplace) -> Blocks:
     return la.state.curvature.precision(torch.zeros_like(la.weights), scale)
 
 
-@plainly
+@entry_point
 def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
     """Compute the eigenvalues of every tensor's curvature, in the network's order.
 
@@ -246,7 +246,7 @@ class Factors:
         return torch.kron(self.rows, self.columns)
 
 
-@plainly
+@entry_point
 def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
     """Return the Kronecker factors of one weight's KFAC block, cut to the first `most` rows and columns.
 
@@ -335,7 +335,7 @@ class Approximations:
 WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
 
 
-@plainly
+@entry_point
 def approximations(la: Laplace, data: Any, name: str | None = None) -> Approximations:
     """Compute the exact GGN block of one weight, and its diagonal, KFAC and EKFAC approximations.
 

@@ -16,8 +16,8 @@ from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
-from ..network.calling import call, under
-from ..network.isolation import plainly
+from ..network.calling import call, with_weights
+from ..network.isolation import entry_point
 from ..network.nests import count, take
 from ..posterior.network import network_of
 from ..predictions.families import family_of
@@ -117,7 +117,7 @@ def spread(values: Tensor) -> Tensor:
     return (values - low) / (high - low) if high > low else torch.zeros_like(values)
 
 
-@plainly
+@entry_point
 def landscape(
     la: Laplace,
     data: Any,
@@ -262,7 +262,7 @@ def outputs(la: Laplace, part: Part, step: Tensor) -> Tensor:
     pieces = unflatten(step, la.space)
     weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
-    made = call(under(la.model, weights), part.inputs)
+    made = call(with_weights(la.model, weights), part.inputs)
     restore_buffers(la.model)
     return part.labels.flat(made)
 

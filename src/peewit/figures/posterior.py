@@ -11,7 +11,7 @@ import torch
 
 from ..laplace import Laplace
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..network.isolation import plainly
+from ..network.isolation import entry_point
 from . import style
 from .curvature import own_sizes
 from .style import BLUE, GREY, ORANGE, graph_objects, shown
@@ -47,7 +47,7 @@ class Summary:
     layers: tuple[Layer, ...]
 
 
-@plainly
+@entry_point
 def summary(la: Laplace) -> Summary:
     """The numbers of a posterior."""
     groups = [str(name) for name in la.prior.names(la.space)]

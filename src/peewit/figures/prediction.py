@@ -12,7 +12,7 @@ from torch import Tensor
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
-from ..network.isolation import plainly
+from ..network.isolation import entry_point
 from ..predictions.families import family_of
 from ..predictions.labels import Binary
 from ..predictions.prediction import checked_level, normal_quantile
@@ -92,7 +92,7 @@ def gathered(data: Any, device: torch.device, features: int) -> Seen:
     return Seen(x, y, torch.stack(ends).amin(0), torch.stack(ends).amax(0), like)
 
 
-@plainly
+@entry_point
 def band(
     la: Laplace, data: Any, *, extend: float = 0.5, points: int = 201, level: float = 0.95, output: int = 0
 ) -> Band:
@@ -197,7 +197,7 @@ class Map:
     points: tuple[Tensor, Tensor]  # data (n, 2), (n,)
 
 
-@plainly
+@entry_point
 def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) -> Map:
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
     style.expect_posterior(la)

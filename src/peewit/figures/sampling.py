@@ -12,8 +12,8 @@ from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from ..network.buffers import restore_buffers
-from ..network.calling import call, under
-from ..network.isolation import plainly
+from ..network.calling import call, with_weights
+from ..network.isolation import entry_point
 from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
@@ -69,7 +69,7 @@ class Draws:
         return self.predictions.cumsum(0) / numbers[:, None, None]
 
 
-@plainly
+@entry_point
 def draws(
     la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", generator: torch.Generator | None = None
 ) -> Draws:
@@ -128,7 +128,7 @@ def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
             pieces = unflatten(step, la.space)
             weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
             weights = {name: weight + pieces[name].to(weight.dtype) for name, weight in weights.items()}
-            made.append(call(under(la.model, weights), x).clone())
+            made.append(call(with_weights(la.model, weights), x).clone())
             restore_buffers(la.model)
     return torch.stack(made)
 

@@ -42,7 +42,7 @@ def room(memory: float | None, device: torch.device) -> int:
 def gathered(data: Any, device: torch.device, memory: float | None) -> Examples:
     """Tensors and lists as they are; what may come in another order next time is copied, where it fits."""
     batches = Batches(data, device)
-    if batches.steady:
+    if batches.stored:
         return Examples(batches, True)
     left = room(memory, torch.device("cpu"))
     kept: list[Any] = []

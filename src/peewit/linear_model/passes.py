@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..curvature.stream import MERGED_CPU, MERGED_CUDA, MERGED_EXAMPLES
 from ..likelihoods import Form, Labelled, Likelihood
-from ..network.batches import Batches, merged
+from ..network.batches import Batches, merge_batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.finite import InExample, Watch
@@ -51,11 +51,11 @@ class Passes:
         watch = Watch()
         source = self.progress.track(self.batches, len(self.batches), what)
         seen = 0
-        for inputs, targets in merged(watch.counted(source), self._most, self.batches.steady):
+        for inputs, targets in merge_batches(watch.count_batches(source), self._most, self.batches.stored):
             try:
                 labels = self._checked(inputs, targets)
             except InExample as error:
-                raise watch.located(error, seen) from None
+                raise watch.locate(error, seen) from None
             seen += count(inputs)
             step = self.network.budget.count(7 * self.network.plan.cost(inputs), count(inputs))
             for start in range(0, count(inputs), step):
@@ -90,7 +90,7 @@ class Passes:
         for name, leaf in leaves.items() if direct else ():
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
-            output = call(self.network.plan.under(model, leaves, part.inputs), part.inputs)
+            output = call(self.network.plan.with_weights(model, leaves, part.inputs), part.inputs)
         given = part.labels.form.restore(cotangent(part.labels.flat(output.detach()))).to(output.dtype)
         if direct:
             torch.autograd.backward(output, given, inputs=list(leaves.values()))

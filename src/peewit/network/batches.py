@@ -1,4 +1,4 @@
-"""Data of every form as batches on one device."""
+"""Data of any form as batches on one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..messages.arguments import is_array, refuse_arrays, refuse_data
 from ..messages.errors import ArgumentTypeError, PeewitError
-from .nests import Inputs, alike, count, join, map_tensors, take, tensors
+from .nests import Inputs, count, have_same_form, join, map_tensors, take, tensors
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Any]:
@@ -60,8 +60,8 @@ class Batches:
             )
 
     @property
-    def steady(self) -> bool:
-        """Whether batches are held by the user, in one order: not made anew, or written over, for every pass."""
+    def stored(self) -> bool:
+        """Whether the user holds the batches in one order: no pass makes them anew, or writes over them."""
         return self.pair or isinstance(self.data, list | tuple)
 
     @property
@@ -80,7 +80,7 @@ class Batches:
             return next(iter(source))
 
     def __len__(self) -> int:
-        """Number of batches, 0 where it cannot be told."""
+        """Number of batches, 0 where it is unknown."""
         if self.pair:
             return -(-count(self.data[0]) // self.batch_size)
         try:
@@ -89,7 +89,7 @@ class Batches:
             return 0
 
     def expected(self, batch: int) -> int:
-        """About how many examples a pass has, by how many its first batch has; 0 where it cannot be told."""
+        """Estimate how many examples a pass has from how many its first batch has; 0 where that is unknown."""
         return count(self.data[0]) if self.pair else self.examples or batch * len(self)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
@@ -104,7 +104,7 @@ class Batches:
                 raise ArgumentTypeError(
                     f"Targets are a {type(targets).__name__}; expected a tensor with one entry per example, by {how}."
                 )
-            self._same_length(number, targets, "A batch")
+            self._refuse_lengths(number, targets, "A batch")
             if number:
                 yield map_tensors(self._move, inputs), self._move(targets)
             seen += number
@@ -120,7 +120,7 @@ class Batches:
         self.examples = seen
 
     @staticmethod
-    def _same_length(number: int, targets: Tensor, what: str) -> None:
+    def _refuse_lengths(number: int, targets: Tensor, what: str) -> None:
         if targets.dim() == 0 or targets.shape[0] != number:
             raise PeewitError(
                 f"{what} has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ. "
@@ -134,7 +134,7 @@ class Batches:
             return
         inputs, targets = self.data
         total = count(inputs)
-        self._same_length(total, targets, "data")
+        self._refuse_lengths(total, targets, "data")
         for start in range(0, total, self.batch_size):
             examples = slice(start, start + self.batch_size)
             yield take(inputs, examples), targets[examples]
@@ -145,22 +145,21 @@ class Batches:
         return moved.clone() if moved.is_inference() else moved
 
 
-def merged(
-    batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int], steady: bool
+def merge_batches(
+    batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int], stored: bool
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """Put small batches together up to `most(inputs)` examples: examples are independent, and calls cost time."""
     held: list[tuple[Inputs, Tensor]] = []
     number, limit = 0, 0
-    for inputs, targets in batches:
-        size = count(inputs)
-        if held and (number + size > limit or not alike(held[0], (inputs, targets))):
-            yield join([each for each, _ in held]), join([each for _, each in held])
+    for batch in batches:
+        size = count(batch[0])
+        if held and (number + size > limit or not have_same_form(held[0], batch)):
+            yield join(held)
             held, number = [], 0
         if not held:
-            limit = most(inputs)
+            limit = most(batch[0])
         number += size
-        if not steady:  # the next batch is read before this one is used, and a reader may write it over this one
-            inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
-        held.append((inputs, targets))
+        # Where batches are not stored, the next one is read before this one is used, and may be written over it.
+        held.append(batch if stored else map_tensors(torch.clone, batch))
     if held:
-        yield join([each for each, _ in held]), join([each for _, each in held])
+        yield join(held)

@@ -1,4 +1,4 @@
-"""Buffers as they were before a forward pass."""
+"""Buffers and other attributes of modules, as they were before a forward pass."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from .kept import _FIRST, _MADE, Attributes, changes, remembered
+from .kept import Attributes, copy_records, record_kept, restore_records
 
-_HELD: dict[int, list[Buffers]] = {}  # by network: its buffers while it is held in evaluation mode
+_HELD: dict[int, list[Buffers]] = {}  # by network: its buffers while it is isolated
 
 
 @dataclass
-class Held:
-    """A buffer as it was: the object, its version, and a copy of its values."""
+class BufferCopy:
+    """A buffer, its version, and a copy of its values."""
 
     buffer: Tensor
     version: int
@@ -35,33 +35,51 @@ class Buffers:
 
     module: nn.Module
     values: dict[str, Tensor | None]
-    held: list[Held]
-    others: Attributes
+    copies: list[BufferCopy]
+    attributes: Attributes
 
     @staticmethod
     def of(module: nn.Module) -> Buffers:
         """As they are now."""
         values = dict(module._buffers)
-        held = [Held(each, each._version, each.detach().clone()) for each in values.values() if each is not None]
-        return Buffers(module, values, held, Attributes.of(module))
+        copies = [
+            BufferCopy(each, each._version, each.detach().clone()) for each in values.values() if each is not None
+        ]
+        return Buffers(module, values, copies, Attributes.of(module))
 
     def restore(self) -> None:
         """Put the same objects back, with their values; buffers that were not there are taken away."""
-        own = self.module._buffers
-        for name in own.keys() - self.values.keys():
-            del own[name]
+        current = self.module._buffers
+        for name in current.keys() - self.values.keys():
+            del current[name]
             self.module._non_persistent_buffers_set.discard(name)
         for name, value in self.values.items():
-            if name not in own or own[name] is not value:  # a network may replace its buffers instead of changing them
-                own[name] = value
-        for each in self.held:
-            each.restore()
-        made = self.others.restore()
-        if made:
-            _MADE.setdefault(self.module, {}).update({name: before for name, (before, _) in made.items()})
-            if self.module not in _FIRST or _FIRST[self.module][0] != changes(self.module):
-                kept_first = {name: remembered(kept) for name, (_, kept) in made.items()}
-                _FIRST[self.module] = changes(self.module), kept_first
+            if name not in current or current[name] is not value:  # replaced by another tensor instead of changed
+                current[name] = value
+        for copied in self.copies:
+            copied.restore()
+        record_kept(self.module, self.attributes.restore())
+
+
+@contextmanager
+def held_buffers(model: nn.Module) -> Iterator[None]:
+    """Note buffers and attributes as they are, and put them back afterwards."""
+    modules = list(model.modules())
+    outer, records = _HELD.get(id(model)), copy_records(modules)
+    buffers = [Buffers.of(module) for module in modules]
+    failed = True
+    try:
+        _HELD[id(model)] = buffers
+        yield
+        failed = False
+    finally:
+        restore_buffers(model)
+        if failed:  # what a refused network kept may be right after another pass of the user's
+            restore_records(modules, records)
+        if outer is None:
+            del _HELD[id(model)]
+        else:
+            _HELD[id(model)] = outer
 
 
 def restore_buffers(model: nn.Module) -> None:
@@ -76,9 +94,9 @@ def copied_buffers(model: nn.Module) -> Iterator[None]:
     """Let a forward pass change copies of the buffers: graphs that hold them stay valid when buffers are put back."""
     try:
         for buffers in _HELD.get(id(model), ()):
-            copies = iter([each.value.clone() for each in buffers.held])
-            for name, each in buffers.values.items():
-                if each is not None:
+            copies = iter([copied.value.clone() for copied in buffers.copies])
+            for name, value in buffers.values.items():
+                if value is not None:
                     buffers.module._buffers[name] = next(copies)
         yield
     finally:

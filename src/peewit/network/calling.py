@@ -1,4 +1,4 @@
-"""The network called with inputs of any form, and with other weights in place of its own."""
+"""Calls of the network: with inputs of any form, and with other weights in place of its own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 from ..messages.errors import ArgumentTypeError
 from .nests import Inputs, map_tensors, tensors
+from .workarounds import DenseNorms
 
 
 def run(network: Callable[..., Any], inputs: Inputs) -> Any:
-    """Call a network: mappings become keywords, tuples and lists positions.
+    """Call a network: mappings become keyword arguments, tuples and lists positional ones.
 
     It gets a copy of the inputs: some networks write into theirs, and these are the user's data.
     """
-    from .workarounds import DenseNorms  # which needs this file
-
     inputs = map_tensors(torch.clone, inputs)
     with nullcontext() if any(each.is_cuda for each in tensors(inputs)) else DenseNorms():
         if isinstance(inputs, Mapping):
@@ -32,40 +31,40 @@ def run(network: Callable[..., Any], inputs: Inputs) -> Any:
 
 
 def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
-    """Call a network, and find its logits in what it returns."""
+    """Call a network, and find its output: the tensor it returns, or the `logits` in it."""
     result = run(network, inputs)
     if isinstance(result, Tensor):
         return result
-    found = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
-    if found is None and isinstance(result, list | tuple) and len(result) == 1:
-        found = result[0]
-    if not isinstance(found, Tensor):
+    output = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    if output is None and isinstance(result, list | tuple) and len(result) == 1:
+        output = result[0]
+    if not isinstance(output, Tensor):
         what = f" with keys {[*result]}" if isinstance(result, Mapping) else ""
         what = f" of {len(result)}" if isinstance(result, list | tuple) else what
         raise ArgumentTypeError(
             f"The network returned {type(result).__name__}{what}; expected a tensor, or something with `logits`. "
             "Wrap it in a module that returns the tensor the likelihood is defined on."
         )
-    return found
+    return output
 
 
-def under(model: nn.Module, weights: dict[str, Tensor], direct: set[str] | None = None) -> Callable[..., Any]:
+def with_weights(model: nn.Module, weights: dict[str, Tensor], direct: set[str] | None = None) -> Callable[..., Any]:
     """The network with other weights in place of its own, to be given to `call`.
 
-    Also where it reaches them through references that it saved, such as a list of its layers' weights. `direct`: those
-    that it was seen not to reach so, to which a pass adds.
+    It also takes them where it reaches its weights through references that it saved, such as a list. `direct` holds
+    names of weights that no earlier pass reached so; each pass adds to them.
     """
-    every = everywhere(model, weights)
-    own = {name: id(held(model, name)) for name in weights}
+    replaced = at_every_place(model, weights)
+    identities = {name: id(tensor_at(model, name)) for name in weights}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if direct is not None and direct.issuperset(weights):
-            return functional_call(model, every, args, kwargs, tie_weights=False)
-        with Replacement({own[name]: weight for name, weight in weights.items()}) as mode:
-            made = functional_call(model, every, args, kwargs, tie_weights=False)
+            return functional_call(model, replaced, args, kwargs, tie_weights=False)
+        with Replacement({identities[name]: weight for name, weight in weights.items()}) as replacement:
+            result = functional_call(model, replaced, args, kwargs, tie_weights=False)
         if direct is not None:
-            direct.update(name for name in weights if own[name] not in mode.found)
-        return made
+            direct.update(name for name in weights if identities[name] not in replacement.used)
+        return result
 
     return forward
 
@@ -75,20 +74,20 @@ class Replacement(TorchFunctionMode):
 
     def __init__(self, tensors: dict[int, Tensor]) -> None:
         super().__init__()
-        self.tensors = tensors
-        self.found: set[int] = set()  # those that were given
+        self.tensors = tensors  # by the identity of the parameter
+        self.used: set[int] = set()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function with them."""
+        """Call the function with the other tensors."""
         return func(*self._replaced(args), **self._replaced(kwargs or {}))
 
     def _replaced(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in self.tensors:
                 return value
-            self.found.add(id(value))
+            self.used.add(id(value))
             return self.tensors[id(value)]
         if type(value) in (tuple, list):
             return type(value)(self._replaced(each) for each in value)
@@ -97,22 +96,22 @@ class Replacement(TorchFunctionMode):
         return value
 
 
-def held(model: nn.Module, name: str) -> Any:
+def tensor_at(model: nn.Module, name: str) -> Any:
     """The parameter or buffer with a name."""
     prefix, _, last = name.rpartition(".")
     return getattr(model.get_submodule(prefix), last)
 
 
-def everywhere(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def at_every_place(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights and buffers under the name of every place that holds them, each place once.
 
     Torch ties them by names. A module with two names is then changed twice, and put back in the wrong order: the
     network would be left with the given tensors in place of its parameters.
     """
-    given = {id(held(model, name)): weight for name, weight in weights.items()}
+    by_identity = {id(tensor_at(model, name)): weight for name, weight in weights.items()}
     return {
-        f"{prefix}.{name}" if prefix else name: given[id(own)]
+        f"{prefix}.{name}" if prefix else name: by_identity[id(tensor)]
         for prefix, module in model.named_modules()
-        for name, own in (*module._parameters.items(), *module._buffers.items())
-        if id(own) in given
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if id(tensor) in by_identity
     }

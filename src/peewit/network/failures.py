@@ -1,4 +1,4 @@
-"""Why a network, or what came out of it, cannot be used: found out by trying, once something has failed."""
+"""Why a network failed: found out by trying other inputs, once something has failed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .calling import call, run
 from .finite import refuse_empty, refuse_nan
 from .nests import Inputs, count, map_tensors, tensors
 
-# What networks raise at inputs that they do not take.
+# What networks raise when they do not take their inputs.
 FAILURES = (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError)
 
 
 def failure(model: nn.Module, inputs: Inputs) -> Exception | None:
-    """What a network raises at these inputs; call inside `evaluation`."""
+    """What a network raises for these inputs; call inside `isolated`."""
     try:
         with torch.no_grad():
             run(model, inputs)
@@ -33,16 +33,16 @@ def failure(model: nn.Module, inputs: Inputs) -> Exception | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of a message that may have many lines."""
+    """The class of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def explained(
+def explain_failure(
     model: nn.Module, inputs: Inputs, tried: int, error: Exception, fitted: Sequence[Any] = ()
 ) -> Exception | None:
-    """Why a network failed; None where it does take these inputs, so that the failure was not its own.
+    """Say why a network failed; None where it takes these inputs, so that something else failed.
 
-    `fitted` holds signatures that it took before.
+    `tried` is how many of the examples it failed on, and `fitted` holds signatures of inputs that it took before.
     """
     again = failure(model, inputs)
     if again is None:
@@ -52,11 +52,11 @@ def explained(
             f"The network took {count(inputs)} examples but fails on {tried} of them ({error}); expected it to take "
             "any number, with everything that belongs to an example in tensors."
         )
-    return _of_dtype(model, inputs, again) or _of_form(model, inputs, again, fitted)
+    return _explain_dtype(model, inputs, again) or _explain_form(model, inputs, again, fitted)
 
 
-def _of_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> ArgumentTypeError | None:
-    """Whether another dtype is all that is missing."""
+def _explain_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> ArgumentTypeError | None:
+    """The error where the network would take these inputs in another dtype."""
     weights = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
     changes: tuple[Callable[[Tensor], Tensor], ...] = (
         lambda tensor: tensor.to(weights) if tensor.is_floating_point() else tensor,
@@ -76,29 +76,29 @@ def _of_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> ArgumentTyp
     return None
 
 
-def _of_form(model: nn.Module, inputs: Inputs, error: Exception, fitted: Sequence[Any]) -> Exception:
-    """Shapes, keywords or positions that the network does not take."""
+def _explain_form(model: nn.Module, inputs: Inputs, error: Exception, fitted: Sequence[Any]) -> Exception:
+    """The error for shapes, keywords or positions that the network does not take."""
     words = [f"The network fails on inputs that are {shown(inputs)} ({first_line(error)})."]
     if isinstance(inputs, dict | list | tuple):
         how = "keywords" if isinstance(inputs, dict) else "positions"
         takes = ", ".join(inspect.signature(model.forward).parameters)
         words.append(f"Its forward takes ({takes}), and gets the entries as {how}; targets are no inputs.")
     if fitted:
-        words.append(f"It was fitted on inputs of shape {shapes(fitted)}.")
+        words.append(f"It was fitted on inputs of shape {describe_shapes(fitted)}.")
     words.append("Expected what the network itself takes, with a leading axis of examples.")
     return (TypeError if isinstance(error, TypeError) else ValueError)(" ".join(words))
 
 
-def shapes(fitted: Sequence[Any]) -> str:
+def describe_shapes(fitted: Sequence[Any]) -> str:
     """Signatures in words: '(N, 4)', the first few of them."""
-    made = dict.fromkeys(
+    descriptions = dict.fromkeys(
         " and ".join(f"({', '.join(['N', *map(str, shape)])})" for *_, shape in signature) for signature in fitted
     )
-    return " or ".join(list(made)[:3])
+    return " or ".join(list(descriptions)[:3])
 
 
 def refuse_axes(x: Inputs, fitted: Sequence[Any]) -> None:
-    """Inputs with another number of axes than any that the network was fitted on: an axis of examples that is missing.
+    """Refuse inputs with another number of axes than those of the fit: the axis of examples may be missing.
 
     Lengths may differ: convolutions and sequences take any.
     """
@@ -110,19 +110,19 @@ def refuse_axes(x: Inputs, fitted: Sequence[Any]) -> None:
     single = all(few + 1 == many for few, many in zip(given, known[0], strict=True))
     hint = " A single example goes in as x[None]." if single else ""
     raise PeewitError(
-        f"x is {shown(x)}, and the network was fitted on inputs of shape {shapes(fitted)}; expected as many axes, the "
-        f"first of them the examples'.{hint}"
+        f"x is {shown(x)}, and the network was fitted on inputs of shape {describe_shapes(fitted)}; expected as many "
+        f"axes, the first of them the examples'.{hint}"
     )
 
 
 def output_of(model: nn.Module, inputs: Inputs) -> Tensor:
-    """(N, ...): of a network that takes these inputs, else why not."""
+    """The network's output (N, ...); an error that says why if it does not take these inputs."""
     try:
         output = call(model, inputs)
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
-        reason = explained(model, inputs, count(inputs), error)
+        reason = explain_failure(model, inputs, count(inputs), error)
         if reason is None:
             raise
         raise reason from error

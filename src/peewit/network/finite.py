@@ -1,4 +1,4 @@
-"""Numbers that are not finite, by the example and the batch that they came from."""
+"""NaN and Inf, and which example and batch they came from."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ENERGY, OUTPUT, INPUT = 1, 2, 4  # what was not finite
 
 
 def broken_rows(value: Any, test: Callable[[Tensor], Tensor] = torch.isfinite) -> Tensor:
-    """(N,) booleans: examples with a number that is not finite in any floating point tensor of a nest."""
-    every = tensors(value)
-    made = torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device)
-    for tensor in every:
+    """(N,) booleans: examples for which `test` fails somewhere in the floating point tensors of a nest."""
+    nest = tensors(value)
+    broken = torch.zeros(len(nest[0]), dtype=torch.bool, device=nest[0].device)
+    for tensor in nest:
         if tensor.is_floating_point() and tensor.numel():
-            made = made | ~test(tensor).reshape(len(tensor), -1).all(1)
-    return made
+            broken = broken | ~test(tensor).reshape(len(tensor), -1).all(1)
+    return broken
 
 
 class InExample(PeewitError):
-    """Something wrong with one example of a batch, whose place in the data is known to others."""
+    """An error about one example of a batch; `Watch.locate` knows where the batch is in the data."""
 
     def __init__(self, example: int, reason: str) -> None:
         super().__init__(f"For input number {example}: {reason}")
@@ -45,7 +45,7 @@ LOOK = "look for a log, root or division in the network, or for numbers beyond i
 
 
 def refuse_nan(output: Tensor, inputs: Inputs) -> None:
-    """Outputs that are NaN; infinite ones may be meant, as for classes that are ruled out."""
+    """Refuse outputs that are NaN; infinite ones may be meant, as for classes that are ruled out."""
     broken = broken_rows(output.detach(), lambda tensor: ~torch.isnan(tensor))
     if bool(broken.any()):
         first = int(broken.nonzero()[0, 0])
@@ -55,14 +55,14 @@ def refuse_nan(output: Tensor, inputs: Inputs) -> None:
 
 
 def refuse_empty(output: Tensor) -> None:
-    """Outputs (N, ...) without numbers."""
+    """Refuse outputs (N, ...) without numbers."""
     if len(output) and not output.numel():
         shape = ", ".join(map(str, output.shape[1:]))
         raise PeewitError(f"The network has no outputs: its shape is (N, {shape}); expected one per example at least.")
 
 
 def refuse_broken(values: Sequence[Tensor], inputs: Inputs) -> None:
-    """Outputs (N, ...), and then their variances, that are not finite for some inputs."""
+    """Refuse outputs (N, ...), or then their variances, that are not finite for some inputs."""
     if bool(torch.stack([torch.isfinite(value).all() for value in values]).all()):
         return
     for value, what in zip(values, ("output", "variance"), strict=False):
@@ -87,35 +87,35 @@ def refuse_broken(values: Sequence[Tensor], inputs: Inputs) -> None:
 
 @dataclass
 class Watch:
-    """Which examples of a pass are not finite, asked without waiting for the device and read in the end."""
+    """Which examples of a pass are not finite: noted without waiting for the device, and read at the end."""
 
     sizes: list[int] = field(default_factory=list)  # of batches, as they came
     codes: list[Tensor] = field(default_factory=list)
 
-    def counted(self, batches: Iterable[tuple[Inputs, Tensor]]) -> Iterator[tuple[Inputs, Tensor]]:
-        """Pass batches on, and keep their sizes."""
+    def count_batches(self, batches: Iterable[tuple[Inputs, Tensor]]) -> Iterator[tuple[Inputs, Tensor]]:
+        """Pass batches on, and note their sizes."""
         for inputs, targets in batches:
             self.sizes.append(count(inputs))
             yield inputs, targets
 
     def note(self, inputs: Inputs, output: Tensor, energy: Tensor) -> None:
-        """Look at some examples."""
+        """Note which of some examples are not finite."""
         flags = ((energy, ENERGY), (output.detach(), OUTPUT), (inputs, INPUT))
         codes = [broken_rows(value).byte() * code for value, code in flags]
         self.codes.append(codes[0] | codes[1] | codes[2])
 
-    def place(self, example: int) -> str:
-        """In words: an example by its batch."""
+    def describe(self, example: int) -> str:
+        """In words: an example and its batch."""
         ends = list(accumulate(self.sizes))
         number = next(number for number, end in enumerate(ends) if example < end)
         start = ends[number] - self.sizes[number]
         return f"example {example}, in batch {number} (examples {start} to {ends[number] - 1}, counted from 0)"
 
-    def located(self, error: InExample, before: int | None = None) -> PeewitError:
-        """A failure by its place in the data: in the batch that was read last, or with some examples before."""
+    def locate(self, error: InExample, before: int | None = None) -> PeewitError:
+        """The error with its place in the data: in the batch that was read last, or after `before` examples."""
         before = sum(self.sizes[:-1]) if before is None else before
         kind = NotFiniteError if isinstance(error, NotFiniteError) else PeewitError
-        return kind(f"At {self.place(before + error.example)}: {error.reason}")
+        return kind(f"At {self.describe(before + error.example)}: {error.reason}")
 
     def finish(self, dtype: torch.dtype, domain: str = "") -> str:
         """Raise where some example has no finite likelihood; else say whether inputs were not finite."""
@@ -123,7 +123,7 @@ class Watch:
         bad = (codes & ENERGY).nonzero()
         if not len(bad):
             fed = (codes & INPUT).nonzero()
-            return f"The inputs hold NaN or Inf at {self.place(int(fed[0, 0]))}." if len(fed) else ""
+            return f"The inputs hold NaN or Inf at {self.describe(int(fed[0, 0]))}." if len(fed) else ""
         first = int(bad[0, 0])
         if codes[first] & INPUT:
             why = "the inputs hold NaN or Inf. Clean such examples or leave them out."
@@ -136,12 +136,13 @@ class Watch:
             why = f"inputs and outputs are finite, but too large for {dtype}. Rescale the targets, or use float64."
             why = f"{domain}; or they are too large for {dtype}." if domain else why
         raise NotFiniteError(
-            f"The likelihood is not finite for {len(bad)} of {len(codes)} examples, first at {self.place(first)}: {why}"
+            f"The likelihood is not finite for {len(bad)} of {len(codes)} examples, first at "
+            f"{self.describe(first)}: {why}"
         )
 
 
 class NotFiniteCurvature(NotFiniteError):
-    """Curvature that is NaN or Inf, with the layers that it belongs to."""
+    """Curvature that is NaN or Inf, with the names of its layers."""
 
     def __init__(self, names: Sequence[str]) -> None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -152,8 +153,8 @@ class NotFiniteCurvature(NotFiniteError):
         )
 
 
-def finite_curvature(values: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse curvature with NaN or Inf by the names of its layers, in one question to the device."""
+def refuse_broken_curvature(values: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse curvature with NaN or Inf by the names of its layers, waiting for the device once."""
     pairs = [(name, value) for name, value in values if value.numel()]
     if not pairs:
         return
@@ -165,15 +166,15 @@ def finite_curvature(values: Iterable[tuple[str, Tensor]]) -> None:
         )
 
 
-class Remarked(Protocol):
-    """Something that has a remark on its data."""
+class HasRemark(Protocol):
+    """Has a remark on its data."""
 
     remark: str
 
 
 @contextmanager
-def remarks(source: Remarked) -> Iterator[None]:
-    """Curvature that is not finite is explained by inputs that were not."""
+def add_remark(source: HasRemark) -> Iterator[None]:
+    """Explain curvature that is not finite by inputs that were not."""
     try:
         yield
     except NotFiniteCurvature as error:

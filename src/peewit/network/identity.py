@@ -1,4 +1,4 @@
-"""Whether a network is still the one that was fitted."""
+"""Whether a network still is the one that was fitted."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-CHUNK = 1 << 22  # numbers at a time: the sums are made in float64
+CHUNK = 1 << 22  # numbers at a time: sums are in float64
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
-    """(chunks, 2): sums of all values, and sums weighted by place: signs and order count too."""
-    made = []
+    """(chunks, 2): sums of all values, and sums weighted by position, which change with signs and order too."""
+    sums = []
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         flat = torch.cat([each.detach().flatten() for each in tensors if (each.dtype, each.device) == kind])
         for piece in flat.split(CHUNK):
             wide = piece.double()
-            place = torch.arange(1, len(wide) + 1, dtype=wide.dtype, device=wide.device)
-            made.append(torch.stack([wide.sum(), wide @ place]).cpu())
-    return torch.stack(made)
+            positions = torch.arange(1, len(wide) + 1, dtype=wide.dtype, device=wide.device)
+            sums.append(torch.stack([wide.sum(), wide @ positions]).cpu())
+    return torch.stack(sums)
 
 
 def _norm(tensors: list[Tensor]) -> float:
@@ -42,16 +42,16 @@ def as_real(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Identity:
-    """What is compared at every question (dtypes, devices, one norm, versions), and sums for where versions differ."""
+    """What every call compares (dtypes, devices, one norm, versions), and sums to compare where versions differ."""
 
-    kinds: tuple[tuple[torch.dtype, torch.device], ...]
+    types: tuple[tuple[torch.dtype, torch.device], ...]
     norm: float
     versions: tuple[tuple[int, int], ...]
     sums: Tensor | None
 
     @staticmethod
     def of(model: nn.Module, sums: bool = True) -> Identity:
-        """Of a network as it is now."""
+        """The identity of a network as it is now."""
         tensors = [*model.parameters(), *model.buffers()]
         numbers = [as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
         return Identity(
@@ -61,10 +61,10 @@ class Identity:
             _sums(numbers) if sums else None,
         )
 
-    def moved(self, model: nn.Module) -> bool:
-        """Whether a network, on whatever device, has the values this one had, up to the rounding of sums."""
+    def is_close(self, model: nn.Module) -> bool:
+        """Whether a network on any device has the same values, up to the rounding of sums."""
         now = Identity.of(model)
-        if [dtype for dtype, _ in now.kinds] != [dtype for dtype, _ in self.kinds] or now.sums is None:
+        if [dtype for dtype, _ in now.types] != [dtype for dtype, _ in self.types] or now.sums is None:
             return False
         if self.sums is None or now.sums.shape != self.sums.shape:
             return False
@@ -74,10 +74,10 @@ class Identity:
         bound = bound + 1e-12 * self.sums.abs()  # whole numbers in buffers, which the norm leaves out
         return math.isclose(now.norm, self.norm, rel_tol=1e-3) and bool(((now.sums - self.sums).abs() <= bound).all())
 
-    def still(self, model: nn.Module) -> bool:
-        """Whether weights and buffers have the values they had."""
+    def is_same(self, model: nn.Module) -> bool:
+        """Whether the network still has the same weights and buffers."""
         now = Identity.of(model, sums=False)
-        if (now.kinds, now.norm) != (self.kinds, self.norm):
+        if (now.types, now.norm) != (self.types, self.norm):
             return False
         if now.versions == self.versions:
             return True
@@ -92,18 +92,18 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def digest(tensor: Tensor) -> str:
     """A hash of a tensor's dtype, shape and bytes, the same on every device."""
-    made = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    made.update(octets(tensor))
-    return made.hexdigest()
+    hashed = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    hashed.update(byte_view(tensor))
+    return hashed.hexdigest()
 
 
-def octets(tensor: Tensor) -> Any:
-    """The bytes of a tensor's values, as something to hash or to write."""
+def byte_view(tensor: Tensor) -> Any:
+    """The bytes of a tensor's values, to hash or to write."""
     value = tensor.detach()
     value = (value if value.layout == torch.strided else value.to_dense()).resolve_conj().resolve_neg()
     return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
-    """By name: what weights and buffers hold, bit for bit."""
+    """The digest of every parameter and buffer by its name."""
     return {name: digest(tensor) for name, tensor in named_tensors(model).items()}

@@ -1,10 +1,10 @@
-"""The network held in evaluation mode and handed back as it was, outside of the modes of the caller."""
+"""The network in evaluation mode, handed back as it was; and calls that the caller's modes do not change."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -13,102 +13,96 @@ from torch import Tensor, nn
 
 from ..messages.names import spelled
 from ..runtime.threads import LOCK
-from .buffers import _HELD, Buffers, restore_buffers
-from .kept import _MADE, _hidden, forget_made
-from .workarounds import _plain_attention, _plain_lists, _without_checkpoints
+from .buffers import held_buffers
+from .kept import without_kept
+from .workarounds import UnchangedTables, plain_attention, plain_checkpoints, plain_lists
 
 
 @contextmanager
-def evaluation(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
+def isolated(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Evaluation mode, gradients for the selected weights alone, and everything as it was afterwards.
 
     What is restored, also after an exception: mode of every module, `requires_grad`, buffers, hooks on the gradients of
     parameters, which are left out meanwhile, and the random generators. Parameters and `.grad` are never written to.
     """
+    modules = list(model.modules())
     with ExitStack() as stack:
-        stack.enter_context(LOCK)  # another thread may hold this very network in evaluation mode
-        stack.enter_context(_hidden(list(model.modules())))  # before buffers and attributes are noted as they are
-        stack.enter_context(_held(model, selected))
+        stack.enter_context(LOCK)  # another thread may have isolated this very network
+        stack.enter_context(without_kept(modules))  # before buffers and attributes are noted as they are
+        for setting in _torch_settings(modules):
+            stack.enter_context(setting)
+        stack.enter_context(held_buffers(model))
+        stack.enter_context(_held_parameters(list(model.parameters()), selected))
+        stack.enter_context(_evaluation_mode(modules))
         yield
 
 
-def _own(module: nn.Module, name: str) -> Any:
+def _torch_settings(modules: list[nn.Module]) -> Iterator[AbstractContextManager[Any]]:
+    """What torch is set to while the network runs, one after the other: some act when they are made."""
+    parameter = next(modules[0].parameters(), None)
+    cuda = parameter is not None and parameter.device.type == "cuda"
+    yield torch.inference_mode(False)
+    yield torch.random.fork_rng(devices=[parameter.device] if cuda and parameter is not None else [])
+    yield torch.enable_grad()
+    yield plain_checkpoints()
+    yield torch.compiler.set_stance("force_eager")
+    yield plain_attention()
+    if any(_attribute(each, "max_norm") is not None or _attribute(each, "scale_grad_by_freq") for each in modules):
+        yield UnchangedTables()
+    if any(isinstance(module, nn.ParameterList | nn.ParameterDict) for module in modules):
+        yield plain_lists()
+    if cuda and any(isinstance(module, nn.RNNBase) for module in modules):
+        # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
+        yield torch.backends.cudnn.flags(enabled=False)
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
     """A plain attribute, or None, without torch's slow search among parameters and modules."""
     return vars(module).get(name, getattr(type(module), name, None))
 
 
 @contextmanager
-def _held(model: nn.Module, selected: Iterable[Tensor] | None) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    parameters = list(model.parameters())
-    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
+def _evaluation_mode(modules: list[nn.Module]) -> Iterator[None]:
+    training = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
+        yield
+    finally:
+        for module, mode in zip(modules, training, strict=True):
+            module.__dict__["training"] = mode
+
+
+@contextmanager
+def _held_parameters(parameters: list[nn.Parameter], selected: Iterable[Tensor] | None) -> Iterator[None]:
+    """Without hooks, and with gradients for the selected ones alone; all as they are where none are selected."""
     flags = [parameter.requires_grad for parameter in parameters]
-    outer = _HELD.get(id(model))
-    known = {module: _MADE[module].copy() for module, _ in modes if module in _MADE}
-    failed = True
-    held = [Buffers.of(module) for module, _ in modes]
-    with _torch_state([module for module, _ in modes], parameters):
-        try:
-            _HELD[id(model)] = held
-            for parameter, _ in hooked:
-                parameter._backward_hooks = None  # they change steps of training, not the function
-            for module, _ in modes:
-                module.__dict__["training"] = False  # past torch's own, slow, way to set an attribute
-            if selected is not None:
-                chosen = {id(tensor) for tensor in selected}
-                _set_gradients(parameters, [id(parameter) in chosen for parameter in parameters])
-            yield
-            failed = False
-        finally:
-            for module, mode in modes:
-                module.__dict__["training"] = mode
-            _set_gradients(parameters, flags)
-            for parameter, hooks in hooked:
-                parameter._backward_hooks = hooks
-            restore_buffers(model)
-            if failed:  # what a refused network kept may be right after another pass of the user's
-                forget_made([module for module, _ in modes], known)
-            if outer is None:
-                del _HELD[id(model)]
-            else:
-                _HELD[id(model)] = outer
+    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
+    try:
+        for parameter, _ in hooked:
+            parameter._backward_hooks = None  # they change steps of training, not the function
+        if selected is not None:
+            chosen = {id(tensor) for tensor in selected}
+            _set_gradients(parameters, [id(parameter) in chosen for parameter in parameters])
+        yield
+    finally:
+        _set_gradients(parameters, flags)
+        for parameter, hooks in hooked:
+            parameter._backward_hooks = hooks
 
 
-def _set_gradients(parameters: Iterable[nn.Parameter], flags: Iterable[bool]) -> None:
+def _set_gradients(parameters: list[nn.Parameter], flags: list[bool]) -> None:
     for parameter, flag in zip(parameters, flags, strict=True):
         if parameter.requires_grad != flag:
             parameter.requires_grad_(flag)
 
 
-@contextmanager
-def _torch_state(modules: list[nn.Module], parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Torch's own modes, as the derivatives of these modules need them."""
-    devices = [parameter.device for parameter in parameters[:1] if parameter.device.type == "cuda"]
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(_without_checkpoints())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_plain_attention())
-        if any(_own(module, "max_norm") is not None or _own(module, "scale_grad_by_freq") for module in modules):
-            from .workarounds import KeptTables  # which needs this file
-
-            stack.enter_context(KeptTables())
-        if any(isinstance(module, nn.ParameterList | nn.ParameterDict) for module in modules):
-            stack.enter_context(_plain_lists())
-        if any(isinstance(module, nn.RNNBase) for module in modules) and devices:
-            # cuDNN refuses a backward pass through a recurrent network in evaluation mode.
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        yield
-
-
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
 @contextmanager
-def plain_mode() -> Iterator[None]:
+def outside_caller_modes() -> Iterator[None]:
     """Outside of inference mode and autocast."""
     with (
         torch.inference_mode(False),
@@ -118,14 +112,14 @@ def plain_mode() -> Iterator[None]:
         yield
 
 
-def plainly(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """A function that does not depend on the caller's modes; unknown options are answered with the nearest one."""
+def entry_point(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A public function that the caller's modes do not change; unknown options are answered with the nearest one."""
     checked = spelled(function)
 
     @functools.wraps(function)
-    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        # One at a time: networks are shared between threads, and held in evaluation mode meanwhile.
-        with LOCK, plain_mode():
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        # One at a time: networks are shared between threads, and isolated meanwhile.
+        with LOCK, outside_caller_modes():
             return checked(*args, **kwargs)
 
     return inner

@@ -1,4 +1,8 @@
-"""What modules keep beside weights and buffers, and how it is put back."""
+"""Tensors that modules keep beside weights and buffers: how they are found, hidden and put back.
+
+A network may keep what it computed, such as attention biases that it makes once in evaluation mode. In the next pass
+these would be those of other weights.
+"""
 
 from __future__ import annotations
 
@@ -12,60 +16,56 @@ from typing import Any
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
+CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
+REMEMBERED = 1 << 20  # numbers: larger tensors are not copied to be compared later
+
+Record = dict[str, Any]  # attributes that a pass changed, with their values before it (INSIDE: there was none)
+
+# By module that keeps tensors: what a pass changed. The network makes it again.
+_RECORDS: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
+# How often its weights had been written to, with the tensors that the first pass at these weights kept.
+_FIRST: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[str, list[Tensor]]]] = weakref.WeakKeyDictionary()
+
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a module holds beside weights, buffers and modules, as it was: a network may keep what it computed there.
+    """What a module held beside weights, buffers and modules."""
 
-    Attention biases that are made once in evaluation mode would be those of other weights in the next pass.
-    """
-
-    own: dict[str, Any]  # of the module itself
+    current: dict[str, Any]  # the module's own dictionary
     values: dict[str, Any]
     contents: list[tuple[str, Any, Any]]  # lists and dictionaries, with copies of them
 
     @staticmethod
     def of(module: nn.Module) -> Attributes:
         """As they are now."""
-        own = vars(module)
-        values = {} if isinstance(module, torch.jit.ScriptModule) else {k: v for k, v in own.items() if k not in INSIDE}
-        listed = [(name, each, each.copy()) for name, each in values.items() if type(each) in (list, dict)]
-        return Attributes(own, values, listed)
+        current = vars(module)
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        values = {} if scripted else {name: value for name, value in current.items() if name not in INSIDE}
+        contents = [(name, value, value.copy()) for name, value in values.items() if type(value) in (list, dict)]
+        return Attributes(current, values, contents)
 
     def restore(self) -> dict[str, tuple[Any, list[Tensor]]]:
         """Put the same objects back; those that were not there are taken away.
 
-        Where something held tensors that it did not hold before, all that had changed is returned, as it was before:
-        flags and lengths beside a tensor say that it was made. The tensors are returned with it.
+        Where something held tensors that it did not hold before, all changes are returned, each as it was before and
+        with the tensors it held: flags and lengths beside a tensor say that it was made.
         """
-        own, values = self.own, self.values
-        made: dict[str, tuple[Any, list[Tensor]]] = {}
+        current, values = self.current, self.values
+        changed: dict[str, tuple[Any, list[Tensor]]] = {}
         for name, value in values.items():
-            if own.get(name, INSIDE) is not value:
-                made[name] = value, holding(own.get(name))
-                own[name] = value
-        if values and len(own) > len(values) + len(INSIDE):
-            for name in own.keys() - values.keys() - INSIDE:
-                made[name] = INSIDE, holding(own.pop(name))
-        for name, each, kept in self.contents:
-            if len(each) != len(kept) or not all(map(operator.is_, entries(each), entries(kept))):
-                made[name] = kept, holding(each)
-                refill(each, kept)
-        fresh = {name: each for name, each in made.items() if not holding(each[0])}
+            if current.get(name, INSIDE) is not value:
+                changed[name] = value, tensors_in(current.get(name))
+                current[name] = value
+        if values and len(current) > len(values) + len(INSIDE):
+            for name in current.keys() - values.keys() - INSIDE:
+                changed[name] = INSIDE, tensors_in(current.pop(name))
+        for name, container, copied in self.contents:
+            if len(container) != len(copied) or not all(map(operator.is_, entries(container), entries(copied))):
+                changed[name] = copied, tensors_in(container)
+                refill(container, copied)
+        fresh = {name: change for name, change in changed.items() if not tensors_in(change[0])}
         return fresh if any(tensors for _, tensors in fresh.values()) else {}
-
-
-INSIDE = frozenset(vars(nn.Module()))  # attributes of every module, which torch keeps
-CLEAR = "Clear what the network keeps (some do by model.train() and model.eval()) and fit again."
-
-
-# By module that kept tensors: attributes that a pass changed, as they were before. The network makes them again.
-_MADE: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
-# And how often its weights were written to, with the tensors that the first pass at these kept; large ones are let go.
-REMEMBERED = 1 << 20
-_FIRST: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[str, list[Tensor]]]] = weakref.WeakKeyDictionary()
 
 
 def entries(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
@@ -79,7 +79,7 @@ def refill(container: Any, contents: Any) -> None:
     container.update(contents) if type(container) is dict else container.extend(contents)
 
 
-def holding(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors that an attribute holds."""
     values = entries(value) if isinstance(value, list | tuple | dict) else [value]
     return [each for each in values if isinstance(each, Tensor)]
@@ -90,71 +90,85 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in INSIDE:
-                yield from ((f"{prefix}.{name}".lstrip("."), each) for each in holding(value))
+                yield from ((f"{prefix}.{name}".lstrip("."), tensor) for tensor in tensors_in(value))
 
 
-def remembered(tensors: list[Tensor]) -> list[Tensor]:
+def copy_small(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of small tensors; none of what a transform made, which nobody can read after it."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return [each.detach().clone() for each in tensors if not wrapped(each) and each.numel() <= REMEMBERED]
 
 
-def changes(module: nn.Module) -> int:
+def count_writes(module: nn.Module) -> int:
     """How often weights were written to."""
     return sum(parameter._version for parameter in module.parameters())
 
 
-def forget_made(modules: list[nn.Module], known: dict[nn.Module, dict[str, Any]]) -> None:
-    """What passes kept is as it was known before."""
+def record_kept(module: nn.Module, changes: dict[str, tuple[Any, list[Tensor]]]) -> None:
+    """Remember what a pass changed, as `Attributes.restore` returns it."""
+    if not changes:
+        return
+    _RECORDS.setdefault(module, {}).update({name: before for name, (before, _) in changes.items()})
+    if module not in _FIRST or _FIRST[module][0] != count_writes(module):
+        _FIRST[module] = count_writes(module), {name: copy_small(tensors) for name, (_, tensors) in changes.items()}
+
+
+def copy_records(modules: list[nn.Module]) -> dict[nn.Module, Record]:
+    """What passes up to now changed in these modules."""
+    return {module: _RECORDS[module].copy() for module in modules if module in _RECORDS}
+
+
+def restore_records(modules: list[nn.Module], records: dict[nn.Module, Record]) -> None:
+    """Forget what passes changed since `copy_records`."""
     for module in modules:
-        _MADE.pop(module, None)
-        if module in known:
-            _MADE[module] = known[module]
+        _RECORDS.pop(module, None)
+        if module in records:
+            _RECORDS[module] = records[module]
         else:
             _FIRST.pop(module, None)
 
 
-def set_by_user(module: nn.Module) -> bool:
+def is_set_by_user(module: nn.Module) -> bool:
     """Whether all tensors in place of those that a pass kept are others of the same shapes: no pass made them.
 
     Where weights have changed since, a pass may have.
     """
-    number, every = _FIRST.get(module, (-1, {}))
+    writes, first_kept = _FIRST.get(module, (-1, {}))
     pairs = []
-    for name, first in every.items() if number == changes(module) else ():
-        now = holding(vars(module).get(name))
+    for name, first in first_kept.items() if writes == count_writes(module) else ():
+        now = tensors_in(vars(module).get(name))
         pairs += [(a, b) for a, b in zip(first, now, strict=False) if a.shape == b.shape and a.dtype == b.dtype]
     return bool(pairs) and not any(torch.equal(first, now.detach().to(first.device)) for first, now in pairs)
 
 
-def hide_made(module: nn.Module) -> Attributes:
-    """Take away what an earlier pass kept, and made of other weights perhaps; what to restore is returned."""
-    kept = Attributes.of(module)
-    made = _MADE[module]
-    held = any(holding(kept.own.get(name)) for name in made)
+def hide_kept(module: nn.Module) -> Attributes:
+    """Take away what an earlier pass kept, perhaps at other weights; return what to restore."""
+    attributes = Attributes.of(module)
+    record = _RECORDS[module]
+    held = any(tensors_in(attributes.current.get(name)) for name in record)
     try:
-        for name, before in made.items() if held and not set_by_user(module) else ():
-            now = kept.own.get(name)
+        for name, before in record.items() if held and not is_set_by_user(module) else ():
+            now = attributes.current.get(name)
             if before is INSIDE:
-                kept.own.pop(name, None)
+                attributes.current.pop(name, None)
             elif type(now) is type(before) and type(now) in (list, dict):
                 refill(now, before)
             else:
-                kept.own[name] = before
+                attributes.current[name] = before
     except BaseException:
-        kept.restore()
+        attributes.restore()
         raise
-    return kept
+    return attributes
 
 
 @contextmanager
-def _hidden(modules: list[nn.Module]) -> Iterator[None]:
-    """Without what earlier passes kept; it is there again afterwards, also where hiding it fails half-way."""
+def without_kept(modules: list[nn.Module]) -> Iterator[None]:
+    """Hide what earlier passes kept, and put it back afterwards, also where hiding fails half-way."""
     hidden: list[Attributes] = []
     try:
         for module in modules:
-            if module in _MADE:
-                hidden.append(hide_made(module))
+            if module in _RECORDS:
+                hidden.append(hide_kept(module))
         yield
     finally:
         for attributes in reversed(hidden):  # what several modules share was whole for the first of them alone

@@ -15,15 +15,15 @@ def device_of(model: nn.Module) -> torch.device:
         raise ArgumentTypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
     if isinstance(model, torch.jit.ScriptModule):
         raise PeewitError(
-            f"model is a {type(model).__name__}: nothing can look into scripted or traced networks; expected the plain "
-            "module that it was made of."
+            f"model is a {type(model).__name__}; expected a plain torch.nn.Module, since scripted or traced networks "
+            "hide their layers. Pass the module that it was made from."
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise PeewitError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
-        found = quantised(model)
-        why = f": its weights are quantised ({', '.join(found[:3])}), and have no gradients" if found else ""
+        names = quantised(model)
+        why = f": its weights are quantised ({', '.join(names[:3])}), and have no gradients" if names else ""
         raise PeewitError(f"The network has no parameters{why}; expected one with trainable weights.")
     if len(devices) > 1:
         raise PeewitError(

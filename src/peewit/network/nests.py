@@ -1,4 +1,4 @@
-"""Nests of tensors: what a network takes, example after example."""
+"""Nests of tensors, such as the inputs of a network: tuples, lists and mappings of tensors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        made = {key: map_tensors(function, each) for key, each in value.items()}
         # Mappings of other libraries (tokenizer outputs) become plain ones: the network is called with keywords.
-        return made
+        return {key: map_tensors(function, each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(function, each) for each in value))
     if isinstance(value, list | tuple):
@@ -59,14 +58,14 @@ def take(inputs: Inputs, examples: slice) -> Inputs:
     return map_tensors(lambda tensor: tensor[examples], inputs)
 
 
-def alike(first: Any, second: Any) -> bool:
+def have_same_form(first: Any, second: Any) -> bool:
     """Whether two nests of tensors have the same structure, dtypes and shapes beyond the examples."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(have_same_form(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(alike, first, second))
+        return len(first) == len(second) and all(map(have_same_form, first, second))
     return first is second  # something else in the batch: only the very same object is surely equal
 
 

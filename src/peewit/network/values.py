@@ -11,25 +11,28 @@ from torch import Tensor
 Value = TypeVar("Value")
 
 
-def changed(value: Value, change: Callable[[Tensor], Tensor], held: dict[int, Any] | None = None) -> Value:
-    """A value with its tensors changed, through dictionaries, tuples and dataclasses; what is shared stays shared."""
-    held = {} if held is None else held
-    if id(value) not in held:
-        held[id(value)] = _changed(value, change, held)
-    found: Value = held[id(value)]
-    return found
+def change_tensors(value: Value, change: Callable[[Tensor], Tensor], done: dict[int, Any] | None = None) -> Value:
+    """A value with its tensors changed, through dictionaries, tuples and dataclasses; what is shared stays shared.
+
+    `done` holds the changed values by the identity of the old ones.
+    """
+    done = {} if done is None else done
+    if id(value) not in done:
+        done[id(value)] = _change(value, change, done)
+    result: Value = done[id(value)]
+    return result
 
 
-def _changed(value: Any, change: Callable[[Tensor], Tensor], held: dict[int, Any]) -> Any:
+def _change(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: changed(each, change, held) for key, each in value.items()}
+        return {key: change_tensors(each, change, done) for key, each in value.items()}
     if type(value) is tuple:
-        return tuple(changed(each, change, held) for each in value)
+        return tuple(change_tensors(each, change, done) for each in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-    there = {name: changed(each, change, held) for name, each in fields.items()}
-    moved = {name: each for name, each in there.items() if each is not fields[name]}
-    return dataclasses.replace(value, **moved) if moved else value
+    changed = {name: change_tensors(each, change, done) for name, each in fields.items()}
+    different = {name: each for name, each in changed.items() if each is not fields[name]}
+    return dataclasses.replace(value, **different) if different else value

@@ -1,4 +1,4 @@
-"""Where torch does something else than the derivative of training needs: put right while a network runs."""
+"""Repairs of torch that are in place while a network runs: where it computes other than what training computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..runtime.threads import LOCK
 
 
 class _PlainCheckpoint:
-    """Stands in for re-entrant checkpointing, which autograd cannot differentiate part of."""
+    """Replaces re-entrant checkpointing, which autograd cannot differentiate in part."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -25,8 +25,8 @@ class _PlainCheckpoint:
 
 
 @contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Run checkpointed blocks plainly: recomputing them in a backward pass would run them outside the recording."""
+def plain_checkpoints() -> Iterator[None]:
+    """Run checkpointed blocks without checkpoints: a backward pass would run them again, outside the recording."""
     module = torch.utils.checkpoint
     with LOCK:
 
@@ -40,8 +40,8 @@ def _without_checkpoints() -> Iterator[None]:
                 setattr(module, name, stand_in)
             yield
         finally:
-            for name, own in kept.items():
-                setattr(module, name, own)
+            for name, original in kept.items():
+                setattr(module, name, original)
 
 
 class _AnyTensor(type):
@@ -52,12 +52,12 @@ class _AnyTensor(type):
 
 
 class _Parameter(metaclass=_AnyTensor):
-    """Stands in for `nn.Parameter` in lists of parameters, whose slices would wrap tensors anew without their graph."""
+    """Replaces `nn.Parameter` in lists of parameters, whose slices would wrap tensors anew without their graph."""
 
 
 @contextmanager
-def _plain_lists() -> Iterator[None]:
-    """Let slices of lists of parameters hold the very tensors that stand in for weights."""
+def plain_lists() -> Iterator[None]:
+    """Let slices of lists of parameters hold the very tensors that replace weights."""
     module: Any = torch.nn.modules.container
     with LOCK:
         kept = module.Parameter
@@ -69,8 +69,8 @@ def _plain_lists() -> Iterator[None]:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Without the fused encoder, which runs only where no gradients are asked for, and then zeroes padded positions."""
+def plain_attention() -> Iterator[None]:
+    """Without the fused encoder, which runs only without gradients, and then sets padded positions to zero."""
     kept = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -83,29 +83,29 @@ BROKEN = (F.group_norm, F.instance_norm, torch.group_norm, torch.instance_norm, 
 
 
 class DenseNorms(TorchFunctionMode):
-    """Networks run under this on a CPU, where torch's own backward pass of group and instance norms may fail.
+    """Networks run under this on a CPU, where torch's backward pass of group and instance norms may fail.
 
-    That of a group norm crashes for inputs in channels_last whose gradient is not asked for, and that of an instance
-    norm misreads such gradients of a single example.
+    The group norm's crashes for inputs in channels_last that need no gradient; the instance norm's misreads gradients
+    in channels_last of a single example.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand inputs of norms over in plain layout, and gradients back in it; everything else through."""
+        """Make inputs and gradients of norms contiguous."""
         kwargs = kwargs or {}
         if func not in BROKEN:
             return func(*args, **kwargs)
-        # Of the input alone: a weight has to stay the tensor that the recording knows.
-        args = tuple(each.contiguous() if not place else each for place, each in enumerate(args))
-        made = func(*args, **{name: each.contiguous() if name == "input" else each for name, each in kwargs.items()})
-        output, *others = made if isinstance(made, tuple) else (made,)
+        # The input alone: a weight has to stay the tensor that the recording knows.
+        args = (*(each.contiguous() for each in args[:1]), *args[1:])
+        result = func(*args, **{name: each.contiguous() if name == "input" else each for name, each in kwargs.items()})
+        output, *others = result if isinstance(result, tuple) else (result,)
         output = output.reshape(-1).view(output.shape)  # gradients of a view are in its order
-        return (output, *others) if isinstance(made, tuple) else output
+        return (output, *others) if isinstance(result, tuple) else output
 
 
-def shrunk(weight: Tensor, limit: float, norm: float) -> Tensor:
-    """A table whose long rows have norm `limit`: what torch's `max_norm` would make of the user's own, in place."""
+def shrink_rows(weight: Tensor, limit: float, norm: float) -> Tensor:
+    """Scale long rows of a table down to the norm `limit`, as torch's `max_norm` does to the user's own, in place."""
     norms = torch.linalg.vector_norm(weight.detach(), norm, dim=1, keepdim=True)
     factor = torch.where(norms > limit, limit / (norms + 1e-7), torch.ones_like(norms))
     return weight + (weight * (factor - 1)).detach()  # torch's is in place: its derivative has no such factor
@@ -114,34 +114,34 @@ def shrunk(weight: Tensor, limit: float, norm: float) -> Tensor:
 SIGNATURES = {function: inspect.signature(function) for function in (F.embedding, F.embedding_bag)}
 
 
-def without_renormalising(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def look_up(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `F.embedding` or `F.embedding_bag` without its changes to the weight, and to its gradient."""
     values = SIGNATURES[func].bind(*args, **kwargs).arguments
     values.pop("scale_grad_by_freq", None)  # a step size per row, not a derivative
     if values.get("max_norm") is not None:
-        values["weight"] = shrunk(values["weight"], values.pop("max_norm"), values.pop("norm_type", 2.0))
+        values["weight"] = shrink_rows(values["weight"], values.pop("max_norm"), values.pop("norm_type", 2.0))
     return func(**values)
 
 
-class KeptTables(TorchFunctionMode):
+class UnchangedTables(TorchFunctionMode):
     """Networks with `max_norm` or `scale_grad_by_freq` run under this: tables stay, and have plain gradients."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand lookups over, and everything else through."""
+        """Look up without changes."""
         if func in SIGNATURES:
-            return without_renormalising(func, args, kwargs or {})
+            return look_up(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-class CertainPadding(TorchFunctionMode):
-    """Forward mode runs under this: as in a backward pass, what is looked up for a padding token has no derivative."""
+class ConstantPadding(TorchFunctionMode):
+    """Forward mode runs under this: as in a backward pass, the vector of a padding token has no derivative."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand lookups over, and everything else through."""
+        """Detach what is looked up for the padding token."""
         output = func(*args, **(kwargs or {}))
         if func is not F.embedding:
             return output

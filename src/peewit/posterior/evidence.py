@@ -14,7 +14,7 @@ from ..curvature.stream import Totals
 from ..likelihoods import Likelihood, WithNoise
 from ..likelihoods.contract import checked_noise
 from ..messages.errors import PeewitError
-from ..network.values import changed
+from ..network.values import change_tensors
 from ..priors.prior import Prior
 from ..weights.space import Space
 from .linear_mode import LinearMode
@@ -156,7 +156,7 @@ def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
 
 def doubled(curvature: Curvature) -> Curvature:
     """The same with every floating point tensor inside it in float64."""
-    return changed(curvature, lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor)
+    return change_tensors(curvature, lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,8 @@ from ..likelihoods import Gaussian, Labelled
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.failures import output_of
-from ..network.finite import remarks
-from ..network.isolation import evaluation
+from ..network.finite import add_remark
+from ..network.isolation import isolated
 from ..network.modules import device_of
 from ..runtime.device import wait
 from ..weights.space import Space
@@ -37,7 +37,7 @@ def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
     """A structure's sums over the data, or over these and earlier ones; the network is held in evaluation mode."""
     selected = [source.model.get_parameter(name) for name in source.space.names]
     passes = source.budget.arithmetic.passes()
-    with evaluation(source.model, selected), closing(source.progress), remarks(source), passes:
+    with isolated(source.model, selected), closing(source.progress), add_remark(source), passes:
         if isinstance(source.kind, Hessian):
             sums = measure_hessian(source, structure)
             sums = sums if earlier is None else sums.after(earlier)
@@ -51,7 +51,7 @@ def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
 
 def curvature_of(source: Source, structure: Structure, sums: Any, space: Space) -> Curvature:
     """The sums decomposed for the weights that are used."""
-    with remarks(source), source.budget.arithmetic.passes():
+    with add_remark(source), source.budget.arithmetic.passes():
         made = decompose(structure, source.kind, sums, space)
     wait(device_of(source.model))
     return made
@@ -97,7 +97,7 @@ def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
     if batches.one_shot:
         raise PeewitError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
     total, number = None, 0
-    with evaluation(model), torch.no_grad():
+    with isolated(model), torch.no_grad():
         for inputs, targets in batches:
             output = output_of(model, inputs)
             labels = Labelled.of(Gaussian(), output, targets)

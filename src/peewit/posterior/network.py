@@ -13,7 +13,7 @@ from ..likelihoods import Form
 from ..messages.arguments import refuse_inputs
 from ..messages.errors import PeewitError
 from ..network.failures import refuse_axes
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from ..network.nests import Inputs, count, map_tensors, take
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
@@ -62,7 +62,7 @@ class Network:
         """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
         kept = self.plan.copy()
         try:
-            with evaluation(self.model, self.selected), self.budget.arithmetic.passes():
+            with isolated(self.model, self.selected), self.budget.arithmetic.passes():
                 yield
         except TooManyOutputs:
             raise
@@ -75,7 +75,7 @@ class Network:
         return Form(self.axis, tuple(output.shape[1:]))
 
     def slices(self, x: Inputs, columns: int | None = None) -> Iterator[slice]:
-        """Slices of the examples whose output gradients (some columns) fit the budget; call inside `evaluation`."""
+        """Slices of the examples whose output gradients (some columns) fit the budget; call inside `isolated`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if columns is None else columns
         return self.budget.slices(count(x), (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
 
@@ -86,19 +86,19 @@ class Network:
             yield tracer.trace(take(x, chosen))
 
     def closed(self, x: Inputs) -> bool:
-        """Whether all uncertain weights are in the layer whose output is the network's; call inside `evaluation`."""
+        """Whether all uncertain weights are in the layer whose output is the network's; call inside `isolated`."""
         self.outputs(x)
         return self.plan.is_closed(x)
 
     def outputs(self, x: Inputs) -> int:
-        """Numbers in one example's output; call inside `evaluation`."""
+        """Numbers in one example's output; call inside `isolated`."""
         if not self.plan.knows(x) or is_awaited(self.plan, x):
             Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
         return math.prod(self.plan.shape(x))
 
     @property
     def push(self) -> Push:
-        """Products with the Jacobian; call inside `evaluation`, under the plain attention kernel."""
+        """Products with the Jacobian; call inside `isolated`, under the plain attention kernel."""
         return Push(self.model, self.space, self.plan, self.budget)
 
     @property
@@ -109,7 +109,7 @@ class Network:
 
 def network_of(state: PosteriorState, memory: float | None) -> Network:
     """The network of a posterior, ready for a question; refused where it has changed since the fit."""
-    if not state.identity.still(state.model):
+    if not state.identity.is_same(state.model):
         raise PeewitError(
             "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
             "fit again, or restore them."

@@ -15,7 +15,7 @@ from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.identity import Identity
 from ..network.modules import device_of
-from ..network.values import changed
+from ..network.values import change_tensors
 from ..priors.prior import Prior
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import budget
@@ -128,12 +128,12 @@ def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> Posteri
             f"never moved: call model.to({str(device)!r}) first, or give a copy that is there, as in "
             f"la.to({str(device)!r}, model=copy.deepcopy(model).to({str(device)!r}))."
         )
-    if model is la.model and la.identity.still(model):
+    if model is la.model and la.identity.is_same(model):
         identity = la.identity
     else:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         same = all(shapes.get(name) == shape for name, shape in zip(la.asked.names, la.asked.shapes, strict=True))
-        if not same or not la.identity.moved(model):
+        if not same or not la.identity.is_close(model):
             raise PeewitError(
                 "The network's weights or buffers or their dtype are not those the posterior was fitted with; "
                 "expected the same network on another device."
@@ -143,7 +143,7 @@ def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> Posteri
 
     def on(value: Value) -> Value:
         # Masks stay where they are: they choose among weights, on the CPU.
-        return changed(value, lambda tensor: tensor if tensor.dtype == torch.bool else tensor.to(device), held)
+        return change_tensors(value, lambda tensor: tensor if tensor.dtype == torch.bool else tensor.to(device), held)
 
     return replace(
         la,
@@ -173,8 +173,8 @@ def in_arithmetic(la: PosteriorState, arithmetic: str) -> PosteriorState:
     return replace(
         la,
         budget=replace(la.budget, arithmetic=made),
-        curvature=changed(la.curvature, cast),
-        sums=changed(la.sums, cast),
+        curvature=change_tensors(la.curvature, cast),
+        sums=change_tensors(la.sums, cast),
         weights=la.weights.to(dtype),
         linear_mode=linear and replace(linear, displacement=linear.displacement.to(dtype)),
     )

@@ -15,9 +15,9 @@ from ..likelihoods import Form
 from ..messages.arguments import checked_generator
 from ..messages.errors import PeewitError
 from ..network.buffers import restore_buffers
-from ..network.calling import call, under
+from ..network.calling import call, with_weights
 from ..network.finite import refuse_broken
-from ..network.isolation import plainly
+from ..network.isolation import entry_point
 from ..network.nests import Inputs, count, take
 from ..posterior import network
 from ..posterior.linear_mode import At
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 
-@plainly
+@entry_point
 def predict(
     la: PosteriorState,
     x: Inputs,
@@ -154,7 +154,9 @@ def _at(network: network.Network, x: Inputs, deviations: Tensor) -> Tensor:
 
     def run(deviation: Tensor) -> Tensor:
         shifts = unflatten(deviation, network.space)
-        return call(under(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x)
+        return call(
+            with_weights(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x
+        )
 
     # Fused attention has no batching rule.
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():

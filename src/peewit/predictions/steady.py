@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..network.isolation import plain_mode
+from ..network.isolation import outside_caller_modes
 
 Class = TypeVar("Class", bound=type)
 
@@ -32,7 +32,7 @@ def _steadily(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
         asked = torch.is_grad_enabled()
-        with plain_mode(), torch.set_grad_enabled(asked or self.belief.mean.requires_grad):
+        with outside_caller_modes(), torch.set_grad_enabled(asked or self.belief.mean.requires_grad):
             return function(self, *args, **kwargs)
 
     return inner

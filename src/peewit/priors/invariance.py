@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..messages.errors import NotFiniteError, PeewitError
 from ..network.batches import Batches
-from ..network.calling import call, under
-from ..network.isolation import evaluation, plainly
+from ..network.calling import call, with_weights
+from ..network.isolation import entry_point, isolated
 from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs, count, map_tensors, take
 from ..tracing.forward_mode import double_backward, forward_mode
@@ -38,7 +38,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 Names = tuple[str, ...]
 
 
-@plainly
+@entry_point
 def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     """Disjoint sets of parameter names, in the network's order, found on the first batch of `data`.
 
@@ -48,7 +48,7 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     model = unwrapped(model)
     inputs = Batches(data, device_of(model)).first()[0]
     inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
-    with evaluation(model), batch_statistics(model), torch.no_grad():
+    with isolated(model), batch_statistics(model), torch.no_grad():
         probe = Probe.of(model, inputs)
         found = [*modules_and_tensors(probe)]
         for units in (probe.modules, [(name,) for name in probe.weights]):
@@ -138,8 +138,8 @@ class Probe:
 
     def run(self, weights: dict[str, Tensor]) -> Tensor:
         """Outputs of the network with some weights replaced, the same random numbers every time."""
-        torch.manual_seed(0)  # `evaluation` puts the generators back
-        return call(under(self.model, {**self.replaced, **weights}), self.inputs)
+        torch.manual_seed(0)  # `isolated` puts the generators back
+        return call(with_weights(self.model, {**self.replaced, **weights}), self.inputs)
 
     def outputs(self, weights: dict[str, Tensor]) -> Tensor:
         """The same, flat and in float64."""

@@ -21,7 +21,7 @@ from ..jacobians.output_layer import Piece
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.nests import Inputs, take
-from ..network.workarounds import CertainPadding
+from ..network.workarounds import ConstantPadding
 from ..runtime.memory import Budget
 from ..weights.ranges import Part
 from ..weights.space import Space
@@ -58,7 +58,7 @@ def _mapped(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
 
 
 def _forward(push: Callable[[], Any]) -> Pushed | None:
-    with torch.no_grad(), warnings.catch_warnings(), CertainPadding():
+    with torch.no_grad(), warnings.catch_warnings(), ConstantPadding():
         # Forward mode's own decompositions still use what torch has deprecated.
         for category in (DeprecationWarning, FutureWarning):  # the latter from torch 2.15 on
             warnings.filterwarnings("ignore", message="`torch.jit.script", category=category)
@@ -121,7 +121,7 @@ def rounding(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Push:
-    """`J v` of a network; call inside `evaluation` of the selected weights, under the plain attention kernel."""
+    """`J v` of a network; call inside `isolated` of the selected weights, under the plain attention kernel."""
 
     model: nn.Module
     space: Space
@@ -154,7 +154,9 @@ class Push:
         weights = {name: self.model.get_parameter(name).detach() for name in chosen}
         pieces = unflatten(vectors, self.space)
         tangents = {name: pieces[name].to(weights[name].dtype) for name in chosen}
-        made = WAYS[way](lambda given: call(self.plan.under(self.model, given, inputs), inputs), weights, tangents)
+        made = WAYS[way](
+            lambda given: call(self.plan.with_weights(self.model, given, inputs), inputs), weights, tangents
+        )
         restore_buffers(self.model)
         return made
 

@@ -59,7 +59,7 @@ def _vectorised(
     def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
         pull: Any
         single = map_tensors(lambda tensor: tensor[None], example)
-        _, pull = vjp(lambda given: call(plan.under(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
+        _, pull = vjp(lambda given: call(plan.with_weights(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
         rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
         return rows
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
-from ..network.calling import under
+from ..network.calling import with_weights
 from ..network.nests import Inputs, tensors
 from ..weights.ranges import Part
 from .layers.examples import BatchAxis
@@ -90,9 +90,9 @@ class Plan:
         """What was verified, for the coverage table."""
         return "; ".join([next(iter(self.verified.values()), ""), *self.corrections])
 
-    def under(self, model: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Callable[..., Any]:
+    def with_weights(self, model: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Callable[..., Any]:
         """The network with other weights, for these inputs: the first pass looks for saved references to its own."""
-        return under(model, weights, self.direct.setdefault(signature(inputs), set()))
+        return with_weights(model, weights, self.direct.setdefault(signature(inputs), set()))
 
     def located(self, key: str, shapes: Signature) -> bool:
         """Whether it is known where the examples are in a use, for inputs of these shapes."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..messages.warnings import warn
-from ..network.isolation import evaluation
+from ..network.isolation import isolated
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
 from ..weights.space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
@@ -105,7 +105,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
     """The weights of the last matrix-shaped layer that the network runs."""
     names = tuple(name for name in trainable(model) if not model.get_parameter(name).is_complex())
     tracer = Tracer(model, names, budget)
-    with evaluation(model, tracer.selected):
+    with isolated(model, tracer.selected):
         tracer.cost(inputs)  # says what is wrong with the inputs, where something is
         tape = tracer.trace(inputs)
         reached = tape.reached()  # an auxiliary head may run after the one whose output is returned

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..messages.errors import PeewitError
 from ..network.buffers import copied_buffers, restore_buffers
 from ..network.calling import call
-from ..network.failures import FAILURES, explained
+from ..network.failures import FAILURES, explain_failure
 from ..network.finite import refuse_empty, refuse_nan
 from ..network.nests import Inputs, count
 from ..runtime.memory import Budget
@@ -83,7 +83,7 @@ class Tracer:
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
-                reason = explained(self.model, inputs, count(some), error, list(self.plan.costs))
+                reason = explain_failure(self.model, inputs, count(some), error, list(self.plan.costs))
                 if reason is None:
                     raise
                 raise reason from error

@@ -23,7 +23,7 @@ from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..messages.errors import PeewitError
 from ..network.buffers import copied_buffers
-from ..network.calling import call, under
+from ..network.calling import call, with_weights
 from ..network.failures import FAILURES
 from ..network.kept import CLEAR, kept_tensors
 from ..network.modules import quantised
@@ -300,7 +300,7 @@ class Comparison:
         """The output with other weights, where the network takes them and its output depends on them."""
         try:
             with copied_buffers(self.tracer.model):
-                made = call(under(self.tracer.model, weights), inputs)
+                made = call(with_weights(self.tracer.model, weights), inputs)
         except FAILURES:
             return None
         return made if made.requires_grad and made.shape == (count(inputs), *self.output.shape[1:]) else None

@@ -101,7 +101,7 @@ class Scores:
 
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
             for inputs, targets in self.batches:
-                if not self.batches.steady:  # a reader may write the next batch over this one, whose slices are kept
+                if not self.batches.stored:  # a reader may write the next batch over this one, whose slices are kept
                     inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
                 covariance.each_jacobian(network, inputs, functools.partial(take, targets))
                 examples += count(inputs)

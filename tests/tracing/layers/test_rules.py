@@ -17,7 +17,7 @@ from peewit.jacobians.factored import Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
 from peewit.kernels import available
-from peewit.network.workarounds import CertainPadding, KeptTables
+from peewit.network.workarounds import ConstantPadding, UnchangedTables
 from peewit.tracing.layers import HANDLERS
 from peewit.tracing.layers.contract import Contribution, channels, is_reshaped, output_edge, positions_last, settled
 from peewit.tracing.layers.contractions import Letters, written
@@ -370,7 +370,7 @@ def test_tables_with_a_limit(norm: float | None) -> None:
     expected = F.embedding(tokens, kept.clone(), **options)
     bags = F.embedding_bag(tokens, kept.clone(), mode="sum", **options)
     recorder = Noting([table])
-    with KeptTables():
+    with UnchangedTables():
         looked = F.embedding(tokens, table, scale_grad_by_freq=True, **options)
         summed = F.embedding_bag(tokens, weight=table, mode="sum", scale_grad_by_freq=True, **options)
         assert torch.equal(F.relu(table), table.relu())
@@ -391,7 +391,7 @@ def test_forward_derivatives_of_padding_tokens(padding: int | None) -> None:
     """Are zero, as torch's backward ones are."""
     torch.manual_seed(0)
     tokens, table, moved = torch.tensor([[0, 1], [2, 5], [5, 0]], device=DEVICE), normal(6, 4), normal(6, 4)
-    with CertainPadding():
+    with ConstantPadding():
         values, found = torch.func.jvp(lambda each: F.embedding(tokens, each, padding), (table,), (moved,))
     assert torch.equal(values, table[tokens])
     expected = moved[tokens]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...messages.errors import PeewitError
-from ...network.finite import finite_curvature
+from ...network.finite import refuse_broken_curvature
 from ...weights.groups import Groups
 from ...weights.ranges import Part
 from ...weights.space import Space
@@ -58,7 +58,7 @@ class Diag:
 
     def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
         """One vector over all weights."""
-        finite_curvature((part.name, value) for part, value in sums.items())
+        refuse_broken_curvature((part.name, value) for part, value in sums.items())
         return DiagCurvature(whole(sums, space), space)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...messages.errors import PeewitError
-from ...network.finite import finite_curvature
+from ...network.finite import refuse_broken_curvature
 
 STREAMS = 4
 JACOBI = (320, 512)  # sizes for which torch takes a slow algorithm on a GPU, and a larger matrix is faster
@@ -21,7 +21,7 @@ Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a dia
 
 def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
     """Of named sides (G, n, n), or (G, n) where they are diagonal; no eigenvalue is negative."""
-    finite_curvature(sides)
+    refuse_broken_curvature(sides)
     large = [place for place, (_, side) in enumerate(sides) if apart(side)]
     made: dict[int, Side] = {}
     if len(large) > 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...jacobians.layout import Layout, join, part_ways
 from ...messages.errors import PeewitError
-from ...network.finite import finite_curvature
+from ...network.finite import refuse_broken_curvature
 from ...weights.groups import Groups
 from ...weights.ranges import Part
 from ...weights.space import Space
@@ -217,8 +217,8 @@ def spread(side: Tensor) -> Tensor:
 def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
     """All blocks, ready for any prior."""
     blocks: dict[Key, Spectrum] = {}
-    finite_curvature((part.name, value) for part, value in sums.others.items())
-    finite_curvature((key[0].name, value) for key, value in sums.corrected.items())
+    refuse_broken_curvature((part.name, value) for part, value in sums.others.items())
+    refuse_broken_curvature((key[0].name, value) for key, value in sums.corrected.items())
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
     dense = eigenvalues_meanwhile({part: value for part, value in others.items() if value.dim() == 2})
     found = {} if sums.bases else eigen(sums)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...jacobians.factored import Term
 from ...jacobians.inputs import Acts
 from ...jacobians.layout import Layout
-from ...network.workarounds import shrunk, without_renormalising
+from ...network.workarounds import look_up, shrink_rows
 from .contract import Contribution, Handler, PlainInputs, Recorder, Use, positions_last
 
 
@@ -50,13 +50,13 @@ def embedding(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...
     weight, tokens = values["weight"], values["input"]
     ref = recorder.resolve(weight)
     if ref is None or ref.tensor.numel() != ref.parameter.numel() or not ref.is_rows:
-        return without_renormalising(func, args, kwargs)
+        return look_up(func, args, kwargs)
     padding = values.get("padding_idx")
     if padding is not None and padding < 0:
         padding += weight.shape[0]
     applied = recorder.alias(weight)
     if values.get("max_norm") is not None:
-        applied = shrunk(applied, values["max_norm"], values.get("norm_type", 2.0))
+        applied = shrink_rows(applied, values["max_norm"], values.get("norm_type", 2.0))
     # Options that only change how torch stores the weight's gradient are left out: that gradient is never made.
     output = func(tokens, applied, padding)
     return recorder.record(EMBEDDING, output, {"weight": ref}, (tokens,), tuple(range(output.dim() - 1)), padding)
