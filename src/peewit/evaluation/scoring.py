@@ -11,6 +11,7 @@ from ..metrics import calibration, regression
 from ..metrics.bootstrap import Draws, Resampling, estimate
 from ..metrics.columns import Columns
 from ..metrics.detection import detection
+from ..metrics.kinds import METRICS
 from ..metrics.results import Curve, Detection, Estimate, Scores, Shift
 from .answers import joined
 from .gathering import Gathered
@@ -24,46 +25,13 @@ DOUBTS = {"entropy": "uncertainty", "deviation": "uncertainty"}
 
 def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
     """All metrics that the columns allow."""
-    return _labels(columns, drawn) if "correct" in columns.values else _numbers(columns, drawn)
-
-
-def _labels(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
-    means = columns.drawn(("correct", "nll", "brier"), drawn)
-    ece, mce = calibration.width_errors(columns, drawn)
-    made = {
-        "accuracy": means["correct"],
-        "nll": means["nll"],
-        "brier": means["brier"],
-        "ece": ece,
-        "ece_adaptive": calibration.adaptive(columns, drawn),
+    allowed = {
+        name: metric.of
+        for name, metric in METRICS.items()
+        if metric.of is not None and any(need in columns for need in metric.needs or (metric.of,))
     }
-    if columns.probs is not None:
-        made["ece_classwise"] = calibration.classwise(columns, drawn)
-    return made | {"mce": mce, "aurc": calibration.risk_area(columns, *doubt_and_risk(columns), drawn)}
-
-
-def _numbers(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
-    made: dict[str, Draws] = {}
-    if "squared" in columns.values:
-        made["rmse"] = Draws.of(columns.means(("squared",), drawn)[:, 0].sqrt())
-    made |= columns.drawn(("nll",), drawn)
-    if "pit" not in columns.values:
-        return made
-    made |= columns.drawn(("crps",), drawn)
-    for level in regression.LEVELS:
-        inside = Columns(columns.owner, columns.examples, {"inside": regression.coverage(columns["pit"], level)})
-        made[f"coverage{round(100 * level)}"] = inside.drawn(("inside",), drawn)["inside"]
-    made["sharpness"] = columns.drawn(("deviation",), drawn)["deviation"]
-    made["pit_deviation"] = regression.pit_deviation(columns, drawn)
-    made["aurc"] = calibration.risk_area(columns, *doubt_and_risk(columns), drawn)
-    return made
-
-
-def doubt_and_risk(columns: Columns) -> tuple[Tensor, Tensor]:
-    """(P,) twice: less confidence and errors, or the standard deviation and squared errors."""
-    if "correct" in columns.values:
-        return -columns["confidence"], 1 - columns["correct"]
-    return columns["deviation"], columns.values.get("squared", torch.zeros_like(columns["nll"]))
+    means = columns.drawn([of for of in allowed.values() if isinstance(of, str)], drawn)
+    return {name: means[of] if isinstance(of, str) else of(columns, drawn) for name, of in allowed.items()}
 
 
 def scores_of(
@@ -78,16 +46,19 @@ def scores_of(
 ) -> Scores:
     """Everything about one method; `others` draws the unknown data anew, `asked` are the metrics to compare with."""
     values = own.values()
-    classes = "correct" in columns.values
+    classes = "correct" in columns
     shifts, attacks = (_shifts(columns, own, kind, drawn) for kind in ("shifts", "attacks"))
+    risk_coverage = Curve((), ())
+    if "correct" in columns or "squared" in columns:
+        risk_coverage = calibration.risk_coverage(*calibration.doubt_and_risk(columns))
     return Scores(
         name=method.name,
         description=method.description,
         metrics={name: each.estimate for name, each in metrics.items()},
         differences=differences(metrics, asked),
         reliability=calibration.reliability_of(columns["confidence"], columns["correct"]) if classes else None,
-        risk_coverage=calibration.risk_coverage(*doubt_and_risk(columns)) if _has_risk(columns) else Curve((), ()),
-        pit=regression.pit_shares(columns["pit"]) if "pit" in columns.values else None,
+        risk_coverage=risk_coverage,
+        pit=regression.pit_shares(columns["pit"]) if "pit" in columns else None,
         uncertainty={name: _some(each) for name, each in {"test": values, **unknown}.items()},
         detection={name: _detections(values, each, (drawn, others[name])) for name, each in unknown.items()},
         shifts=shifts,
@@ -100,10 +71,6 @@ def differences(metrics: Mapping[str, Draws], asked: Mapping[str, Draws]) -> dic
     """Of every metric that both have, from the same drawn sets: what two methods share of chance cancels."""
     pairs = {name: each.less(asked[name]) for name, each in metrics.items() if name in asked}
     return {name: each.estimate for name, each in pairs.items() if each is not None}
-
-
-def _has_risk(columns: Columns) -> bool:
-    return "correct" in columns.values or "squared" in columns.values
 
 
 def _some(values: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:

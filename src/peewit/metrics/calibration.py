@@ -233,6 +233,13 @@ def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Draws:
     return Draws.of(total / counts / classes)
 
 
+def doubt_and_risk(columns: Columns) -> tuple[Tensor, Tensor]:
+    """(P,) twice: less confidence and errors, or the standard deviation and squared errors."""
+    if "correct" in columns:
+        return -columns["confidence"], 1 - columns["correct"]
+    return columns["deviation"], columns.values.get("squared", torch.zeros_like(columns["nll"]))
+
+
 def risk_area(columns: Columns, doubt: Tensor, risk: Tensor, drawn: Resampling) -> Draws:
     """The area under the risk-coverage curve: mean risk (P,) of the k examples of least doubt (P,), averaged over k.
 

@@ -26,6 +26,10 @@ class Columns:
         """(P,)."""
         return self.values[name]
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a column, or there are probabilities."""
+        return name in self.values or (name == "probs" and self.probs is not None)
+
     def __len__(self) -> int:
         """P."""
         return len(self.owner)

@@ -84,9 +84,10 @@ def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
     return (samples - y).abs().mean(0) - 0.5 * apart
 
 
-def coverage(pit: Tensor, level: float) -> Tensor:
-    """(P,) zeros and ones: whether y is in the central interval of that probability."""
-    return ((pit - 0.5).abs() <= 0.5 * level).double()
+def covered_share(columns: Columns, drawn: Resampling, level: float) -> Draws:
+    """The share of targets in the central interval of that probability."""
+    inside = ((columns["pit"] - 0.5).abs() <= 0.5 * level).double()
+    return Columns(columns.owner, columns.examples, {"inside": inside}).drawn(("inside",), drawn)["inside"]
 
 
 def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:

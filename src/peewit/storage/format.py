@@ -27,14 +27,8 @@ FORMAT = 6  # raised whenever an older peewit could misread a file
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
 LIKELIHOODS: tuple[type, ...] = tuple(likelihoods.NAMES.values())
-STRUCTURES: tuple[type, ...] = (
-    structures.Kron,
-    structures.EKFAC,
-    structures.Diag,
-    structures.Block,
-    structures.Full,
-)
-KINDS: tuple[type, ...] = (kinds.GGN, kinds.MonteCarlo, kinds.Empirical, kinds.Hessian)
+STRUCTURES: tuple[type, ...] = tuple(structures.NAMES.values())
+KINDS: tuple[type, ...] = tuple(kind for kind in kinds.NAMES.values() if kind is not kinds.Auto)
 PARTS: tuple[type, ...] = (
     Prior,
     Totals,
