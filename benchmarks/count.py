@@ -38,7 +38,7 @@ class LayerShape:
 
     @property
     def gradient_factor(self) -> int:
-        """`2 T O^2`: the sum of `g g^T` over positions, for one column."""
+        """`2 T O^2`: the sum of `g g^T` over positions, for one probe."""
         return 2 * self.groups * self.positions * self.outputs**2
 
 
@@ -110,16 +110,16 @@ def plain_pass(shapes: list[LayerShape], examples: int) -> Operations:
     return Operations(examples * forward, examples * (inner + forward), 0, 0)
 
 
-def fit(shapes: list[LayerShape], examples: int, columns: int, structure: str) -> Operations:
-    """A fit with K columns: one forward pass, K backward passes with respect to layer outputs, and the sums."""
+def fit(shapes: list[LayerShape], examples: int, probes: int, structure: str) -> Operations:
+    """A fit with K probes: one forward pass, K backward passes with respect to layer outputs, and the sums."""
     forward = sum(shape.product for shape in shapes)
-    backward = columns * sum(shape.product for shape in shapes if not shape.first)
+    backward = probes * sum(shape.product for shape in shapes if not shape.first)
     inputs = sum(shape.input_factor for shape in shapes)
-    gradients = columns * sum(shape.gradient_factor for shape in shapes)
-    if structure == "diag":  # a gradient per example and column, squared; without positions a product of squares
-        return Operations(examples * forward, examples * backward, examples * columns * forward, 0)
-    if structure == "ekfac":  # once more, into the bases, and a gradient per example and column there
-        second = forward + backward + inputs + gradients + columns * forward
+    gradients = probes * sum(shape.gradient_factor for shape in shapes)
+    if structure == "diag":  # a gradient per example and probe, squared; without positions a product of squares
+        return Operations(examples * forward, examples * backward, examples * probes * forward, 0)
+    if structure == "ekfac":  # once more, into the bases, and a gradient per example and probe there
+        second = forward + backward + inputs + gradients + probes * forward
         return Operations(
             examples * forward, examples * backward, examples * inputs, examples * gradients, examples * second
         )

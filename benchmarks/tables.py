@@ -359,7 +359,7 @@ NOTES = (
     "Fits include the eigendecompositions; the column beside and the ratios after it leave them out.",
     f"peewit fits all weights; {PEER} those of Linear and Conv2d, the others frozen, since it refuses them.",
     f"{OURS}'s exact fits use the exact GGN; MC(1) is the Monte Carlo Fisher with one sample.",
-    "Counted operations: one forward pass, a backward pass per column with respect to layer outputs, and both factors, "
+    "Counted operations: one forward pass, a backward pass per probe with respect to layer outputs, and both factors, "
     "from the shapes of Linear and Conv layers, at the rate of the plain pass.",
     "Predictives are (N, C, C) functional covariances at the best of several batch sizes.",
     "Peak memory is the allocator's on a GPU, model and data included; on a CPU the growth of the process, sampled. "

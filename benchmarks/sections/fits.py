@@ -52,8 +52,8 @@ def ours_measured(case: Case, structure: str, curvature: str, weights: Any = "al
     """A fit of ours with its decompositions, and the operations that it needs."""
     found = fit_measured(case, lambda data: ours.fit(case.model, data, curvature, structure, weights))
     if weights == "all" and structure in ("kron", "ekfac", "diag"):
-        columns = case.classes - 1 if curvature == "exact" else 1  # probabilities sum to one
-        operations = count.fit(case.shapes, case.examples, columns, structure)
+        probes = case.classes - 1 if curvature == "exact" else 1  # probabilities sum to one
+        operations = count.fit(case.shapes, case.examples, probes, structure)
         found = {**found, "operations": operations.as_dict(), **case.against_unit()}
     return found
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from environment import DEVICE
 from jacobian_cases import (
-    COLUMNS,
     EXAMPLES,
     GROUPED,
     LITTLE,
     PLAIN,
     PLENTY,
+    PROBES,
     matrix_of,
     normal,
     outermost_of,
@@ -120,8 +120,8 @@ def jacobians() -> dict[str, Any]:
         "same layout": matrix_of("positions in groups", LITTLE),
         "one position": matrix_of("one position in groups", PLENTY),
         "another layout": matrix_of("positions", LITTLE),
-        "rows": Explicit(normal(COLUMNS, EXAMPLES, 24), LITTLE),
-        "stacked": Stacked((Explicit(normal(COLUMNS, EXAMPLES, 20), LITTLE), None), (20, 4)),
+        "rows": Explicit(normal(PROBES, EXAMPLES, 24), LITTLE),
+        "stacked": Stacked((Explicit(normal(PROBES, EXAMPLES, 20), LITTLE), None), (20, 4)),
         "outermost": outermost_of("groups", LITTLE)[0],
     }
 
@@ -185,7 +185,7 @@ def test_a_matrix_in_other_precision_than_the_vectors() -> None:
     matrix = definite(24)
     operator, narrow = Dense(matrix), Dense(matrix.float())
     vectors = normal(3, 24).float()
-    jacobian = Explicit(normal(COLUMNS, EXAMPLES, 24).float(), PLENTY)
+    jacobian = Explicit(normal(PROBES, EXAMPLES, 24).float(), PLENTY)
     for made in (operator.mv(vectors), operator.solve(vectors), operator.root(vectors)):
         assert made.dtype == torch.float32
     assert operator.half(jacobian, slice(0, 2)).dtype == torch.float32
@@ -257,14 +257,14 @@ def pieces_of(**ranges: Any) -> dict[Part, Any]:
     made = {}
     for name, spans in ranges.items():
         for start, stop in spans:
-            made[Part(name, start, stop)] = Explicit(normal(COLUMNS, EXAMPLES, stop - start, seed=start), PLENTY)
+            made[Part(name, start, stop)] = Explicit(normal(PROBES, EXAMPLES, stop - start, seed=start), PLENTY)
     return made
 
 
 def test_rows_of_part_of_a_weight() -> None:
     """Put together from whatever overlaps it; ranges that overlap each other add up."""
     found = pieces_of(w=[(0, 8), (4, 12)], v=[(0, 12)])
-    whole = torch.zeros(COLUMNS, EXAMPLES, 12, dtype=torch.float64, device=DEVICE)
+    whole = torch.zeros(PROBES, EXAMPLES, 12, dtype=torch.float64, device=DEVICE)
     for part, jacobian in found.items():
         if part.name == "w":
             whole[..., part.start : part.stop] += jacobian.value
@@ -321,7 +321,7 @@ def several() -> tuple[Blocks, Tensor, dict[Part, Any]]:
 def rows_in_order(found: dict[Part, Any]) -> Tensor:
     """(B, K, D): the Jacobian of `several`, weights that nothing was found of at zero."""
     layout = {"w": 0, "b": 24, "d": 35, "e": 30, "f": 33, "m": 41}
-    whole = torch.zeros(EXAMPLES, COLUMNS, 46, dtype=torch.float64, device=DEVICE)
+    whole = torch.zeros(EXAMPLES, PROBES, 46, dtype=torch.float64, device=DEVICE)
     for part, jacobian in found.items():
         rows = jacobian.rows(slice(0, EXAMPLES)).transpose(0, 1)
         rows = rows[..., torch.arange(8, device=DEVICE) % 3 != 0] if part.name == "m" else rows
@@ -368,7 +368,7 @@ def test_covariances_between_other_examples() -> None:
     blocks, covariance, first = several()
     second = {part: Explicit(jacobian.rows(slice(0, 2)) * 1.5, PLENTY) for part, jacobian in first.items()}
     second = {part: jacobian for part, jacobian in second.items() if part.name != "f"}
-    rows, others = rows_in_order(first), torch.zeros(2, COLUMNS, 46, dtype=torch.float64, device=DEVICE)
+    rows, others = rows_in_order(first), torch.zeros(2, PROBES, 46, dtype=torch.float64, device=DEVICE)
     others[:] = 1.5 * rows[:2]
     others[..., 33:35] = 0
     close(blocks.cross(first, second), torch.einsum("akp,pq,blq->akbl", rows, covariance, others))
@@ -419,7 +419,7 @@ def test_what_one_product_serves() -> None:
         close(inner, times * found[1])
     others: list[tuple[Any, Any]] = [
         (Diagonal(normal(12).square()), jacobian),
-        (operator, Explicit(normal(COLUMNS, EXAMPLES, 12), PLENTY)),
+        (operator, Explicit(normal(PROBES, EXAMPLES, 12), PLENTY)),
         (operator, outermost_of("positions", PLENTY)[0]),
         (rotated(Layout.plain(1, 4, 3), "lr")[0], jacobian),
         (rotated(GROUPED, "lr")[0], matrix_of("one position in groups", PLENTY)),

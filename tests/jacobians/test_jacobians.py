@@ -13,7 +13,6 @@ from environment import DEVICE
 from jacobian_cases import (
     ACROSS,
     BIAS,
-    COLUMNS,
     EXAMPLES,
     GROUPED,
     KINDS,
@@ -21,6 +20,7 @@ from jacobian_cases import (
     OUTERMOST,
     PLAIN,
     PLENTY,
+    PROBES,
     matrix_of,
     normal,
     one_hot,
@@ -35,7 +35,7 @@ from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout, join, part_ways
 from peewit.jacobians.output_layer import (
     Outermost,
-    identity_cotangents,
+    identity_probes,
     outermost_pieces,
     rooted_variance,
     row_places,
@@ -85,10 +85,10 @@ def test_questions_in_the_order_of_the_tensor(kind: str, budget: Budget) -> None
     """Rows, products with vectors, and sizes."""
     jacobian = matrix_of(kind, budget)
     found = written_out(jacobian.terms)
-    expected = torch.empty(EXAMPLES, COLUMNS, jacobian.size, dtype=torch.float64, device=DEVICE)
+    expected = torch.empty(EXAMPLES, PROBES, jacobian.size, dtype=torch.float64, device=DEVICE)
     expected[..., places(jacobian.layout).flatten()] = found.flatten(2)
     vectors = normal(4, jacobian.size, seed=94)
-    assert (jacobian.examples, jacobian.columns, jacobian.dtype) == (EXAMPLES, COLUMNS, torch.float64)
+    assert (jacobian.examples, jacobian.probes, jacobian.dtype) == (EXAMPLES, PROBES, torch.float64)
     assert jacobian.size == found[0, 0].numel()
     torch.testing.assert_close(jacobian.rows(slice(1, 3)), expected[1:].transpose(0, 1))
     torch.testing.assert_close(jacobian.apply(vectors), torch.einsum("bkp,sp->skb", expected, vectors))
@@ -152,7 +152,7 @@ def test_inputs_that_know_a_shorter_way_into_a_basis() -> None:
 def test_rows_and_columns_in_a_basis(width: int, groups: int) -> None:
     """Each group in its own."""
     basis = normal(groups, width, width, seed=1)
-    rows, matrices = normal(EXAMPLES, groups, 4, width), normal(EXAMPLES, groups, COLUMNS, 4, width)
+    rows, matrices = normal(EXAMPLES, groups, 4, width), normal(EXAMPLES, groups, PROBES, 4, width)
     torch.testing.assert_close(layout.turned(rows, basis), torch.einsum("bgti,gij->bgtj", rows, basis))
     found = layout.turned_columns(matrices, basis)
     torch.testing.assert_close(found, torch.einsum("bgkoi,gij->bgkoj", matrices, basis))
@@ -259,7 +259,7 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     monkeypatch.setattr(Acts, "operand", lambda acts, *given: kernels.operand(acts, *given))
     for name in ("square_sums", "inner_products"):
         monkeypatch.setattr(kernel_jacobians, name, getattr(kernels, name))
-    monkeypatch.setattr(available, "usable", lambda grad, columns: columns == COLUMNS)
+    monkeypatch.setattr(available, "usable", lambda grad, probes: probes == PROBES)
     return kernels.asked
 
 
@@ -304,7 +304,7 @@ def test_where_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     grouped.square_sum()
     alone = replace(grouped.terms[0], grad=grouped.terms[0].grad[:, :1])
     assert not replace(grouped, terms=(alone,))._fusable()
-    assert sizes == [(COLUMNS * 24, COLUMNS * 2 * 3 * 3 + 2 * 3 * 4)] * 2 and not asked
+    assert sizes == [(PROBES * 24, PROBES * 2 * 3 * 3 + 2 * 3 * 4)] * 2 and not asked
     assert LARGEST_GRID == 2**16 - 1  # as CUDA has it
     usual.quad(weight)
     assert not asked
@@ -324,10 +324,10 @@ def test_kernels_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_explicit_rows() -> None:
-    """The same questions of rows that are there; they have one column."""
-    value = normal(COLUMNS, EXAMPLES, 5)
+    """The same questions of rows that are there; they have one probe."""
+    value = normal(PROBES, EXAMPLES, 5)
     jacobian, weight, vectors = Explicit(value, PLENTY), normal(1, 5, 1, seed=1).square(), normal(4, 5, seed=2)
-    assert (jacobian.columns, jacobian.examples, jacobian.size) == (COLUMNS, EXAMPLES, 5)
+    assert (jacobian.probes, jacobian.examples, jacobian.size) == (PROBES, EXAMPLES, 5)
     assert jacobian.layout == Layout.plain(1, 5, 1)
     cov = torch.einsum("kbp,p,lbp->bkl", value, weight.flatten(), value)
     torch.testing.assert_close(jacobian.square_sum(), torch.einsum("kbp,kbp->p", value, value)[None, :, None])
@@ -339,19 +339,19 @@ def test_explicit_rows() -> None:
 
 def test_weights_side_by_side() -> None:
     """An absent one is zero; a mask leaves elements out; a weight and its bias are one matrix."""
-    first, third = normal(COLUMNS, EXAMPLES, 4), normal(COLUMNS, EXAMPLES, 2, seed=1)
+    first, third = normal(PROBES, EXAMPLES, 4), normal(PROBES, EXAMPLES, 2, seed=1)
     pieces = None, Explicit(first, LITTLE), Explicit(third, PLENTY)
     whole = torch.cat([torch.zeros_like(first)[..., :3], first, third], -1)
     mask = torch.tensor([True, False, True] * 3, device=DEVICE)
     for own, rows in ((None, whole), (mask, whole[..., mask])):
         stacked = Stacked(pieces, (3, 4, 2), own)
-        assert (stacked.columns, stacked.examples, stacked.size) == (COLUMNS, EXAMPLES, rows.shape[-1])
+        assert (stacked.probes, stacked.examples, stacked.size) == (PROBES, EXAMPLES, rows.shape[-1])
         assert stacked.budget is LITTLE
         assert torch.equal(stacked.rows(slice(1, 3)), rows[:, 1:])
         vectors = normal(5, rows.shape[-1], seed=2)
         torch.testing.assert_close(stacked.apply(vectors), torch.einsum("kbp,sp->skb", rows, vectors))
 
-    weight, bias = normal(COLUMNS, EXAMPLES, 24), normal(COLUMNS, EXAMPLES, 6, seed=1)
+    weight, bias = normal(PROBES, EXAMPLES, 24), normal(PROBES, EXAMPLES, 6, seed=1)
     joined = torch.cat([weight[..., places(GROUPED)], bias.unflatten(-1, (2, 3, 1))], -1).flatten(-3)
     assert torch.equal(join(weight, bias, GROUPED), joined)
     assert all(map(torch.equal, part_ways(joined, GROUPED), (weight, bias)))
@@ -374,7 +374,7 @@ def test_outermost_layers(kind: str, asked: str, budget: Budget) -> None:
     torch.testing.assert_close(jacobian.variance(weight, **chosen), cov.diagonal(dim1=1, dim2=2))
     torch.testing.assert_close(jacobian.product(slice(1, 3), **chosen), expected[1:].transpose(1, 2))
     rows, vectors = dense.flatten(2), normal(4, jacobian.size, seed=94)
-    assert (jacobian.examples, jacobian.columns) == rows.shape[:2]
+    assert (jacobian.examples, jacobian.probes) == rows.shape[:2]
     assert (jacobian.size, jacobian.groups, jacobian.dtype) == (rows.shape[2], dense.shape[2], torch.float64)
     torch.testing.assert_close(jacobian.rows(slice(0, 2)), rows[:2].transpose(0, 1))
     torch.testing.assert_close(jacobian.apply(vectors), torch.einsum("bkp,sp->skb", rows, vectors))
@@ -436,7 +436,7 @@ def test_which_jacobians_are_outermost_alone() -> None:
     """Not where some piece is another, in groups, absent, masked or joined to its bias."""
     own, grouped = (outermost_of(kind, PLENTY)[0] for kind in ("positions", "groups"))
     sizes = (own.size, own.size)
-    other = Explicit(normal(COLUMNS, EXAMPLES, own.size), PLENTY)
+    other = Explicit(normal(PROBES, EXAMPLES, own.size), PLENTY)
     assert outermost_pieces(own) == (own,)
     assert outermost_pieces(Stacked((own, own), sizes)) == (own, own)
     assert outermost_pieces(grouped) is None and outermost_pieces(other) is None
@@ -456,13 +456,13 @@ def test_spectra_add_up() -> None:
         torch.testing.assert_close(spread_variance(order), expected.diagonal(dim1=-2, dim2=-1))
 
 
-def test_one_cotangent_for_each_output() -> None:
+def test_one_probe_for_each_output() -> None:
     """For every example alike."""
     output = normal(EXAMPLES, 2, 3)
-    made = identity_cotangents(output)
+    made = identity_probes(output)
     assert made.shape == (6, EXAMPLES, 2, 3) and made.dtype == output.dtype
     for number in range(6):
         expected = torch.zeros(6, dtype=torch.float64, device=DEVICE)
         expected[number] = 1
         assert torch.equal(made[number].flatten(1), expected.expand(EXAMPLES, 6))
-    assert torch.equal(identity_cotangents(output[:1]), made[:, :1])
+    assert torch.equal(identity_probes(output[:1]), made[:, :1])

@@ -30,7 +30,7 @@ from peewit.runtime.memory import Budget
 ON_GPU = torch.device(DEVICE).type == "cuda"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
-# K columns, B examples, G groups, T positions, O rows, I columns of the weight; whether positions are contiguous.
+# K probes, B examples, G groups, T positions, O rows, I columns of the weight; whether positions are contiguous.
 SHAPES = [
     (10, 3, 1, 5, 7, 9, False),
     (10, 2, 1, 40, 70, 65, True),
@@ -62,12 +62,12 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def operands(shape: tuple[int, ...], contiguous: bool) -> tuple[Tensor, ...]:
     """Gradients (K, B, G, T, O), inputs (B, G, T, I), bases of both sides and weights (G, O, I), in float32."""
-    columns, examples, groups, positions, rows, width = shape
+    probes, examples, groups, positions, rows, width = shape
     torch.manual_seed(sum(shape))
     if contiguous:
-        grad = torch.randn(columns, examples, groups, rows, positions).transpose(-1, -2)
+        grad = torch.randn(probes, examples, groups, rows, positions).transpose(-1, -2)
     else:
-        grad = torch.randn(columns, examples, groups, positions, rows)
+        grad = torch.randn(probes, examples, groups, positions, rows)
     act = torch.randn(examples, groups, positions, width)
     left = torch.linalg.qr(torch.randn(groups, rows, rows))[0]
     right = torch.linalg.qr(torch.randn(groups, width, width))[0]
@@ -271,10 +271,10 @@ HEADS = [(2, 3, 5, 6, 4, 7), (1, 2, 20, 17, 16, 16), (2, 1, 3, 70, 33, 5)]  # B,
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("probes", [1, 3])
 @pytest.mark.parametrize("sizes", HEADS)
-def test_attention(sizes: tuple[int, ...], columns: int, exact: bool) -> None:
-    """Gradients of every column beside torch's own in float64, from tensors that are views of others."""
+def test_attention(sizes: tuple[int, ...], probes: int, exact: bool) -> None:
+    """Gradients of every probe beside torch's own in float64, from tensors that are views of others."""
     examples, heads, positions, seen, own, width = sizes
     torch.manual_seed(sum(sizes))
 
@@ -282,19 +282,19 @@ def test_attention(sizes: tuple[int, ...], columns: int, exact: bool) -> None:
         return torch.randn(*lead, examples, length, heads, wide, device=DEVICE).transpose(-2, -3)
 
     query, key, value = apart(positions, own), apart(seen, own), apart(seen, width)
-    grad = apart(positions, width, columns)
+    grad = apart(positions, width, probes)
     wide = [each.double().requires_grad_() for each in (query, key, value)]
     shares = (wide[0] @ wide[1].mT * 0.3).softmax(-1)
     output = shares @ wide[2]
     found = kernel_gradients.attention(query, key, value, shares.detach().float(), 0.3, grad, exact)
-    for column in range(columns):
-        expected = torch.autograd.grad(output, wide, grad[column].double(), retain_graph=True)
+    for probe in range(probes):
+        expected = torch.autograd.grad(output, wide, grad[probe].double(), retain_graph=True)
         for one, right in zip(found, expected, strict=True):
-            assert one[column].shape == right.shape
+            assert one[probe].shape == right.shape
             # Numbers that are cut off in place of rounded would be wrong by more, and all in one direction.
-            assert worst(one[column][None], right[None]) < (3e-6 if exact else 6e-4)
+            assert worst(one[probe][None], right[None]) < (3e-6 if exact else 6e-4)
             if not exact:
-                shrunk = (one[column].double() * right).sum() / right.square().sum()
+                shrunk = (one[probe].double() * right).sum() / right.square().sum()
                 assert abs(float(shrunk) - 1) < 4e-4
 
 
@@ -318,8 +318,8 @@ def test_no_nan_is_lost_in_attention(exact: bool, bits: int) -> None:
 def test_moments(shape: tuple[int, ...], dense: str) -> None:
     """Sums over positions, with either axis side by side in memory, or real parts of complex numbers."""
     torch.manual_seed(sum(shape))
-    columns, examples, positions, width = shape
-    grad = torch.randn(columns, examples, positions, width, 2, device=DEVICE)
+    probes, examples, positions, width = shape
+    grad = torch.randn(probes, examples, positions, width, 2, device=DEVICE)
     grad = grad[..., 0] if dense == "neither" else grad[..., 0].contiguous()
     grad = grad.mT.contiguous().mT if dense == "positions" else grad
     other = torch.randn(examples, positions, width, device=DEVICE)
@@ -345,7 +345,7 @@ def test_moments(shape: tuple[int, ...], dense: str) -> None:
 def test_layer_norm(shape: tuple[int, ...], affine: bool) -> None:
     """Gradients through rows that are far from zero, beside torch's own in float64."""
     torch.manual_seed(sum(shape))
-    columns, number, width = shape
+    probes, number, width = shape
     rows = (torch.randn(number, width, device=DEVICE) + 10).double().requires_grad_()
     weight = torch.randn(width, device=DEVICE).double() if affine else None
     grad = torch.randn(shape, device=DEVICE)
@@ -354,9 +354,9 @@ def test_layer_norm(shape: tuple[int, ...], affine: bool) -> None:
     slope = (rows.detach().var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
     given = (rows.detach(), mean, slope, weight)
     found = kernel_gradients.layer_norm(grad, *(None if each is None else each.float() for each in given))
-    for column in range(columns):
-        (expected,) = torch.autograd.grad(output, rows, grad[column].double(), retain_graph=True)
-        torch.testing.assert_close(found[column].double(), expected, rtol=1e-4, atol=1e-4)
+    for probe in range(probes):
+        (expected,) = torch.autograd.grad(output, rows, grad[probe].double(), retain_graph=True)
+        torch.testing.assert_close(found[probe].double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_transformers_and_norms() -> None:

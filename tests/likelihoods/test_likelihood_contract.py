@@ -28,9 +28,9 @@ class Counts(Likelihood):
         """(N,)."""
         return (f.exp() - y * f).sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """(N, T, C, R)."""
-        return torch.diag_embed((f / 2).exp())[..., columns]
+        return torch.diag_embed((f / 2).exp())[..., probes]
 
 
 class PoissonAgain(Counts):
@@ -63,9 +63,9 @@ class Scaled(WithNoise):
         """(N,)."""
         return 0.5 * (f - y).square().sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """(N, T, C, R)."""
-        return torch.diag_embed(torch.ones_like(f))[..., columns]
+        return torch.diag_embed(torch.ones_like(f))[..., probes]
 
     def log_z(self, scalars: float, scale: Tensor) -> Tensor:
         """()."""

@@ -55,10 +55,10 @@ def drawn(case: LikelihoodCase, sample: int, seed: int = DEFAULT_SEED) -> Tensor
 
 
 @functools.cache
-def columns(name: str, kind: str) -> Tensor:
+def probes(name: str, kind: str) -> Tensor:
     """(N, F, K): of the output curvature, by the definition."""
     case = BY_NAME[name]
-    return case.columns(kind, [drawn(case, sample) for sample in range(DRAWS)] if kind == "fisher" else None)
+    return case.probes(kind, [drawn(case, sample) for sample in range(DRAWS)] if kind == "fisher" else None)
 
 
 def expected(case: LikelihoodCase, structure: str, kind: str, la: pw.Laplace) -> Tensor:
@@ -68,12 +68,12 @@ def expected(case: LikelihoodCase, structure: str, kind: str, la: pw.Laplace) ->
     if structure.startswith("kron") or structure == "ekfac":
         approx = "reduce" if "reduce" in structure else "expand"
         bias = "joint" if "joint" in structure else "separate"
-        blocks, whole = case.blocks(columns(case.name, kind), approx=approx, bias=bias)
+        blocks, whole = case.blocks(probes(case.name, kind), approx=approx, bias=bias)
         if structure != "ekfac":
             return reference.kron_of(blocks, whole)
         bases = {block.key: own_bases(la, block.index, torch.arange(la.D)) for block in blocks}
         return reference.ekfac_of(blocks, whole, {key: own for key, own in bases.items() if own is not None})
-    exact = case.full(columns(case.name, kind))
+    exact = case.full(probes(case.name, kind))
     if structure == "diag":
         return torch.diag(exact.diagonal())
     if structure == "block":
@@ -125,7 +125,7 @@ def test_products_with_every_curvature(name: str) -> None:
         data = moved(case.x), moved(case.y)
         made = pw.products(copy.deepcopy(case.model).to(DEVICE), data, case.likelihood, curvature=curvature)
         degree = 2 if kind == "empirical" else 1
-        exact = case.hessian if kind == "hessian" else case.full(columns(name, kind))
+        exact = case.hessian if kind == "hessian" else case.full(probes(name, kind))
         assert relative(made.mv(moved(v)) * float(case.likelihood.scale) ** degree, v @ exact) < EXACT, kind
 
 
@@ -184,7 +184,7 @@ def test_roots_of_sure_networks(size: float) -> None:
 
 @EVERY
 def test_roots_are_the_output_curvature(name: str) -> None:
-    """For all columns at once and for some of them, at scale one; nothing at ignored labels."""
+    """For all probes at once and for some of them, at scale one; nothing at ignored labels."""
     case = BY_NAME[name]
     form = form_of(case)
     likelihood, f = case.likelihood.bound(form), form.flatten(case.f)

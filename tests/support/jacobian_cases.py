@@ -16,7 +16,7 @@ from peewit.jacobians.output_layer import (
 )
 from peewit.runtime.memory import Budget
 
-EXAMPLES, COLUMNS = 3, 2
+EXAMPLES, PROBES = 3, 2
 
 
 LITTLE, PLENTY = Budget(1), Budget(1 << 24)
@@ -49,7 +49,7 @@ def term_of(layout: Layout, positions: int, seed: int, **kind: bool) -> Term:
     groups, rows, columns = layout.matrix
     flipped = kind.get("flipped", False)
     width, height = (rows, columns) if flipped else (columns, rows)
-    grad = normal(COLUMNS, EXAMPLES, groups, positions, height, seed=seed)
+    grad = normal(PROBES, EXAMPLES, groups, positions, height, seed=seed)
     if kind.get("neighbours"):  # in memory positions are neighbours
         grad = grad.mT.contiguous().mT
     if kind.get("tokens"):

@@ -127,7 +127,7 @@ class LikelihoodCase:
         variable = f.detach().requires_grad_()
         return torch.autograd.grad(self.nll(variable, y), variable)[0].flatten()
 
-    def columns(self, kind: str, labels: list[Tensor] | None = None) -> Tensor:
+    def probes(self, kind: str, labels: list[Tensor] | None = None) -> Tensor:
         """(N, F, K): of the output curvature; the Fisher takes lists of drawn targets."""
         if kind == "ggn":
             return torch.stack([root(each) for each in self.hessians(self.f)])
@@ -143,14 +143,14 @@ class LikelihoodCase:
             )
         return torch.stack(every, -1) / math.sqrt(len(every))
 
-    def blocks(self, columns: Tensor, **settings: Any) -> tuple[list[reference.Block], Tensor]:
-        """Dense factors of every block, and the gradients of all columns."""
+    def blocks(self, probes: Tensor, **settings: Any) -> tuple[list[reference.Block], Tensor]:
+        """Dense factors of every block, and the gradients of all probes."""
         ignoring = [self.ignoring(y) for y in self.y]
-        return reference.blocks_of(self.model, self.observations, columns, ignoring, self.names, **settings)
+        return reference.blocks_of(self.model, self.observations, probes, ignoring, self.names, **settings)
 
-    def full(self, columns: Tensor) -> Tensor:
+    def full(self, probes: Tensor) -> Tensor:
         """(D, D)."""
-        rows = torch.cat([s.T @ j for s, j in zip(columns, self.jacobian, strict=True)])
+        rows = torch.cat([s.T @ j for s, j in zip(probes, self.jacobian, strict=True)])
         return rows.T @ rows
 
     @functools.cached_property

@@ -1,6 +1,6 @@
 """Dense float64 reference for every curvature: the whole matrices, and those with Kronecker-factored blocks.
 
-A weight that is applied as a matrix at positions t has inputs a_t (I,) and, for column k of the output curvature,
+A weight that is applied as a matrix at positions t has inputs a_t (I,) and, for probe k of the output curvature,
 gradients g_kt (O,) at its outputs. All its applications are positions of one layer. Its block is G x A with
     expand   A = sum_nt a a^T / sum_n T_n,         G = sum_nkt g g^T
     reduce   A = sum_n mean_t(a) mean_t(a)^T / N,  G = sum_nk (sum_t g)(sum_t g)^T
@@ -20,7 +20,6 @@ from reference_dense import (
     DENSE_LIMIT,
     IGNORED,
     apply,
-    columns,
     empirical,
     energy,
     energy_of,
@@ -40,6 +39,7 @@ from reference_dense import (
     plain,
     posterior,
     prepared,
+    probes,
     residual,
     selected,
     size,
@@ -50,7 +50,6 @@ __all__ = [
     "Block",
     "blocks",
     "blocks_of",
-    "columns",
     "dense",
     "ekfac",
     "ekfac_of",
@@ -74,6 +73,7 @@ __all__ = [
     "output_root",
     "outputs",
     "posterior",
+    "probes",
     "reconstruction",
     "residual",
     "size",
@@ -258,12 +258,12 @@ def blocks(
     axis: int = -1,
     exact: frozenset[str] = frozenset(),
 ) -> tuple[list[Block], Tensor]:
-    """Return the blocks of the Kronecker-factored curvature and the gradients (N, K, D) of all its columns.
+    """Return the blocks of the Kronecker-factored curvature and the gradients (N, K, D) of all its probes.
 
     Parameters named in `exact` take the exact block of their own tensor, whatever they are applied as.
     """
     observations = observe(model, x, names)
-    roots = columns(likelihood, torch.cat([o.output for o in observations]), y, curvature, axis)
+    roots = probes(likelihood, torch.cat([o.output for o in observations]), y, curvature, axis)
     labels = y[0] if curvature == "fisher" else y
     ignoring = [likelihood == "classification" and bool((labels[n] == IGNORED).any()) for n in range(len(roots))]
     return blocks_of(model, observations, roots, ignoring, names, approx, bias, exact)
@@ -279,7 +279,7 @@ def blocks_of(
     bias: str = "separate",
     exact: frozenset[str] = frozenset(),
 ) -> tuple[list[Block], Tensor]:
-    """Return what `blocks` does for any likelihood: from columns (N, F, K) of its output curvature.
+    """Return what `blocks` does for any likelihood: from probes (N, F, K) of its output curvature.
 
     Positions without a gradient leave the factors of examples that are `ignoring` some of their labels.
     """
@@ -357,7 +357,7 @@ def ekfac_of(parts: list[Block], whole: Tensor, bases: dict[str, tuple[Tensor, T
             rows, cols = bases[block.key]
         else:
             rows, cols = torch.linalg.eigh(block.row_factor)[1], torch.linalg.eigh(block.column_factor)[1]
-        # the true derivatives, summed over positions, of each example and column as a matrix
+        # the true derivatives, summed over positions, of each example and probe as a matrix
         true = whole[:, :, block.index].reshape(-1, *block.index.shape)
         values = sum((rows.T @ matrix @ cols) ** 2 for matrix in true)
         basis = torch.kron(rows.contiguous(), cols.contiguous())

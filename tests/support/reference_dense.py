@@ -1,6 +1,6 @@
 """Dense float64 definitions of every curvature, one example and one output scalar at a time.
 
-Letters: N examples, F flattened outputs of one example, C classes, D weights, T positions, K columns of the output
+Letters: N examples, F flattened outputs of one example, C classes, D weights, T positions, K probes of the output
 curvature, O outputs and I inputs of one matrix. The flat order of weights is that of `names`, each tensor row-major.
 """
 
@@ -179,8 +179,8 @@ def residual(likelihood: str, f: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     return torch.autograd.grad(energy_of(likelihood, f, y, axis), f)[0].reshape(len(f), -1)
 
 
-def columns(likelihood: str, f: Tensor, y: Any, curvature: str = "ggn", axis: int = -1) -> Tensor:
-    """Return columns (N, F, K) whose outer products sum to the output curvature; "fisher" takes a list of labels y."""
+def probes(likelihood: str, f: Tensor, y: Any, curvature: str = "ggn", axis: int = -1) -> Tensor:
+    """Return probes (N, F, K) whose outer products sum to the output curvature; "fisher" takes a list of labels y."""
     if curvature == "ggn":
         return output_root(likelihood, f, y, axis)
     if curvature == "empirical":

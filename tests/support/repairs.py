@@ -52,7 +52,7 @@ def weights_in_other_strides(patch: Patch) -> None:
 
 
 def mapped_distances(patch: Patch) -> None:
-    """Columns are mapped over gradients that `torch.vmap` has wrong."""
+    """Probes are mapped over gradients that `torch.vmap` has wrong."""
     patch.setattr(tracer, "MISMAPPED", ())
 
 

@@ -1,4 +1,4 @@
-"""What stands for a pass over the data where a single step of it is tested: batches whose columns are known."""
+"""What stands for a pass over the data where a single step of it is tested: batches whose probes are known."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def source_of(*batches: Any, **options: Any) -> Any:
     return Known(**{**given, **options})
 
 
-class Columns:
-    """Chunks of columns, and how often they were asked for."""
+class Probes:
+    """Chunks of probes, and how often they were asked for."""
 
     def __init__(self, chunks: tuple[Any, ...]) -> None:
         self.chunks, self.calls = chunks, 0
@@ -48,9 +48,9 @@ def batch_of(
     masked: Tensor | None = None,
     pairs: Any = None,
 ) -> Any:
-    """A batch with chunks of columns, and a bias to each weight of `pairs`."""
+    """A batch with chunks of probes, and a bias to each weight of `pairs`."""
     tape = SimpleNamespace(dtype=dtype, pairs=lambda: pairs or {}, output=torch.zeros(1))
     view = SimpleNamespace(form=SimpleNamespace(positions=positions))
     given = {"examples": examples, "tape": tape, "view": view, "masked": masked, "at_once": len(chunks) == 1}
     given["total"] = len(chunks)
-    return SimpleNamespace(**given, columns=Columns(chunks))
+    return SimpleNamespace(**given, probes=Probes(chunks))

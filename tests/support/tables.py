@@ -81,7 +81,7 @@ class Table:
         return dense.ggn(self.model, self.x, self.y, self.case.likelihood, self.names, self.case.axis)
 
     def blocks(self, exact: frozenset[str] = frozenset(), **settings: Any) -> tuple[list[reference.Block], Tensor]:
-        """Dense factors of every block, and the gradients of all columns."""
+        """Dense factors of every block, and the gradients of all probes."""
         case = self.case
         return reference.blocks(
             self.model, self.x, self.y, case.likelihood, self.names, axis=case.axis, exact=exact, **settings

@@ -56,14 +56,14 @@ def test_operations_of_a_perceptron_by_hand() -> None:
     forward = 2 * (784 * 512 + 512 * 512 + 512 * 10)
     inner = 2 * (512 * 512 + 512 * 10)
     assert count.plain_pass(shapes, 7) == count.Operations(7 * forward, 7 * (inner + forward), 0, 0)
-    made = count.fit(shapes, 7, columns=10, structure="kron")
+    made = count.fit(shapes, 7, probes=10, structure="kron")
     assert made.forward == 7 * forward and made.backward == 7 * 10 * inner
     assert made.inputs == 7 * 2 * (784**2 + 512**2 + 512**2)
     assert made.gradients == 7 * 10 * 2 * (512**2 + 512**2 + 10**2)
     assert made.total == made.forward + made.backward + made.inputs + made.gradients
-    diagonal = count.fit(shapes, 7, columns=10, structure="diag")
+    diagonal = count.fit(shapes, 7, probes=10, structure="diag")
     assert diagonal.total == 7 * (forward + 10 * inner + 10 * forward)
-    twice = count.fit(shapes, 7, columns=10, structure="ekfac")
+    twice = count.fit(shapes, 7, probes=10, structure="ekfac")
     assert twice.total == 2 * made.total + 7 * 10 * forward
     with pytest.raises(ValueError, match="full"):
         count.fit(shapes, 7, 10, "full")
@@ -77,7 +77,7 @@ def test_operations_of_convolutions_by_hand() -> None:
         (1, 1568, 128),
         (1, 128, 10),
     ]
-    made = count.fit(shapes, 1, columns=1, structure="kron")
+    made = count.fit(shapes, 1, probes=1, structure="kron")
     assert made.inputs == 2 * (784 * 25**2 + 196 * 400**2 + 1568**2 + 128**2)
     assert made.gradients == 2 * (784 * 16**2 + 196 * 32**2 + 128**2 + 10**2)
     grouped = nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2)

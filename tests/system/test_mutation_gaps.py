@@ -434,19 +434,19 @@ class Scripted(nn.Module):
 def test_the_generic_rule_says_what_it_cannot_look_into() -> None:
     """By names of weights and of the scripted part, or of the network itself."""
     model = Scripted().to(DEVICE)
-    x, cotangents = torch.randn(4, 3, device=DEVICE), torch.randn(2, 4, 2, device=DEVICE)
+    x, probes = torch.randn(4, 3, device=DEVICE), torch.randn(2, 4, 2, device=DEVICE)
     plan: Any = Plan()
     for network, where in ((model, r"\('part'\)"), (torch.jit.script(nn.Linear(3, 2)), r"\('the network itself'\)")):
         with pytest.raises(ValueError, match=rf"^w, b can only be reached by the generic rule.*{where}; expected"):
-            generic.generic_rows(network, x, ("w", "b"), cotangents, budget(None, x.device), plan)
+            generic.generic_rows(network, x, ("w", "b"), probes, budget(None, x.device), plan)
 
 
 def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other errors lead to one example at a time; that one would not be cured by it."""
     model = nn.Linear(3, 2).double().to(DEVICE)
-    x, cotangents = torch.randn(4, 3).double().to(DEVICE), torch.randn(2, 4, 2).double().to(DEVICE)
+    x, probes = torch.randn(4, 3).double().to(DEVICE), torch.randn(2, 4, 2).double().to(DEVICE)
     names, room = ("weight", "bias"), budget(None, x.device)
-    expected = {"weight": torch.einsum("kbo,bi->kboi", cotangents, x).flatten(2), "bias": cotangents}
+    expected = {"weight": torch.einsum("kbo,bi->kboi", probes, x).flatten(2), "bias": probes}
 
     def fails(error: Exception) -> Any:
         def raises(*_: Any) -> Any:
@@ -458,13 +458,13 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
     for own in (generic._vectorised, fails(TypeError("axes"))):
         monkeypatch.setattr(generic, "_vectorised", own)
         assert plan.vectorised
-        found = generic.generic_rows(model, x, names, cotangents, room, plan)
+        found = generic.generic_rows(model, x, names, probes, room, plan)
         for name in names:
             torch.testing.assert_close(found[name], expected[name])
     assert not plan.vectorised
     monkeypatch.setattr(generic, "_vectorised", fails(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
-        generic.generic_rows(model, x, names, cotangents, room, Plan())
+        generic.generic_rows(model, x, names, probes, room, Plan())
 
 
 class Partly(nn.Module):
@@ -487,20 +487,20 @@ def test_the_generic_rule_one_example_at_a_time(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = Partly().to(DEVICE, dtype)
     x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 0.5, 2.0], [0.0, 1.0, 1.0]], device=DEVICE, dtype=dtype)
-    cotangents = torch.randn(2, 3, 2, device=DEVICE, dtype=dtype)
+    probes = torch.randn(2, 3, 2, device=DEVICE, dtype=dtype)
     plan: Any = Plan()
-    rows = generic.generic_rows(model, x, ("one", "two"), cotangents, budget(None, x.device), plan)
+    rows = generic.generic_rows(model, x, ("one", "two"), probes, budget(None, x.device), plan)
     assert not plan.vectorised
     for place, (name, used) in enumerate((("one", 0), ("two", 1))):
         made = rows[name]
         assert made.shape == (2, 3, 6) and made.dtype == torch.promote_types(dtype, torch.float32)
         assert not made.requires_grad and not bool(made[:, [1 - place, 2]].any())
         output = x[used] @ model.get_parameter(name).detach()
-        expected = torch.einsum("i,ko->kio", x[used], 2 * output * cotangents[:, used]).flatten(1)
+        expected = torch.einsum("i,ko->kio", x[used], 2 * output * probes[:, used]).flatten(1)
         torch.testing.assert_close(
             made[:, used], expected.to(made.dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-9, atol=0
         )
-    again = generic.generic_rows(model, x, ("one",), cotangents, budget(None, x.device), plan, create_graph=True)
+    again = generic.generic_rows(model, x, ("one",), probes, budget(None, x.device), plan, create_graph=True)
     (twice,) = torch.autograd.grad(again["one"].sum(), model.one)
     assert bool(twice.any())
 
@@ -532,10 +532,8 @@ def test_every_use_of_a_weight_counts(tokens: bool) -> None:
     for term in matrix.terms:
         acts = term.acts(slice(0, 4))
         for example, position in itertools.product(range(4), range(term.acts.positions)):
-            for column in range(2):
-                rows[column, example] += torch.outer(
-                    term.grad[column, example, 0, position], acts[example, 0, position]
-                )
+            for probe in range(2):
+                rows[probe, example] += torch.outer(term.grad[probe, example, 0, position], acts[example, 0, position])
     weight = normal(1, 5, matrix.layout.matrix[2], seed=3).square()
     covariance = torch.einsum("kboi,oi,lboi->bkl", rows, weight[0], rows)
     torch.testing.assert_close(matrix.square_sum()[0], rows.square().sum((0, 1)))

@@ -182,7 +182,7 @@ def test_hessian_is_symmetric_derivative_of_gradient(case: Case) -> None:
 
 @EVERY
 def test_root_squares_to_output_hessian(case: Case) -> None:
-    """Summed over columns, the gradients' outer products are the GGN."""
+    """Summed over probes, the gradients' outer products are the GGN."""
     model, x, y = case.make()
     f = reference.outputs(model, x)
     root = reference.output_root(case.likelihood, f, y, case.axis)

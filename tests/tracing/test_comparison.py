@@ -76,12 +76,12 @@ def bent() -> nn.Module:
 X = [[0.5, -1.0, 0.25], [1.0, 0.5, -0.5], [-0.25, 0.5, 1.0], [2.0, 0.25, 0.5], [0.5, 0.5, 1.5], [-1.0, 2.0, 0.5]]
 
 
-def plain_gradients(model: nn.Module, x: Tensor, columns: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """Of the first column and half of the second, one example after the other, each alone."""
+def plain_gradients(model: nn.Module, x: Tensor, probes: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """Of the first probe and half of the second, one example after the other, each alone."""
     made = []
     for place in range(2):
         output = model(x[place : place + 1])[0]
-        total = (output * (columns[0, place] + 0.5 * columns[1, place])).sum()
+        total = (output * (probes[0, place] + 0.5 * probes[1, place])).sum()
         found = torch.autograd.grad(total, parameters, allow_unused=True)
         made += [
             torch.zeros_like(own).flatten() if each is None else each.to_dense().flatten()
@@ -131,11 +131,11 @@ def verified(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
 
 
 def small_tape(inputs: Any, **options: Any) -> Any:
-    """Of ten numbers per column."""
+    """Of ten numbers per probe."""
     given: Any = {"generic": (), **options}
     examples = len(inputs["x"] if isinstance(inputs, dict) else inputs)
     return stand_in(
-        inputs=inputs, examples=examples, numbers_per_column=lambda: 10, **given, **vars(tape_of(*[torch.float64] * 3))
+        inputs=inputs, examples=examples, numbers_per_probe=lambda: 10, **given, **vars(tape_of(*[torch.float64] * 3))
     )
 
 
@@ -373,20 +373,20 @@ def test_one_example_alone() -> None:
         assert made._alone() is (tape if taken else None)
 
 
-def test_cotangents_that_are_compared() -> None:
-    """Two random columns, the same every time; an example's is the first plus half of the second, the others' zero."""
+def test_probes_that_are_compared() -> None:
+    """Two random probes, the same every time; an example's is the first plus half of the second, the others' zero."""
     output = torch.zeros(2, 3, 5, dtype=torch.float64, device=DEVICE)
     made = comparison(output=output)
-    columns = made.columns
-    assert columns.shape == (2, 2, 3, 5) and columns.dtype == torch.float64
-    assert not torch.equal(columns.float().double(), columns)
-    assert torch.equal(columns, comparison(output=output).columns)
-    assert comparison(output=output.float()).columns.dtype == torch.float32
-    assert len({*columns.flatten().tolist()}) == columns.numel() and 0.5 < float(columns.std()) < 2.0
+    probes = made.probes
+    assert probes.shape == (2, 2, 3, 5) and probes.dtype == torch.float64
+    assert not torch.equal(probes.float().double(), probes)
+    assert torch.equal(probes, comparison(output=output).probes)
+    assert comparison(output=output.float()).probes.dtype == torch.float32
+    assert len({*probes.flatten().tolist()}) == probes.numel() and 0.5 < float(probes.std()) < 2.0
     expected = torch.zeros(2, 2, 3, 5, dtype=torch.float64, device=DEVICE)
     for place in range(2):
-        expected[place, place] = columns[0, place] + columns[1, place] / 2
-    close(made.cotangents, expected)
+        expected[place, place] = probes[0, place] + probes[1, place] / 2
+    close(made.combined, expected)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_plain_gradients() -> None:
     made = comparison(model, tokens)
     assert made.tracer.dtype == torch.float64
     for group in (slice(0, 3), slice(1, 3)):
-        expected = plain_gradients(model, tokens, made.columns, made.tracer.selected[group])
+        expected = plain_gradients(model, tokens, made.probes, made.tracer.selected[group])
         found = made._plain(group)
         assert all(each.dtype == torch.float64 for each in found)
         close(found, [each.double() for each in expected])
@@ -447,7 +447,7 @@ def test_rows_of_each_weight() -> None:
     tracer = stand_in(
         parameters={name: torch.empty(size, device=DEVICE) for name, size in sizes.items()}, dtype=torch.float64
     )
-    made = comparison(tracer, columns=torch.zeros(2, 2, 1, device=DEVICE))
+    made = comparison(tracer, probes=torch.zeros(2, 2, 1, device=DEVICE))
     found = {
         Part("a", 2, 4): explicit(2, 3, 2, seed=0),
         Part("a", 3, 6): explicit(2, 3, 3, seed=1),
@@ -489,7 +489,7 @@ def test_norms_that_are_compared(groups: int, alone: bool) -> None:
     found = batch_and_alone(sizes)[: 1 + alone]
     made = comparison(model, x)
     made.groups = [slice(0, 3)] if groups == 1 else [slice(0, 1), slice(1, 3)]
-    plain = plain_gradients(model, x, made.columns, made.tracer.selected)
+    plain = plain_gradients(model, x, made.probes, made.tracer.selected)
     plain += plain[:3] if alone else []
     rows = [each.value[0] + each.value[1] / 2 for one in found for each in one.values()]
     ours = [rows[place][example] for example in range(2) for place in range(3)]
@@ -502,15 +502,15 @@ def test_norms_that_are_compared(groups: int, alone: bool) -> None:
 
 
 class Taped:
-    """Stands in for a tape: rows are a multiple of the cotangents' plain gradients, and what is asked is noted."""
+    """Stands in for a tape: rows are a multiple of the probes' plain gradients, and what is asked is noted."""
 
     def __init__(self, output: Tensor, examples: int, rows: dict[str, Tensor]) -> None:
         self.output, self.examples, self.rows = output, examples, rows
         self.asked: list[Tensor] = []
 
-    def pull(self, cotangents: Tensor) -> dict[Part, Any]:
-        """The rows (B, P), in the first column."""
-        self.asked.append(cotangents)
+    def pull(self, probes: Tensor) -> dict[Part, Any]:
+        """The rows (B, P), in the first probe."""
+        self.asked.append(probes)
         return {
             Part(name, 0, each.shape[-1]): Explicit(torch.stack([each, torch.zeros_like(each)]), BUDGET)
             for name, each in self.rows.items()
@@ -558,12 +558,12 @@ def test_what_a_comparison_shows() -> None:
     differences, sizes = known.given
     close(differences, torch.tensor([[10.0, 5.0, 5.0], [4.5, 5.0, 12.0], [0.0, 5.0, 5.0]]).double())
     close(sizes, torch.tensor([[5.0, 10.0, 5.0], [5.0, 10.0, 12.0], [5.0, 10.0, 5.0]]).double())
-    columns = known.made.columns
-    assert torch.equal(known.taped.asked[0], columns) and torch.equal(known.alone.asked[0], columns[:, :1])
+    probes = known.made.probes
+    assert torch.equal(known.taped.asked[0], probes) and torch.equal(known.alone.asked[0], probes[:, :1])
     tape = Taped(at([1.0, 2.0]), 6, {"a": at(*[[3.0, 4.0]] * 6)})
     seen, known = seen_of([[1.0, 2.0], [3.0, 4.0]], tape=tape)
     assert seen.alone is False and known.made.tape is None
-    assert torch.equal(tape.asked[0], torch.cat([known.made.columns] * 3, 1))
+    assert torch.equal(tape.asked[0], torch.cat([known.made.probes] * 3, 1))
     close(known.given[0], torch.tensor([[0.0, 5.0, 5.0], [0.0, 5.0, 12.0]]).double())
 
 
@@ -737,7 +737,7 @@ def test_how_far_last_digits_go() -> None:
         terms = 4.0 * 3.0 * size  # the largest term; all outputs are x times the size
         assert 1.0 * eps * terms <= made.last_digits <= 4 * 3.0 * eps * terms
         assert not made._is_rounding()
-        assert float(made._shifts(["w"])) <= 3 * eps * 4 * 3.5 * size  # of the cotangents alone
+        assert float(made._shifts(["w"])) <= 3 * eps * 4 * 3.5 * size  # of the probes alone
     model = Network(lambda net, x: (net.w.square() - 9.0) * x, w=nn.Parameter(torch.full((2,), 3.0 + 1e-15)))
     made = comparison(model.double().to(DEVICE), at(*[[1.0, 2.0], [3.0, 4.0]] * 2))
     assert made._is_rounding()
@@ -787,10 +787,10 @@ def test_derivatives_that_are_too_small_to_tell() -> None:
 
 
 def test_derivatives_that_cancel() -> None:
-    """What outputs have beyond their mean, times the cotangents, over the norm of a weight that has one."""
+    """What outputs have beyond their mean, times the probes, over the norm of a weight that has one."""
     tracer = stand_in(selected=[at(3.0, 4.0).requires_grad_(), at(0.0, 0.0), at(0.25, 0.0)])
     made = comparison(tracer, output=at([1.0, 2.0, 3.0], [3.0, 2.0, 7.0]))
-    made.cotangents = at([[1.0, 2.0, 3.0], [0.0] * 3], [[0.0] * 3, [4.0, 5.0, 6.0]])
+    made.combined = at([[1.0, 2.0, 3.0], [0.0] * 3], [[0.0] * 3, [4.0, 5.0, 6.0]])
     size = math.sqrt((1 * 1) ** 2 + (3 * 2) ** 2 + (4 * 1) ** 2 + (6 * 2) ** 2)
     found = made._cancelling()
     assert found.device.type == "cpu"
@@ -828,7 +828,7 @@ def noisy_network() -> nn.Module:
 
 
 def test_noise_of_plain_derivatives() -> None:
-    """Against the network in float64: half of the exact ones here, of the example and column with the largest."""
+    """Against the network in float64: half of the exact ones here, of the example and probe with the largest."""
     model = noisy_network()
     x, tokens = at(*X[:4], dtype=torch.float32), torch.tensor([1, 3, 3, 1], device=DEVICE)
     made = comparison(model, {"x": x, "token": tokens})
@@ -839,9 +839,9 @@ def test_noise_of_plain_derivatives() -> None:
     weights = [dict(twin.named_parameters())[name] for name in names]
     rows = []
     for place, share in itertools.product(range(2), ((1.0, 0.0), (0.0, 1.0), (1.0, 0.5))):
-        cotangent = (share[0] * made.columns[0, place] + share[1] * made.columns[1, place]).double()
+        probe = (share[0] * made.probes[0, place] + share[1] * made.probes[1, place]).double()
         output = twin(x[place : place + 1].double(), tokens[place : place + 1])[0]
-        exact = torch.autograd.grad((output * cotangent).sum(), weights)
+        exact = torch.autograd.grad((output * probe).sum(), weights)
         rows.append(torch.stack([each.norm() / 2 for each in exact]).cpu())
     expected = torch.stack(rows).amax(0)
     expected[1] = found[1]
@@ -891,7 +891,7 @@ def test_outputs_that_are_smaller_than_one_repeat() -> None:
 def stepped_back(
     wrong: str, vectorised: bool = True, pulled: bool | None = None, **plan: Any
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan after weights were wrong; whether several cotangents were right at once is asked where it is given."""
+    """The plan after weights were wrong; whether several probes were right at once is asked where it is given."""
     tracer = stand_in(plan=Plan(corrections=("before",), **plan), trace=lambda inputs: inputs)
     made = comparison(tracer, inputs="inputs")
     asked = []
@@ -908,10 +908,10 @@ def stepped_back(
 
 
 def test_the_next_slower_way() -> None:
-    """Columns one by one, the generic rule, examples one by one; then nothing is left."""
+    """Probes one by one, the generic rule, examples one by one; then nothing is left."""
     plan, said = stepped_back("ab", pulled=False, generic={"b"})
     assert (plan.batched, plan.vectorised, plan.generic) == (False, True, {"b"})
-    assert said == ("columns of the Jacobian go one by one, since several at once were off",)
+    assert said == ("probes of the Jacobian go one by one, since several at once were off",)
     generic = ("a, c took the generic rule, since the recorded ones were off",)
     plan, said = stepped_back("abc", pulled=True, generic={"b"})
     assert (plan.batched, plan.vectorised, plan.generic, said) == (True, True, {"a", "b", "c"}, generic)
@@ -941,17 +941,17 @@ def test_the_next_slower_way() -> None:
         ([None, [[4.0, 0.0], [9.0, 8.0]]], [[None, [4.0, 0.0]], [None, [0.0, 8.0]]], False),
     ],
 )
-def test_several_cotangents_at_once(together: Any, apart: Any, right: bool) -> None:
-    """Half of each gradient's norm is allowed, for every column and every use that both ways reach."""
-    columns = at([[1.0], [2.0]], [[3.0], [4.0]])
+def test_several_probes_at_once(together: Any, apart: Any, right: bool) -> None:
+    """Half of each gradient's norm is allowed, for every probe and every use that both ways reach."""
+    probes = at([[1.0], [2.0]], [[3.0], [4.0]])
 
-    def pulled(source: Any, cotangents: Tensor, edges: list[Any]) -> list[Any]:
+    def pulled(source: Any, asked: Tensor, edges: list[Any]) -> list[Any]:
         assert source == "output" and edges == ["use", "lift"]
-        if len(cotangents) == 2:
-            assert torch.equal(cotangents, columns)
+        if len(asked) == 2:
+            assert torch.equal(asked, probes)
             return [None if each is None else at(*each) for each in together]
-        place = [torch.equal(cotangents[0], each) for each in columns].index(True)
+        place = [torch.equal(asked[0], each) for each in probes].index(True)
         return [None if each is None else at(each) for each in apart[place]]
 
     tape = stand_in(direct=[stand_in(edge="use")], lifts=[stand_in(edge="lift")], output="output", pulled=pulled)
-    assert comparison(columns=columns, allowed=HALVES)._pulled(tape) is right
+    assert comparison(probes=probes, allowed=HALVES)._pulled(tape) is right

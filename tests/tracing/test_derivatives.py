@@ -166,7 +166,7 @@ def test_products_have_the_jacobian_of_the_backward_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["padding", "once", "straight", "gated"])
 def test_products_of_several_outputs(name: str) -> None:
-    """The curvature of classes has a root with as many columns as there are classes."""
+    """The curvature of classes has a root with as many probes as there are classes."""
     model, x = network(name, 3)
     y = moved(classes(3, 12))
     made = pw.products(model, (x, y), "classification").mv(torch.eye(sum(p.numel() for p in model.parameters())))

@@ -20,7 +20,7 @@ from peewit.kernels import gradients as kernel_gradients
 from peewit.posterior.network import network_of
 from peewit.runtime.memory import Budget
 from peewit.tracing.layers import HANDLERS, attention
-from peewit.tracing.layers.attention import Attention, for_columns, gradients
+from peewit.tracing.layers.attention import Attention, for_probes, gradients
 from peewit.tracing.layers.conv import rule as conv
 from peewit.tracing.layers.conv.rule import Window, patches, rotated_patches
 from peewit.tracing.layers.norm import frozen_batch_norm, layer_norm, over_positions
@@ -35,20 +35,20 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, device=DEVICE).requires_grad_()
 
 
-def same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], columns: int = 4) -> None:
-    """Equal outputs; equal gradients, one column at a time and all at once."""
+def same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], probes: int = 4) -> None:
+    """Equal outputs; equal gradients, one probe at a time and all at once."""
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    grads = torch.randn(columns, *ours.shape, dtype=ours.dtype, device=ours.device)
+    grads = torch.randn(probes, *ours.shape, dtype=ours.dtype, device=ours.device)
     expected = [torch.autograd.grad(theirs, inputs, grad, retain_graph=True) for grad in grads]
 
     def back(grad: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(ours, inputs, grad, retain_graph=True)
 
     at_once = torch.vmap(back)(grads)
-    for column, reference in enumerate(expected):
-        for one, many, right in zip(back(grads[column]), at_once, reference, strict=True):
+    for probe, reference in enumerate(expected):
+        for one, many, right in zip(back(grads[probe]), at_once, reference, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(many[column], right, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(many[probe], right, rtol=1e-9, atol=1e-12)
 
 
 def masks() -> dict[str, dict[str, Any]]:
@@ -108,7 +108,7 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
     monkeypatch.setattr(attention, "products_rounded", lambda: rounded)
     for attempted in (available.attempted, lambda _: None):
         monkeypatch.setattr(available, "attempted", attempted)
-        found = for_columns(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
+        found = for_probes(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
         for one, right in zip(found, expected, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
     assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
@@ -144,7 +144,7 @@ def attended(recorder: Any, *args: Any, **options: Any) -> bool:
 
 
 def test_which_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many columns in full precision, up to a size; with options by their place or by their name."""
+    """Of many probes in full precision, up to a size; with options by their place or by their name."""
     torch.manual_seed(0)
     monkeypatch.setattr(attention, "LARGEST_CPU", 30)
     monkeypatch.setattr(attention, "LARGEST_CUDA", 30)
@@ -154,8 +154,8 @@ def test_which_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attended(RECORDER, *every) and attended(RECORDER, *every, mask, 0.0, False)
     assert attended(RECORDER, *every, None, 0.0, True) and attended(RECORDER, *every, attn_mask=mask, scale=0.3)
     assert attended(RECORDER, *(each.detach().float().requires_grad_() for each in every))
-    assert not attended(SimpleNamespace(columns=True, second=True), *every)
-    assert not attended(SimpleNamespace(columns=False, second=False), *every)
+    assert not attended(SimpleNamespace(probes=True, second=True), *every)
+    assert not attended(SimpleNamespace(probes=False, second=False), *every)
     assert not attended(RECORDER, query.detach(), key, value)
     assert not attended(RECORDER, *every, mask.clone().requires_grad_())
     assert not attended(RECORDER, *every, dropout_p=0.1)
@@ -190,7 +190,7 @@ def by_rows(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: Ten
         return torch.autograd.grad(made, rows, grad, is_grads_batched=True)[0]
 
 
-RECORDER = SimpleNamespace(columns=True, second=False, open=False)
+RECORDER = SimpleNamespace(probes=True, second=False, open=False)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -215,7 +215,7 @@ def test_layer_norm_by_rows(
 
 
 def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One column, second derivatives, inputs without gradients, mixed dtypes, wide rows, and without kernels."""
+    """One probe, second derivatives, inputs without gradients, mixed dtypes, wide rows, and without kernels."""
     monkeypatch.setattr(kernel_gradients, "WIDEST_ROW", 5)
     monkeypatch.setattr(available, "usable", lambda given: not given.requires_grad and bool(given.dim()))
     given = normal(3, 5)
@@ -226,8 +226,8 @@ def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         return made.grad_fn is not None and "RowNorm" in made.grad_fn.name()
 
     assert ours() and ours(weight=normal(5)) and ours(bias=normal(5))
-    assert not ours(SimpleNamespace(columns=False, second=False))
-    assert not ours(SimpleNamespace(columns=True, second=True))
+    assert not ours(SimpleNamespace(probes=False, second=False))
+    assert not ours(SimpleNamespace(probes=True, second=True))
     assert not ours(input=given.detach())
     assert not ours(input=normal(3, 6), normalized_shape=(6,))
     if DEVICE == "cpu":  # torch has no such norm on a GPU
@@ -325,8 +325,8 @@ def test_which_windows_meet(name: str) -> None:
     assert ours.grad_fn.name() == "PlacedPoolBackward" and ours.grad_fn.apart == apart
     same_gradients(ours, F.max_pool2d(given, **options), [given])
     plain = [
-        max_pool(SimpleNamespace(columns=True, second=True), F.max_pool2d, (given,), options),
-        max_pool(SimpleNamespace(columns=False, second=False), F.max_pool2d, (given,), options),
+        max_pool(SimpleNamespace(probes=True, second=True), F.max_pool2d, (given,), options),
+        max_pool(SimpleNamespace(probes=False, second=False), F.max_pool2d, (given,), options),
         max_pool(RECORDER, F.max_pool2d, (given[:0],), options),
         max_pool(RECORDER, F.max_pool2d, (given,), options | {"return_indices": True})[0],
         max_pool(RECORDER, F.max_pool2d, (given.detach(),), options),
@@ -555,9 +555,9 @@ def test_convolutions_of_pieces(name: str) -> None:
         found = each.layout.to_flat(torch.einsum("kbgto,bgti->kbgoi", term.grad, acts))
         own = weight if each.part.name == "weight" else bias
         assert each.part == (each.part.name, 0, own.numel())
-        for column, example in np.ndindex(3, 2):
-            (right,) = torch.autograd.grad(outputs[example], own, grads[column, example], retain_graph=True)
-            torch.testing.assert_close(found[column, example], right.flatten(), rtol=1e-9, atol=1e-11)
+        for probe, example in np.ndindex(3, 2):
+            (right,) = torch.autograd.grad(outputs[example], own, grads[probe, example], retain_graph=True)
+            torch.testing.assert_close(found[probe, example], right.flatten(), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has kernels for it")
@@ -681,8 +681,8 @@ def test_which_tensors_are_taken_apart_by_us() -> None:
     assert ours(turned) and ours(turned, 0) and ours(turned, dim=2) and ours(turned, -1) and ours(turned, -3)
     assert not ours(turned, 1) and not ours(turned, -2) and not ours(2 * given)
     assert ours(2 * given, 1)
-    assert not ours(turned, recorder=SimpleNamespace(columns=False, second=False))
-    assert not ours(turned, recorder=SimpleNamespace(columns=True, second=True))
+    assert not ours(turned, recorder=SimpleNamespace(probes=False, second=False))
+    assert not ours(turned, recorder=SimpleNamespace(probes=True, second=True))
     assert not ours(given.detach().permute(2, 0, 1)) and not ours(given.permute(2, 0, 1))
     assert not ours(turned[:, :0]) and not ours((2 * given)[..., :1].expand(4, 2, 3).permute(2, 0, 1))
     assert not ours(torch.complex(turned, turned))
@@ -754,8 +754,8 @@ def jacobian(model: nn.Module, x: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def test_columns_pass_every_operation_together() -> None:
-    """No operation of a residual network with norms, pools and attention is done once per column."""
+def test_probes_pass_every_operation_together() -> None:
+    """No operation of a residual network with norms, pools and attention is done once per probe."""
     torch.manual_seed(0)
 
     class Mixed(nn.Module):
@@ -778,11 +778,11 @@ def test_columns_pass_every_operation_together() -> None:
     tracer.cost(x)
     tape = tracer.trace(x)
     counts = []
-    for columns in (2, 6):
-        cotangents = torch.eye(6, device=DEVICE)[:columns, None].expand(columns, 3, 6)
-        tape.pull(cotangents)
+    for number in (2, 6):
+        probes = torch.eye(6, device=DEVICE)[:number, None].expand(number, 3, 6)
+        tape.pull(probes)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
-            tape.pull(cotangents)
+            tape.pull(probes)
         counts.append(sum(event.count for event in profile.key_averages() if event.key.startswith("aten::")))
     assert counts[0] == counts[1]
 
@@ -880,7 +880,7 @@ def sizes_of(la: pw.Laplace) -> list[int]:
 
 
 def test_attention_in_parts() -> None:
-    """The same gradients where all columns do not fit at once."""
+    """The same gradients where all probes do not fit at once."""
     torch.manual_seed(0)
     query, key, value = normal(6, 5, 4), normal(6, 7, 4), normal(6, 7, 3)
     shares = ((query @ key.mT) * 0.5).softmax(-1)

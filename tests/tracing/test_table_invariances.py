@@ -1,4 +1,4 @@
-"""Every network of the table again: alone and in its batch, in other memory, in other rounding, column by column."""
+"""Every network of the table again: alone and in its batch, in other memory, in other rounding, probe by probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import peewit as pw
 import reference_dense as dense
 from environment import DEVICE
-from peewit.jacobians.output_layer import identity_cotangents
+from peewit.jacobians.output_layer import identity_probes
 from peewit.network.isolation import isolated
 from peewit.runtime.memory import Budget
 from peewit.tracing.tape import Tape
@@ -108,14 +108,14 @@ def recorded(case: Table) -> Tape:
         return Tracer(model, tuple(case.names), Budget(10**9)).trace(moved(case.x))
 
 
-def rows(tape: Tape, cotangents: Tensor) -> dict[str, Tensor]:
-    """(K, B, P) by name: the gradients of cotangents (K, B, ...), pulled back all at once."""
+def rows(tape: Tape, probes: Tensor) -> dict[str, Tensor]:
+    """(K, B, P) by name: the gradients of probes (K, B, ...), pulled back all at once."""
     made = {
-        name: torch.zeros(*cotangents.shape[:2], each.numel(), dtype=torch.float64)
+        name: torch.zeros(*probes.shape[:2], each.numel(), dtype=torch.float64)
         for name, each in tape.parameters.items()
     }
     with isolated(tape.model, tape.parameters.values()):
-        for part, value in tape.pull(cotangents).items():
+        for part, value in tape.pull(probes).items():
             made[part.name][:, :, part.start : part.stop] += value.rows(slice(0, tape.examples)).cpu()
     return made
 
@@ -125,7 +125,7 @@ def test_the_recording_of_every_weight_is_its_jacobian(name: str) -> None:
     """Rows of each weight against one backward pass per output number and example, in a direction of no symmetry."""
     case = table(name)
     tape = recorded(case)
-    found = rows(tape, identity_cotangents(tape.output))
+    found = rows(tape, identity_probes(tape.output))
     start = 0
     for weight in case.names:
         expected = case.jacobian[:, :, start : start + tape.parameters[weight].numel()]
@@ -136,19 +136,19 @@ def test_the_recording_of_every_weight_is_its_jacobian(name: str) -> None:
 
 
 @EVERY
-def test_columns_at_once_are_plain_backward_passes(name: str) -> None:
-    """Gradients of all columns, summed over the examples, against one plain backward pass per column."""
+def test_probes_at_once_are_plain_backward_passes(name: str) -> None:
+    """Gradients of all probes, summed over the examples, against one plain backward pass per probe."""
     case = table(name)
     tape = recorded(case)
     generator = torch.Generator().manual_seed(7)
-    cotangents = torch.rand((4, *tape.output.shape), generator=generator, dtype=torch.float64).to(tape.output) - 0.5
-    found = rows(tape, cotangents)
+    probes = torch.rand((4, *tape.output.shape), generator=generator, dtype=torch.float64).to(tape.output) - 0.5
+    found = rows(tape, probes)
     model = dense.prepared(case.model)
     parameters = dense.selected(model, list(found))
     with dense.plain():
         output = dense.apply(model, case.x)
-    for k, cotangent in enumerate(cotangents.cpu()):
-        plain = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
+    for k, probe in enumerate(probes.cpu()):
+        plain = torch.autograd.grad(output, parameters, probe, retain_graph=True, allow_unused=True)
         for (weight, each), gradient in zip(found.items(), plain, strict=True):
             expected = torch.zeros(each.shape[-1], dtype=torch.float64)
             if gradient is not None:

@@ -18,12 +18,12 @@ from torch.autograd.graph import get_gradient_edge
 
 import reference_dense as dense
 from environment import DEVICE
-from jacobian_cases import COLUMNS, EXAMPLES, normal, places, term_of, written_out
+from jacobian_cases import EXAMPLES, PROBES, normal, places, term_of, written_out
 from networks import Network, parameter
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.layout import Layout
-from peewit.jacobians.output_layer import Outermost, identity_cotangents
+from peewit.jacobians.output_layer import Outermost, identity_probes
 from peewit.network.isolation import isolated
 from peewit.runtime.arithmetic import as_arithmetic
 from peewit.runtime.memory import Budget
@@ -135,7 +135,7 @@ def tracer_of(model: nn.Module, **options: Any) -> Tracer:
 def jacobian_of(tape: Tape) -> Tensor:
     """(B, F, D), in the order of the parameters; zero where nothing was found."""
     made = []
-    found = tape.pull(identity_cotangents(tape.output))
+    found = tape.pull(identity_probes(tape.output))
     for name, weight in tape.parameters.items():
         rows = torch.zeros(tape.output[0].numel(), tape.examples, weight.numel(), dtype=tape.dtype, device=DEVICE)
         for part, jacobian in found.items():
@@ -877,7 +877,7 @@ def test_how_far_ways_may_be_apart(error: float, agrees: bool, monkeypatch: pyte
     gradients = {name: each.double().to(DEVICE) for name, each in gradients.items()}
     pushed = torch.zeros_like(output)
     pushed[2, 1] = error * (1e-7 * 2.0 * math.sqrt(3))
-    monkeypatch.setattr(Push, "_cotangent", lambda self, output: torch.ones_like(output))
+    monkeypatch.setattr(Push, "_probe", lambda self, output: torch.ones_like(output))
     monkeypatch.setattr(Push, "_pull", lambda self, inputs: (output, gradients))
     monkeypatch.setattr(Push, "_drawn", lambda self, number, *given: torch.zeros(number, 14))
     monkeypatch.setattr(Push, "_by", lambda self, way, inputs, v, names: (output, pushed.expand(len(v), 4, 2)))
@@ -937,7 +937,7 @@ def test_warnings_inside_forward_mode(message: str, category: type[Warning], hea
     ],
 )
 def test_warnings_inside_backward_passes(message: str, heard: bool) -> None:
-    """Likewise, where several cotangents are pulled back at once; one warns as it does."""
+    """Likewise, where several probes are pulled back at once; one warns as it does."""
     model, x = nn.Linear(3, 2).double().to(DEVICE), normal(3, 3)
     tape = tracer_of(model).trace(x)
     made = model(x)
@@ -967,7 +967,7 @@ def piece(start: int, rows: int, width: int = 4, **kind: Any) -> Contribution:
     seed = kind.pop("seed", start)
     value: Any = term_of(layout, 2, seed, **kind)
     if kind.get("explicit"):
-        value = normal(COLUMNS, EXAMPLES, rows * width, seed=seed)
+        value = normal(PROBES, EXAMPLES, rows * width, seed=seed)
     return Contribution(Part("weight", start, start + rows * width), value, layout)
 
 
@@ -999,10 +999,10 @@ SHARES: dict[str, tuple[list[Contribution], list[tuple[int, int]]]] = {
 def test_shares_of_one_weight_add_up(kind: str) -> None:
     """Factored where ranges are the same or can be cut at whole rows; as rows of all the weight otherwise."""
     shares, expected = SHARES[kind]
-    whole = torch.zeros(COLUMNS, EXAMPLES, 24, dtype=torch.float64, device=DEVICE)
+    whole = torch.zeros(PROBES, EXAMPLES, 24, dtype=torch.float64, device=DEVICE)
     for part, value, layout in shares:
         if isinstance(value, Term):
-            rows = torch.empty(COLUMNS, EXAMPLES, part.stop - part.start, dtype=torch.float64, device=DEVICE)
+            rows = torch.empty(PROBES, EXAMPLES, part.stop - part.start, dtype=torch.float64, device=DEVICE)
             rows[..., places(layout).flatten()] = written_out((value,)).flatten(2).transpose(0, 1)
         else:
             rows = value
@@ -1073,7 +1073,7 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
     assert model.passes == 1  # over what is learnt from, and none for another question
     assert tracer.plan.shape(x) == (2,) and tracer.plan.is_closed(x)
     ((several, given, _),) = verified
-    assert several.columns and several.plan is tracer.plan and given is x and not tracer.columns
+    assert several.probes and several.plan is tracer.plan and given is x and not tracer.probes
     other = tracer_of(Counted(5).double().to(DEVICE))
     assert other.cost(x) == 8 * (2 + 2 + 3 * 5) and not other.plan.is_closed(x)
     assert other.trace(doubled(x)).examples == doubled_to
@@ -1169,7 +1169,7 @@ def test_what_is_selected() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).to(DEVICE)
     tracer = Tracer(model, ("1.weight", "0.bias"), Budget(1 << 20))
     assert list(tracer.parameters) == ["0.bias", "1.weight"] and tracer.selected[0] is model[0].bias
-    assert (tracer.create_graph, tracer.columns, tracer.dtype) == (False, False, torch.float32)
+    assert (tracer.create_graph, tracer.probes, tracer.dtype) == (False, False, torch.float32)
     model[1].weight.data = model[1].weight.data.double()
     model[0].bias.data = model[0].bias.data.half()
     assert Tracer(model, ("1.weight", "0.bias"), Budget(1 << 20)).dtype == torch.float64
@@ -1387,7 +1387,7 @@ class Itemised(torch.autograd.Function):
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("batched", [True, False, "not at all"])
-def test_cotangents_pulled_back(batched: Any, count: int, graph: bool) -> None:
+def test_probes_pulled_back(batched: Any, count: int, graph: bool) -> None:
     """At once or one by one, with a graph or without; None for what does not matter."""
     model, x = nn.Linear(3, 2).double().to(DEVICE), normal(4, 3).requires_grad_()
     tracer = tracer_of(model, graph=graph)
@@ -1396,15 +1396,15 @@ def test_cotangents_pulled_back(batched: Any, count: int, graph: bool) -> None:
     other = nn.Linear(1, 1).to(DEVICE)
     hidden = model(x)
     made = (Itemised.apply(hidden) if batched == "not at all" else hidden.clone()) * 2
-    cotangents = normal(count, 4, 2, seed=5)
+    probes = normal(count, 4, 2, seed=5)
     edges = [get_gradient_edge(each) for each in (model.weight, other.weight, hidden)]
-    weight, unused, inside = tape.pulled(made, cotangents, edges)
+    weight, unused, inside = tape.pulled(made, probes, edges)
     assert unused is None and weight is not None and inside is not None
-    close(weight, 2 * torch.einsum("kbo,bi->koi", cotangents, x))
-    close(inside, 2 * cotangents)
+    close(weight, 2 * torch.einsum("kbo,bi->koi", probes, x))
+    close(inside, 2 * probes)
     assert weight.requires_grad is graph
     assert tape.plan.batched is (batched is True or (batched == "not at all" and count == 1))
-    assert tape.pulled(made, cotangents, []) == []
+    assert tape.pulled(made, probes, []) == []
 
 
 class Numbered(nn.Module):

@@ -397,8 +397,8 @@ def test_examples_that_meet_where_the_others_are_alike(dtype: torch.dtype) -> No
         fitted(model, x, classes(3, 3), "classification", "kron")
 
 
-def test_a_wrong_batching_of_columns_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where many cotangents pulled back at once come out wrong, they go one by one, and rules stay as they are."""
+def test_a_wrong_batching_of_probes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many probes pulled back at once come out wrong, they go one by one, and rules stay as they are."""
     own = Tape._mapped
 
     def wrong(self: Tape, *args: Any) -> list[Any]:

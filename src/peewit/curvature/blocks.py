@@ -184,11 +184,11 @@ class Blocks:
                     torch.cat(
                         [
                             torch.einsum("akp,blp->akbl", half, block.operator.half(right, columns))
-                            for columns in right.budget.slices(right.examples, 64 * right.columns * right.size)
+                            for columns in right.budget.slices(right.examples, 64 * right.probes * right.size)
                         ],
                         2,
                     )
-                    for rows in left.budget.slices(left.examples, 64 * left.columns * left.size)
+                    for rows in left.budget.slices(left.examples, 64 * left.probes * left.size)
                     for half in [block.operator.half(left, rows)]
                 ]
             )

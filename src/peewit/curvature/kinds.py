@@ -14,7 +14,7 @@ from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..runtime.random import Hashed
 
-AUTO_LIMIT = 64  # columns up to which `auto` takes the exact curvature
+AUTO_LIMIT = 64  # probes up to which `auto` takes the exact curvature
 
 
 class Kind(Protocol):
@@ -31,11 +31,11 @@ class Kind(Protocol):
         ...
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
-        """K: columns per example."""
+        """K: probes per example."""
         ...
 
-    def columns(self, view: View, start: int, stop: int) -> Tensor:
-        """(k, N, T, C): columns start..stop of S."""
+    def probes(self, view: View, start: int, stop: int) -> Tensor:
+        """(k, N, T, C): probes start..stop, the columns of S."""
         ...
 
 
@@ -54,7 +54,7 @@ class View:
 
 @dataclass(frozen=True)
 class GGN:
-    """The exact generalised Gauss-Newton (GGN) matrix, with one column per position and root column of the likelihood.
+    """The exact generalised Gauss-Newton (GGN) matrix, with one probe per position and column of the likelihood's root.
 
     `curvature="ggn"` means `GGN()`.
 
@@ -74,8 +74,8 @@ class GGN:
         """T x R: the rank of the curvature at a position."""
         return form.positions * likelihood.rank(form.outputs)
 
-    def columns(self, view: View, start: int, stop: int) -> Tensor:
-        """Each column has one position's root and zeros elsewhere: sharing one leaves cross terms."""
+    def probes(self, view: View, start: int, stop: int) -> Tensor:
+        """Each probe has one position's root and zeros elsewhere: sharing one leaves cross terms."""
         examples, positions, width = view.f.shape
         rank = view.likelihood.rank(width)
         made = view.f.new_zeros(stop - start, examples, positions, width)
@@ -95,7 +95,7 @@ class MonteCarlo:
     `curvature="fisher"` means `MonteCarlo()`. The `generator` of `pw.fit` sets the seed of the draws.
 
     Args:
-        samples: Labels drawn per position; each is one column per example.
+        samples: Labels drawn per position; each is one probe per example.
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.
@@ -118,10 +118,10 @@ class MonteCarlo:
             raise PeewitError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
-        """One column per sample."""
+        """One probe per sample."""
         return self.samples
 
-    def columns(self, view: View, start: int, stop: int) -> Tensor:
+    def probes(self, view: View, start: int, stop: int) -> Tensor:
         """Gradients at drawn labels, divided by sqrt(samples)."""
         made = []
         for sample in range(start, stop):
@@ -132,7 +132,7 @@ class MonteCarlo:
 
 @dataclass(frozen=True)
 class Empirical:
-    """The empirical Fisher matrix, from the gradient at the observed label: one column per example.
+    """The empirical Fisher matrix, from the gradient at the observed label: one probe per example.
 
     `curvature="empirical"` means `Empirical()`.
 
@@ -152,7 +152,7 @@ class Empirical:
         """One."""
         return 1
 
-    def columns(self, view: View, start: int, stop: int) -> Tensor:
+    def probes(self, view: View, start: int, stop: int) -> Tensor:
         """The observed gradient."""
         return score(view.likelihood, view.f, view.y, view.create_graph)[None]
 
@@ -184,7 +184,7 @@ class Hessian:
 
 @dataclass(frozen=True)
 class Auto:
-    """The exact GGN while it takes at most 64 columns per example, else the Fisher matrix with one drawn label.
+    """The exact GGN while it takes at most 64 probes per example, else the Fisher matrix with one drawn label.
 
     `curvature="auto"` means `Auto()`, the default of `pw.fit`. The GGN is also taken where the likelihood cannot draw
     labels: `Custom` without `sample`. `la.coverage().curvature` says what was chosen and why.
@@ -194,19 +194,19 @@ class Auto:
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.Auto()).coverage().curvature
-        'exact GGN: 2 columns per example, at most 64'
+        'exact GGN: 2 probes per example, at most 64'
     """
 
     name: str = "auto"
 
     def choose(self, form: Form, likelihood: Likelihood) -> tuple[Kind, str]:
         """The choice and its reason."""
-        columns = GGN().count(form, likelihood)
-        if columns > AUTO_LIMIT and not likelihood.draws:
-            return GGN(), f"exact GGN: {columns} columns per example, and the likelihood has no `sample` to draw labels"
-        if columns <= AUTO_LIMIT:
-            return GGN(), f"exact GGN: {columns} column{'s' if columns > 1 else ''} per example, at most {AUTO_LIMIT}"
-        return MonteCarlo(1), f"Monte Carlo Fisher with 1 sample: exact would take {columns} columns per example"
+        probes = GGN().count(form, likelihood)
+        if probes > AUTO_LIMIT and not likelihood.draws:
+            return GGN(), f"exact GGN: {probes} probes per example, and the likelihood has no `sample` to draw labels"
+        if probes <= AUTO_LIMIT:
+            return GGN(), f"exact GGN: {probes} probe{'s' if probes > 1 else ''} per example, at most {AUTO_LIMIT}"
+        return MonteCarlo(1), f"Monte Carlo Fisher with 1 sample: exact would take {probes} probes per example"
 
 
 NAMES = {"auto": Auto, "ggn": GGN, "fisher": MonteCarlo, "empirical": Empirical, "hessian": Hessian}

@@ -226,7 +226,7 @@ class Dense:
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K)."""
         found = outermost_pieces(jacobian) if variance_only and not self.matrix.requires_grad else None
-        if found is None or jacobian.examples * jacobian.columns < len(self.matrix) * WORTH_ROOTS:
+        if found is None or jacobian.examples * jacobian.probes < len(self.matrix) * WORTH_ROOTS:
             return quad_by_rows(self, jacobian, variance_only)
         key = tuple((piece.layout, piece.flipped) for piece in found)
         if key not in self.roots:  # as dear as the Cholesky factor, and kept like it
@@ -246,7 +246,7 @@ class Dense:
 def quad_by_rows(precision: Precision, jacobian: Jacobian, variance_only: bool) -> Tensor:
     """The definition of `quad`, for pairs that have no faster way."""
     made = []
-    for examples in jacobian.budget.slices(jacobian.examples, 32 * jacobian.columns * jacobian.size):
+    for examples in jacobian.budget.slices(jacobian.examples, 32 * jacobian.probes * jacobian.size):
         half = precision.half(jacobian, examples)
         made.append(half.square().sum(-1) if variance_only else half @ half.mT)
     return torch.cat(made)

@@ -146,15 +146,15 @@ class Products:
         kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
         view = View(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
-        columns = form.restore(kind.columns(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
-        columns = columns.reshape(*columns.shape[:2], -1)
+        probes = form.restore(kind.probes(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
+        probes = probes.reshape(*probes.shape[:2], -1)
         with PlainWeightNorm():
             _, pushed = self.push(inputs, v)
-        weights = torch.einsum("knc,snc->skn", columns, pushed.reshape(*pushed.shape[:2], -1))
-        cotangents = torch.einsum("skn,knc->snc", weights, columns).reshape(pushed.shape)
+        weights = torch.einsum("knc,snc->skn", probes, pushed.reshape(*pushed.shape[:2], -1))
+        combined = torch.einsum("skn,knc->snc", weights, probes).reshape(pushed.shape)
         made = [
             self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
-            for one in cotangents.to(output.dtype)
+            for one in combined.to(output.dtype)
         ]
         return torch.stack(made), len(output), form
 

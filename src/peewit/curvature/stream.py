@@ -1,7 +1,7 @@
 """GGN, Monte Carlo Fisher and empirical Fisher as one thing: `sum_n J_n^T S_n S_n^T J_n` with three factors S.
 
-A `Source` passes over the data and hands every structure the same stream: per batch, chunks of columns of `S`, pulled
-back to the selected weights.
+A `Source` passes over the data and hands every structure the same stream: per batch, chunks of probes (the columns of
+`S`), pulled back to the selected weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..weights.space import Space
 from .kinds import AUTO_LIMIT, GGN, Auto, Hessian, Kind, View
 
 Item = TypeVar("Item")
-Chunk = dict[Part, Matrix | Explicit]  # some columns of `S^T J`, per range of each weight
+Chunk = dict[Part, Matrix | Explicit]  # rows of `S^T J` for some probes, per range of each weight
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
 MERGED_CPU, MERGED_CUDA = 64 << 20, 24 << 30  # and so many bytes of activations, or the budget
 
@@ -65,7 +65,7 @@ class Batch:
     view: View
     kind: Kind
     masked: Tensor | None  # (N,): examples with ignored labels; None where there are none
-    step: int  # columns at a time
+    step: int  # probes at a time
 
     @property
     def examples(self) -> int:
@@ -74,20 +74,20 @@ class Batch:
 
     @property
     def total(self) -> int:
-        """K: all columns."""
+        """K: all probes."""
         return self.kind.count(self.view.form, self.view.likelihood)
 
     @property
     def at_once(self) -> bool:
-        """Whether all columns are in one chunk."""
+        """Whether all probes are in one chunk."""
         return self.step >= self.total
 
-    def columns(self) -> Iterator[Chunk]:
-        """Chunks of columns of `S^T J`, per range of each weight."""
+    def probes(self) -> Iterator[Chunk]:
+        """`S^T J`, a chunk of probes at a time, per range of each weight."""
         total = self.total
         for start in range(0, total, self.step):
-            columns = self.kind.columns(self.view, start, min(start + self.step, total))
-            found = self.tape.pull(self.view.form.restore(columns).to(self.tape.output.dtype))
+            probes = self.kind.probes(self.view, start, min(start + self.step, total))
+            found = self.tape.pull(self.view.form.restore(probes).to(self.tape.output.dtype))
             changed = self.tape.plan.reformed(found)
             if changed:
                 raise PlanChanged(f"{', '.join(changed)} turned out to be applied in several ways")
@@ -95,7 +95,7 @@ class Batch:
 
 
 class Held:
-    """A batch's columns for several passes: kept where they fit into spare memory, else made again in each pass."""
+    """A batch's probes for several passes: kept where they fit into spare memory, else made again in each pass."""
 
     def __init__(self, batch: Batch, budget: Budget) -> None:
         self.batch, self.kept = batch, list[Chunk]()
@@ -106,7 +106,7 @@ class Held:
             yield from self.kept
             return
         kept, room = list[Chunk](), self.room
-        for found in self.batch.columns():
+        for found in self.batch.probes():
             room -= held_bytes(found)
             kept = [*kept, found] if room >= 0 else []
             yield found
@@ -114,7 +114,7 @@ class Held:
 
 
 def held_bytes(found: Chunk) -> int:
-    """Bytes of the gradients in a chunk of columns; a bias shares those of its weight."""
+    """Bytes of the gradients in a chunk of probes; a bias shares those of its weight."""
     matrices = [each for each in found.values() if isinstance(each, Matrix)]
     values = [each.value for each in found.values() if isinstance(each, Explicit)]
     once = {id(each): each for each in [*values, *(term.grad for own in matrices for term in own.terms)]}
@@ -269,7 +269,7 @@ class Source:
     def _batch(self, tracer: Tracer, inputs: Inputs, labels: Labelled, ignored: bool, seen: int) -> Batch:
         form, y = labels.form, labels.y
         kind = self._choose(form)
-        tracer.columns = kind.count(form, labels.likelihood) > 1
+        tracer.probes = kind.count(form, labels.likelihood) > 1
         tape = tracer.trace(inputs)
         if self.measured is not None and self.plan.generic != self.measured:
             new = ", ".join(sorted(self.plan.generic - self.measured))

@@ -19,7 +19,7 @@ class Explicit:
     budget: Budget
 
     @property
-    def columns(self) -> int:
+    def probes(self) -> int:
         """K."""
         return self.value.shape[0]
 
@@ -39,7 +39,7 @@ class Explicit:
         return Layout.plain(1, self.size, 1)
 
     def square_sum(self, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
-        """(1, P, 1): squares summed over columns and examples."""
+        """(1, P, 1): squares summed over probes and examples."""
         return self.value.square().sum((0, 1)).reshape(1, -1, 1)
 
     def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 `Matrix` holds `J[k, b] = sum_t grad[k, b, t] (x) act[b, t]` without forming it; `Explicit` holds rows. Both answer the
 same five questions (`square_sum`, `quad`, `variance`, `apply`, `rows`), so structures never ask which one they have.
-Shapes: K columns, B examples, G groups, T positions, O rows and I columns of the weight seen as a matrix, P = G*O*I.
+Shapes: K probes, B examples, G groups, T positions, O rows and I columns of the weight seen as a matrix, P = G*O*I.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Term:
         """(b, G, K, O, I): the per-example Jacobian in the given bases."""
         act_basis, grad_basis = (left, right) if self.flipped else (right, left)
         grad = self.grad[:, examples]
-        columns, count, groups, positions, rows = grad.shape
+        probes, count, groups, positions, rows = grad.shape
         # Either side is turned where it is smaller: before the product by its positions, or in the product.
-        act_first = positions <= columns * rows or self.acts.index is not None  # faster
+        act_first = positions <= probes * rows or self.acts.index is not None  # faster
         grad_first = positions <= self.acts.width  # faster
         act = self.acts(examples, act_basis if act_first else None).to(grad.dtype)
         beside = grad.permute(1, 2, 0, 4, 3)
@@ -48,11 +48,11 @@ class Term:
             beside = (
                 grad_basis.mT.unsqueeze(1) @ beside if left_first else turned(grad, grad_basis).permute(1, 2, 0, 4, 3)
             )
-        # One product with the columns beside the rows: broadcasting over columns would copy the inputs K times.
-        tall = beside.reshape(count * groups, columns * rows, positions)
+        # One product with the probes beside the rows: broadcasting over probes would copy the inputs K times.
+        tall = beside.reshape(count * groups, probes * rows, positions)
         width = act.shape[-1]  # given, since a use without positions leaves a reshape nothing to infer it from
         made = torch.bmm(tall, act.reshape(count * groups, positions, width))
-        made = made.reshape(count, groups, columns, rows, width)
+        made = made.reshape(count, groups, probes, rows, width)
         if act_basis is not None and not act_first:
             made = turned_columns(made, act_basis)
         if grad_basis is not None and not grad_first:
@@ -70,7 +70,7 @@ class Matrix:
     graph: bool = False  # whether inputs and gradients lead back to the network's inputs
 
     @property
-    def columns(self) -> int:
+    def probes(self) -> int:
         """K."""
         return self.terms[0].grad.shape[0]
 
@@ -120,7 +120,7 @@ class Matrix:
     def _chunks(self, copies: int = 2) -> Iterator[slice]:
         """Slices of examples whose (b, K, P) products fit the budget."""
         scratch = sum(term.acts.scratch + 2 * term.grad[:, 0].numel() for term in self.terms)
-        each = (copies * self.columns * self.size + scratch) * self.dtype.itemsize
+        each = (copies * self.probes * self.size + scratch) * self.dtype.itemsize
         return self.budget.slices(self.examples, each, 0.3)
 
     def product(self, examples: slice, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
@@ -131,7 +131,7 @@ class Matrix:
         return made
 
     def square_sum(self, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
-        """(G, O, I): squares of the Jacobian in the bases, summed over columns and examples."""
+        """(G, O, I): squares of the Jacobian in the bases, summed over probes and examples."""
         if (plain := self._plain()) is not self:
             return plain.square_sum(left, right)
         if (upright := self.upright()) is not self:
@@ -209,8 +209,8 @@ class Matrix:
         if self.layout.matrix[1] > LARGEST_GRID:
             return False
         operands = term.grad[:, 0].numel() + self.layout.matrix[0] * term.acts.positions * term.acts.width
-        return available.usable(term.grad, self.columns) and kernel_jacobians.worthwhile(
-            self.columns * self.size, operands
+        return available.usable(term.grad, self.probes) and kernel_jacobians.worthwhile(
+            self.probes * self.size, operands
         )
 
     def _pairs(
@@ -221,7 +221,7 @@ class Matrix:
         groups, rows, width = self.layout.matrix
         each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
         if predicting:  # more memory
-            each += 4 * groups * kernel_jacobians.partial_sums(self.columns, rows)  # bytes
+            each += 4 * groups * kernel_jacobians.partial_sums(self.probes, rows)  # bytes
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
         for examples in self.budget.slices(self.examples, each, 0.3):
             grad = operands.rotated(term.grad[:, examples], left, 1, two, half)
@@ -261,7 +261,7 @@ class Matrix:
     def apply(self, vectors: Tensor) -> Tensor:
         """(S, P) in the tensor's own order -> (S, K, B): `J v`."""
         matrices = self.layout.to_matrix(vectors)
-        made = vectors.new_zeros(vectors.shape[0], self.columns, self.examples)
+        made = vectors.new_zeros(vectors.shape[0], self.probes, self.examples)
         for term in self.terms:
             turned = matrices if not term.flipped else matrices.mT
             each = (term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch) * self.dtype.itemsize

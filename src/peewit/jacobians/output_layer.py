@@ -19,7 +19,7 @@ from .layout import Layout, turned
 from .stacked import Stacked
 
 
-def identity_cotangents(output: Tensor) -> Tensor:
+def identity_probes(output: Tensor) -> Tensor:
     """(F, B, ...): one per output number, so that pulled-back rows are the Jacobian's."""
     number = output[0].numel()
     eye = torch.eye(number, dtype=output.dtype, device=output.device)
@@ -52,7 +52,7 @@ class Outermost:
         return Outermost(acts, order, layout, examples, like.dtype, like.device, budget, term.flipped)
 
     @property
-    def columns(self) -> int:
+    def probes(self) -> int:
         """F."""
         return self.order.numel()
 
@@ -107,17 +107,17 @@ class Outermost:
         matrices = self.layout.to_matrix(vectors)
         matrices = matrices.mT if self.flipped else matrices
         made = []
-        for some in self.chunks(2 * self.columns * len(vectors)):  # numbers in memory
+        for some in self.chunks(2 * self.probes * len(vectors)):  # numbers in memory
             moved = torch.einsum("sgoi,bgti->sbgto", matrices, self.inputs(some).to(vectors.dtype))
             made.append(self.arranged(moved).transpose(1, 2))
         return torch.cat(made, 2)
 
     def matrix(self) -> Matrix:
         """The same with its gradients made: for questions without a shorter way."""
-        identity = torch.zeros(self.columns, self.columns, dtype=self.dtype, device=self.device)
-        identity[self.order.flatten().to(self.device), torch.arange(self.columns, device=self.device)] = 1
-        grad = identity.reshape(self.columns, 1, *self.order.shape)
-        grad = grad.expand(self.columns, self.examples, *self.order.shape)
+        identity = torch.zeros(self.probes, self.probes, dtype=self.dtype, device=self.device)
+        identity[self.order.flatten().to(self.device), torch.arange(self.probes, device=self.device)] = 1
+        grad = identity.reshape(self.probes, 1, *self.order.shape)
+        grad = grad.expand(self.probes, self.examples, *self.order.shape)
         return Matrix((Term(self.acts, grad, self.flipped),), self.layout, self.budget)
 
     def product(self, examples: slice, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:

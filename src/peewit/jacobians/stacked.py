@@ -31,9 +31,9 @@ class Stacked:
         return next(piece for piece in self.pieces if piece is not None)
 
     @property
-    def columns(self) -> int:
+    def probes(self) -> int:
         """K."""
-        return self._some.columns
+        return self._some.probes
 
     @property
     def examples(self) -> int:

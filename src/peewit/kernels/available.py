@@ -32,9 +32,9 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def usable(grad: Tensor, columns: int = 1) -> bool:
-    """Whether there are kernels for such numbers, and so many columns of them."""
-    if grad.dtype != torch.float32 or grad.requires_grad or broken or columns > 256 or not grad.numel():
+def usable(grad: Tensor, probes: int = 1) -> bool:
+    """Whether there are kernels for such numbers, and so many probes of them."""
+    if grad.dtype != torch.float32 or grad.requires_grad or broken or probes > 256 or not grad.numel():
         return False
     if not interpreted() and (not grad.is_cuda or torch.cuda.get_device_capability(grad.device)[0] < 8):
         return False

@@ -14,9 +14,9 @@ from .operands import Operand
 ROWS = 128  # of a tile
 
 
-def partial_sums(columns: int, rows: int) -> int:
-    """Numbers that an example's inner products take on the way, or more: columns and rows of the weight O."""
-    padded = max(16, power_of_two(columns))
+def partial_sums(probes: int, rows: int) -> int:
+    """Numbers that an example's inner products take on the way, or more: probes and rows of the weight O."""
+    padded = max(16, power_of_two(probes))
     return padded**2 * -(-rows // (1 if padded > 32 else max(1, ROWS // 2 // padded)))
 
 
@@ -27,7 +27,7 @@ def worthwhile(jacobian: int, operands: int) -> bool:
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of a tile, the fastest of those tried on an H200: padded columns K, rows O, columns I and positions."""
+    """Sizes of a tile, the fastest of those tried on an H200: padded probes K, rows O, columns I and positions."""
 
     padded: int
     rows: int
@@ -38,16 +38,16 @@ class Tile:
 
     @staticmethod
     def of(grad: Operand, act: Operand, squares: bool) -> Tile:
-        """For gradients (K, B, G, T, O) and inputs (B, G, T, I); `squares` need no products of columns."""
-        columns, _, _, positions, rows = grad.high.shape
+        """For gradients (K, B, G, T, O) and inputs (B, G, T, I); `squares` need no products of probes."""
+        probes, _, _, positions, rows = grad.high.shape
         width = act.high.shape[-1]
-        padded = power_of_two(columns) if squares else max(16, power_of_two(columns))
+        padded = power_of_two(probes) if squares else max(16, power_of_two(probes))
         short = positions <= 16
         many = padded == ROWS and not squares
         wasteful = padded > ROWS or (not many and (width < 128 or (width <= 1024 and width % 128 != 0)))
         step = max(16, min(64 if (short and not many) or wasteful else 128, power_of_two(width)))
         tall = 64 if short and grad.two else ROWS
-        # Products of more than 32 columns fill the tensor cores with one row of the weight.
+        # Products of more than 32 probes fill the tensor cores with one row of the weight.
         at_once = 1 if padded > 32 else max(1, tall // padded)
         if squares:
             at_once = max(1, min(power_of_two(rows), ROWS // padded))
@@ -67,7 +67,7 @@ def tile_bits(grad: Operand) -> int:
 
 def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) -> Tensor:
     """(B, K, K), or (B, K): `sum_oi J[k] weight J[l]` with grad (K, B, G, T, O), act (B, G, T, I), weight (G, O, I)."""
-    columns, examples, groups, positions, rows = grad.high.shape
+    probes, examples, groups, positions, rows = grad.high.shape
     width = act.high.shape[-1]
     tile = Tile.of(grad, act, squares=False)
     padded = tile.padded
@@ -80,17 +80,17 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
     available.launch(
         "gram", (examples * groups, row_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), made,
-        columns, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
+        probes, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
         TWO=grad.two, BITS=tile_bits(grad), DIAGONAL=diagonal, PLAIN=interpreted(),
         KP=padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     total = made.sum(1)
-    return total[:, :columns] if diagonal else total[:, :columns, :columns]
+    return total[:, :probes] if diagonal else total[:, :probes, :probes]
 
 
 def square_sums(grad: Operand, act: Operand) -> Tensor:
-    """(G, O, I): squares of the Jacobian summed over columns and examples."""
-    columns, examples, groups, positions, rows = grad.high.shape
+    """(G, O, I): squares of the Jacobian summed over probes and examples."""
+    probes, examples, groups, positions, rows = grad.high.shape
     width = act.high.shape[-1]
     tile = Tile.of(grad, act, squares=True)
     row_blocks, column_blocks = -(-rows // tile.rows), -(-width // tile.width)
@@ -101,7 +101,7 @@ def square_sums(grad: Operand, act: Operand) -> Tensor:
     available.launch(
         "squares", (groups * row_blocks, column_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, made,
-        columns, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,
+        probes, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,
         TWO=grad.two, KP=tile.padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip

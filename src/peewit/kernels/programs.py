@@ -200,7 +200,7 @@ def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled 
                 low = (tile - high.to(tl.float32)).to(tl.bfloat16)
                 if KP <= 128:
                     mixed = tl.dot(low, _flipped(high, OB), mixed)
-                else:  # two sums of products of so many columns do not fit into the registers
+                else:  # two sums of products of so many probes do not fit into the registers
                     total = tl.dot(low, _flipped(high, OB), total)
                     total = tl.dot(high, _flipped(low, OB), total)
     if BITS == 16 and KP <= 128 and not DIAGONAL and not PLAIN:
@@ -249,7 +249,7 @@ def _squares(
     IB: tl.constexpr,
     TB: tl.constexpr,
 ):
-    """Squares of the Jacobian summed over columns and a part of the examples, for one block of rows and columns."""
+    """Squares of the Jacobian summed over probes and a part of the examples, for one block of rows and columns."""
     blocks = tl.cdiv(O, OB)
     group = tl.program_id(0) // blocks
     row = tl.arange(0, KP * OB)
@@ -321,7 +321,7 @@ def _summed(first, second, third, made, channels, places, BLOCK: tl.constexpr):
     tl.store(made + here, tl.trans(total), mask=inside)
 
 
-@triton.jit(do_not_specialize=["columns", "each"])
+@triton.jit(do_not_specialize=["probes", "each"])
 def _attention(
     query,
     key,
@@ -333,7 +333,7 @@ def _attention(
     of_value,
     scale,
     heads,
-    columns,
+    probes,
     T,
     S,
     D,
@@ -350,7 +350,7 @@ def _attention(
     DB: tl.constexpr,
     EB: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one head of one example for some columns; what belongs to no column is read once."""
+    """Gradients of one head of one example for some probes; what belongs to no probe is read once."""
     precision: tl.constexpr = "tf32x3" if EXACT else "tf32"
     example = (tl.program_id(0) // heads).to(tl.int64)
     head = (tl.program_id(0) % heads).to(tl.int64)
@@ -378,7 +378,7 @@ def _attention(
     examples = tl.num_programs(0) // heads
     at = grad + first.to(tl.int64) * grad_k + example * grad_b + head * grad_h
     place = first.to(tl.int64) * examples + example  # results are (K, B, positions, heads, width)
-    for _column in range(first, tl.minimum(first + each, columns)):
+    for _probe in range(first, tl.minimum(first + each, probes)):
         g = tl.load(at + t[:, None] * grad_t + e[None, :] * grad_d, mask=in_t[:, None] & in_e[None, :], other=0.0)
         g = _eleven(g, EXACT)
         made = tl.dot(turned, g, input_precision=precision)
@@ -402,13 +402,13 @@ def _moments(
     grad, other, products, sums, examples, positions, width, grad_k, grad_b, grad_t, grad_p, other_b, other_t, other_p,
     PRODUCTS: tl.constexpr, SUMS: tl.constexpr, TB: tl.constexpr, PB: tl.constexpr,
 ):  # fmt: skip
-    """Sums over positions of gradients times something that has no columns, and of gradients alone, in one pass."""
-    column = (tl.program_id(0) // examples).to(tl.int64)
+    """Sums over positions of gradients times something that has no probes, and of gradients alone, in one pass."""
+    probe = (tl.program_id(0) // examples).to(tl.int64)
     example = (tl.program_id(0) % examples).to(tl.int64)
     p = tl.program_id(1) * PB + tl.arange(0, PB)
     inside = p < width
     of_products, of_sums = tl.zeros((PB,), dtype=tl.float32), tl.zeros((PB,), dtype=tl.float32)
-    grad_at = grad + column * grad_k + example * grad_b + p.to(tl.int64)[:, None] * grad_p
+    grad_at = grad + probe * grad_k + example * grad_b + p.to(tl.int64)[:, None] * grad_p
     other_at = other + example * other_b + p.to(tl.int64)[:, None] * other_p
     for start in range(0, positions, TB):
         t = (start + tl.arange(0, TB)).to(tl.int64)
@@ -425,11 +425,11 @@ def _moments(
         tl.store(sums + place, of_sums, mask=inside)
 
 
-@triton.jit(do_not_specialize=["columns", "each"])
+@triton.jit(do_not_specialize=["probes", "each"])
 def _layer_norm(
-    grad, rows, mean, slope, weight, made, columns, width, each, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
+    grad, rows, mean, slope, weight, made, probes, width, each, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Gradients through a layer norm, of one row for some columns; the row is read once."""
+    """Gradients through a layer norm, of one row for some probes; the row is read once."""
     row = tl.program_id(0).to(tl.int64)
     p = tl.arange(0, BLOCK)
     inside = p < width
@@ -441,7 +441,7 @@ def _layer_norm(
     first = tl.program_id(1) * each
     size = tl.num_programs(0).to(tl.int64) * width
     at = first.to(tl.int64) * size + row * width
-    for _column in range(first, tl.minimum(first + each, columns)):
+    for _probe in range(first, tl.minimum(first + each, probes)):
         value = tl.load(grad + at + p, mask=inside, other=0.0)
         if WEIGHT:
             value = value * own

@@ -74,11 +74,11 @@ class Bernoulli(Likelihood):
         yes, no = (torch.nn.functional.logsigmoid(each) for each in (f, -f))
         return -((wanted * yes + (1 - wanted) * no) * known).sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """`sqrt(p (1 - p))` on the diagonal."""
         # As a product of two sigmoids: 1 - p would round to zero for sure answers.
         spread = (f.sigmoid() * (-f).sigmoid()).sqrt() * self.known(y)
-        return diagonal_root(spread, columns)
+        return diagonal_root(spread, probes)
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
         """(N, T, C)."""

@@ -202,17 +202,17 @@ class Categorical(Likelihood):
         return self._shares(y, f).sum(-1).sqrt()
 
     def rank(self, outputs: int) -> int:
-        """Probabilities sum to one: one column less than classes."""
+        """Probabilities sum to one: one probe fewer than classes."""
         return max(1, outputs - 1)
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """`diag(p) - p p^T = S S^T` by its Cholesky factor, one column less than there are classes.
 
         With `s_r = p_r + p_(r+1) + ...`, `S_rr = sqrt(p_r s_(r+1) / s_r)` and `S_cr = -S_rr p_c / s_(r+1)` for c > r.
         Only probabilities are added: nothing cancels where the network is sure.
         """
         p = f.softmax(-1)
-        own = range(self.rank(f.shape[-1]))[columns]
+        own = range(self.rank(f.shape[-1]))[probes]
         sums = torch.nn.functional.pad(p.flip(-1).cumsum(-1).flip(-1), (0, 1))
         here, after = sums[..., own.start : own.stop], sums[..., own.start + 1 : own.stop + 1]
         diagonal = (p[..., own.start : own.stop] / torch.where(here > 0, here, 1.0) * after).sqrt()

@@ -25,7 +25,7 @@ class Likelihood(ABC):
         """(N, T, C) and targets -> (N,): summed over labelled positions."""
 
     @abstractmethod
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled; or some columns."""
 
     def rank(self, outputs: int) -> int:
@@ -153,9 +153,9 @@ def filled(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=torch.float64, device=like.device)
 
 
-def diagonal_root(values: Tensor, columns: slice) -> Tensor:
+def diagonal_root(values: Tensor, probes: slice) -> Tensor:
     """(..., C) -> (..., C, R): some columns of diagonal matrices."""
-    identity = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)[:, columns]
+    identity = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)[:, probes]
     return values[..., None] * identity
 
 

@@ -119,7 +119,7 @@ class Custom(Likelihood):
         made = torch.stack(rows, -2)
         return made if f.requires_grad else made.detach()
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """Of the Hessian; negative eigenvalues are dropped, with a warning."""
         hessian = self.hessian(f, y)
         if not bool(torch.isfinite(hessian.detach()).all()):
@@ -134,7 +134,7 @@ class Custom(Likelihood):
                 f"(down to {float(values.detach().min()):.3g}) are set to zero.",
             )
         root: Tensor = vectors * values.clamp(min=0).sqrt()[..., None, :]
-        return root[..., columns]
+        return root[..., probes]
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
         """The gradient at a drawn target."""

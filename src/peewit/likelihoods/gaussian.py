@@ -116,12 +116,12 @@ class Gaussian(WithNoise):
         residual = f - y.to(f.dtype)
         return 0.5 * (residual if ratios is None else residual / ratios).square().sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """The identity, over the ratios."""
         ratios = self._ratios(f)
         if ratios is not None:
-            return diagonal_root((1 / ratios).expand(f.shape), columns)
-        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, columns]
+            return diagonal_root((1 / ratios).expand(f.shape), probes)
+        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, probes]
         return identity.expand(*f.shape, identity.shape[1])
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:

@@ -121,7 +121,7 @@ class HeteroscedasticGaussian(WithNatural):
         mean, variance = self.moments(f)
         return 0.5 * ((y.to(f.dtype) - mean).square() / variance + variance.log()).sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """`(d eta / d f)^T` times the root of the Hessian of the log-partition function, target by target."""
         mean, variance = self.moments(f)
         deviation = variance.sqrt()
@@ -140,7 +140,7 @@ class HeteroscedasticGaussian(WithNatural):
                 last = torch.full_like(mean, 1 / math.sqrt(2))
         blocks = [[first, zero], [corner, last]]
         lines = [torch.cat([torch.diag_embed(block) for block in line], -1) for line in blocks]
-        return torch.cat(lines, -2)[..., columns]
+        return torch.cat(lines, -2)[..., probes]
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
         """(N, T, K)."""

@@ -62,9 +62,9 @@ class Poisson(Likelihood):
         f = f.double()  # two large numbers nearly cancel where counts are large
         return (f.exp() - y.to(f.dtype) * f).sum((1, 2))
 
-    def root(self, f: Tensor, y: Tensor, columns: slice = ALL) -> Tensor:
+    def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """`exp(f / 2)` on the diagonal."""
-        return diagonal_root((f / 2).exp(), columns)
+        return diagonal_root((f / 2).exp(), probes)
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
         """(N, T, C): by bisection of the distribution function, `P(Y <= k) = Q(k + 1, rate)`."""

@@ -78,7 +78,7 @@ class Passes:
         output, pushed = self.network.push(part.inputs, vector[None], names)
         return part.labels.flat(output), part.labels.flat(pushed[0])
 
-    def pull(self, part: Part, cotangent: Callable[[Tensor], Tensor], total: Tensor) -> None:
+    def pull(self, part: Part, probe: Callable[[Tensor], Tensor], total: Tensor) -> None:
         """Add `J^T c` to a vector over all elements of the named tensors; c (N, T, C) is a function of the outputs."""
         model, space = self.network.model, self.network.space
         leaves = {name: model.get_parameter(name).detach().requires_grad_() for name in space.names}
@@ -91,7 +91,7 @@ class Passes:
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
             output = call(self.network.plan.with_weights(model, leaves, part.inputs), part.inputs)
-        given = part.labels.form.restore(cotangent(part.labels.flat(output.detach()))).to(output.dtype)
+        given = part.labels.form.restore(probe(part.labels.flat(output.detach()))).to(output.dtype)
         if direct:
             torch.autograd.backward(output, given, inputs=list(leaves.values()))
             for name, leaf in leaves.items():

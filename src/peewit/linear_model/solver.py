@@ -122,12 +122,12 @@ class Solver:
         first = not self.u
         for number, part in enumerate(self.passes.parts("gradient")):
 
-            def cotangent(f: Tensor, number: int = number, part: Part = part) -> Tensor:
+            def probe(f: Tensor, number: int = number, part: Part = part) -> Tensor:
                 if first:
                     self._keep(part, f, f)
                 return score(part.labels.likelihood, self.u[number], part.labels.y) * target.strength
 
-            self.passes.pull(part, cotangent, total)
+            self.passes.pull(part, probe, total)
         self.products += 0.5
         g = total if space.mask is None else total[space.mask.to(total.device)]
         target.add_gradient(self.e, g)

@@ -118,6 +118,6 @@ class Streamed:
         self.e += self.d
 
 
-def alone(cotangent: Tensor, f: Tensor) -> Tensor:
-    """A cotangent that is known before the outputs are."""
-    return cotangent
+def alone(probe: Tensor, f: Tensor) -> Tensor:
+    """A probe that is known before the outputs are."""
+    return probe

@@ -83,11 +83,11 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
     if source.data.one_shot:
         raise PeewitError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
     assert isinstance(source.kind, Hessian)
-    probe = replace(source, kind=Empirical())
-    for batch in probe:  # totals, and which weights are used
-        for _ in batch.columns():
+    gradients = replace(source, kind=Empirical())
+    for batch in gradients:  # totals, and which weights are used
+        for _ in batch.probes():
             pass
-    source.totals = probe.totals
+    source.totals = gradients.totals
     matrix = hessian_matrix(source.model, source.space, source.data, source.likelihood)
     return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 

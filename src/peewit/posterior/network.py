@@ -74,15 +74,15 @@ class Network:
         """Where the outputs are in this network's output."""
         return Form(self.axis, tuple(output.shape[1:]))
 
-    def slices(self, x: Inputs, columns: int | None = None) -> Iterator[slice]:
-        """Slices of the examples whose output gradients (some columns) fit the budget; call inside `isolated`."""
-        outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if columns is None else columns
+    def slices(self, x: Inputs, probes: int | None = None) -> Iterator[slice]:
+        """Slices of the examples whose output gradients (some probes) fit the budget; call inside `isolated`."""
+        outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if probes is None else probes
         return self.budget.slices(count(x), (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
 
-    def tapes(self, x: Inputs, create_graph: bool = False, columns: int | None = None) -> Iterator[Tape]:
+    def tapes(self, x: Inputs, create_graph: bool = False, probes: int | None = None) -> Iterator[Tape]:
         """Forward passes over those slices."""
         tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph, predicting=True)
-        for chosen in self.slices(x, columns):
+        for chosen in self.slices(x, probes):
             yield tracer.trace(take(x, chosen))
 
     def closed(self, x: Inputs) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..curvature.blocks import Blocks
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
-from ..jacobians.output_layer import Outermost, Piece, Spectrum, identity_cotangents, spread, spread_variance
+from ..jacobians.output_layer import Outermost, Piece, Spectrum, identity_probes, spread, spread_variance
 from ..likelihoods import Form
 from ..messages.errors import PeewitError
 from ..network.finite import refuse_broken
@@ -82,8 +82,8 @@ def _functional(
     if joint:
         return finite(_joint(network, precision, x, create_graph), x)
     means, covariances = [], []
-    columns = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
-    for tape in network.tapes(x, create_graph, columns):
+    probes = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
+    for tape in network.tapes(x, create_graph, probes):
         form = network.form(tape.output)
         made = _covariance(precision, tape, form, variance_only)
         means.append(kept(tape.output))
@@ -174,7 +174,7 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
             some = take(x, chosen)
             tape = tracer.trace(some)
             with network.budget.arithmetic.passes(predicting=True):
-                found = tape.pull(identity_cotangents(tape.output))
+                found = tape.pull(identity_probes(tape.output))
             use(some, chosen, tape.output.detach(), found)
 
 

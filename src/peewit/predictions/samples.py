@@ -29,7 +29,7 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
         closed = network.closed(x)
         if network.outputs(x) > EXACT_OUTPUTS and not closed:
             return _finite_samples(_pushed(network, x, deviations), x)
-        for tape in network.tapes(x, columns=len(deviations) if closed else None):
+        for tape in network.tapes(x, probes=len(deviations) if closed else None):
             mean = tape.output.detach()
             shift = apply(tape.pull_outputs(), network.space, deviations)
             shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)

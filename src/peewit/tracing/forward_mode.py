@@ -178,7 +178,7 @@ class Push:
                 made = self._by(way, inputs, v, None)
             if made is None:
                 return False
-            forward = (made[1].double() * self._cotangent(output).double()).flatten(1).sum(1)
+            forward = (made[1].double() * self._probe(output).double()).flatten(1).sum(1)
             pieces = unflatten(v, self.space)
             shares = [pieces[name].reshape(number, -1).double() @ g.flatten().double() for name, g in pulled.items()]
             if not bool(((forward - torch.stack(shares).sum(0)).abs() <= bound).all()):
@@ -195,7 +195,7 @@ class Push:
         return v if self.space.mask is None else v[:, self.space.mask]
 
     @staticmethod
-    def _cotangent(output: Tensor) -> Tensor:
+    def _probe(output: Tensor) -> Tensor:
         """Random numbers in the shape of the outputs, the same every time."""
         generator = torch.Generator("cpu").manual_seed(0)
         return torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu").to(output)
@@ -216,7 +216,7 @@ class Push:
             output = call(self.model, inputs)
             found: Any = [None] * len(parameters)
             if output.requires_grad:
-                found = torch.autograd.grad(output, parameters, self._cotangent(output), allow_unused=True)
+                found = torch.autograd.grad(output, parameters, self._probe(output), allow_unused=True)
         restore_buffers(self.model)
         return output.detach(), [None if each is None else each.to_dense() for each in found]
 
@@ -238,8 +238,8 @@ class Push:
             for start in range(0, number if output.requires_grad else 0, step):
                 places = torch.arange(start, min(start + step, number), device=output.device)
                 chosen = torch.nn.functional.one_hot(places, number).to(output.dtype)
-                columns = chosen.reshape(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
-                made.append(apply(tape.pull(columns), self.space, vectors.to(tape.dtype)).detach())
+                probes = chosen.reshape(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
+                made.append(apply(tape.pull(probes), self.space, vectors.to(tape.dtype)).detach())
         output = output.detach()
         if not made:
             return output, output.new_zeros(len(vectors), *output.shape)

@@ -23,12 +23,12 @@ def generic_rows(
     model: nn.Module,
     inputs: Inputs,
     names: tuple[str, ...],
-    cotangents: Tensor,
+    probes: Tensor,
     budget: Budget,
     plan: Plan,
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Rows (K, B, P) per named weight, from cotangents (K, B, ...)."""
+    """Rows (K, B, P) per named weight, from probes (K, B, ...)."""
     scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         raise PeewitError(
@@ -39,8 +39,8 @@ def generic_rows(
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                rows = _vectorised(model, inputs, names, cotangents, budget, plan)
-            if all(each.shape[:2] == cotangents.shape[:2] for each in rows.values()):
+                rows = _vectorised(model, inputs, names, probes, budget, plan)
+            if all(each.shape[:2] == probes.shape[:2] for each in rows.values()):
                 return rows  # torch's rule for some operations gets the axes wrong
         except torch.OutOfMemoryError:
             raise
@@ -48,47 +48,47 @@ def generic_rows(
             pass
         # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
         plan.vectorised = False
-    return _one_by_one(model, inputs, names, cotangents, create_graph)
+    return _one_by_one(model, inputs, names, probes, create_graph)
 
 
 def _vectorised(
-    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, budget: Budget, plan: Plan
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, budget: Budget, plan: Plan
 ) -> dict[str, Tensor]:
     weights = {name: model.get_parameter(name).detach() for name in names}
 
-    def one(example: Inputs, columns: Tensor) -> dict[str, Tensor]:
+    def one(example: Inputs, probes: Tensor) -> dict[str, Tensor]:
         pull: Any
         single = map_tensors(lambda tensor: tensor[None], example)
         _, pull = vjp(lambda given: call(plan.with_weights(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
-        rows: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns)
+        rows: dict[str, Tensor] = vmap(lambda probe: pull(probe)[0])(probes)
         return rows
 
     size = sum(weight.numel() for weight in weights.values())
-    each = 3 * cotangents.shape[0] * size * cotangents.element_size()
-    step = budget.count(each, cotangents.shape[1], 0.5)
-    rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, cotangents)
-    wide = torch.promote_types(cotangents.dtype, torch.float32)
+    each = 3 * probes.shape[0] * size * probes.element_size()
+    step = budget.count(each, probes.shape[1], 0.5)
+    rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, probes)
+    wide = torch.promote_types(probes.dtype, torch.float32)
     return {name: value.reshape(*value.shape[:2], -1).to(wide) for name, value in rows.items()}
 
 
 def _one_by_one(
-    model: nn.Module, inputs: Inputs, names: tuple[str, ...], cotangents: Tensor, create_graph: bool
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, create_graph: bool
 ) -> dict[str, Tensor]:
     parameters = [model.get_parameter(name) for name in names]
     made: list[list[Tensor]] = [[] for _ in names]
-    for example in range(cotangents.shape[1]):
+    for example in range(probes.shape[1]):
         output = call(model, take(inputs, slice(example, example + 1)))[0]
         restore_buffers(model)
         rows: list[list[Tensor]] = [[] for _ in names]
-        for column in cotangents[:, example]:
+        for probe in probes[:, example]:
             gradients: Any = [None] * len(names)
             if output.requires_grad:
                 gradients = torch.autograd.grad(
-                    output, parameters, column, retain_graph=True, create_graph=create_graph, allow_unused=True
+                    output, parameters, probe, retain_graph=True, create_graph=create_graph, allow_unused=True
                 )
             for row, parameter, gradient in zip(rows, parameters, gradients, strict=True):
                 row.append((torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten())
         for own, row in zip(made, rows, strict=True):
             own.append(torch.stack(row))
-    wide = torch.promote_types(cotangents.dtype, torch.float32)
+    wide = torch.promote_types(probes.dtype, torch.float32)
     return {name: torch.stack(own, 1).to(wide) for name, own in zip(names, made, strict=True)}

@@ -39,7 +39,7 @@ class Plan:
     costs: dict[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     looked: set[Signature] = field(default_factory=set)  # of whole batches whose rows were seen to be where they should
     second: bool = False  # whether the network differentiates its own gradients
-    batched: bool = True  # whether many cotangents can be pulled back at once
+    batched: bool = True  # whether many probes can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
     verified: dict[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives, in words
     corrections: tuple[str, ...] = ()  # what was not as the plain ones were, and goes otherwise now

@@ -55,7 +55,7 @@ class Recording(TorchFunctionMode):
         watch: bool = False,
         second: bool = False,
         exact: bool = False,
-        columns: bool = False,
+        probes: bool = False,
         room: float = math.inf,
     ) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Recording(TorchFunctionMode):
         self.second = second or plan.second  # whether gradients will be differentiated again
         self.exact = exact  # whether gradients are to be as exact as in float32
         self.room = room  # bytes of the budget
-        self.columns = columns  # whether several gradients will be pulled back at once
+        self.probes = probes  # whether several gradients will be pulled back at once
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
         self.names = names
         self.plan = plan

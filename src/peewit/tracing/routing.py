@@ -34,8 +34,8 @@ def gradients_of(tape: Tape, edges: list[Any], chosen: Tensor) -> tuple[Tensor |
     """
     generator = torch.Generator("cpu").manual_seed(0)
     weight = torch.rand(tape.output.shape[1:], generator=generator, dtype=torch.float64, device="cpu") + 0.5
-    cotangent = weight.to(tape.output) * chosen.to(tape.output).reshape(-1, *[1] * (tape.output.dim() - 1))
-    return torch.autograd.grad(tape.output, edges, cotangent, retain_graph=True, allow_unused=True)
+    probe = weight.to(tape.output) * chosen.to(tape.output).reshape(-1, *[1] * (tape.output.dim() - 1))
+    return torch.autograd.grad(tape.output, edges, probe, retain_graph=True, allow_unused=True)
 
 
 def powers(examples: int) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix, Term
 from ..jacobians.layout import Layout
-from ..jacobians.output_layer import Outermost, Piece, identity_cotangents
+from ..jacobians.output_layer import Outermost, Piece, identity_probes
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
 from ..weights.ranges import Part
@@ -58,19 +58,19 @@ class Tape:
         """Of the inputs."""
         return signature(self.inputs)
 
-    def numbers_per_column(self) -> int:
-        """Numbers that one pulled-back cotangent makes over all uses."""
+    def numbers_per_probe(self) -> int:
+        """Numbers that one pulled-back probe makes over all uses."""
         shapes = [*(lift.shape for lift in self.lifts), *(use.shape for use in self.direct)]
         return sum(torch.Size(shape).numel() for shape in shapes) + self.output.numel()
 
-    def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
-        """(K, B, ...) cotangents -> (K, B, ...) gradients of the outputs of uses that matter, by key."""
+    def gradients(self, probes: Tensor) -> dict[str, Tensor]:
+        """(K, B, ...) probes -> (K, B, ...) gradients of the outputs of uses that matter, by key."""
         direct = self.direct
         edges, own = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
-        # What is the output itself has the cotangents for its gradients: nothing is passed backward to it.
+        # What is the output itself has the probes for its gradients: nothing is passed backward to it.
         inner = [edge for edge in edges if not same_edge(edge, own)]
-        pulled = iter(self.pulled(self.output, cotangents, inner))
-        found = iter([cotangents if same_edge(edge, own) else next(pulled) for edge in edges])
+        pulled = iter(self.pulled(self.output, probes, inner))
+        found = iter([probes if same_edge(edge, own) else next(pulled) for edge in edges])
         made: dict[str, Tensor] = {}
         for use, gradient in zip(direct, found, strict=False):
             if gradient is not None:
@@ -98,8 +98,8 @@ class Tape:
         each = reduce_to(each, aligned, 2).reshape(*each.shape[:2], *lift.small)
         if all(same_edge(use.edge, lift.source) for use in lift.uses):
             return [each]
-        cotangents = each.to(lift.dtype).flatten(0, 1)
-        made = self.pulled(lift.source, cotangents, [use.edge for use in lift.uses])
+        probes = each.to(lift.dtype).flatten(0, 1)
+        made = self.pulled(lift.source, probes, [use.edge for use in lift.uses])
         return [
             None if value is None else self._wide(value).reshape(*each.shape[:2], *use.shape)
             for value, use in zip(made, lift.uses, strict=True)
@@ -111,12 +111,12 @@ class Tape:
             return None
         return output_edge(self.output) if self.output._base is None or is_reshaped(self.output) else None
 
-    def pulled(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
-        """(K, ...) cotangents of a tensor or edge -> one (K, ...) gradient per edge, None where it does not matter."""
+    def pulled(self, source: Any, probes: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """(K, ...) probes of a tensor or edge -> one (K, ...) gradient per edge, None where it does not matter."""
         if not edges:
             return []
-        if cotangents.shape[0] == 1:
-            return [None if made is None else made.unsqueeze(0) for made in self._grad(source, cotangents[0], edges)]
+        if probes.shape[0] == 1:
+            return [None if made is None else made.unsqueeze(0) for made in self._grad(source, probes[0], edges)]
         if self.plan.batched:
             try:
                 with warnings.catch_warnings():
@@ -125,36 +125,36 @@ class Tape:
                     # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
                     warnings.filterwarnings("ignore", message="Attempting to run cu")
                     if self.create_graph:
-                        return list(self._grad(source, cotangents, edges, is_grads_batched=True))
-                    return self._mapped(source, cotangents, edges)
+                        return list(self._grad(source, probes, edges, is_grads_batched=True))
+                    return self._mapped(source, probes, edges)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.plan.batched = False
-        each = [self._grad(source, one, edges) for one in cotangents]
+        each = [self._grad(source, one, edges) for one in probes]
         return [
             None if made[0] is None else torch.stack([one for one in made if one is not None])
             for made in zip(*each, strict=True)
         ]
 
-    def _grad(self, source: Any, cotangent: Tensor, edges: list[Any], **options: Any) -> tuple[Tensor | None, ...]:
+    def _grad(self, source: Any, probe: Tensor, edges: list[Any], **options: Any) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
-            source, edges, cotangent, retain_graph=True, create_graph=self.create_graph, allow_unused=True, **options
+            source, edges, probe, retain_graph=True, create_graph=self.create_graph, allow_unused=True, **options
         )
 
-    def _mapped(self, source: Any, cotangents: Tensor, edges: list[Any]) -> list[Tensor | None]:
-        """All cotangents as one batch through every operation.
+    def _mapped(self, source: Any, probes: Tensor, edges: list[Any]) -> list[Tensor | None]:
+        """All probes as one batch through every operation.
 
         Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
         """
         reached: list[bool] = []
 
-        def back(cotangent: Tensor) -> tuple[Tensor, ...]:
-            made = self._grad(source, cotangent, edges)
+        def back(probe: Tensor) -> tuple[Tensor, ...]:
+            made = self._grad(source, probe, edges)
             reached[:] = [each is not None for each in made]
             return tuple(each for each in made if each is not None)
 
-        found = iter(torch.vmap(back)(cotangents))
+        found = iter(torch.vmap(back)(probes))
         return [next(found) if hit else None for hit in reached]
 
     def reached(self) -> set[str]:
@@ -200,7 +200,7 @@ class Tape:
         """The Jacobian of every number of the outputs, per range of each weight."""
         use = self.outermost
         if use is None:
-            return dict(self.pull(identity_cotangents(self.output)))
+            return dict(self.pull(identity_probes(self.output)))
         made: dict[Part, Piece] = {}
         inputs, number = self._inputs(use), self.output[0].numel()
         shape = use.shape  # of one example
@@ -215,13 +215,13 @@ class Tape:
             made[part] = Outermost.of(term, layout, self.examples, like, self.budget)
         if not self.closed:
             rest = replace(self, uses=[each for each in self.uses if each is not use])
-            made.update(rest.pull(identity_cotangents(self.output)))
+            made.update(rest.pull(identity_probes(self.output)))
         return made
 
-    def pull(self, cotangents: Tensor) -> dict[Part, Matrix | Explicit]:
-        """(K, B, ...) cotangents -> the Jacobian rows `cotangent^T df/dweight`, per range of each weight."""
+    def pull(self, probes: Tensor) -> dict[Part, Matrix | Explicit]:
+        """(K, B, ...) probes -> the Jacobian rows `probe^T df/dweight`, per range of each weight."""
         found: dict[str, list[Contribution]] = {}
-        gradients = self.gradients(cotangents)
+        gradients = self.gradients(probes)
         for use in self.uses:
             if use.key not in gradients:
                 continue
@@ -238,7 +238,7 @@ class Tape:
                 self.model,
                 self.inputs,
                 self.reached_generic,
-                cotangents,
+                probes,
                 self.budget,
                 self.plan,
                 self.create_graph,

@@ -57,7 +57,7 @@ class Tracer:
         self.plan = plan if plan is not None else Plan()
         self.create_graph = graph
         self.exact = budget.arithmetic.parts(predicting) == 2
-        self.columns = predicting  # whether several gradients will be pulled back at once
+        self.probes = predicting  # whether several gradients will be pulled back at once
         wanted = set(names)
         self.parameters = {name: each for name, each in model.named_parameters() if name in wanted}
         self.dtype = budget.arithmetic.dtype
@@ -91,9 +91,9 @@ class Tracer:
             refuse_empty(tape.output)
             self._refuse_statistics(tape.output, inputs)
             refuse_nan(tape.output, some)
-            # The generic rule makes whole rows, for every example and column.
+            # The generic rule makes whole rows, for every example and probe.
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
-            bytes_all = (tape.numbers_per_column() + rows) * tape.output.element_size()
+            bytes_all = (tape.numbers_per_probe() + rows) * tape.output.element_size()
             verify(several, inputs, tape)
             self.plan.closed[signature(inputs)] = tape.closed
             self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
@@ -127,7 +127,7 @@ class Tracer:
                 watch,
                 self.create_graph,
                 self.exact,
-                self.columns,
+                self.probes,
                 self.budget.bytes,
             )
             # Fused attention has no second derivative; its plain form does.

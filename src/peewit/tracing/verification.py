@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = 2
 LENGTHS = 3  # signatures with equal numbers of axes and dtypes of which each is compared
-COLUMNS, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
+PROBES, SHARE = 2, 0.5  # pulled back at once, and compared by the first plus this share of the second
 ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
 EQUAL = "; no batch had two examples that differ"  # until one has
 NAMED = 3  # weights, where there may be many
-LEAST = 1e-6  # the size of outputs, beside the cotangents, below which what cancels in them may have been larger
+LEAST = 1e-6  # the size of outputs, beside the probes, below which what cancels in them may have been larger
 NOISE = 4.0  # times the rounding of plain derivatives, which may be off themselves where they cancel
 DRAWS = 8  # of other last digits of the weights: what is left of terms that cancel may be nothing by luck
 VIEWS = (slice(0, 2), slice(0, 1), slice(1, 2))  # both examples, and each of them alone
@@ -92,7 +92,7 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
     if single:
         several = map_tensors(lambda tensor: torch.cat([tensor] * 4), several)
     # The generic rule, and large outputs of layers, are for two examples better than for six.
-    large = COLUMNS * tape.numbers_per_column() * tape.output.element_size() > tracer.budget.bytes
+    large = PROBES * tape.numbers_per_probe() * tape.output.element_size() > tracer.budget.bytes
     comparison = Comparison(tracer, inputs, several, bounds(tape), None if single or tape.generic or large else tape)
     with warnings.catch_warnings():
         # Autograd's own thread may meet the GPU for the first time here; torch sets it up and says so.
@@ -218,17 +218,17 @@ class Comparison:
             return None
 
     @cached_property
-    def columns(self) -> Tensor:
-        """(K, B, ...): random cotangents."""
+    def probes(self) -> Tensor:
+        """(K, B, ...): random ones."""
         generator = torch.Generator("cpu").manual_seed(0)
-        shape = (COLUMNS, *self.output.shape)
+        shape = (PROBES, *self.output.shape)
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.output)
 
     @cached_property
-    def cotangents(self) -> Tensor:
-        """(B, B, ...): the combination of columns that is compared, by the example whose it is, and zeros."""
+    def combined(self) -> Tensor:
+        """(B, B, ...): the combination of probes that is compared, by the example whose it is, and zeros."""
         made = self.output.new_zeros(EXAMPLES**2, *self.output.shape[1:])
-        made[:: EXAMPLES + 1] = torch.add(*self.columns, alpha=SHARE)
+        made[:: EXAMPLES + 1] = torch.add(*self.probes, alpha=SHARE)
         return made.reshape(EXAMPLES, *self.output.shape)
 
     @cached_property
@@ -247,10 +247,10 @@ class Comparison:
     def _plain(self, group: slice) -> list[Tensor]:
         """Flat gradients of one example's output after the other, inside their batch."""
         parameters = self.tracer.selected[group]
-        return [each for cotangent in self.cotangents for each in self._gradients(self.output, parameters, cotangent)]
+        return [each for probe in self.combined for each in self._gradients(self.output, parameters, probe)]
 
-    def _gradients(self, output: Tensor, parameters: Sequence[Tensor], cotangent: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
+    def _gradients(self, output: Tensor, parameters: Sequence[Tensor], probe: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(output, parameters, probe, retain_graph=True, allow_unused=True)
         return [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
 
     def _flat(self, gradient: Tensor | None, parameter: Tensor) -> Tensor:
@@ -265,12 +265,12 @@ class Comparison:
 
     def _seen(self) -> Seen:
         """One comparison; the first example is looked at alone too. The device is waited for once."""
-        inside, columns = self.output.detach(), self.columns
+        inside, probes = self.output.detach(), self.probes
         tape = self.tracer.trace(self.inputs) if self.tape is None else self.tape
         self.tape = None  # the next one is of a better plan
         alone = self._alone()
-        found = [tape.pull(torch.cat([columns] * (tape.examples // EXAMPLES), 1))]
-        found += [] if alone is None else [alone.pull(columns[:, :1])]
+        found = [tape.pull(torch.cat([probes] * (tape.examples // EXAMPLES), 1))]
+        found += [] if alone is None else [alone.pull(probes[:, :1])]
         others = [inside[1]]
         if self.beside.shape == inside.shape:  # else lengths follow the batch
             others += [self.beside[0], *(each.output[0].detach() for each in (alone,) if each is not None)]
@@ -317,25 +317,25 @@ class Comparison:
         shifts = torch.zeros(len(names), dtype=torch.float64)
         for view in VIEWS:
             first: list[Tensor] = []
-            columns, generator = self.columns, torch.Generator(self.columns.device).manual_seed(0)
+            probes, generator = self.probes, torch.Generator(self.probes.device).manual_seed(0)
             own: dict[str, Tensor] = dict(self.tracer.model.named_parameters())
             for weights in itertools.chain([own], self._nudged()):
                 output = self._at(weights, take(self.inputs, view))
                 if output is None:
                     break
-                rows = self._each(output, [weights[name] for name in names], columns[:, view])
-                first, columns = first or rows, nudged(self.columns, generator).detach()
+                rows = self._each(output, [weights[name] for name in names], probes[:, view])
+                first, probes = first or rows, nudged(self.probes, generator).detach()
                 shifts = shifts.maximum(furthest(first, rows, len(names)))
         return shifts
 
-    def _each(self, output: Tensor, parameters: Sequence[Tensor], columns: Tensor) -> list[Tensor]:
-        """Plain derivatives of outputs (B, ...), each example's alone, by the columns (K, B, ...) and as compared."""
+    def _each(self, output: Tensor, parameters: Sequence[Tensor], probes: Tensor) -> list[Tensor]:
+        """Plain derivatives of outputs (B, ...), each example's alone, by the probes (K, B, ...) and as compared."""
         rows: list[Tensor] = []
-        for column in (*columns, torch.add(*columns, alpha=SHARE)):
-            for place, own in enumerate(column.to(output)):
-                cotangent = torch.zeros_like(output)
-                cotangent[place] = own
-                rows += self._gradients(output, parameters, cotangent)
+        for probe in (*probes, torch.add(*probes, alpha=SHARE)):
+            for place, own in enumerate(probe.to(output)):
+                alone = torch.zeros_like(output)
+                alone[place] = own
+                rows += self._gradients(output, parameters, alone)
         return rows
 
     def _is_rounding(self) -> bool:
@@ -375,8 +375,8 @@ class Comparison:
     def _cancelling(self) -> Tensor:
         """(weights,): the size of derivatives that cancel, by what outputs have beyond an offset that they share."""
         norms, output = stacked_norms([each.detach() for each in self.tracer.selected]), self.output.detach()
-        cotangent = self.cotangents.sum(0)
-        through = (cotangent * (output - output.mean(0))).norm().maximum(LEAST * cotangent.norm()).double()
+        probes = self.combined.sum(0)
+        through = (probes * (output - output.mean(0))).norm().maximum(LEAST * probes.norm()).double()
         return torch.where(norms > 0, through / norms, 0.0).cpu()
 
     def _noise(self, names: list[str]) -> Tensor:
@@ -391,26 +391,26 @@ class Comparison:
             wide = map_tensors(lambda t: t.double() if t.is_floating_point() else t, self.inputs)
             plain, exact = ([each.get_parameter(name) for name in names] for each in (self.tracer.model, twin))
             for view in VIEWS:
-                columns = self.columns[:, view]
-                rows = self._each(self._call(take(self.inputs, view)), plain, columns)
-                others = self._each(call(twin, take(wide, view)), exact, columns)
+                probes = self.probes[:, view]
+                rows = self._each(self._call(take(self.inputs, view)), plain, probes)
+                others = self._each(call(twin, take(wide, view)), exact, probes)
                 noise = noise.maximum(furthest(rows, others, len(names)))
         except Exception:  # whatever the network says to float64, or to a single example
             return noise
         return noise
 
     def _rows(self, found: dict[Part, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
-        """Flat derivatives of one example's output after the other: the combination of columns, from all ranges."""
+        """Flat derivatives of one example's output after the other: the combination of probes, from all ranges."""
         sizes = {name: own.numel() for name, own in [*self.tracer.parameters.items()][group]}
         parts = [part for part in found if part.name in sizes]
-        columns = [found[part].rows(slice(0, examples)).unbind() for part in parts]
-        pieces = torch._foreach_add(*zip(*columns, strict=True), alpha=SHARE) if parts else ()
+        by_probe = [found[part].rows(slice(0, examples)).unbind() for part in parts]
+        pieces = torch._foreach_add(*zip(*by_probe, strict=True), alpha=SHARE) if parts else ()
         made: dict[str, Tensor] = {}
         for part, piece in zip(parts, pieces, strict=True):
             if part.stop - part.start != sizes[part.name]:
                 piece = torch.nn.functional.pad(piece, (part.start, sizes[part.name] - part.stop))
             made[part.name] = made[part.name] + piece if part.name in made else piece
-        zeros = self.columns.new_zeros((), dtype=self.tracer.dtype)
+        zeros = self.probes.new_zeros((), dtype=self.tracer.dtype)
         rows = [made[name] if name in made else zeros.expand(examples, size) for name, size in sizes.items()]
         return [row for example in zip(*(each.unbind() for each in rows), strict=True) for row in example]
 
@@ -425,7 +425,7 @@ class Comparison:
         recorded = [name for name in wrong if name not in plan.generic]
         if recorded and plan.batched and not self._pulled(self.tracer.trace(self.inputs)):
             plan.batched = False
-            plan.corrections += ("columns of the Jacobian go one by one, since several at once were off",)
+            plan.corrections += ("probes of the Jacobian go one by one, since several at once were off",)
         elif recorded:
             plan.generic.update(recorded)
             plan.corrections += (f"{', '.join(recorded)} took the generic rule, since the recorded ones were off",)
@@ -439,16 +439,16 @@ class Comparison:
             )
 
     def _pulled(self, tape: Tape) -> bool:
-        """Whether several cotangents pulled back at once give what each gives by itself."""
+        """Whether several probes pulled back at once give what each gives by itself."""
         edges = [*(use.edge for use in tape.direct), *(lift.edge for lift in tape.lifts)]
-        columns = self.columns[:, :EXAMPLES]
-        made = tape.pulled(tape.output, columns, edges)
-        for column, cotangent in enumerate(columns):
-            single = tape.pulled(tape.output, cotangent[None], edges)
+        probes = self.probes[:, :EXAMPLES]
+        made = tape.pulled(tape.output, probes, edges)
+        for place, probe in enumerate(probes):
+            single = tape.pulled(tape.output, probe[None], edges)
             for ours, plain in zip(made, single, strict=True):
                 if ours is None or plain is None:
                     continue
-                if not bool((ours[column] - plain[0]).norm() <= self.allowed.own * plain.norm()):
+                if not bool((ours[place] - plain[0]).norm() <= self.allowed.own * plain.norm()):
                     return False
         return True
 

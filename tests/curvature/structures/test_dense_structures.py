@@ -80,7 +80,7 @@ def test_scaled_matrices_with_a_diagonal() -> None:
 @pytest.mark.parametrize("room", [ROOM, Budget(1)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over columns and examples, of all its weights side by side; one that has no Jacobian has zeros."""
+    """Over probes and examples, of all its weights side by side; one that has no Jacobian has zeros."""
     monkeypatch.setattr(dense, "CHUNK", 4)
     half, later, absent = Part("n.weight", 4, 6), Part("n.weight", 2, 6), Part("m.bias", 1, 3)
     mask = torch.tensor([True, False, True, True, False, True, True, False, True, True]) if masked else None
@@ -120,7 +120,7 @@ def test_groups_of_modules() -> None:
 
 
 def batches_of(*sizes: int, dtype: torch.dtype = torch.float64, chunks: int = 2) -> tuple[list[Any], Tensor]:
-    """Batches of three columns in chunks, and all of their rows (n, 9)."""
+    """Batches of three probes in chunks, and all of their rows (n, 9)."""
     made, rows = [], []
     for number, size in enumerate(sizes):
         own = normal(3, size, 9, seed=number + 1).to(dtype)
@@ -173,7 +173,7 @@ def test_dense_products_in_float64(at_once: bool, monkeypatch: pytest.MonkeyPatc
     assert made.matrices[(C,)].dtype == torch.float64
     torch.testing.assert_close(made.matrices[(C,)], wide[:, 6:].T @ wide[:, 6:], rtol=1e-5, atol=1e-5)
     assert given == pytest.approx([1e-14, 1e-14, 1e-11], rel=1e-6, abs=0)  # a thousandth, of a thousand times the data
-    assert [batch.columns.calls for batch in batches] == [1 if at_once else 2, 1]
+    assert [batch.probes.calls for batch in batches] == [1 if at_once else 2, 1]
 
 
 def test_later_batches_stay_in_dense_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def squared(rows: Tensor) -> Tensor:
 
 
 def layer(examples: int, positions: int = 1, seed: int = 1) -> tuple[list[Any], Tensor, Tensor, Tensor]:
-    """Chunks of two and one columns for a layer and a norm; inputs, gradients, and the norm's rows."""
+    """Chunks of two and one probes for a layer and a norm; inputs, gradients, and the norm's rows."""
     values = normal(examples, 1, positions, 2, seed=seed)
     grad, rows = normal(3, examples, 1, positions, 3, seed=seed + 20), normal(3, examples, 4, seed=seed + 40)
     chunks = [
@@ -87,7 +87,7 @@ def test_batches_and_chunks_are_added(bias: str) -> None:
     for own in sums.factors.values():
         close(own.gradients, gradients)
         assert own.count == 9.0
-    assert all(batch.columns.calls == 1 for batch in batches)
+    assert all(batch.probes.calls == 1 for batch in batches)
 
 
 def test_which_fits_average_over_positions() -> None:
@@ -107,10 +107,10 @@ def test_which_fits_average_over_positions() -> None:
 
 
 def test_positions_of_examples_with_ignored_labels() -> None:
-    """Those without a gradient in any column, group and output do not enter the inputs."""
+    """Those without a gradient in any probe, group and output do not enter the inputs."""
     values, grad = normal(3, 2, 4, 2), torch.zeros(3, 3, 2, 4, 3, dtype=torch.float64)
     grad[:, 1] = 1.0
-    grad[0, 0, 0, 0, 1] = 2.0  # one column, group and output
+    grad[0, 0, 0, 0, 1] = 2.0  # one probe, group and output
     grad[2, 0, 1, 1, 2] = 3.0  # another chunk
     grad[:, 0, :, 3] = 1.0
     grad[1, 2, 0, 2] = 1.0
@@ -152,7 +152,7 @@ def test_the_first_batch_is_measured_again(at_once: bool, monkeypatch: pytest.Mo
     close(own.inputs, sum(squared(values.double()) for _, values, _, _ in made))
     close(own.gradients, sum(squared(grad.double()) for _, _, grad, _ in made))
     close(sums.others[NORM], sum(torch.einsum("kbp,kbq->pq", rows.double(), rows.double()) for *_, rows in made))
-    assert own.count == 10.0 and [batch.columns.calls for batch in batches] == [1 if at_once else 2, 1]
+    assert own.count == 10.0 and [batch.probes.calls for batch in batches] == [1 if at_once else 2, 1]
 
 
 def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch
     sums = measure_factors("expand", "separate", source_of(batch))
     own = sums.factors[(WEIGHT,), False]
     assert own.inputs.dtype == own.gradients.dtype == sums.others[NORM].dtype == torch.float32
-    assert batch.columns.calls == 1
+    assert batch.probes.calls == 1
     torch.testing.assert_close(own.inputs, squared(values))
     torch.testing.assert_close(own.gradients, squared(grad))
     one = torch.ones(1, 1, 1, dtype=torch.float64)
@@ -353,7 +353,7 @@ def test_weights_with_their_bias() -> None:
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_second_moments_in_bases(joint: bool) -> None:
-    """Of the Jacobian, summed over columns, examples and batches; bases in float64, and none for a diagonal side."""
+    """Of the Jacobian, summed over probes, examples and batches; bases in float64, and none for a diagonal side."""
     made = [layer(5, positions=2, seed=1), layer(4, positions=2, seed=2)]
     batches = [batch_of(len(own[1]), *own[0], dtype=torch.float64) for own in made]
     left, right = torch.linalg.qr(normal(1, 3, 3))[0], torch.linalg.qr(normal(1, 2 + joint, 2 + joint, seed=4))[0]

@@ -27,7 +27,7 @@ from peewit.weights.ranges import Part
 from stand_ins import ROOM, batch_of, source_of
 
 KEY = (Part("a.weight", 0, 84),)
-COLUMNS, EXAMPLES, GROUPS, ROWS, WIDTH = 3, 5, 2, 6, 7
+PROBES, EXAMPLES, GROUPS, ROWS, WIDTH = 3, 5, 2, 6, 7
 
 
 def close(one: Tensor, other: Tensor) -> None:
@@ -188,7 +188,7 @@ def term_of(positions: int, flipped: bool = False, seed: int = 1, **options: Any
     """One use, and its inputs."""
     wide, tall = (ROWS, WIDTH) if flipped else (WIDTH, ROWS)
     values = normal(EXAMPLES, GROUPS, positions, wide, seed=seed)
-    grad = normal(COLUMNS, EXAMPLES, GROUPS, positions, tall, seed=seed + 50)
+    grad = normal(PROBES, EXAMPLES, GROUPS, positions, tall, seed=seed + 50)
     return Term(acts_of(values, **options), grad, flipped), values
 
 
@@ -214,7 +214,7 @@ def reduced_inputs(*values: Tensor, weights: list[Tensor | None] | None = None) 
 
 @pytest.mark.parametrize("reduced", [False, True])
 def test_gradients_by_orientation(reduced: bool) -> None:
-    """Over columns, examples, positions and uses; per use and position, or summed over them first."""
+    """Over probes, examples, positions and uses; per use and position, or summed over them first."""
     (first, _), (second, _), (third, _) = term_of(2), term_of(4, seed=2), term_of(3, True, seed=3)
     matrix, sums = matrix_of(first, second, third), KronSums()
     sides: list[Any] = []
@@ -259,7 +259,7 @@ def tokens_of(flipped: bool = False, **options: Any) -> tuple[Term, Tensor]:
     wide = ROWS if flipped else WIDTH
     index = torch.tensor([[0, 1, 1], [2, 4, 0], [1, 1, 1], [4, 3, 0], [0, 0, 2]])
     values = torch.nn.functional.one_hot(index, wide).double().unsqueeze(1)
-    grad = normal(COLUMNS, EXAMPLES, 1, 3, WIDTH if flipped else ROWS)
+    grad = normal(PROBES, EXAMPLES, 1, 3, WIDTH if flipped else ROWS)
     return Term(acts_of(values, index=index, **options), grad, flipped), values
 
 
@@ -348,7 +348,7 @@ def test_products_of_inputs_in_float64() -> None:
 def test_inputs_that_are_ones() -> None:
     """A bias by itself: as many as there are positions that count."""
     ones = Acts(lambda chosen: pytest.fail("never made"), 1, 3, constant=True)
-    matrix = Matrix((Term(ones, normal(COLUMNS, EXAMPLES, 1, 3, ROWS)),), Layout.plain(1, ROWS, 1), ROOM)
+    matrix = Matrix((Term(ones, normal(PROBES, EXAMPLES, 1, 3, ROWS)),), Layout.plain(1, ROWS, 1), ROOM)
     sums = KronSums()
     add_gradients(sums, KEY, matrix, False, {})
     add_inputs(sums, KEY, matrix, [None], False)
@@ -477,7 +477,7 @@ def test_sides_that_are_begun_again() -> None:
     assert set(sums.others) == {other}
 
 
-# Columns that are gone through again
+# Probes that are gone through again
 
 
 def chunk(size: int) -> dict[Part, Any]:
@@ -489,28 +489,28 @@ def chunk(size: int) -> dict[Part, Any]:
     return {Part("a", 0, 1): own[0], Part("b", 0, 1): own[1], Part("c", 0, 1): other}
 
 
-def test_columns_are_kept_where_they_fit() -> None:
+def test_probes_are_kept_where_they_fit() -> None:
     """All of them or none, by the bytes of their gradients; those of one chunk always."""
     one, two = chunk(1), chunk(1)
     assert held_bytes(one) == 80
     for room, calls in ((160, 1), (159, 2)):
         batch = batch_of(1, one, two)
         held = Held(batch, replace(ROOM, spare=room))
-        assert list(held) == [one, two] and list(held) == [one, two] and batch.columns.calls == calls
+        assert list(held) == [one, two] and list(held) == [one, two] and batch.probes.calls == calls
     batch = batch_of(1, one)
     held = Held(batch, replace(ROOM, spare=0))
-    assert list(held) == list(held) == [one] and batch.columns.calls == 1
+    assert list(held) == list(held) == [one] and batch.probes.calls == 1
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     assert budget(800, cpu).spare == budget(800, gpu).spare == 100  # memory that was asked for is scarce
     assert budget(None, cpu).spare == budget(None, cpu).bytes
 
 
-def test_columns_that_a_reader_leaves() -> None:
+def test_probes_that_a_reader_leaves() -> None:
     """What was gone through in part is not kept."""
     batch = batch_of(1, chunk(1), chunk(1))
     held = Held(batch, replace(ROOM, spare=1 << 20))
     next(iter(held))
-    assert not held.kept and len(list(held)) == 2 and batch.columns.calls == 2
+    assert not held.kept and len(list(held)) == 2 and batch.probes.calls == 2
 
 
 # Which products are made in float64

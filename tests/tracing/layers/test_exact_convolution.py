@@ -17,7 +17,7 @@ from peewit.kernels import available
 from peewit.kernels import products as kernel_products
 from peewit.tracing.layers import linear
 from peewit.tracing.layers.conv import gradients
-from peewit.tracing.layers.conv.gradients import Convolution, Geometry, as_they_are, in_parts, of_columns, through
+from peewit.tracing.layers.conv.gradients import Convolution, Geometry, as_they_are, in_parts, of_probes, through
 from peewit.tracing.layers.pulling import pulled
 
 GEOMETRIES = {
@@ -117,14 +117,14 @@ def test_each_part_counts() -> None:
         assert error(rest_of[0] + rest_of[1], right) > 5e-5
 
 
-def test_columns_are_examples() -> None:
+def test_probes_are_examples() -> None:
     """Gradients of many outputs at once, and one at a time."""
     given, weight, grad, geometry = case("strided")
-    columns = torch.stack([grad, 2 * grad.flip(0), -grad])
-    at_once = torch.vmap(lambda each: pulled(of_columns, each, weight, geometry))(columns)
-    for made, each in zip(at_once, columns, strict=True):
+    probes = torch.stack([grad, 2 * grad.flip(0), -grad])
+    at_once = torch.vmap(lambda each: pulled(of_probes, each, weight, geometry))(probes)
+    for made, each in zip(at_once, probes, strict=True):
         assert error(made, expected(given, weight, each, geometry)) < 3e-6
-    inner = torch.vmap(lambda each: pulled(of_columns, each, weight, geometry), in_dims=1)(columns.transpose(0, 1))
+    inner = torch.vmap(lambda each: pulled(of_probes, each, weight, geometry), in_dims=1)(probes.transpose(0, 1))
     torch.testing.assert_close(inner, at_once)
     asked = given.clone().requires_grad_()
     output = Convolution.apply(asked, weight, None, geometry)

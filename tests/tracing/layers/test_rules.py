@@ -27,7 +27,7 @@ from peewit.tracing.layers.norm import frozen_batch_norm
 from peewit.tracing.layers.references import Ref
 from peewit.weights.ranges import Part
 
-EXAMPLES, COLUMNS = 3, 2
+EXAMPLES, PROBES = 3, 2
 MATRICES = {"convolution", "transposed convolution", "linear", "bilinear", "embedding"}  # with Kronecker factors
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -35,7 +35,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 class Noting:
     """A recording mode that only keeps what handlers note."""
 
-    exact = columns = second = open = False
+    exact = probes = second = open = False
     room = 1e9
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -86,7 +86,7 @@ def rows_of(made: Contribution) -> Tensor:
     size = made.part.stop - made.part.start
     assert math.prod(made.layout.matrix) == math.prod(made.layout.split) == size
     if isinstance(made.value, Tensor):
-        assert made.value.shape == (COLUMNS, EXAMPLES, size)
+        assert made.value.shape == (PROBES, EXAMPLES, size)
         return made.value
     term = made.value
     acts = term.acts(slice(None)).to(term.grad.dtype)
@@ -105,23 +105,21 @@ def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,), axis: int 
         torch.testing.assert_close(output, plain, rtol=1e-12, atol=1e-12)
     assert plain.is_cuda or torch.equal(output, plain)
     assert [use.rule.name for use in recorder.uses] == rules
-    columns = normal(COLUMNS, *plain.shape)
-    found = {place: torch.zeros(COLUMNS, EXAMPLES, each.numel()).to(plain) for place, each in enumerate(parameters)}
+    probes = normal(PROBES, *plain.shape)
+    found = {place: torch.zeros(PROBES, EXAMPLES, each.numel()).to(plain) for place, each in enumerate(parameters)}
     for use in recorder.uses:
         assert use.axes == free and use.rule.matrix == (use.rule.name in MATRICES)
         use.cache["axis"] = axis
-        grads = torch.stack(
-            [torch.autograd.grad(output, use.output, column, retain_graph=True)[0] for column in columns]
-        )
+        grads = torch.stack([torch.autograd.grad(output, use.output, probe, retain_graph=True)[0] for probe in probes])
         inputs = tuple(each.movedim(axis, 0) for each in use.rule.prepare(use, use.inputs))
         for made in use.rule.contributions(use, inputs, grads.movedim(1 + axis, 1)):
             assert isinstance(made.part, Part)
             found[int(made.part.name)][..., made.part.start : made.part.stop] += rows_of(made)
     for place, each in enumerate(parameters):
         for example in range(EXAMPLES):
-            alone = torch.zeros_like(columns)
-            alone.select(1 + axis, example).copy_(columns.select(1 + axis, example))
-            expected = [torch.autograd.grad(plain, each, column, retain_graph=True)[0].flatten() for column in alone]
+            alone = torch.zeros_like(probes)
+            alone.select(1 + axis, example).copy_(probes.select(1 + axis, example))
+            expected = [torch.autograd.grad(plain, each, probe, retain_graph=True)[0].flatten() for probe in alone]
             torch.testing.assert_close(found[place][:, example], torch.stack(expected), rtol=1e-9, atol=1e-11)
     return recorder
 
@@ -333,7 +331,7 @@ def test_columns_in_the_order_of_the_weight() -> None:
     ]
     for call in calls:
         (use,) = check(call, ["linear"]).uses
-        (made,) = use.rule.contributions(use, use.inputs, normal(COLUMNS, EXAMPLES, 5))
+        (made,) = use.rule.contributions(use, use.inputs, normal(PROBES, EXAMPLES, 5))
         assert made.layout == Layout.plain(1, 5, 8) and not made.value.flipped
 
 
@@ -438,10 +436,10 @@ def test_batch_norms_with_running_statistics() -> None:
         ours = frozen_batch_norm({"input": given, **plain, **options})
         assert ours.grad_fn.name() == "FrozenBatchNormBackward"
         theirs = F.batch_norm(given, **plain, **options)
-        column = normal(3, 4, 5)
+        probe = normal(3, 4, 5)
         torch.testing.assert_close(ours, theirs)
         torch.testing.assert_close(
-            torch.autograd.grad(ours, given, column)[0], torch.autograd.grad(theirs, given, column)[0]
+            torch.autograd.grad(ours, given, probe)[0], torch.autograd.grad(theirs, given, probe)[0]
         )
     none = {"running_mean": None, "running_var": None, "training": True}
     for change in ({"input": given.detach(), "weight": scale}, none):
@@ -460,17 +458,17 @@ def test_scales_that_are_computed(name: str, monkeypatch: pytest.MonkeyPatch) ->
     func, args, kwargs = NORMS[name][0](below.exp(), shift)
     args = (given, *args[1:])
     recorder = Noting([shift])
-    recorder.columns = True
-    output, column = HANDLERS[func](recorder, func, args, kwargs), normal(3, 4, 4)
-    found = torch.autograd.grad(output, [given, below], column, retain_graph=True)
-    for one, right in zip(found, torch.autograd.grad(func(*args, **kwargs), [given, below], column), strict=True):
+    recorder.probes = True
+    output, probe = HANDLERS[func](recorder, func, args, kwargs), normal(3, 4, 4)
+    found = torch.autograd.grad(output, [given, below], probe, retain_graph=True)
+    for one, right in zip(found, torch.autograd.grad(func(*args, **kwargs), [given, below], probe), strict=True):
         torch.testing.assert_close(one, right)
     assert [set(use.refs) for use in recorder.uses] == [{"bias"}]
     _, _, kwargs = NORMS[name][0](scale, shift)
     args = (given, (4,), scale, shift) if name == "layer norm" else (given,)
     for second in (False, True):
         recorder = Noting([scale, shift])
-        recorder.columns, recorder.second = True, second
+        recorder.probes, recorder.second = True, second
         output = HANDLERS[func](recorder, func, args, kwargs)
         assert (output.grad_fn.name() in ("FrozenBatchNormBackward", "RowNormBackward")) == (not second)
         assert [set(use.refs) for use in recorder.uses] == [{"weight", "bias"}]

@@ -33,12 +33,12 @@ Group = tuple[Part, ...]
 def add_gram(
     total: Tensor | None, found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """(P, P) in float64 and `sum J^T J` over columns and examples for a group of weights, some rows at a time."""
+    """(P, P) in float64 and `sum J^T J` over probes and examples for a group of weights, some rows at a time."""
     pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
     if all(piece is None for piece in pieces):
         return total
     stacked = Stacked(pieces, tuple(part.stop - part.start for part in group), mask)
-    each = 3 * stacked.columns * sum(stacked.sizes) * 8
+    each = 3 * stacked.probes * sum(stacked.sizes) * 8
     for examples in stacked.budget.slices(stacked.examples, each):
         rows = stacked.rows(examples).flatten(0, 1)
         if total is None:
@@ -225,15 +225,15 @@ def measure_groups(
     sums: dict[Group, Tensor] = {}
     for batch in source:
         first = rounding.begins(batch)
-        columns = Held(batch, source.budget) if first else batch.columns()
+        probes = Held(batch, source.budget) if first else batch.probes()
         chosen = None if mask is None else mask.to(batch.tape.output.device)
-        measure_chunks(columns, groups, chosen, rounding, sums)
+        measure_chunks(probes, groups, chosen, rounding, sums)
         found = judge(sums, rounding) if rounding.due(batch) else set()
         if first and found:
             sums = {group: value for group, value in sums.items() if group not in found}
             again = [group for group in groups if group in found]
-            measure_chunks(columns, again, chosen, rounding, sums)
-        del columns  # memory, before the next batch needs it
+            measure_chunks(probes, again, chosen, rounding, sums)
+        del probes  # memory, before the next batch needs it
     rounding.ended = True
     if rounding.over():
         judge(sums, rounding)

@@ -36,7 +36,7 @@ class Diag:
         """(P,) per range of each weight."""
         sums: dict[Part, Tensor] = {}
         for batch in source:
-            for found in batch.columns():
+            for found in batch.probes():
                 for part, jacobian in found.items():
                     accumulate(sums, part, jacobian.layout.to_flat(jacobian.square_sum()))
         return sums

@@ -194,7 +194,7 @@ def add_gradients(
     products: Products,
     asked: Asked = plainly,
 ) -> None:
-    """`sum g g^T` over columns, examples and positions (summed over positions first when reduced)."""
+    """`sum g g^T` over probes, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
     for flipped in {term.flipped for term in matrix.terms}:
         grads = [term.grad for term in matrix.terms if term.flipped == flipped]

@@ -38,14 +38,14 @@ class Measurement:
     def add(self, batch: Batch) -> None:
         """Measure a batch; if it is the first, again what needs products in float64."""
         first = self.rounding.begins(batch)
-        columns = Held(batch, self.rounding.source.budget) if first else batch.columns()
-        self._measure(batch, columns)
+        probes = Held(batch, self.rounding.source.budget) if first else batch.probes()
+        self._measure(batch, probes)
         if not self.rounding.due(batch):
             return
         found = self._judge(self._shown())
         if first and found:
             self.sums.drop(found)
-            self._measure(batch, columns, found)
+            self._measure(batch, probes, found)
 
     def finished(self, fine: set[Own | Part]) -> KronSums:
         """The sums of all data, in float64 where it shows or where they are small."""
@@ -198,7 +198,7 @@ def measure_corrections(sums: KronSums, source: Source) -> KronSums:
     """Second moments of the Jacobian in the eigenbases: the second pass of EKFAC."""
     paired = {key[0]: key[1] for key in sums.bases if len(key) == 2}
     for batch in source:
-        for chunk in batch.columns():
+        for chunk in batch.probes():
             for key, matrix in joined(chunk, paired):
                 if isinstance(matrix, Matrix):
                     bases = [None if basis is None else basis.to(matrix.dtype) for basis in sums.bases[key]]

@@ -19,7 +19,7 @@ from .pulling import pulled
 
 # Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
 LARGEST_CPU, LARGEST_CUDA = 1 << 12, 1 << 16
-AT_ONCE_CPU, AT_ONCE_CUDA = 1 << 26, 1 << 30  # bytes of them for all columns
+AT_ONCE_CPU, AT_ONCE_CUDA = 1 << 26, 1 << 30  # bytes of them for all probes
 
 
 def _open_body(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ def gradients(
 ) -> tuple[Tensor, ...]:
     """(n, T, d), (n, S, d), (n, S, e), shares (n, T, S), gradients (n, K, T, e) -> gradients (n, K, ...) of the three.
 
-    Columns stand beside positions, so that what belongs to no column is never copied for each.
+    Probes stand beside positions, so that what belongs to no probe is never copied for each.
     """
     each = 4 * grad.shape[1] * shares[0].numel()
     step = max(1, (AT_ONCE_CUDA if grad.is_cuda else AT_ONCE_CPU) // max(1, each))
@@ -58,20 +58,20 @@ def gradients(
             for some in zip(*(whole.split(step) for whole in (query, key, value, shares, grad)), strict=True)
         ]
         return tuple(torch.cat(made) for made in zip(*pieces, strict=True))
-    count, columns, positions, width = grad.shape
-    beside = grad.permute(0, 2, 1, 3).reshape(count, positions, columns * width)
-    of_value = (shares.mT @ beside).reshape(count, -1, columns, width).permute(0, 2, 1, 3)
-    of_shares = (grad.reshape(count, columns * positions, width) @ value.mT).reshape(count, columns, positions, -1)
+    count, probes, positions, width = grad.shape
+    beside = grad.permute(0, 2, 1, 3).reshape(count, positions, probes * width)
+    of_value = (shares.mT @ beside).reshape(count, -1, probes, width).permute(0, 2, 1, 3)
+    of_shares = (grad.reshape(count, probes * positions, width) @ value.mT).reshape(count, probes, positions, -1)
     own = shares.unsqueeze(1)
     mean = (of_shares * own).sum(-1, keepdim=True)
     of_scores = (of_shares - mean).mul_(own).mul_(scale)
-    of_query = (of_scores.reshape(count, columns * positions, -1) @ key).reshape(count, columns, positions, -1)
+    of_query = (of_scores.reshape(count, probes * positions, -1) @ key).reshape(count, probes, positions, -1)
     turned = of_scores.mT.reshape(count, -1, positions)
-    of_key = (turned @ query).reshape(count, columns, key.shape[1], -1)
+    of_key = (turned @ query).reshape(count, probes, key.shape[1], -1)
     return of_query, of_key, of_value
 
 
-def for_columns(
+def for_probes(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float
 ) -> tuple[Tensor, ...]:
     """Gradients (K, ..., T, e), (..., T, d), (..., S, d), (..., S, e), (..., T, S) -> (K, ...) of the next three."""
@@ -82,9 +82,9 @@ def for_columns(
 
     if kernel_gradients.attends(grad, *key.shape[-2:]):
         heads = lead if len(lead) == 2 else (lead.numel(), 1)
-        q, k, v, own, columns = (apart(each, *heads) for each in (query, key, value, shares, grad))
+        q, k, v, own, grads = (apart(each, *heads) for each in (query, key, value, shares, grad))
         exact = not products_rounded()
-        made = available.attempted(lambda: kernel_gradients.attention(q, k, v, own, scale, columns, exact))
+        made = available.attempted(lambda: kernel_gradients.attention(q, k, v, own, scale, grads, exact))
         if made is not None:
             return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in made)
     q, k, v, own = (apart(each, -1) for each in (query, key, value, shares))
@@ -93,7 +93,7 @@ def for_columns(
 
 
 class Attention(torch.autograd.Function):
-    """Torch's attention, with a gradient that is made for all columns at once: torch's own goes one by one."""
+    """Torch's attention, with a gradient that is made for all probes at once: torch's own goes one by one."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
@@ -110,7 +110,7 @@ class Attention(torch.autograd.Function):
         scale = ctx.options.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         shares = weights(query, key, ctx.options, scale)
-        return *pulled(for_columns, grads[0], query, key, value, shares, scale), None
+        return *pulled(for_probes, grads[0], query, key, value, shares, scale), None
 
 
 def weights(query: Tensor, key: Tensor, options: dict[str, Any], scale: float) -> Tensor:
@@ -138,7 +138,7 @@ def scaled_dot_product(recorder: Any, func: Callable[..., Any], args: tuple[Any,
         options["attn_mask"] = mask.clone()  # a buffer is put back before gradients are taken
     plain = (
         recorder.second
-        or not recorder.columns
+        or not recorder.probes
         or query.is_nested
         or torch.is_autocast_enabled(query.device.type)
         or options.get("enable_gqa", False)

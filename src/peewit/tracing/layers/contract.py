@@ -90,12 +90,12 @@ class Recorder(Protocol):
     """What handlers need of the recording mode.
 
     `second` says that gradients will be differentiated again, `exact` that products are to be as exact as float32's,
-    `columns` that several gradients will be pulled back at once, `room` is the budget in bytes, and `open` says that an
+    `probes` that several gradients will be pulled back at once, `room` is the budget in bytes, and `open` says that an
     output has no examples.
     """
 
     exact: bool
-    columns: bool
+    probes: bool
     room: float
     second: bool
     open: bool

@@ -35,7 +35,7 @@ def stretched(shape: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class ElementwiseRule(PlainInputs):
-    """A parameter broadcast over the examples: one row per example and column."""
+    """A parameter broadcast over the examples: one row per example and probe."""
 
     matrix = False
 

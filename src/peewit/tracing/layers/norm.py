@@ -129,12 +129,12 @@ class RowNorm(torch.autograd.Function):
 
 
 def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
-    """`F.layer_norm`, on a GPU with a gradient of our own where many columns are pulled back."""
+    """`F.layer_norm`, on a GPU with a gradient of our own where many probes are pulled back."""
     given, weight, bias = (values.get(role) for role in ("input", "weight", "bias"))
     shape = list(values["normalized_shape"])
     own = (
         isinstance(given, Tensor)
-        and recorder.columns
+        and recorder.probes
         and not recorder.second
         and given.requires_grad
         and not torch.is_autocast_enabled(given.device.type)

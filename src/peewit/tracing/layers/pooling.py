@@ -1,4 +1,4 @@
-"""Max pooling: its gradient for all columns at once; torch's copies the input and its places for every column."""
+"""Max pooling: its gradient for all probes at once; torch's copies the input and its places for every probe."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlacedPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """All columns with the same places."""
+        """All probes with the same places."""
         (index,) = ctx.saved_tensors
         return pulled(scattered, grads[0], index, ctx.sizes, ctx.apart), None, None
 
@@ -88,7 +88,7 @@ def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
             and given.shape[-1] % kernel[1] == 0
         )
         return Pool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
-    if not recorder.columns or not given.numel() or given.device.type != "cpu":
+    if not recorder.probes or not given.numel() or given.device.type != "cpu":
         return func(*args, **kwargs)
     apart = all(step[axis] > dilation[axis] * (kernel[axis] - 1) for axis in range(2))
     options = {name: value for name, value in values.items() if name != "input"}

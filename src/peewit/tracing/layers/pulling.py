@@ -1,4 +1,4 @@
-"""Gradients of our own for many columns at once: one operation under `torch.vmap`, where torch would go one by one."""
+"""Gradients of our own for many probes at once: one operation under `torch.vmap`, where torch would go one by one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 
-class Columns(torch.autograd.Function):
-    """A function of gradients with columns in front, as an operation that takes a batch of columns as it is."""
+class Probes(torch.autograd.Function):
+    """A function of gradients with probes in front, as an operation that takes a batch of probes as it is."""
 
     @staticmethod
     def forward(function: Callable[..., Any], grad: Tensor, *rest: Any) -> Any:
-        """One column."""
+        """One probe."""
         made = function(grad.unsqueeze(0), *rest)
         return made[0] if isinstance(made, Tensor) else tuple(each[0] for each in made)
 
@@ -30,5 +30,5 @@ class Columns(torch.autograd.Function):
 
 
 def pulled(function: Callable[..., Any], grad: Tensor, *rest: Any) -> Any:
-    """`function(grad, *rest)` for one column; it takes gradients (K, ...) and gives one tensor (K, ...) or several."""
-    return Columns.apply(function, grad, *rest)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """`function(grad, *rest)` for one probe; it takes gradients (K, ...) and gives one tensor (K, ...) or several."""
+    return Probes.apply(function, grad, *rest)  # type: ignore[no-untyped-call]  # torch does not annotate it

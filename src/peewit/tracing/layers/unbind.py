@@ -1,4 +1,4 @@
-"""Taking a tensor apart along an axis: its gradient for all columns at once, in the order of the tensor's own memory.
+"""Taking a tensor apart along an axis: its gradient for all probes at once, in the order of the tensor's own memory.
 
 Packed projections of attention are brought into another order and taken apart. Torch stacks the gradients in the new
 order, and the layer below has them copied back.
@@ -28,7 +28,7 @@ def together(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int =
 
 
 class Together(torch.autograd.Function):
-    """Stacking as an operation that takes a batch of columns as it is."""
+    """Stacking as an operation that takes a batch of probes as it is."""
 
     @staticmethod
     def forward(axis: int, order: tuple[int, ...], *parts: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ class Together(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, axis: int, order: tuple[int, ...], *parts: Tensor) -> Any:
-        """A part that no output depends on has zeros without columns."""
+        """A part that no output depends on has zeros without probes."""
         size = info.batch_size
-        columns = [
+        whole = [
             part.expand(size, *part.shape) if dim is None else part.movedim(dim, 0)
             for part, dim in zip(parts, in_dims[2:], strict=True)
         ]
-        return together(columns, axis, order, 1), 0
+        return together(whole, axis, order, 1), 0
 
 
 class Unbind(torch.autograd.Function):
@@ -73,7 +73,7 @@ def unbind(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     given, axis = values.get("input"), values.get("dim", 0)
     plain = (
         recorder.second
-        or not recorder.columns
+        or not recorder.probes
         or not isinstance(given, Tensor)
         or not isinstance(axis, int)
         or given.grad_fn is None

@@ -92,8 +92,8 @@ def through(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     return as_they_are(grad, weight, geometry) if made is None else made
 
 
-def of_columns(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """(K, B, O, H', W') -> (K, B, C, H, W): columns are more examples."""
+def of_probes(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(K, B, O, H', W') -> (K, B, C, H, W): probes are more examples."""
     made = through(grad.flatten(0, 1), weight, geometry)
     return made.reshape(*grad.shape[:2], *made.shape[1:])
 
@@ -112,7 +112,7 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
         (weight,) = ctx.saved_tensors
-        return pulled(of_columns, grads[0], weight, ctx.geometry), None, None, None
+        return pulled(of_probes, grads[0], weight, ctx.geometry), None, None, None
 
 
 def on_gpu(x: Tensor) -> bool:
