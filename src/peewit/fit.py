@@ -14,7 +14,7 @@ from . import likelihoods
 from .curvature import kinds as curvatures
 from .curvature import structures
 from .curvature.contracts import Structure
-from .curvature.kinds import Auto, Hessian, Kind
+from .curvature.kinds import Auto, CurvatureKind, Hessian
 from .curvature.products import Products
 from .curvature.stream import Source
 from .laplace import Laplace
@@ -49,7 +49,7 @@ def fit(
     *,
     weights: Weights = "all",
     structure: str | Structure = "kron",
-    curvature: str | Kind | Hessian | Auto = "auto",
+    curvature: str | CurvatureKind | Hessian | Auto = "auto",
     prior: Prior | Number = 1.0,
     memory: float | None = None,
     arithmetic: str = "auto",
@@ -129,7 +129,7 @@ class Request:
     batches: Batches
     likelihood: Likelihood
     structure: Structure
-    kind: Kind | Hessian | Auto
+    kind: CurvatureKind | Hessian | Auto
     prior: Prior
     budget: Budget
     working: Budget  # for the passes over the data
@@ -143,7 +143,7 @@ def resolve(
     likelihood: str | Likelihood,
     weights: Weights,
     structure: str | Structure,
-    curvature: str | Kind | Hessian | Auto,
+    curvature: str | CurvatureKind | Hessian | Auto,
     prior: Prior | Number,
     memory: float | None,
     arithmetic: str,
@@ -155,7 +155,7 @@ def resolve(
     model = unwrapped(model)
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
-    kind: Kind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
+    kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
     checked_generator(generator)
     start = as_prior(prior)
     device = device_of(model)
@@ -282,7 +282,7 @@ def products(
     likelihood: str | Likelihood,
     *,
     weights: Weights = "all",
-    curvature: str | Kind | Hessian | Auto = "ggn",
+    curvature: str | CurvatureKind | Hessian | Auto = "ggn",
 ) -> Products:
     """Multiply vectors by the curvature of the energy, matrix-free: `products(...).mv(v)` passes over the data once.
 

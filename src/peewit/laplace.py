@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .curvature.blocks import Blocks
 from .curvature.contracts import Structure
-from .curvature.kinds import Hessian, Kind
+from .curvature.kinds import CurvatureKind, Hessian
 from .diagnostics.diagnosis import Diagnosis, diagnose
 from .likelihoods import Likelihood
 from .linear_model import find
@@ -108,7 +108,7 @@ class Laplace:
         return self.state.structure
 
     @property
-    def curvature(self) -> Kind | Hessian:
+    def curvature(self) -> CurvatureKind | Hessian:
         """Which curvature was measured: GGN(), MonteCarlo(), Empirical() or Hessian()."""
         return self.state.curvature_kind
 

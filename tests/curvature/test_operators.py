@@ -21,14 +21,14 @@ from jacobian_cases import (
     outermost_of,
     places,
 )
-from peewit.curvature.blocks import Block, Blocks, rows_of, share
-from peewit.curvature.operators import Dense, Diagonal, Dual, Rotated, squares
+from peewit.curvature.blocks import Blocks, OperatorBlock, rows_of, share
+from peewit.curvature.operators import DenseOperator, DiagonalOperator, Dual, RotatedOperator, squares
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix
 from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import spread
 from peewit.jacobians.stacked import Stacked
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 
 close = torch.testing.assert_close
 
@@ -49,7 +49,7 @@ def definite(size: int, seed: int = 0) -> Tensor:
     return root @ root.T + eye(size)
 
 
-def rotated(layout: Layout, sides: str, dual: bool = False, seed: int = 0) -> tuple[Rotated, Tensor]:
+def rotated(layout: Layout, sides: str, dual: bool = False, seed: int = 0) -> tuple[RotatedOperator, Tensor]:
     """An operator with bases on these sides, and its dense covariance in the order of the tensor."""
     groups, rows, columns = layout.matrix
     values = normal(groups, rows, columns, seed=seed).square() + 0.5
@@ -71,19 +71,19 @@ def rotated(layout: Layout, sides: str, dual: bool = False, seed: int = 0) -> tu
     covariance[index[:, None], index] = torch.block_diag(*blocks)
     inverses = [None if each is None else torch.linalg.inv(each).mT for each in made]
     volume = -torch.logdet(covariance) - values.log().sum()
-    return Rotated(values, layout, left, right, Dual(*inverses, volume) if dual else None), covariance
+    return RotatedOperator(values, layout, left, right, Dual(*inverses, volume) if dual else None), covariance
 
 
-def diagonal() -> tuple[Diagonal, Tensor]:
+def diagonal() -> tuple[DiagonalOperator, Tensor]:
     """Independent weights."""
     values = normal(24, seed=3).square() + 0.5
-    return Diagonal(values), torch.diag(1 / values)
+    return DiagonalOperator(values), torch.diag(1 / values)
 
 
-def dense() -> tuple[Dense, Tensor]:
+def dense() -> tuple[DenseOperator, Tensor]:
     """A matrix."""
     matrix = definite(24)
-    return Dense(matrix), torch.linalg.inv(matrix)
+    return DenseOperator(matrix), torch.linalg.inv(matrix)
 
 
 OPERATORS = {
@@ -108,7 +108,7 @@ def test_products_with_vectors(kind: str) -> None:
     close(root.T @ root, covariance)
     close(operator.logdet(), torch.logdet(precision))
     close(operator.variance(), covariance.diagonal())
-    if isinstance(operator, Rotated):
+    if isinstance(operator, RotatedOperator):
         white = operator.whiten(eye(24))
         close(white @ white.T, covariance)
         close(operator.inverse, 1 / operator.values)
@@ -166,7 +166,7 @@ def test_weights_that_are_selected() -> None:
     """A mask leaves the others certain."""
     mask = torch.arange(24, device=DEVICE) % 3 != 1
     values = normal(int(mask.sum()), seed=3).square() + 0.5
-    operator = Diagonal(values, mask)
+    operator = DiagonalOperator(values, mask)
     covariance = torch.zeros(24, dtype=torch.float64, device=DEVICE)
     covariance[mask] = 1 / values
     assert torch.equal(operator.weight(GROUPED), covariance[places(GROUPED)])
@@ -183,7 +183,7 @@ def test_weights_that_are_selected() -> None:
 def test_a_matrix_in_other_precision_than_the_vectors() -> None:
     """Answers have the precision of what is asked about; roots of inverses are made in float64."""
     matrix = definite(24)
-    operator, narrow = Dense(matrix), Dense(matrix.float())
+    operator, narrow = DenseOperator(matrix), DenseOperator(matrix.float())
     vectors = normal(3, 24).float()
     jacobian = Explicit(normal(PROBES, EXAMPLES, 24).float(), PLENTY)
     for made in (operator.mv(vectors), operator.solve(vectors), operator.root(vectors)):
@@ -208,7 +208,7 @@ def test_a_factor_that_fails_in_single_precision(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", unlucky)
     matrix = definite(5)
-    found = Dense(matrix.float()).cholesky
+    found = DenseOperator(matrix.float()).cholesky
     assert tried == [torch.float32, torch.float64] and found.dtype == torch.float32
     close(found.double(), torch.linalg.cholesky(matrix), rtol=1e-5, atol=1e-5)
 
@@ -216,9 +216,9 @@ def test_a_factor_that_fails_in_single_precision(monkeypatch: pytest.MonkeyPatch
 def test_matrices_without_a_factor() -> None:
     """What is wrong with them is said, with the ends of their spectrum."""
     with pytest.raises(ValueError, match=r"smallest eigenvalue is -3\. Its largest is 2\. Use a larger prior"):
-        Dense(torch.diag(torch.tensor([2.0, -3.0, 1.0], device=DEVICE))).logdet()
+        DenseOperator(torch.diag(torch.tensor([2.0, -3.0, 1.0], device=DEVICE))).logdet()
     with pytest.raises(ValueError, match=r"precision holds NaN or Inf.* too large for torch\.float32"):
-        Dense(torch.tensor([[1.0, torch.inf], [torch.inf, 1.0]], device=DEVICE)).logdet()
+        DenseOperator(torch.tensor([[1.0, torch.inf], [torch.inf, 1.0]], device=DEVICE)).logdet()
 
 
 @pytest.mark.parametrize("kinds", [("positions",), ("positions", "positions, flipped"), ("groups",)])
@@ -227,7 +227,7 @@ def test_variances_under_a_matrix(kinds: tuple[str, ...]) -> None:
     pieces = [outermost_of(kind, PLENTY, seed) for seed, kind in enumerate(kinds)]
     size = sum(piece.size for piece, _ in pieces)
     matrix = definite(size)
-    operator = Dense(matrix)
+    operator = DenseOperator(matrix)
     jacobian: Any = Stacked(tuple(piece for piece, _ in pieces), tuple(piece.size for piece, _ in pieces))
     rows = torch.cat([written.flatten(2) for _, written in pieces], -1)
     expected = torch.einsum("bkp,pq,bkq->bk", rows, torch.linalg.inv(matrix), rows)
@@ -247,17 +247,17 @@ def test_variances_have_gradients_in_the_matrix() -> None:
     jacobian, written = outermost_of("positions", PLENTY)
     rows, matrix = written.flatten(2), definite(jacobian.size).requires_grad_()
     expected = torch.einsum("bkp,pq,bkq->bk", rows, torch.linalg.inv(matrix), rows).sum()
-    made = Dense(matrix).quad(jacobian, variance_only=True).sum()
+    made = DenseOperator(matrix).quad(jacobian, variance_only=True).sum()
     wanted, found = (torch.autograd.grad(each, matrix)[0] for each in (expected, made))
     close(found + found.T, wanted + wanted.T)
 
 
-def pieces_of(**ranges: Any) -> dict[Part, Any]:
+def pieces_of(**ranges: Any) -> dict[WeightRange, Any]:
     """Explicit rows for ranges such as w=[(0, 4), (4, 8)]."""
     made = {}
     for name, spans in ranges.items():
         for start, stop in spans:
-            made[Part(name, start, stop)] = Explicit(normal(PROBES, EXAMPLES, stop - start, seed=start), PLENTY)
+            made[WeightRange(name, start, stop)] = Explicit(normal(PROBES, EXAMPLES, stop - start, seed=start), PLENTY)
     return made
 
 
@@ -269,42 +269,44 @@ def test_rows_of_part_of_a_weight() -> None:
         if part.name == "w":
             whole[..., part.start : part.stop] += jacobian.value
     for start, stop in ((0, 12), (2, 10), (4, 8), (8, 12), (0, 4), (7, 9)):
-        made = rows_of(found, Part("w", start, stop))
+        made = rows_of(found, WeightRange("w", start, stop))
         assert made is not None
         close(made.value, whole[..., start:stop])
         assert made.budget is PLENTY
-    assert rows_of(found, Part("u", 0, 12)) is None
-    assert rows_of(pieces_of(w=[(0, 4)]), Part("w", 4, 8)) is None
-    wider = rows_of(pieces_of(w=[(2, 4)]), Part("w", 0, 6))
+    assert rows_of(found, WeightRange("u", 0, 12)) is None
+    assert rows_of(pieces_of(w=[(0, 4)]), WeightRange("w", 4, 8)) is None
+    wider = rows_of(pieces_of(w=[(2, 4)]), WeightRange("w", 0, 6))
     assert wider is not None and torch.equal(wider.value[..., [0, 1, 4, 5]], torch.zeros_like(whole[..., :4]))
 
 
-def joint_block(layout: Layout, start: int, seed: int) -> tuple[Block, Tensor]:
+def joint_block(layout: Layout, start: int, seed: int) -> tuple[OperatorBlock, Tensor]:
     """A weight and its bias as one matrix, and the covariance of both in their own order."""
     groups, rows, columns = layout.matrix
     size = groups * rows * columns
     operator, joined = rotated(Layout.plain(groups, rows, columns + 1), "lr", seed=seed)
-    parts = Part("w", 0, size), Part("b", 0, groups * rows)
+    parts = WeightRange("w", 0, size), WeightRange("b", 0, groups * rows)
     slices = slice(start, start + size), slice(start + size, start + size + groups * rows)
     # Where each element of the weight, then of the bias, is in the joint matrix.
     own = torch.arange(groups * rows * (columns + 1), device=DEVICE).reshape(groups, rows, columns + 1)
     index = torch.empty(size, dtype=torch.long, device=DEVICE)
     index[places(layout)] = own[..., :-1]
     index = torch.cat([index, own[..., -1].flatten()])
-    return Block(parts, slices, operator, joint=layout), joined[index][:, index]
+    return OperatorBlock(parts, slices, operator, joint=layout), joined[index][:, index]
 
 
-def several() -> tuple[Blocks, Tensor, dict[Part, Any]]:
+def several() -> tuple[Blocks, Tensor, dict[WeightRange, Any]]:
     """Blocks whose places in the vector are not in their order, the dense covariance, and Jacobians."""
     size = 24
     joint, first = joint_block(GROUPED, 0, seed=3)
     matrix = definite(9, seed=4)
     mask = torch.arange(8, device=DEVICE) % 3 != 0
-    dense = Block((Part("d", 0, 6), Part("e", 0, 3)), (slice(35, 41), slice(30, 33)), Dense(matrix))
+    dense = OperatorBlock(
+        (WeightRange("d", 0, 6), WeightRange("e", 0, 3)), (slice(35, 41), slice(30, 33)), DenseOperator(matrix)
+    )
     values = normal(2, seed=5).square() + 0.5
-    chosen = Block((Part("f", 0, 2),), (slice(33, 35),), Diagonal(values))
+    chosen = OperatorBlock((WeightRange("f", 0, 2),), (slice(33, 35),), DiagonalOperator(values))
     kept = normal(int(mask.sum()), seed=6).square() + 0.5
-    masked = Block((Part("m", 0, 8),), (slice(41, 46),), Diagonal(kept), mask=mask)
+    masked = OperatorBlock((WeightRange("m", 0, 8),), (slice(41, 46),), DiagonalOperator(kept), mask=mask)
     covariance = torch.zeros(46, 46, dtype=torch.float64, device=DEVICE)
     covariance[:30, :30] = first
     place = torch.cat([torch.arange(35, 41), torch.arange(30, 33)]).to(DEVICE)
@@ -313,12 +315,12 @@ def several() -> tuple[Blocks, Tensor, dict[Part, Any]]:
     covariance[41:, 41:] = torch.diag(1 / kept)
     found = pieces_of(d=[(0, 2), (2, 6)], e=[(0, 3)], f=[(0, 2)], m=[(0, 8)])
     weight = matrix_of("positions in groups", LITTLE)
-    found[Part("w", 0, size)] = weight
-    found[Part("b", 0, 6)] = Explicit(weight.terms[0].grad.sum(3).flatten(2), LITTLE)
+    found[WeightRange("w", 0, size)] = weight
+    found[WeightRange("b", 0, 6)] = Explicit(weight.terms[0].grad.sum(3).flatten(2), LITTLE)
     return Blocks([masked, dense, joint, chosen], 46), covariance, found
 
 
-def rows_in_order(found: dict[Part, Any]) -> Tensor:
+def rows_in_order(found: dict[WeightRange, Any]) -> Tensor:
     """(B, K, D): the Jacobian of `several`, weights that nothing was found of at zero."""
     layout = {"w": 0, "b": 24, "d": 35, "e": 30, "f": 33, "m": 41}
     whole = torch.zeros(EXAMPLES, PROBES, 46, dtype=torch.float64, device=DEVICE)
@@ -389,16 +391,16 @@ def test_a_weight_and_a_bias_with_the_same_gradients(kind: str, basis: str) -> N
     second, other = rotated(layout, sides, seed=0 if basis == "same" else 5)
     if basis == "same":
         assert torch.equal(first.left, second.left)
-        second = Rotated(second.values, layout, first.left)
+        second = RotatedOperator(second.values, layout, first.left)
     size = weight.size
     blocks = Blocks(
         [
-            Block((Part("w", 0, size),), (slice(0, size),), first),
-            Block((Part("b", 0, groups * rows),), (slice(size, size + groups * rows),), second),
+            OperatorBlock((WeightRange("w", 0, size),), (slice(0, size),), first),
+            OperatorBlock((WeightRange("b", 0, groups * rows),), (slice(size, size + groups * rows),), second),
         ],
         size + groups * rows,
     )
-    found: dict[Part, Any] = {Part("w", 0, size): weight, Part("b", 0, groups * rows): bias}
+    found: dict[WeightRange, Any] = {WeightRange("w", 0, size): weight, WeightRange("b", 0, groups * rows): bias}
     own, its = (each.rows(slice(0, EXAMPLES)).transpose(0, 1) for each in (weight, bias))
     cov = own @ covariance @ own.mT + its @ other @ its.mT
     close(blocks.quad(found), cov)
@@ -418,7 +420,7 @@ def test_what_one_product_serves() -> None:
         assert grad is jacobian.terms[0].grad and own is operator
         close(inner, times * found[1])
     others: list[tuple[Any, Any]] = [
-        (Diagonal(normal(12).square()), jacobian),
+        (DiagonalOperator(normal(12).square()), jacobian),
         (operator, Explicit(normal(PROBES, EXAMPLES, 12), PLENTY)),
         (operator, outermost_of("positions", PLENTY)[0]),
         (rotated(Layout.plain(1, 4, 3), "lr")[0], jacobian),
@@ -430,15 +432,15 @@ def test_what_one_product_serves() -> None:
     assert len(shared) == 1
 
 
-def outermost_blocks(kind: str, operators: list[Any]) -> tuple[Blocks, dict[Part, Any]]:
+def outermost_blocks(kind: str, operators: list[Any]) -> tuple[Blocks, dict[WeightRange, Any]]:
     """A block for each operator, over Jacobians of an outermost layer."""
-    found: dict[Part, Any] = {}
+    found: dict[WeightRange, Any] = {}
     blocks = []
     for place, operator in enumerate(operators):
         jacobian, _ = outermost_of(kind, PLENTY, seed=place)
-        part = Part("wvu"[place], 0, jacobian.size)
+        part = WeightRange("wvu"[place], 0, jacobian.size)
         found[part] = jacobian
-        blocks.append(Block((part,), (slice(place * jacobian.size, (place + 1) * jacobian.size),), operator))
+        blocks.append(OperatorBlock((part,), (slice(place * jacobian.size, (place + 1) * jacobian.size),), operator))
     return Blocks(blocks, sum(jacobian.size for jacobian in found.values())), found
 
 
@@ -447,8 +449,10 @@ def test_spectra_of_outputs(kind: str) -> None:
     """At each position the covariance is a sum over bases; equal bases have their weights added."""
     layout = Layout.plain(1, 3, 4)
     first, _ = rotated(layout, "lr")
-    second = Rotated(rotated(layout, "r", seed=7)[0].values, layout, first.left, rotated(layout, "r", seed=7)[0].right)
-    third = Diagonal(normal(12, seed=8).square() + 0.5)
+    second = RotatedOperator(
+        rotated(layout, "r", seed=7)[0].values, layout, first.left, rotated(layout, "r", seed=7)[0].right
+    )
+    third = DiagonalOperator(normal(12, seed=8).square() + 0.5)
     blocks, found = outermost_blocks(kind, [first, second, third])
     spectra = blocks.spectra(found)
     assert spectra is not None and len(spectra) == 2
@@ -467,10 +471,10 @@ def test_no_spectra() -> None:
     """Under a dense matrix, another layout, groups, or a Jacobian with rows of its own."""
     layout = Layout.plain(1, 3, 4)
     fitting = rotated(layout, "lr")[0]
-    for operators in ([fitting, Dense(definite(12))], [fitting, rotated(Layout.plain(1, 4, 3), "lr")[0]]):
+    for operators in ([fitting, DenseOperator(definite(12))], [fitting, rotated(Layout.plain(1, 4, 3), "lr")[0]]):
         blocks, found = outermost_blocks("positions", operators)
         assert blocks.spectra(found) is None
-    blocks, found = outermost_blocks("groups", [Diagonal(normal(24).square() + 0.5)])
+    blocks, found = outermost_blocks("groups", [DiagonalOperator(normal(24).square() + 0.5)])
     assert blocks.spectra(found) is None
     blocks, found = outermost_blocks("positions", [fitting])
     assert blocks.spectra({part: Explicit(normal(6, EXAMPLES, 12), PLENTY) for part in found}) is None
@@ -479,16 +483,16 @@ def test_no_spectra() -> None:
 def test_jacobians_of_blocks() -> None:
     """As they were found where a block is one weight; made of what overlaps it otherwise."""
     weight = matrix_of("one position", PLENTY)
-    whole = Part("w", 0, weight.size)
-    operator = Diagonal(normal(weight.size).square())
-    found: dict[Part, Any] = {whole: weight}
-    plain = Block((whole,), (slice(0, weight.size),), operator)
+    whole = WeightRange("w", 0, weight.size)
+    operator = DiagonalOperator(normal(weight.size).square())
+    found: dict[WeightRange, Any] = {whole: weight}
+    plain = OperatorBlock((whole,), (slice(0, weight.size),), operator)
     assert plain.jacobian(found) is weight and plain.jacobian({}) is None
     mask = torch.arange(weight.size, device=DEVICE) < 5
-    masked = Block((whole,), (slice(0, 5),), operator, mask=mask).jacobian(found)
+    masked = OperatorBlock((whole,), (slice(0, 5),), operator, mask=mask).jacobian(found)
     assert isinstance(masked, Stacked) and masked.size == 5
-    joint = Block((whole, Part("b", 0, 3)), (slice(0, 12), slice(12, 15)), operator, joint=PLAIN)
-    assert isinstance(joint.jacobian({**found, Part("b", 0, 3): weight}), Matrix)
+    joint = OperatorBlock((whole, WeightRange("b", 0, 3)), (slice(0, 12), slice(12, 15)), operator, joint=PLAIN)
+    assert isinstance(joint.jacobian({**found, WeightRange("b", 0, 3): weight}), Matrix)
     alone = joint.jacobian(found)
     assert isinstance(alone, Stacked) and torch.equal(
         alone.rows(slice(0, 1)).unflatten(-1, (3, 5))[..., -1], torch.zeros(2, 1, 3, dtype=torch.float64, device=DEVICE)

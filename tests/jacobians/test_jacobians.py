@@ -34,7 +34,7 @@ from peewit.jacobians.factored import LARGEST_GRID, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout, join, part_ways
 from peewit.jacobians.output_layer import (
-    Outermost,
+    OutputLayerJacobian,
     identity_probes,
     outermost_pieces,
     rooted_variance,
@@ -390,7 +390,7 @@ def test_outermost_biases(kind: str, budget: Budget) -> None:
     layout = Layout.plain(groups, rows, 1)
     like = torch.empty((), dtype=torch.float64, device=DEVICE)
     term = Term(Acts(lambda some: normal(1), 1, positions, constant=True), jacobian.order[None, None])
-    bias = Outermost.of(term, layout, EXAMPLES, like, budget)
+    bias = OutputLayerJacobian.of(term, layout, EXAMPLES, like, budget)
     marks = torch.zeros(*upright.shape[:-1], 1, dtype=torch.float64, device=DEVICE)
     for g in range(groups):
         for t in range(positions):

@@ -16,7 +16,7 @@ from environment import DEVICE
 from fitting import built, classes, fitted, normal
 from linear_cases import NETWORKS, classifier, dense_classifier, found, reference_of
 from peewit.curvature.blocks import Blocks
-from peewit.curvature.operators import Rotated
+from peewit.curvature.operators import RotatedOperator
 from peewit.linear_model import find, plane, solver, stiff_directions
 from peewit.linear_model.find import opened
 from peewit.linear_model.objective import Target
@@ -112,7 +112,7 @@ def best_ratios(la: pw.Laplace, number: int) -> list[float]:
     for block in la.precision.blocks:
         places = torch.cat([torch.arange(each.start, each.stop) for each in block.slices])
         own, root = precision[places][:, places], delta[places].sqrt()
-        if isinstance(block.operator, Rotated) or prior_is_even(delta[places]):
+        if isinstance(block.operator, RotatedOperator) or prior_is_even(delta[places]):
             every += torch.linalg.eigvalsh(own / (root[:, None] * root)).tolist()
         else:  # eigenvectors of the curvature alone
             _, vectors = torch.linalg.eigh(own - delta[places].diag())

@@ -12,7 +12,7 @@ from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import (
-    Outermost,
+    OutputLayerJacobian,
 )
 from peewit.runtime.memory import Budget
 
@@ -134,7 +134,7 @@ OUTERMOST = {
 }
 
 
-def outermost_of(kind: str, budget: Budget, seed: int = 0) -> tuple[Outermost, Tensor]:
+def outermost_of(kind: str, budget: Budget, seed: int = 0) -> tuple[OutputLayerJacobian, Tensor]:
     """The Jacobian of such a layer with four inputs, and the same written out, (B, F, G, O, I) or (B, F, G, I, O)."""
     groups, positions, rows, flipped = OUTERMOST[kind]
     number = groups * positions * rows
@@ -150,4 +150,4 @@ def outermost_of(kind: str, budget: Budget, seed: int = 0) -> tuple[Outermost, T
             for o in range(rows):
                 where = (g, slice(None), o) if flipped else (g, o)
                 dense[(slice(None), int(order[g, t, o]), *where)] = given[:, g, t]
-    return Outermost.of(term, layout, EXAMPLES, like, budget), dense
+    return OutputLayerJacobian.of(term, layout, EXAMPLES, like, budget), dense

@@ -32,7 +32,7 @@ from peewit.tracing.knowledge import Plan
 from peewit.tracing.layers.conv.geometry import Alike
 from peewit.tracing.layers.embedding import EMBEDDING
 from peewit.tuning.alternate import newton
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from stand_ins import ROOM
 from tables import curvature_of, relative, table
 
@@ -543,8 +543,8 @@ def test_every_use_of_a_weight_counts(tokens: bool) -> None:
 
 def test_a_range_that_was_not_used_has_zeros() -> None:
     """As many as it has weights, wherever it begins."""
-    parts = Part("a", 0, 2), Part("b", 2, 5)
-    block = blocks.Block(parts, (slice(0, 2), slice(2, 5)), operators.Diagonal(torch.ones(5)))
+    parts = WeightRange("a", 0, 2), WeightRange("b", 2, 5)
+    block = blocks.OperatorBlock(parts, (slice(0, 2), slice(2, 5)), operators.DiagonalOperator(torch.ones(5)))
     value = normal(2, 4, 2)
     made = block.jacobian({parts[0]: Explicit(value, ROOM)})
     assert made is not None

@@ -35,7 +35,7 @@ from peewit.tracing.verification import (
     unlike,
     verify,
 )
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 
 close = torch.testing.assert_close
 BUDGET = Budget(1 << 24)
@@ -449,10 +449,10 @@ def test_rows_of_each_weight() -> None:
     )
     made = comparison(tracer, probes=torch.zeros(2, 2, 1, device=DEVICE))
     found = {
-        Part("a", 2, 4): explicit(2, 3, 2, seed=0),
-        Part("a", 3, 6): explicit(2, 3, 3, seed=1),
-        Part("b", 0, 4): explicit(2, 3, 4, seed=2),
-        Part("other", 0, 2): explicit(2, 3, 2, seed=3),
+        WeightRange("a", 2, 4): explicit(2, 3, 2, seed=0),
+        WeightRange("a", 3, 6): explicit(2, 3, 3, seed=1),
+        WeightRange("b", 0, 4): explicit(2, 3, 4, seed=2),
+        WeightRange("other", 0, 2): explicit(2, 3, 2, seed=3),
     }
     whole = {name: torch.zeros(3, size, dtype=torch.float64, device=DEVICE) for name, size in sizes.items()}
     for part, rows in found.items():
@@ -473,7 +473,7 @@ def batch_and_alone(sizes: dict[str, int]) -> list[Any]:
     """Rows of two examples in a batch and of one alone."""
     return [
         {
-            Part(name, 0, size): explicit(2, count, size, seed=seed + place)
+            WeightRange(name, 0, size): explicit(2, count, size, seed=seed + place)
             for place, (name, size) in enumerate(sizes.items())
         }
         for seed, count in ((0, 2), (10, 1))
@@ -508,11 +508,11 @@ class Taped:
         self.output, self.examples, self.rows = output, examples, rows
         self.asked: list[Tensor] = []
 
-    def pull(self, probes: Tensor) -> dict[Part, Any]:
+    def pull(self, probes: Tensor) -> dict[WeightRange, Any]:
         """The rows (B, P), in the first probe."""
         self.asked.append(probes)
         return {
-            Part(name, 0, each.shape[-1]): Explicit(torch.stack([each, torch.zeros_like(each)]), BUDGET)
+            WeightRange(name, 0, each.shape[-1]): Explicit(torch.stack([each, torch.zeros_like(each)]), BUDGET)
             for name, each in self.rows.items()
         }
 

@@ -23,7 +23,7 @@ from networks import Network, parameter
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.layout import Layout
-from peewit.jacobians.output_layer import Outermost, identity_probes
+from peewit.jacobians.output_layer import OutputLayerJacobian, identity_probes
 from peewit.network.isolation import isolated
 from peewit.runtime.arithmetic import as_arithmetic
 from peewit.runtime.memory import Budget
@@ -39,7 +39,7 @@ from peewit.tracing.recording import Again, Recording, following
 from peewit.tracing.tape import Tape, merge
 from peewit.tracing.tracer import Tracer
 from peewit.tracing.verification import LENGTHS
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from peewit.weights.space import make_space
 from peewit.weights.vectors import flatten, unflatten
 
@@ -674,9 +674,9 @@ def test_shapes_of_inputs() -> None:
     assert signature({"a": tokens, "b": x}) == (("a", "torch.int64", (5,)), ("b", "torch.float64", (3, 2)))
 
 
-def rows_at(*spans: tuple[int, int], name: str = "weight") -> dict[Part, Any]:
+def rows_at(*spans: tuple[int, int], name: str = "weight") -> dict[WeightRange, Any]:
     """Jacobians as rows."""
-    return {Part(name, start, stop): Explicit(normal(2, 3, stop - start), Budget(1)) for start, stop in spans}
+    return {WeightRange(name, start, stop): Explicit(normal(2, 3, stop - start), Budget(1)) for start, stop in spans}
 
 
 def test_jacobians_of_another_form() -> None:
@@ -691,8 +691,8 @@ def test_jacobians_of_another_form() -> None:
         assert other.reformed(rows_at(*spans) | rows_at((0, 2), name="bias")) == ["weight"]
         assert other.generic == {"weight"} and set(other.forms) == {"bias"}
     matrix = Matrix((), Layout.plain(1, 4, 1), Budget(1))
-    assert plan.reformed({Part("weight", 12, 16): matrix}) == []
-    assert plan.reformed({Part("weight", 0, 4): matrix}) == ["weight"]
+    assert plan.reformed({WeightRange("weight", 12, 16): matrix}) == []
+    assert plan.reformed({WeightRange("weight", 0, 4): matrix}) == ["weight"]
 
 
 class Scaled(nn.Module):
@@ -968,7 +968,7 @@ def piece(start: int, rows: int, width: int = 4, **kind: Any) -> Contribution:
     value: Any = term_of(layout, 2, seed, **kind)
     if kind.get("explicit"):
         value = normal(PROBES, EXAMPLES, rows * width, seed=seed)
-    return Contribution(Part("weight", start, start + rows * width), value, layout)
+    return Contribution(WeightRange("weight", start, start + rows * width), value, layout)
 
 
 TURNED_LAYOUT = Layout((4, 6), (1, 0), (1, 6, 4))
@@ -1354,7 +1354,7 @@ def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...
     starts = {name: place.start for name, place in make_space(model, tape.parameters).slices().items()}
     found = torch.zeros_like(expected)
     for part, jacobian in tape.pull_outputs().items():
-        assert isinstance(jacobian, Outermost) is (used is not None and part.name in used.names)
+        assert isinstance(jacobian, OutputLayerJacobian) is (used is not None and part.name in used.names)
         rows = jacobian.rows(slice(0, len(x))).transpose(0, 1)
         found[..., starts[part.name] + part.start : starts[part.name] + part.stop] += rows
     close(found, expected)

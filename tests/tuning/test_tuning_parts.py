@@ -25,7 +25,7 @@ from peewit.tuning.by_grid import axes
 from peewit.tuning.options import Passing, checked, checked_limits, listable, positive
 from peewit.tuning.profile import Place, Point, Profile, rounded
 from peewit.tuning.validation import minimise, scan
-from peewit.weights.groups import Groups, Rows
+from peewit.weights.groups import GroupRows, Groups
 from peewit.weights.space import Space
 
 BENT: dict[str, tuple[Callable[[Any], float], list[float]]] = {
@@ -219,7 +219,7 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
     )
     question: Any = SimpleNamespace(degree=degree, temperature=temperature, totals=totals, likelihood=likelihood)
     groups = Groups.of(torch.tensor(GROUPS), 3)
-    rows = Rows.of(torch.tensor(EIGENVALUES, dtype=torch.float64), groups)
+    rows = GroupRows.of(torch.tensor(EIGENVALUES, dtype=torch.float64), groups)
     squares = torch.tensor([1.5, 0.7, 0.2], dtype=torch.float64)
     return replace(Profile(question, pw.Prior.layerwise([0.5, 1.0, 2.0]), groups.sizes, squares, rows), **more)
 
@@ -275,7 +275,7 @@ def test_groups_without_curvature() -> None:
     """By their mean eigenvalue, beside the largest of the groups; a group without weights has none."""
     groups = Groups(torch.tensor([0, 1, 2]), torch.tensor([2, 4, 2]), 4)
     values = torch.tensor([1.0, 3.0, 1e-14, -1e-14, 1e-14, 1e-14, 3e-14, 3e-14], dtype=torch.float64)
-    problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
+    problem = spectral(sizes=groups.sizes, eigenvalues=GroupRows.of(values, groups))
     assert problem.flat.tolist() == [False, True, False, True]
 
 
@@ -284,7 +284,7 @@ def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) 
     """Several of a group beside each other: sums over all of them, at once or in parts."""
     monkeypatch.setattr("peewit.weights.groups.CACHED", cached)
     values, groups = normal(64).abs(), Groups(torch.tensor([0, 1, 2]), torch.tensor([40, 23, 1]), 3)
-    problem = spectral(sizes=groups.sizes, eigenvalues=Rows.of(values, groups))
+    problem = spectral(sizes=groups.sizes, eigenvalues=GroupRows.of(values, groups))
     assert problem.eigenvalues is not None and problem.eigenvalues.values.shape[1] > 1
     point = problem.at(ascent.place_of(HERE))
     ratio = HERE[3].exp() * values / HERE[:3].exp()[groups.vector()]
@@ -298,7 +298,7 @@ def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) 
     )
     assert not bool(problem.flat.any())
     sizes = torch.tensor([2, 1, 1])
-    alone = Rows.of(torch.tensor([1.0, 1.0, 1.5e-14, 0.9e-14]).double(), Groups(torch.arange(3), sizes, 3))
+    alone = GroupRows.of(torch.tensor([1.0, 1.0, 1.5e-14, 0.9e-14]).double(), Groups(torch.arange(3), sizes, 3))
     assert spectral(sizes=sizes, eigenvalues=alone).flat.tolist() == [False, False, True]
 
 
@@ -566,7 +566,7 @@ def test_precisions_to_begin_with() -> None:
     assert alternate.begun(problem, asked).prior.precision.tolist() == [2.0, 8.0, 1e3]
     flat = spectral(
         sizes=torch.tensor([3, 2, 1]),
-        eigenvalues=Rows.of(torch.tensor([0.0, 0, 0, 1, 1, 1]).double(), Groups.of(torch.tensor(GROUPS), 3)),
+        eigenvalues=GroupRows.of(torch.tensor([0.0, 0, 0, 1, 1, 1]).double(), Groups.of(torch.tensor(GROUPS), 3)),
     )
     assert alternate.begun(flat, asked).prior.precision.tolist() == pytest.approx([0.5, 2 / 0.7, 1 / 0.2])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import peewit as pw
 from environment import DEVICE
 from fitting import normal
-from peewit.weights.groups import Groups, Rows
+from peewit.weights.groups import GroupRows, Groups
 from peewit.weights.space import Space
 from tables import moved, relative
 
@@ -67,7 +67,7 @@ def test_sums_over_groups(prior: str, mask: bool, monkeypatch: Any) -> None:
     for few in (0, 10**6):
         monkeypatch.setattr("peewit.weights.groups.FEW", few)
         assert relative(groups.sums(moved(values)), right) < 1e-14
-        rows = Rows.of(moved(values), groups)
+        rows = GroupRows.of(moved(values), groups)
         assert relative(rows.sums(rows.values.sum(1).cpu()), right) < 1e-14
         assert rows.values.numel() <= 1.25 * int((values != 0).sum())
     each = normal(groups.count, seed=6)
@@ -79,7 +79,7 @@ def test_rows_are_wide_where_groups_are_large() -> None:
     """A few calls over all numbers, and few sums to fetch."""
     groups = Groups(torch.tensor([0, 1, 2]), torch.tensor([60_000, 9, 70_000]), 3)
     values = normal(130_009)
-    rows = Rows.of(moved(values), groups)
+    rows = GroupRows.of(moved(values), groups)
     assert rows.values.shape[1] == 4096 and rows.values.device.type == torch.device(DEVICE).type
     assert rows.owners.tolist() == [0] * 15 + [1] + [2] * 18
     right = torch.stack([piece.sum() for piece in values.split([60_000, 9, 70_000])])
@@ -133,7 +133,7 @@ def test_sums_in_any_order_of_groups(numbers: list[int], count: int) -> None:
     assert relative(groups.sums(values), right) < 1e-14
     narrow = values.float()
     assert relative(groups.sums(narrow), looped(narrow, groups.vector().tolist(), count)) < 1e-14
-    rows = Rows.of(values, groups)
+    rows = GroupRows.of(values, groups)
     kinds = torch.stack([rows.values.sum(1), 2 * rows.values.sum(1)])
     assert relative(rows.sums(kinds), torch.stack([right, 2 * right])) < 1e-14
     factors = 1 + normal(count, seed=7).abs()

@@ -11,19 +11,19 @@ from torch import Tensor
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix, weighted_gram
 from ..jacobians.layout import Layout, join, part_ways, turned
-from ..jacobians.output_layer import Outermost, Piece, Spectrum
+from ..jacobians.output_layer import OutputLayerJacobian, OutputSpectrum, Piece
 from ..jacobians.stacked import Jacobian, Stacked
 from ..messages.errors import PeewitError
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 from .contracts import Precision
-from .operators import Diagonal, Rotated
+from .operators import DiagonalOperator, RotatedOperator
 
 
 @dataclass(frozen=True)
-class Block:
+class OperatorBlock:
     """One operator and the ranges of the flat weight vector that it acts on."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightRange, ...]
     slices: tuple[slice, ...]
     operator: Precision
     joint: Layout | None = None  # the weight's, where weight (O, I) and bias (O,) are one matrix (O, I + 1)
@@ -47,11 +47,11 @@ class Block:
         sizes = [piece.stop - piece.start for piece in self.slices]
         return list(zip(self.slices, v.split(sizes, -1), strict=True))
 
-    def jacobian(self, found: Mapping[Part, Piece]) -> Jacobian | None:
+    def jacobian(self, found: Mapping[WeightRange, Piece]) -> Jacobian | None:
         """The Jacobian of this block's weights, in its order; None where none of them was used."""
         if self.joint is not None:
             weight = found.get(self.parts[0])
-            if isinstance(weight, Matrix | Outermost) and self.parts[1] in found:
+            if isinstance(weight, Matrix | OutputLayerJacobian) and self.parts[1] in found:
                 return weight.with_bias()
         elif len(self.parts) == 1 and self.mask is None and self.parts[0] in found:
             return found[self.parts[0]]
@@ -62,7 +62,7 @@ class Block:
         return Stacked(pieces, sizes, self.mask, self.joint)
 
 
-def rows_of(found: Mapping[Part, Piece], part: Part) -> Explicit | None:
+def rows_of(found: Mapping[WeightRange, Piece], part: WeightRange) -> Explicit | None:
     """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
     made: Explicit | None = None
     for own, jacobian in found.items():
@@ -76,10 +76,10 @@ def rows_of(found: Mapping[Part, Piece], part: Part) -> Explicit | None:
 
 
 def share(
-    operator: Precision, jacobian: Jacobian, shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]]
+    operator: Precision, jacobian: Jacobian, shared: dict[tuple[int, int], tuple[Tensor, RotatedOperator, Tensor]]
 ) -> bool:
     """Put blocks with the same gradients and row basis together, a weight and its bias: one product serves both."""
-    if not isinstance(operator, Rotated) or not isinstance(jacobian, Matrix) or jacobian.layout.matrix[0] != 1:
+    if not isinstance(operator, RotatedOperator) or not isinstance(jacobian, Matrix) or jacobian.layout.matrix[0] != 1:
         return False
     if jacobian.layout != operator.layout:
         return False
@@ -97,7 +97,7 @@ def share(
 class Blocks:
     """Operators side by side on a vector of D weights."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[OperatorBlock]
     size: int
 
     def _map(self, method: str, v: Tensor) -> Tensor:
@@ -131,21 +131,21 @@ class Blocks:
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces])
 
-    def spectra(self, found: Mapping[Part, Piece]) -> list[Spectrum] | None:
+    def spectra(self, found: Mapping[WeightRange, Piece]) -> list[OutputSpectrum] | None:
         """Bases (O, R) and weights (B, T, R) whose `basis diag(weights) basis^T` add up to the outputs' covariance.
 
         Of an outermost layer without groups under Kronecker or diagonal blocks; None where there is no such form.
         """
-        made: dict[int, Spectrum] = {}
+        made: dict[int, OutputSpectrum] = {}
         for block in self.blocks:
             jacobian, operator = block.jacobian(found), block.operator
             if jacobian is None:
                 continue
-            if not isinstance(jacobian, Outermost) or jacobian.groups != 1:
+            if not isinstance(jacobian, OutputLayerJacobian) or jacobian.groups != 1:
                 return None
-            if isinstance(operator, Rotated) and operator.layout == jacobian.layout:
+            if isinstance(operator, RotatedOperator) and operator.layout == jacobian.layout:
                 basis, inner = jacobian.inner(operator.inverse, operator.left, operator.right)
-            elif isinstance(operator, Diagonal):
+            elif isinstance(operator, DiagonalOperator):
                 basis, inner = jacobian.inner(operator.weight(jacobian.layout), None, None)
             else:
                 return None
@@ -154,10 +154,10 @@ class Blocks:
             made[id(basis)] = (basis if basis is None else basis[0], weights)
         return list(made.values()) or None
 
-    def quad(self, found: Mapping[Part, Piece], variance_only: bool = False) -> Tensor:
+    def quad(self, found: Mapping[WeightRange, Piece], variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
         total: Tensor | None = None
-        shared: dict[tuple[int, int], tuple[Tensor, Rotated, Tensor]] = {}
+        shared: dict[tuple[int, int], tuple[Tensor, RotatedOperator, Tensor]] = {}
         for block in self.blocks:
             jacobian = block.jacobian(found)
             if jacobian is None or (not variance_only and share(block.operator, jacobian, shared)):
@@ -172,7 +172,7 @@ class Blocks:
             raise PeewitError("None of the selected weights was used by these inputs.")
         return total
 
-    def cross(self, first: Mapping[Part, Piece], second: Mapping[Part, Piece]) -> Tensor:
+    def cross(self, first: Mapping[WeightRange, Piece], second: Mapping[WeightRange, Piece]) -> Tensor:
         """(B, K, b, k): the covariance between the outputs of two sets of examples."""
         total: Tensor | None = None
         for block in self.blocks:

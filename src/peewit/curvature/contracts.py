@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 
 if TYPE_CHECKING:
     from ..jacobians.stacked import Jacobian
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Peak:
     """The largest eigenvalue of a block of the curvature, before the noise, and the dtype of its sums."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightRange, ...]
     largest: Tensor
     dtype: torch.dtype
 

@@ -17,7 +17,7 @@ from ..runtime.random import Hashed
 AUTO_LIMIT = 64  # probes up to which `auto` takes the exact curvature
 
 
-class Kind(Protocol):
+class CurvatureKind(Protocol):
     """A choice of output-space factor: `degree` is its power in the likelihood's scale."""
 
     @property
@@ -34,13 +34,13 @@ class Kind(Protocol):
         """K: probes per example."""
         ...
 
-    def probes(self, view: View, start: int, stop: int) -> Tensor:
+    def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
         """(k, N, T, C): probes start..stop, the columns of S."""
         ...
 
 
 @dataclass(frozen=True)
-class View:
+class OutputView:
     """A batch's outputs and targets in the likelihood's form, with what drawing labels needs."""
 
     likelihood: Likelihood
@@ -74,7 +74,7 @@ class GGN:
         """T x R: the rank of the curvature at a position."""
         return form.positions * likelihood.rank(form.outputs)
 
-    def probes(self, view: View, start: int, stop: int) -> Tensor:
+    def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
         """Each probe has one position's root and zeros elsewhere: sharing one leaves cross terms."""
         examples, positions, width = view.f.shape
         rank = view.likelihood.rank(width)
@@ -121,7 +121,7 @@ class MonteCarlo:
         """One probe per sample."""
         return self.samples
 
-    def probes(self, view: View, start: int, stop: int) -> Tensor:
+    def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
         """Gradients at drawn labels, divided by sqrt(samples)."""
         made = []
         for sample in range(start, stop):
@@ -152,7 +152,7 @@ class Empirical:
         """One."""
         return 1
 
-    def probes(self, view: View, start: int, stop: int) -> Tensor:
+    def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
         """The observed gradient."""
         return score(view.likelihood, view.f, view.y, view.create_graph)[None]
 
@@ -199,7 +199,7 @@ class Auto:
 
     name: str = "auto"
 
-    def choose(self, form: Form, likelihood: Likelihood) -> tuple[Kind, str]:
+    def choose(self, form: Form, likelihood: Likelihood) -> tuple[CurvatureKind, str]:
         """The choice and its reason."""
         probes = GGN().count(form, likelihood)
         if probes > AUTO_LIMIT and not likelihood.draws:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..jacobians.factored import Matrix
 from ..jacobians.layout import Layout
-from ..jacobians.output_layer import Outermost, outermost_pieces, rooted_variance, row_places, row_roots
+from ..jacobians.output_layer import OutputLayerJacobian, outermost_pieces, rooted_variance, row_places, row_roots
 from ..jacobians.stacked import Jacobian, Stacked
 from ..messages.errors import NotFiniteError, PeewitError
 from .contracts import Precision
@@ -32,7 +32,7 @@ class Dual:
 
 
 @dataclass(frozen=True)
-class Rotated:
+class RotatedOperator:
     """`P^-1 = U diag(1 / values) U^T` with `U = left (x) right`; an absent basis is the identity: KFAC and EKFAC.
 
     The bases are orthogonal, unless the prior differs between rows or columns: then they carry `D^-1/2`, and `dual`
@@ -86,7 +86,7 @@ class Rotated:
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`, so that `half half^T` is the covariance."""
-        if not isinstance(jacobian, Matrix | Outermost) or jacobian.layout != self.layout:
+        if not isinstance(jacobian, Matrix | OutputLayerJacobian) or jacobian.layout != self.layout:
             return self.whiten(jacobian.rows(examples).transpose(0, 1))
         product = jacobian.product(examples, self.left, self.right)
         return (product * self.values.rsqrt()[:, None]).transpose(1, 2).flatten(2)
@@ -100,7 +100,7 @@ class Rotated:
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K) with `variance_only`: `J P^-1 J^T` per example."""
-        if not isinstance(jacobian, Matrix | Outermost) or jacobian.layout != self.layout:
+        if not isinstance(jacobian, Matrix | OutputLayerJacobian) or jacobian.layout != self.layout:
             return quad_by_rows(self, jacobian, variance_only)
         if variance_only:
             return jacobian.variance(self.inverse, self.left, self.right)
@@ -113,7 +113,7 @@ def squares(basis: Tensor, dual: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class DiagonalOperator:
     """Independent weights; it meets a factored Jacobian in the Jacobian's own layout."""
 
     values: Tensor  # (P,), or as many as the mask selects
@@ -163,7 +163,7 @@ SMALL = 2048  # weights of a dense block whose inverse root is kept
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseOperator:
     """A matrix (P, P): full curvature, blocks, norm layers; in float64 where vectors in float32 are asked about."""
 
     matrix: Tensor

@@ -22,7 +22,7 @@ from ..tracing.forward_mode import Push, rounding
 from ..tracing.knowledge import Plan
 from ..weights.space import Space
 from ..weights.vectors import flatten, unflatten
-from .kinds import Auto, Hessian, Kind, View
+from .kinds import Auto, CurvatureKind, Hessian, OutputView
 
 WITHOUT = "which curvature='hessian' needs; use curvature='ggn', or choose weights= after that operation."
 
@@ -72,7 +72,7 @@ class Products:
         space: Space,
         data: Batches,
         likelihood: Likelihood,
-        kind: Kind | Hessian | Auto,
+        kind: CurvatureKind | Hessian | Auto,
         seed: int = 0,
     ) -> None:
         self.model = model
@@ -145,7 +145,7 @@ class Products:
                 raise PeewitError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
         kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
-        view = View(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
+        view = OutputView(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
         probes = form.restore(kind.probes(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
         probes = probes.reshape(*probes.shape[:2], -1)
         with PlainWeightNorm():

@@ -27,12 +27,12 @@ from ..runtime.progress import Progress
 from ..tracing.knowledge import Plan
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 from ..weights.space import Space
-from .kinds import AUTO_LIMIT, GGN, Auto, Hessian, Kind, View
+from .kinds import AUTO_LIMIT, GGN, Auto, CurvatureKind, Hessian, OutputView
 
 Item = TypeVar("Item")
-Chunk = dict[Part, Matrix | Explicit]  # rows of `S^T J` for some probes, per range of each weight
+Chunk = dict[WeightRange, Matrix | Explicit]  # rows of `S^T J` for some probes, per range of each weight
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
 MERGED_CPU, MERGED_CUDA = 64 << 20, 24 << 30  # and so many bytes of activations, or the budget
 
@@ -62,8 +62,8 @@ class Batch:
     """Some examples after their forward pass: what structures measure."""
 
     tape: Tape
-    view: View
-    kind: Kind
+    view: OutputView
+    kind: CurvatureKind
     masked: Tensor | None  # (N,): examples with ignored labels; None where there are none
     step: int  # probes at a time
 
@@ -174,7 +174,7 @@ class Source:
     space: Space
     data: Batches
     likelihood: Likelihood
-    kind: Kind | Auto | Hessian
+    kind: CurvatureKind | Auto | Hessian
     budget: Budget
     plan: Plan = field(default_factory=Plan)
     seed: int = 0
@@ -282,11 +282,11 @@ class Source:
         if not self.looked:
             self.looked = True  # once: the answer is waited for
             warn_of_probabilities(self.likelihood, form.flatten(output.detach()), tape.output.grad_fn)
-        view = View(labels.likelihood, labels.flat(output), y, form, numbers, self.seed, self.create_graph)
+        view = OutputView(labels.likelihood, labels.flat(output), y, form, numbers, self.seed, self.create_graph)
         masked = ~self.likelihood.labelled(y).all(1) if ignored else None
         return Batch(tape, view, kind, masked, 1)
 
-    def _choose(self, form: Form) -> Kind:
+    def _choose(self, form: Form) -> CurvatureKind:
         """The kind of curvature, chosen by the first batch where it is left open."""
         kind = self.kind
         if isinstance(kind, Auto):

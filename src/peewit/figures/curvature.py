@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..curvature.blocks import Blocks
 from ..curvature.kinds import GGN, Hessian
-from ..curvature.operators import Dense, Diagonal, Rotated
+from ..curvature.operators import DenseOperator, DiagonalOperator, RotatedOperator
 from ..curvature.products import Products
 from ..curvature.structures.kron import KronCurvature
 from ..fit import fit
@@ -187,14 +187,14 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
         names = [part.name for part in block.parts]
         sizes = [piece.stop - piece.start for piece in block.slices]
         priors = [delta[piece] for piece in block.slices]
-        if isinstance(operator, Dense):
+        if isinstance(operator, DenseOperator):
             values = dense_pieces(operator.matrix.detach().double().cpu(), sizes)
-        elif isinstance(operator, Rotated):
+        elif isinstance(operator, RotatedOperator):
             flat = operator.values.detach().double().cpu().flatten()
             if block.joint is not None:  # weight and bias are one matrix
                 names, priors, sizes = [" and ".join(names)], [torch.cat(priors)], [sum(sizes)]
             values = list(flat.split(sizes))
-        elif isinstance(operator, Diagonal):
+        elif isinstance(operator, DiagonalOperator):
             values = list(operator.values.detach().double().cpu().split(sizes))
         else:
             raise ArgumentTypeError(f"Curvature of kind {type(operator).__name__} has no spectrum here.")

@@ -14,7 +14,7 @@ from ..runtime.memory import Budget
 from .layout import turned
 
 
-class Moments(Protocol):
+class InputMoments(Protocol):
     """Sums over the positions of layer inputs, by another way than making the inputs."""
 
     @property
@@ -46,7 +46,7 @@ class Acts:
     turned: Callable[[slice, Tensor, bool, torch.dtype], operands.Operand] | None = None
     # The same in their own precision, (b, G, T, I): slices and a basis (G, I, I).
     rotated: Callable[[slice, Tensor], Tensor] | None = None
-    moments: Moments | None = None  # of the inputs without a column of ones
+    moments: InputMoments | None = None  # of the inputs without a column of ones
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
         """(b, G, T, I), rotated by `basis` (G, I, I) where one is given."""

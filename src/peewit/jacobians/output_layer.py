@@ -27,7 +27,7 @@ def identity_probes(output: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Outermost:
+class OutputLayerJacobian:
     """The Jacobian of one weight of the outermost layer, a row for each of the F numbers of an example's output."""
 
     acts: Acts
@@ -40,7 +40,7 @@ class Outermost:
     flipped: bool  # the weight is (I, O)
 
     @staticmethod
-    def of(term: Term, layout: Layout, examples: int, like: Tensor, budget: Budget) -> Outermost:
+    def of(term: Term, layout: Layout, examples: int, like: Tensor, budget: Budget) -> OutputLayerJacobian:
         """From a rule's term whose "gradients" (1, 1, G, T, O) are the numbers of the outputs."""
         order, acts = term.grad[0, 0], term.acts
         groups, positions, _ = order.shape
@@ -49,7 +49,7 @@ class Outermost:
                 acts,
                 make=lambda chosen: like.new_ones(()).expand(len(range(examples)[chosen]), groups, positions, 1),
             )
-        return Outermost(acts, order, layout, examples, like.dtype, like.device, budget, term.flipped)
+        return OutputLayerJacobian(acts, order, layout, examples, like.dtype, like.device, budget, term.flipped)
 
     @property
     def probes(self) -> int:
@@ -128,7 +128,7 @@ class Outermost:
         """(F, b, P) in the tensor's own order, for a slice of the examples."""
         return self.matrix().rows(examples)
 
-    def with_bias(self) -> Outermost:
+    def with_bias(self) -> OutputLayerJacobian:
         """The Jacobian of weight and bias as one matrix (O, I + 1)."""
         groups, rows, columns = (self.layout.turned() if self.flipped else self.layout).matrix
         layout = Layout.plain(groups, rows, columns + 1)
@@ -140,11 +140,11 @@ class Outermost:
         return index.T if self.flipped else index
 
 
-Piece = Matrix | Explicit | Outermost
-Spectrum = tuple[Tensor | None, Tensor]  # a basis (O, R), the identity where there is none, and weights (..., R)
+Piece = Matrix | Explicit | OutputLayerJacobian
+OutputSpectrum = tuple[Tensor | None, Tensor]  # a basis (O, R), the identity where there is none, and weights (..., R)
 
 
-def spread(spectra: list[Spectrum]) -> Tensor:
+def spread(spectra: list[OutputSpectrum]) -> Tensor:
     """(..., O, O): the sum of `basis diag(weights) basis^T`."""
     total: Tensor | None = None
     for basis, weights in spectra:
@@ -154,7 +154,7 @@ def spread(spectra: list[Spectrum]) -> Tensor:
     return total
 
 
-def spread_variance(spectra: list[Spectrum]) -> Tensor:
+def spread_variance(spectra: list[OutputSpectrum]) -> Tensor:
     """(..., O): its diagonal."""
     total: Tensor | None = None
     for basis, weights in spectra:
@@ -164,15 +164,15 @@ def spread_variance(spectra: list[Spectrum]) -> Tensor:
     return total
 
 
-def outermost_pieces(jacobian: Piece | Stacked) -> tuple[Outermost, ...] | None:
+def outermost_pieces(jacobian: Piece | Stacked) -> tuple[OutputLayerJacobian, ...] | None:
     """The weights of an outermost layer without groups, if a Jacobian is nothing else."""
     pieces = (jacobian,) if not isinstance(jacobian, Stacked) else jacobian.pieces
-    found = tuple(piece for piece in pieces if isinstance(piece, Outermost) and piece.groups == 1)
+    found = tuple(piece for piece in pieces if isinstance(piece, OutputLayerJacobian) and piece.groups == 1)
     masked = isinstance(jacobian, Stacked) and (jacobian.mask is not None or jacobian.joint is not None)
     return None if masked or len(found) < len(pieces) else found
 
 
-def row_places(pieces: tuple[Outermost, ...]) -> Tensor:
+def row_places(pieces: tuple[OutputLayerJacobian, ...]) -> Tensor:
     """(O, I) on the CPU: where the weights of each row, its bias among them, are in the pieces put side by side."""
     start, made = 0, []
     for piece in pieces:
@@ -198,7 +198,7 @@ def row_roots(cholesky: Tensor, places: Tensor, budget: Budget) -> Tensor:
     return torch.cat(made)
 
 
-def rooted_variance(pieces: tuple[Outermost, ...], roots: Tensor) -> Tensor:
+def rooted_variance(pieces: tuple[OutputLayerJacobian, ...], roots: Tensor) -> Tensor:
     """(B, F): the variances of the outputs from the roots of the rows' covariances."""
     first = pieces[0]
     rows, height = roots.shape[:2]

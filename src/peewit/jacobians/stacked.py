@@ -14,20 +14,20 @@ from .factored import Matrix
 from .layout import Layout, join
 
 if TYPE_CHECKING:
-    from .output_layer import Outermost
+    from .output_layer import OutputLayerJacobian
 
 
 @dataclass(frozen=True)
 class Stacked:
     """Several weights' Jacobians side by side, made a slice of examples at a time; an absent one is zero."""
 
-    pieces: tuple[Matrix | Explicit | Outermost | None, ...]
+    pieces: tuple[Matrix | Explicit | OutputLayerJacobian | None, ...]
     sizes: tuple[int, ...]
     mask: Tensor | None = None
     joint: Layout | None = None  # the weight's, where weight and bias are one matrix (O, I + 1)
 
     @property
-    def _some(self) -> Matrix | Explicit | Outermost:
+    def _some(self) -> Matrix | Explicit | OutputLayerJacobian:
         return next(piece for piece in self.pieces if piece is not None)
 
     @property
@@ -68,4 +68,4 @@ class Stacked:
         return torch.einsum("kbp,sp->skb", self.rows(slice(0, self.examples)), vectors)
 
 
-Jacobian = Union[Matrix, Explicit, Stacked, "Outermost"]
+Jacobian = Union[Matrix, Explicit, Stacked, "OutputLayerJacobian"]

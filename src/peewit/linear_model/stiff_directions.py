@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..curvature.blocks import Block
-from ..curvature.operators import Dense, Rotated
+from ..curvature.blocks import OperatorBlock
+from ..curvature.operators import DenseOperator, RotatedOperator
 from ..jacobians.layout import Layout
 from ..runtime.arithmetic import switched
 from .objective import Target
@@ -178,9 +178,9 @@ class Directions:
         """(R,) booleans on the CPU: those that the prior has come to hold."""
         return torch.cat([(ratios[place][own.places] < HELD).cpu() for place, own in self.known.items()])
 
-    def _ratios(self, place: int, block: Block, target: Target) -> Tensor | None:
+    def _ratios(self, place: int, block: OperatorBlock, target: Target) -> Tensor | None:
         operator = block.operator
-        if isinstance(operator, Rotated):
+        if isinstance(operator, RotatedOperator):
             values = operator.values.detach()
             if operator.dual is None:
                 start = block.slices[0].start
@@ -189,7 +189,7 @@ class Directions:
             prior = prior if operator.left is None else operator.left.square().mT @ prior
             prior = prior if operator.right is None else prior @ operator.right.square()
             return (values / prior).flatten()
-        if isinstance(operator, Dense) and len(operator.matrix) <= LARGEST:
+        if isinstance(operator, DenseOperator) and len(operator.matrix) <= LARGEST:
             matrix, delta = operator.matrix.detach(), gathered(block, target.delta)
             if place not in self.eigen:
                 _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
@@ -198,10 +198,10 @@ class Directions:
             return (vectors * (matrix @ vectors)).sum(0) / (vectors.square() * delta[:, None]).sum(0)
         return None  # a diagonal has no directions but the weights themselves
 
-    def columns(self, place: int, block: Block, places: Sequence[int]) -> Columns:
+    def columns(self, place: int, block: OperatorBlock, places: Sequence[int]) -> Columns:
         """Directions of a block's basis."""
         operator = block.operator
-        if not isinstance(operator, Rotated):
+        if not isinstance(operator, RotatedOperator):
             return Rows(self.eigen[place][:, list(places)].T.contiguous())
         values = operator.values.detach()
         _, rows, columns = values.shape
@@ -273,7 +273,7 @@ class Directions:
                 own.outputs = [each[there] for each in own.outputs]
 
 
-def gathered(block: Block, v: Callable[[slice], Tensor]) -> Tensor:
+def gathered(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:
     """(P,): a block's own of a vector (D,) that is made as it is needed."""
     return block.joined([v(chosen) for chosen in block.slices])
 

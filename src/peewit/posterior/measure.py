@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..curvature.contracts import Curvature, Structure
-from ..curvature.kinds import Auto, Empirical, Hessian, Kind
+from ..curvature.kinds import Auto, CurvatureKind, Empirical, Hessian
 from ..curvature.products import hessian_matrix
 from ..curvature.stream import PlanChanged, Source
 from ..curvature.structures.dense import DenseSums, Full
@@ -26,7 +26,7 @@ from ..runtime.device import wait
 from ..weights.space import Space
 
 
-def decompose(structure: Structure, kind: Kind | Hessian | Auto, sums: Any, space: Space) -> Curvature:
+def decompose(structure: Structure, kind: CurvatureKind | Hessian | Auto, sums: Any, space: Space) -> Curvature:
     """The curvature of sums; a Hessian's negative eigenvalues are clipped here, for its sums must add up."""
     if isinstance(kind, Hessian) and kind.clip:
         sums = sums.clipped()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..curvature.blocks import Blocks
 from ..curvature.contracts import Curvature, Peak, Structure
-from ..curvature.kinds import Hessian, Kind
+from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.stream import Totals
 from ..likelihoods import Likelihood, WithNoise
 from ..messages.arguments import checked_samples
@@ -36,7 +36,7 @@ class PosteriorState:
     space: Space  # the uncertain weights
     likelihood: Likelihood
     structure: Structure
-    curvature_kind: Kind | Hessian
+    curvature_kind: CurvatureKind | Hessian
     curvature: Curvature  # decomposed
     prior: Prior
     totals: Totals

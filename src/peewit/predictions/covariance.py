@@ -13,7 +13,14 @@ from torch import Tensor
 from ..curvature.blocks import Blocks
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
-from ..jacobians.output_layer import Outermost, Piece, Spectrum, identity_probes, spread, spread_variance
+from ..jacobians.output_layer import (
+    OutputLayerJacobian,
+    OutputSpectrum,
+    Piece,
+    identity_probes,
+    spread,
+    spread_variance,
+)
 from ..likelihoods import Form
 from ..messages.errors import PeewitError
 from ..network.finite import refuse_broken
@@ -21,7 +28,7 @@ from ..network.nests import Inputs, take, tensors
 from ..posterior.network import EXACT_OUTPUTS, Network, TooManyOutputs
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 
 
 class Functional(NamedTuple):
@@ -107,18 +114,18 @@ def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) 
     return precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
 
 
-def aligned_spectra(precision: Blocks, found: Mapping[Part, Piece], form: Form) -> list[Spectrum] | None:
+def aligned_spectra(precision: Blocks, found: Mapping[WeightRange, Piece], form: Form) -> list[OutputSpectrum] | None:
     """Bases (C, R) and weights (B, T, R) of the covariance, where rows of the weight are outputs of the likelihood."""
     order = form.flatten(torch.arange(math.prod(form.shape), device="cpu").reshape(form.shape))
     for piece in found.values():
-        if not isinstance(piece, Outermost) or piece.groups != 1 or not torch.equal(piece.order[0], order):
+        if not isinstance(piece, OutputLayerJacobian) or piece.groups != 1 or not torch.equal(piece.order[0], order):
             return None
     return precision.spectra(found)
 
 
 def without_positions(piece: Piece) -> bool:
     """Whether a Jacobian is of an outermost layer that is applied once."""
-    return isinstance(piece, Outermost) and piece.order.shape[:2] == (1, 1)
+    return isinstance(piece, OutputLayerJacobian) and piece.order.shape[:2] == (1, 1)
 
 
 class Spectral(NamedTuple):
@@ -160,7 +167,7 @@ def _basis(basis: Tensor | None, outputs: int, like: Tensor) -> Tensor:
     return torch.eye(outputs, dtype=like.dtype, device=like.device) if basis is None else basis
 
 
-Jacobians = Mapping[Part, Matrix | Explicit]
+Jacobians = Mapping[WeightRange, Matrix | Explicit]
 
 
 def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Tensor, Jacobians], None]) -> None:
@@ -233,7 +240,7 @@ def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = 
     tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph, predicting=True)
     kept = alone if create_graph else torch.detach
 
-    def pulled(chosen: slice) -> tuple[Tensor, dict[Part, Piece]]:
+    def pulled(chosen: slice) -> tuple[Tensor, dict[WeightRange, Piece]]:
         tape = tracer.trace(take(x, chosen))
         return kept(tape.output), tape.pull_outputs()
 

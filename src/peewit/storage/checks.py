@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..curvature import structures
 from ..curvature.contracts import Structure
-from ..curvature.kinds import Hessian, Kind
+from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.stream import Totals
 from ..messages.errors import PeewitError
 from ..posterior.linear_mode import LinearMode
@@ -52,7 +52,7 @@ def check_space(asked: Space, model: nn.Module) -> None:
 
 def check_values(
     values: dict[str, Any],
-    kind: Kind | Hessian,
+    kind: CurvatureKind | Hessian,
     structure: Structure,
     space: Space,
     model: nn.Module,
@@ -73,7 +73,7 @@ def check_values(
     check_prior(values["prior"], space)
 
 
-def check_curvature(kind: Kind | Hessian, structure: Structure, space: Space) -> None:
+def check_curvature(kind: CurvatureKind | Hessian, structure: Structure, space: Space) -> None:
     """Refuse a curvature that no release knows, or that its structure or a mask excludes."""
     usual = type(kind)()
     if (kind.name, kind.degree) != (usual.name, usual.degree):

@@ -11,7 +11,7 @@ from .. import likelihoods
 from ..curvature import kinds, structures
 from ..curvature.stream import Totals
 from ..curvature.structures.dense import DenseSums
-from ..curvature.structures.factors import Factors, KronSums
+from ..curvature.structures.factors import KronFactors, KronSums
 from ..jacobians import layout
 from ..network.identity import digest, named_tensors
 from ..posterior.linear_mode import LinearMode
@@ -37,7 +37,7 @@ PARTS: tuple[type, ...] = (
     BatchAxis,
     KronSums,
     DenseSums,
-    Factors,
+    KronFactors,
     layout.Layout,
     likelihoods.Form,
     LinearMode,

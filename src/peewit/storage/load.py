@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..curvature.contracts import Structure
-from ..curvature.kinds import Hessian, Kind
+from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.stream import Totals
 from ..likelihoods import Likelihood
 from ..messages.errors import MismatchError, NotFiniteError, PeewitError
@@ -168,7 +168,7 @@ def assembled(
     hints = typing.get_type_hints(PosteriorState)
     values = {name: decoder.decode(content[name], hints[name], name) for name in PLAIN}
     structure: Structure = decoder.one_of(content["structure"], STRUCTURES, "structure")
-    kind: Kind | Hessian = decoder.one_of(content["curvature_kind"], KINDS, "curvature_kind")
+    kind: CurvatureKind | Hessian = decoder.one_of(content["curvature_kind"], KINDS, "curvature_kind")
     sums = decoder.decode(content["sums"], typing.get_type_hints(type(structure).measure)["return"], "sums")
     family = chosen_likelihood(content["likelihood"], decoder, given, values["totals"])
     used = decoder.decode(content["used"], tuple[str, ...], "used")

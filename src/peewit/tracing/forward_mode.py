@@ -23,7 +23,7 @@ from ..network.calling import call
 from ..network.nests import Inputs, take
 from ..network.workarounds import ConstantPadding
 from ..runtime.memory import Budget
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 from ..weights.space import Space
 from ..weights.vectors import Weights, spread, unflatten
 from .knowledge import Plan
@@ -36,7 +36,7 @@ TRIALS = 3  # vectors that a way is tried with
 FAINT = 1e-3  # of the largest gradient: smaller ones may be rounding
 
 
-def apply(found: Mapping[Part, Piece], space: Space, vectors: Tensor) -> Tensor:
+def apply(found: Mapping[WeightRange, Piece], space: Space, vectors: Tensor) -> Tensor:
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
     vectors = spread(vectors, space)
     pieces = [

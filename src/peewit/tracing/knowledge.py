@@ -13,7 +13,7 @@ from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..network.calling import with_weights
 from ..network.nests import Inputs, tensors
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 from .layers.examples import BatchAxis
 
 DEPENDENT = (
@@ -68,7 +68,7 @@ class Plan:
             setattr(self, each.name, getattr(kept, each.name))
         self.cuts = kept.cuts
 
-    def reformed(self, found: Mapping[Part, Matrix | Explicit]) -> list[str]:
+    def reformed(self, found: Mapping[WeightRange, Matrix | Explicit]) -> list[str]:
         """Weights whose Jacobian has another form than in an earlier batch: they have no common block.
 
         They take the generic rule from now on.

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix, Term
 from ..jacobians.layout import Layout
-from ..jacobians.output_layer import Outermost, Piece, identity_probes
+from ..jacobians.output_layer import OutputLayerJacobian, Piece, identity_probes
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 from .generic import generic_rows
 from .knowledge import Plan, Signature, signature
 from .layers.contract import Contribution, Lift, Use, is_reshaped, output_edge
@@ -196,12 +196,12 @@ class Tape:
         """Whether all selected weights are in the outermost use."""
         return self.outermost is not None and len(self.uses) == 1 and not self.generic
 
-    def pull_outputs(self) -> dict[Part, Piece]:
+    def pull_outputs(self) -> dict[WeightRange, Piece]:
         """The Jacobian of every number of the outputs, per range of each weight."""
         use = self.outermost
         if use is None:
             return dict(self.pull(identity_probes(self.output)))
-        made: dict[Part, Piece] = {}
+        made: dict[WeightRange, Piece] = {}
         inputs, number = self._inputs(use), self.output[0].numel()
         shape = use.shape  # of one example
         if self.examples > 1:
@@ -212,13 +212,13 @@ class Tape:
         like = self.output.new_empty((), dtype=self.dtype)
         for part, term, layout in use.rule.contributions(use, inputs, numbers):
             assert isinstance(term, Term)
-            made[part] = Outermost.of(term, layout, self.examples, like, self.budget)
+            made[part] = OutputLayerJacobian.of(term, layout, self.examples, like, self.budget)
         if not self.closed:
             rest = replace(self, uses=[each for each in self.uses if each is not use])
             made.update(rest.pull(identity_probes(self.output)))
         return made
 
-    def pull(self, probes: Tensor) -> dict[Part, Matrix | Explicit]:
+    def pull(self, probes: Tensor) -> dict[WeightRange, Matrix | Explicit]:
         """(K, B, ...) probes -> the Jacobian rows `probe^T df/dweight`, per range of each weight."""
         found: dict[str, list[Contribution]] = {}
         gradients = self.gradients(probes)
@@ -230,7 +230,7 @@ class Tape:
                     contribution = contribution._replace(value=self.owned[use.key].counts(contribution.value))
                 found.setdefault(contribution.part.name, []).append(contribution)
                 self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
-        made: dict[Part, Matrix | Explicit] = {}
+        made: dict[WeightRange, Matrix | Explicit] = {}
         for name, contributions in found.items():
             made.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
         if self.reached_generic:
@@ -244,13 +244,14 @@ class Tape:
                 self.create_graph,
             )
             for name, value in rows.items():
-                made[Part(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
+                made[WeightRange(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
                 self.plan.used[name] = {"generic"}
         return made
 
-    def pairs(self) -> dict[Part, Part]:
+    def pairs(self) -> dict[WeightRange, WeightRange]:
         """Weights with the bias that is applied in exactly the same calls: they can form one block."""
-        partners: dict[Part, set[tuple[Part, bool] | None]] = {}  # with whether the weight is the transpose
+        # With whether the weight is the transpose.
+        partners: dict[WeightRange, set[tuple[WeightRange, bool] | None]] = {}
         for use in self.uses:
             if not use.rule.matrix:
                 continue
@@ -261,7 +262,7 @@ class Tape:
                 if own is not None:
                     partners.setdefault(own, set()).add(None if other is None else (other, turned))
         weights = {use.refs["weight"].part for use in self.uses if "weight" in use.refs}
-        made: dict[Part, Part] = {}
+        made: dict[WeightRange, WeightRange] = {}
         for part in weights:
             (found,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
             if found is not None and partners[found[0]] == {(part, found[1])}:
@@ -318,19 +319,19 @@ def cut(contributions: list[Contribution]) -> list[Contribution]:
             chosen = slice((start - part.start) // width, (stop - part.start) // width)
             own = replace(value, grad=value.grad[..., chosen])
             made.append(
-                Contribution(Part(part.name, start, stop), own, Layout.plain(1, (stop - start) // width, width))
+                Contribution(WeightRange(part.name, start, stop), own, Layout.plain(1, (stop - start) // width, width))
             )
     return made
 
 
 def merge(
     name: str, contributions: list[Contribution], size: int, budget: Budget, graph: bool = False
-) -> dict[Part, Matrix | Explicit]:
+) -> dict[WeightRange, Matrix | Explicit]:
     """Put the uses of one weight together: positions of all uses are summed; unlike kinds become explicit rows."""
     contributions = cut(contributions)
     parts = sorted({contribution.part for contribution in contributions})
     apart = all(first.stop <= second.start for first, second in itertools.pairwise(parts))
-    made: dict[Part, Matrix | Explicit] = {}
+    made: dict[WeightRange, Matrix | Explicit] = {}
     factored = all(isinstance(contribution.value, Term) for contribution in contributions)
     same = all(len({c.layout for c in contributions if c.part == part}) == 1 for part in parts)
     if apart and factored and same:
@@ -347,4 +348,4 @@ def merge(
             value = torch.nn.functional.pad(value, (part.start, size - part.stop))
         total = value if total is None else total + value
     assert total is not None
-    return {Part(name, 0, size): Explicit(total, budget)}
+    return {WeightRange(name, 0, size): Explicit(total, budget)}

@@ -29,7 +29,7 @@ from ..network.kept import CLEAR, kept_tensors
 from ..network.modules import quantised
 from ..network.nests import Inputs, count, map_tensors, take, tensors
 from ..runtime.arithmetic import convolutions_rounded, products_rounded
-from ..weights.ranges import Part
+from ..weights.ranges import WeightRange
 from .knowledge import DEPENDENT, Plan, Signature, signature
 from .recording import following
 from .tape import Tape
@@ -342,7 +342,7 @@ class Comparison:
         """Whether nothing is left of the outputs but rounding of what cancels in them. Zeros cancel nothing."""
         return float(self.output.detach().abs().max()) <= self.last_digits > 0
 
-    def _norms(self, found: list[dict[Part, Matrix | Explicit]], group: slice) -> Tensor:
+    def _norms(self, found: list[dict[WeightRange, Matrix | Explicit]], group: slice) -> Tensor:
         """(3, examples, weights): of differences, of derivatives by the plan, in the batch and alone, of plain ones."""
         plain = self._kept if len(self.groups) == 1 else self._plain(group)
         number = len(plain) // EXAMPLES
@@ -399,7 +399,7 @@ class Comparison:
             return noise
         return noise
 
-    def _rows(self, found: dict[Part, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
+    def _rows(self, found: dict[WeightRange, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
         """Flat derivatives of one example's output after the other: the combination of probes, from all ranges."""
         sizes = {name: own.numel() for name, own in [*self.tracer.parameters.items()][group]}
         parts = [part for part in found if part.name in sizes]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..posterior.evidence import EvidenceProblem, doubled, summed
 from ..priors.prior import Prior
-from ..weights.groups import Rows
+from ..weights.groups import GroupRows
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Profile:
     prior: Prior  # with all its precisions
     sizes: Tensor  # (groups,): weights
     squares: Tensor  # (groups,): |theta - mu|^2, in the prior's fixed ratios
-    eigenvalues: Rows | None  # in float64; None where there is no such form
+    eigenvalues: GroupRows | None  # in float64; None where there is no such form
 
     @property
     def flat(self) -> Tensor:
@@ -134,7 +134,7 @@ def profile(question: EvidenceProblem, prior: Prior) -> Profile:
             question.curvature.precision(prior.delta(space, mode), ones, groups.vector().to(mode.device))  # or refused
             # Climbing to the top takes differences of evidences, which float32 loses.
             question = replace(question, curvature=doubled(question.curvature), mode=mode.double())
-        rows = None if values is None else Rows.of(rounded(values.detach().double()), groups)
+        rows = None if values is None else GroupRows.of(rounded(values.detach().double()), groups)
     return Profile(question, prior, groups.sizes, groups.sums(squares), rows)
 
 

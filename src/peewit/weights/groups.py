@@ -88,7 +88,7 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class GroupRows:
     """Numbers in rows that belong to one group each, filled up with zeros: sums over groups in a few calls."""
 
     values: Tensor  # (rows, width)
@@ -96,7 +96,7 @@ class Rows:
     count: int
 
     @staticmethod
-    def of(values: Tensor, groups: Groups) -> Rows:
+    def of(values: Tensor, groups: Groups) -> GroupRows:
         """Numbers (D,), zeros left out: where they are, they add nothing."""
         values = groups.sorted(values)
         kept = values != 0
@@ -109,13 +109,13 @@ class Rows:
         rows = (counts + width - 1).div(width, rounding_mode="floor")
         owners = torch.arange(groups.count, device="cpu").repeat_interleave(rows)
         if width == 1:
-            return Rows(values[:, None], owners, groups.count)
+            return GroupRows(values[:, None], owners, groups.count)
         shifts = width * (rows.cumsum(0) - rows) - (counts.cumsum(0) - counts)
         places = shifts.to(values.device).repeat_interleave(counts.to(values.device), output_size=len(values))
         places += torch.arange(len(values), device=values.device)
         made = values.new_zeros(len(owners) * width)
         made[places] = values
-        return Rows(made.reshape(-1, width), owners, groups.count)
+        return GroupRows(made.reshape(-1, width), owners, groups.count)
 
     def parts(self, factors: Tensor) -> Iterator[Tensor]:
         """Numbers times a factor of each group (groups,): all at once, or on a CPU as many as its cache holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Part(NamedTuple):
+class WeightRange(NamedTuple):
     """A contiguous range of one parameter's flattened values: a packed projection is several."""
 
     name: str

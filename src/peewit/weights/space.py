@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..messages.errors import PeewitError
-from .ranges import Part
+from .ranges import WeightRange
 
 NAMES = ("all", "last_layer", "lora")  # that `weights=` takes for a choice of weights
 
@@ -61,15 +61,15 @@ class Space:
         """Where each named tensor begins: asked for every block of every question."""
         return {name: place.start for name, place in self.slices().items()}
 
-    def place(self, part: Part) -> slice:
+    def place(self, part: WeightRange) -> slice:
         """Where a range of a tensor is."""
         start = self._starts[part.name]
         return slice(start + part.start, start + part.stop)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[WeightRange]:
         """Every named tensor as one range."""
         for name, shape in zip(self.names, self.shapes, strict=True):
-            yield Part(name, 0, shape.numel())
+            yield WeightRange(name, 0, shape.numel())
 
     def vector(self, model: nn.Module) -> Tensor:
         """(D,): the network's weights, a copy."""

@@ -19,11 +19,11 @@ from peewit.jacobians.explicit import Explicit
 from peewit.network.finite import NotFiniteCurvature
 from peewit.runtime.memory import Budget
 from peewit.weights.groups import Groups
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from peewit.weights.space import Space
 from stand_ins import ROOM, batch_of, source_of
 
-A, B, C = Part("m.weight", 0, 4), Part("m.bias", 0, 2), Part("n.weight", 0, 3)
+A, B, C = WeightRange("m.weight", 0, 4), WeightRange("m.bias", 0, 2), WeightRange("n.weight", 0, 3)
 SPACE = Space(("m.weight", "m.bias", "n.weight"), (torch.Size([2, 2]), torch.Size([2]), torch.Size([3])))
 MASK = torch.tensor([True, False, True, True, False, True, True, True, False])
 
@@ -82,10 +82,10 @@ def test_scaled_matrices_with_a_diagonal() -> None:
 def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over probes and examples, of all its weights side by side; one that has no Jacobian has zeros."""
     monkeypatch.setattr(dense, "CHUNK", 4)
-    half, later, absent = Part("n.weight", 4, 6), Part("n.weight", 2, 6), Part("m.bias", 1, 3)
+    half, later, absent = WeightRange("n.weight", 4, 6), WeightRange("n.weight", 2, 6), WeightRange("m.bias", 1, 3)
     mask = torch.tensor([True, False, True, True, False, True, True, False, True, True]) if masked else None
     first, second = normal(2, 3, 4), normal(2, 3, 2, seed=2)
-    found: dict[Part, Any] = {A: Explicit(first, room), half: Explicit(second, room)}
+    found: dict[WeightRange, Any] = {A: Explicit(first, room), half: Explicit(second, room)}
     rows = torch.cat([first, torch.zeros(2, 3, 2), torch.zeros(2, 3, 2), second], 2).flatten(0, 1)
     rows = rows if mask is None else rows[:, mask]
     made = dense.add_gram(None, found, (A, absent, later), mask, torch.float32)
@@ -238,7 +238,7 @@ def test_dense_sums_that_are_refused() -> None:
             sums.check([group], space)
     with pytest.raises(ValueError, match=r"'m.weight, m.bias, n.weight' has shape \(9, 9\); expected \(6, 6\)"):
         DenseSums({group: positive(9)}, MASK).check([group], chosen)
-    half = (Part("m.weight", 1, 4), B)
+    half = (WeightRange("m.weight", 1, 4), B)
     DenseSums({half: positive(5)}).check([half], SPACE)
     with pytest.raises(ValueError, match=r"The curvature of 'm.weight, m.bias' has shape \(4, 4\); expected \(5, 5\)"):
         DenseSums({half: positive(4)}).check([half], SPACE)
@@ -247,7 +247,7 @@ def test_dense_sums_that_are_refused() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_weights_that_were_never_used_leave(masked: bool) -> None:
     """Their rows and columns; groups of which nothing is left, too."""
-    half = Part("m.weight", 1, 4)
+    half = WeightRange("m.weight", 1, 4)
     mask = torch.tensor([True, False, True, True, False, True, True, False]) if masked else None
     matrix = positive(8)
     matrix = matrix if mask is None else matrix[mask][:, mask]
@@ -265,7 +265,7 @@ def test_weights_that_were_never_used_leave(masked: bool) -> None:
 def test_weights_without_finite_curvature_are_named(masked: bool) -> None:
     """By the diagonal where that shows them, else by their rows."""
     mask = torch.tensor([True, False, True, True, False, True, True, False]) if masked else None
-    half = Part("m.weight", 1, 4)
+    half = WeightRange("m.weight", 1, 4)
     place = 2 if masked else 3  # the first element of the bias
     for number in (torch.nan, torch.inf):
         matrix = positive(8)

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from fitting import normal
 from peewit.curvature.structures import passes, rounding
-from peewit.curvature.structures.factors import Factors, KronSums
+from peewit.curvature.structures.factors import KronFactors, KronSums
 from peewit.curvature.structures.passes import Measurement, measure_corrections, measure_factors
 from peewit.curvature.structures.rounding import Rounding
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from stand_ins import ROOM, batch_of, source_of
 
-WEIGHT, BIAS, NORM = Part("m.weight", 0, 6), Part("m.bias", 0, 3), Part("n.weight", 0, 4)
-OTHER = Part("o.weight", 0, 2)
+WEIGHT, BIAS, NORM = WeightRange("m.weight", 0, 6), WeightRange("m.bias", 0, 3), WeightRange("n.weight", 0, 4)
+OTHER = WeightRange("o.weight", 0, 2)
 
 
 def close(one: Tensor, other: Tensor) -> None:
@@ -182,7 +182,7 @@ def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(own.inputs, squared(values))
     torch.testing.assert_close(own.gradients, squared(grad))
     one = torch.ones(1, 1, 1, dtype=torch.float64)
-    earlier = KronSums(factors={((WEIGHT,), False): Factors(one, one)})
+    earlier = KronSums(factors={((WEIGHT,), False): KronFactors(one, one)})
     later = measure_factors("expand", "separate", source_of(batch_of(5, found)), earlier)
     assert later.factors[(WEIGHT,), False].inputs.dtype == torch.float64
     assert later.others[NORM].dtype == torch.float32
@@ -204,7 +204,7 @@ def side(number: float, size: int = 2) -> Tensor:
 def test_a_bias_follows_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradients are those of the weight, and so have the same products: no other side, and no other module's."""
     monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: matrix[0, 0, 0])
-    other = (Part("k.weight", 0, 4),)
+    other = (WeightRange("k.weight", 0, 4),)
     weight, bias = ((WEIGHT,), False), ((BIAS,), False)
     for large, expected in (
         ("gradients", {(weight, "gradients"), (bias, "gradients")}),
@@ -212,11 +212,11 @@ def test_a_bias_follows_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         sums = KronSums(
             factors={
-                weight: Factors(*(side(1e9 if name == large else 1.0) for name in ("inputs", "gradients"))),
-                bias: Factors(side(3.0, 1), side(2.0)),
-                (other, False): Factors(side(1.0), side(1.0)),
+                weight: KronFactors(*(side(1e9 if name == large else 1.0) for name in ("inputs", "gradients"))),
+                bias: KronFactors(side(3.0, 1), side(2.0)),
+                (other, False): KronFactors(side(1.0), side(1.0)),
             },
-            others={Part("m.scale", 0, 2): side(1.0)[0]},
+            others={WeightRange("m.scale", 0, 2): side(1.0)[0]},
         )
         own = measurement_of(sums, seen=10, judged=2)
         assert own._judge(set(sums.factors) | set(sums.others)) == expected
@@ -226,23 +226,23 @@ def test_a_bias_follows_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_are_shown_with_their_module() -> None:
     """If one of its blocks has a large eigenvalue, all of them."""
     small, large = ((BIAS,), False), ((WEIGHT,), True)
-    other = ((Part("k.weight", 0, 4),), False)
+    other = ((WeightRange("k.weight", 0, 4),), False)
     sums = KronSums(
-        factors={small: Factors(side(1.0), side(1.0), 1.0), large: Factors(side(1e3), side(1e3), 1.0)},
-        others={Part("m.scale", 0, 2): side(1.0)[0], Part("n.scale", 0, 2): side(1.0)[0]},
+        factors={small: KronFactors(side(1.0), side(1.0), 1.0), large: KronFactors(side(1e3), side(1e3), 1.0)},
+        others={WeightRange("m.scale", 0, 2): side(1.0)[0], WeightRange("n.scale", 0, 2): side(1.0)[0]},
     )
-    sums.factors[other] = Factors(side(1.0), side(1.0), 1.0)
-    assert measurement_of(sums)._shown() == {small, large, Part("m.scale", 0, 2)}
+    sums.factors[other] = KronFactors(side(1.0), side(1.0), 1.0)
+    assert measurement_of(sums)._shown() == {small, large, WeightRange("m.scale", 0, 2)}
 
 
 def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows, is small, or was in it; not what came too late. Sums are looked at once more if there was more."""
     monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(1e9))
     names = ("shown", "small", "before", "plain")
-    owns = {name: ((Part(f"{name}.weight", 0, 4),), False) for name in names}
+    owns = {name: ((WeightRange(f"{name}.weight", 0, 4),), False) for name in names}
     for seen, dtypes in ((4, "ddd"), (5, "fdd")):
-        sums = KronSums(factors={own: Factors(side(1.0), side(1.0), 1.0) for own in owns.values()})
-        sums.factors[owns["shown"]] = Factors(side(1e3), side(1e3), 1.0)
+        sums = KronSums(factors={own: KronFactors(side(1.0), side(1.0), 1.0) for own in owns.values()})
+        sums.factors[owns["shown"]] = KronFactors(side(1e3), side(1e3), 1.0)
         made = measurement_of(sums, seen=seen, judged=4)
         made.small.add(owns["small"])
         result = made.finished({owns["before"]})
@@ -250,7 +250,7 @@ def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
         wide = {name: letter == "d" for name, letter in zip(names, dtypes + "f", strict=True)}
         assert {name: kind == torch.float64 for name, kind in kinds.items()} == wide
         assert bool(made.rounding.lost) is (seen == 5)
-    sums = KronSums(factors={owns["plain"]: Factors(side(1.0), side(1.0), 1.0)})
+    sums = KronSums(factors={owns["plain"]: KronFactors(side(1.0), side(1.0), 1.0)})
     assert measurement_of(sums, wide=True, seen=5).finished(set()).factors[owns["plain"]].inputs.dtype == torch.float64
     assert KronSums() == Measurement("expand", "separate", Rounding(source_of())).sums
 
@@ -286,27 +286,27 @@ def test_small_sides_have_products_in_float64() -> None:
 
 def test_small_sides_of_the_first_batch_only() -> None:
     """Later, what was summed before is in float32 already."""
-    late = Part("l.weight", 0, 6)
+    late = WeightRange("l.weight", 0, 6)
     found = {WEIGHT: matrix_of(normal(3, 1, 1, 2).float(), normal(1, 3, 1, 1, 3).float())}
     found[NORM] = Explicit(normal(1, 3, 32).float(), ROOM)
-    found[Part("w", 0, 33)] = Explicit(normal(1, 3, 33).float(), ROOM)
+    found[WeightRange("w", 0, 33)] = Explicit(normal(1, 3, 33).float(), ROOM)
     made = measurement_of(KronSums())
     made.add(batch_of(3, found))
     exact = {(((WEIGHT,), False), "inputs"), (((WEIGHT,), False), "gradients"), (NORM, "other")}
     assert made.rounding.exact == exact and made.small == {((WEIGHT,), False)} and made.rounding.judged == 3
-    more = {late: found[WEIGHT], Part("x", 0, 32): found[NORM]}
+    more = {late: found[WEIGHT], WeightRange("x", 0, 32): found[NORM]}
     made.add(batch_of(3, more))
     assert made.rounding.exact == exact and made.small == {((WEIGHT,), False)}
 
 
 def test_names_and_sizes_of_blocks() -> None:
     """The module that owns a weight; the product of both sides' norms over the count; a dense block's own norm."""
-    own = ((Part("a.b.weight", 0, 4), Part("c.bias", 0, 2)), True)
-    assert passes.module_of(own) == "a.b" and passes.module_of(Part("c.d.e", 0, 1)) == "c.d"
-    assert passes.module_of(Part("e", 0, 1)) == ""
+    own = ((WeightRange("a.b.weight", 0, 4), WeightRange("c.bias", 0, 2)), True)
+    assert passes.module_of(own) == "a.b" and passes.module_of(WeightRange("c.d.e", 0, 1)) == "c.d"
+    assert passes.module_of(WeightRange("e", 0, 1)) == ""
     inputs, gradients, dense = normal(2, 3, 3), normal(2, 4).abs(), normal(3, 3)
     for count, least in ((0.0, 1.0), (1.0, 1.0), (5.0, 5.0)):
-        sums = KronSums(factors={own: Factors(inputs, gradients, count)}, others={NORM: dense, BIAS: dense[0]})
+        sums = KronSums(factors={own: KronFactors(inputs, gradients, count)}, others={NORM: dense, BIAS: dense[0]})
         made = passes.largest(sums)
         assert set(made) == {own, NORM}
         sizes = inputs.square().sum((1, 2)).sqrt() * gradients.max(1).values
@@ -316,15 +316,15 @@ def test_names_and_sizes_of_blocks() -> None:
 
 def test_sides_that_are_watched() -> None:
     """Matrices with products in float32, with the prior over the other side's size; no diagonals or single numbers."""
-    own, one, flat = (((Part(name, 0, 4),), False) for name in "abc")
+    own, one, flat = (((WeightRange(name, 0, 4),), False) for name in "abc")
     inputs, gradients = normal(2, 3, 3), normal(2, 2, 2)
     zero = torch.zeros(1, 3, dtype=torch.float64)
     for count, least in ((0.0, 1.0), (1.0, 1.0), (6.0, 6.0)):
         sums = KronSums(
             factors={
-                own: Factors(inputs, gradients, count),
-                one: Factors(side(2.0, 1), side(1.0, 2), count),
-                flat: Factors(zero, side(1.0, 2), count),
+                own: KronFactors(inputs, gradients, count),
+                one: KronFactors(side(2.0, 1), side(1.0, 2), count),
+                flat: KronFactors(zero, side(1.0, 2), count),
             },
             others={NORM: side(1.0)[0], BIAS: side(1.0)[0]},
         )

@@ -16,16 +16,16 @@ import peewit as pw
 from fitting import built, classes, fitted, measured, normal
 from peewit.curvature.structures import common, eigen, factors, kron
 from peewit.curvature.structures.diag import Diag, DiagCurvature
-from peewit.curvature.structures.factors import Factors, KronSums
+from peewit.curvature.structures.factors import KronFactors, KronSums
 from peewit.curvature.structures.sums import check_sums, joined_sums
 from peewit.jacobians.layout import Layout
 from peewit.runtime.memory import budget
 from peewit.weights.groups import Groups
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from peewit.weights.space import Space
 from tables import curvature_of, moved, relative
 
-WEIGHT, BIAS = Part("a.weight", 0, 12), Part("a.bias", 0, 6)
+WEIGHT, BIAS = WeightRange("a.weight", 0, 12), WeightRange("a.bias", 0, 6)
 LAYOUT = Layout.plain(2, 3, 2)
 
 
@@ -81,13 +81,13 @@ def test_narrow_bases_are_made_once() -> None:
 def test_ranges_that_are_refused() -> None:
     """By name and place."""
     own = space_of(a=5, b=4)
-    common.check_parts([Part("a", 0, 2), Part("a", 2, 5), Part("b", 0, 4)], own)
+    common.check_parts([WeightRange("a", 0, 2), WeightRange("a", 2, 5), WeightRange("b", 0, 4)], own)
     for parts, words in (
-        ([Part("c", 0, 2)], "'c' is none of the selected weights"),
-        ([Part("a", 0, 5), Part("b", 0, 5)], "'b' has no range 0:5"),
-        ([Part("b", -1, 2)], "'b' has no range -1:2"),
-        ([Part("b", 2, 2)], "'b' has no range 2:2"),
-        ([Part("a", 2, 5), Part("a", 0, 3)], r"ranges \(0, 3\) and \(2, 5\) of 'a' overlap"),
+        ([WeightRange("c", 0, 2)], "'c' is none of the selected weights"),
+        ([WeightRange("a", 0, 5), WeightRange("b", 0, 5)], "'b' has no range 0:5"),
+        ([WeightRange("b", -1, 2)], "'b' has no range -1:2"),
+        ([WeightRange("b", 2, 2)], "'b' has no range 2:2"),
+        ([WeightRange("a", 2, 5), WeightRange("a", 0, 3)], r"ranges \(0, 3\) and \(2, 5\) of 'a' overlap"),
     ):
         with pytest.raises(ValueError, match=words):
             common.check_parts(parts, own)
@@ -101,7 +101,11 @@ def test_ranges_that_are_refused() -> None:
 def test_ranges_in_one_vector() -> None:
     """Each at its place, twice added where it comes twice; weights outside are left out."""
     own = space_of(a=3, b=2)
-    sums = {Part("b", 0, 2): torch.tensor([4.0, 5.0]), Part("c", 0, 1): torch.ones(1), Part("a", 1, 3): torch.ones(2)}
+    sums = {
+        WeightRange("b", 0, 2): torch.tensor([4.0, 5.0]),
+        WeightRange("c", 0, 1): torch.ones(1),
+        WeightRange("a", 1, 3): torch.ones(2),
+    }
     assert common.whole(sums, own).tolist() == [0.0, 1.0, 1.0, 4.0, 5.0]
 
 
@@ -132,13 +136,13 @@ def test_diagonals() -> None:
     groups = Groups.of(torch.zeros(3, dtype=torch.long), 1)
     assert curvature.spectrum(groups, torch.tensor([2.0, 2.0, 1.0])).tolist() == [0.5, 1.5, 0.0]
     for part, value, words in (
-        (Part("a", 0, 3), torch.tensor([1.0, -1e-3, 0.0]), "The diagonal of 'a' has negative numbers"),
-        (Part("a", 0, 3), torch.zeros(2), r"The diagonal of 'a' has shape \(2,\); expected \(3,\)"),
-        (Part("a", 1, 4), torch.zeros(3), "'a' has no range 1:4"),
+        (WeightRange("a", 0, 3), torch.tensor([1.0, -1e-3, 0.0]), "The diagonal of 'a' has negative numbers"),
+        (WeightRange("a", 0, 3), torch.zeros(2), r"The diagonal of 'a' has shape \(2,\); expected \(3,\)"),
+        (WeightRange("a", 1, 4), torch.zeros(3), "'a' has no range 1:4"),
     ):
         with pytest.raises(ValueError, match=words):
             Diag().check({part: value}, own)
-    Diag().check({Part("a", 1, 3): torch.zeros(2)}, own)
+    Diag().check({WeightRange("a", 1, 3): torch.zeros(2)}, own)
 
 
 # Eigendecompositions
@@ -283,9 +287,9 @@ def test_eigenvalues_while_others_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 # Kronecker blocks
 
 
-def factors_of(inputs: Tensor, gradients: Tensor, count: float) -> Factors:
+def factors_of(inputs: Tensor, gradients: Tensor, count: float) -> KronFactors:
     """Sums over so many positions."""
-    return Factors(inputs=inputs, gradients=gradients, count=count)
+    return KronFactors(inputs=inputs, gradients=gradients, count=count)
 
 
 def spread(side: Tensor) -> Tensor:
@@ -348,7 +352,7 @@ def test_sides_of_an_orientation_without_gradients() -> None:
 KINDS = ["matrices", "diagonal rows", "diagonal columns", "diagonals"]
 
 
-def spectrum_of(kind: str) -> tuple[kron.Spectrum, Tensor]:
+def spectrum_of(kind: str) -> tuple[kron.KronSpectrum, Tensor]:
     """A block of two groups of three rows and two columns, and its dense matrix."""
     rows, columns = positive(2, 3), positive(2, 2, seed=2)
     rows = rows.diagonal(dim1=-2, dim2=-1) if kind in ("diagonal rows", "diagonals") else rows
@@ -357,7 +361,7 @@ def spectrum_of(kind: str) -> tuple[kron.Spectrum, Tensor]:
     right, lower = eigen.decompose_side(columns, "a")
     own = {False: factors_of(columns, rows, 1.0)}
     values = upper[:, :, None] * lower[:, None, :]
-    return kron.Spectrum(LAYOUT, left, right, values, None, own), dense(rows, columns)
+    return kron.KronSpectrum(LAYOUT, left, right, values, None, own), dense(rows, columns)
 
 
 def deltas() -> dict[str, Tensor]:
@@ -470,9 +474,9 @@ def curvature() -> tuple[kron.KronCurvature, Tensor]:
     block, matrix = spectrum_of("matrices")
     own = space_of(a__weight=17, b=3, c=2)
     small, vector = positive(1, 3, seed=5)[0], torch.tensor([2.0, 5.0], dtype=torch.float64)
-    others = {Part("b", 0, 3): small, Part("c", 0, 2): vector}
-    values = {Part("b", 0, 3): torch.linalg.eigvalsh(small)}
-    made = kron.KronCurvature({(Part("a.weight", 2, 14),): block}, others, own, "words", values)
+    others = {WeightRange("b", 0, 3): small, WeightRange("c", 0, 2): vector}
+    values = {WeightRange("b", 0, 3): torch.linalg.eigvalsh(small)}
+    made = kron.KronCurvature({(WeightRange("a.weight", 2, 14),): block}, others, own, "words", values)
     zeros = torch.zeros(2, 2).double(), torch.zeros(3, 3).double()
     return made, torch.block_diag(zeros[0], matrix, zeros[1], small, torch.diag(vector))
 
@@ -490,8 +494,8 @@ def test_blocks_side_by_side() -> None:
     assert gaps[0] == gaps[16] == pytest.approx(0.1 * float(_floored(made).mean()))
     close(gaps[17:20], common.floored(matrix.diagonal()[17:20], 0.1))
     assert made._unseen() == [
-        (slice(0, 2), Part("a.weight", 0, 2)),
-        (slice(14, 17), Part("a.weight", 14, 17)),
+        (slice(0, 2), WeightRange("a.weight", 0, 2)),
+        (slice(14, 17), WeightRange("a.weight", 14, 17)),
     ]
 
 
@@ -499,7 +503,7 @@ def _floored(made: kron.KronCurvature) -> Tensor:
     """(D,): diagonals with their floors, before the gaps are filled."""
     whole = torch.zeros(22, dtype=torch.float64)
     whole[2:14] = next(iter(made.blocks.values())).diagonal(0.1).flatten()
-    whole[17:20] = common.floored(made.others[Part("b", 0, 3)].diagonal(), 0.1)
+    whole[17:20] = common.floored(made.others[WeightRange("b", 0, 3)].diagonal(), 0.1)
     whole[20:] = torch.tensor([2.0, 5.0])
     return whole
 
@@ -525,7 +529,7 @@ def test_eigenvalues_side_by_side() -> None:
     first, second = made.peaks()
     close(first.largest, torch.linalg.eigvalsh(matrix[2:14, 2:14])[-1])
     close(second.largest, torch.linalg.eigvalsh(matrix[17:20, 17:20])[-1])
-    assert second.parts == (Part("b", 0, 3),) and second.dtype == torch.float64
+    assert second.parts == (WeightRange("b", 0, 3),) and second.dtype == torch.float64
 
 
 def test_names_of_approximations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +562,7 @@ def network_sums(structure: Any, bias: str = "separate") -> tuple[KronSums, Spac
     return sums, Space(tuple(shapes), tuple(shapes.values()))
 
 
-LINEAR = (Part("2.weight", 0, 6),)
+LINEAR = (WeightRange("2.weight", 0, 6),)
 
 
 def altered(sums: KronSums, **changes: Callable[[Any], Any]) -> KronSums:
@@ -587,7 +591,7 @@ def test_sums_that_fit_are_taken() -> None:
                 check_sums(sums, own, not corrected)
 
 
-NORM = Part("1.weight", 0, 3)
+NORM = WeightRange("1.weight", 0, 3)
 STRAIGHT = (LINEAR, False)
 WRONG_FACTORS: dict[str, tuple[dict[str, Any], str]] = {
     "factors": ({"factors": without(STRAIGHT)}, "The factors are not those of the blocks"),
@@ -624,9 +628,12 @@ WRONG_FACTORS: dict[str, tuple[dict[str, Any], str]] = {
         {"others": instead(NORM, lambda own: -own)},
         "The curvature of '1.weight' has negative numbers",
     ),
-    "another's": ({"others": lambda own: {Part("x", 0, 3): torch.ones(3)}}, "'x' is none of the selected weights"),
+    "another's": (
+        {"others": lambda own: {WeightRange("x", 0, 3): torch.ones(3)}},
+        "'x' is none of the selected weights",
+    ),
     "a part of others": (
-        {"others": lambda own: {Part("1.weight", 1, 3): torch.ones(4, 4)}},
+        {"others": lambda own: {WeightRange("1.weight", 1, 3): torch.ones(4, 4)}},
         r"The curvature of '1.weight' has shape \(4, 4\); expected \(2,\) or \(2, 2\)",
     ),
     "empty layout": (
@@ -703,12 +710,14 @@ def test_other_sums_that_do_not_fit_are_refused() -> None:
 def test_sums_of_parts_of_weights() -> None:
     """Blocks that begin inside a weight, with nothing counted yet; no block has three parts."""
     own = space_of(a=7, b=2, c=2)
-    key = (Part("a", 3, 7),)
+    key = (WeightRange("a", 3, 7),)
     empty = factors_of(torch.zeros(1, 2), torch.zeros(1, 2, 2), 0.0)
     check_sums(
-        KronSums({key: Layout.plain(1, 2, 2)}, {}, {(key, False): empty}, {Part("a", 1, 3): torch.ones(2)}), own, False
+        KronSums({key: Layout.plain(1, 2, 2)}, {}, {(key, False): empty}, {WeightRange("a", 1, 3): torch.ones(2)}),
+        own,
+        False,
     )
-    three = (Part("a", 0, 4), Part("b", 0, 1), Part("c", 0, 1))
+    three = (WeightRange("a", 0, 4), WeightRange("b", 0, 1), WeightRange("c", 0, 1))
     wide = factors_of(torch.zeros(1, 3), torch.zeros(1, 2), 0.0)
     with pytest.raises(ValueError, match="The layout of 'a'"):
         check_sums(KronSums({three: Layout.plain(1, 2, 3)}, {}, {(three, False): wide}), own, False)
@@ -742,7 +751,7 @@ def test_joined_sums_are_those_of_both() -> None:
 def test_sums_of_another_use_are_refused() -> None:
     """Another layout, another shape, or ranges that overlap: by the weight."""
     sums, own = network_sums(pw.Kron)
-    half = (Part("2.weight", 0, 3),)
+    half = (WeightRange("2.weight", 0, 3),)
     for changes in (
         {"layouts": instead(LINEAR, lambda layout: Layout((2, 3), (1, 0), (1, 3, 2)))},
         {"factors": instead(STRAIGHT, lambda each: replace(each, inputs=torch.zeros(1, 3)))},

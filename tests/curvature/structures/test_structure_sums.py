@@ -13,7 +13,7 @@ from torch import Tensor
 from fitting import normal
 from peewit.curvature.stream import Held, PlanChanged, held_bytes
 from peewit.curvature.structures import factors, rounding
-from peewit.curvature.structures.factors import Factors, KronSums, add_gradients, add_inputs, add_other
+from peewit.curvature.structures.factors import KronFactors, KronSums, add_gradients, add_inputs, add_other
 from peewit.curvature.structures.rounding import Rounding
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
@@ -23,10 +23,10 @@ from peewit.kernels import available
 from peewit.kernels import products as kernel_products
 from peewit.runtime.arithmetic import Arithmetic
 from peewit.runtime.memory import Budget, budget
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from stand_ins import ROOM, batch_of, source_of
 
-KEY = (Part("a.weight", 0, 84),)
+KEY = (WeightRange("a.weight", 0, 84),)
 PROBES, EXAMPLES, GROUPS, ROWS, WIDTH = 3, 5, 2, 6, 7
 
 
@@ -77,8 +77,8 @@ def test_sides_too_long_to_square() -> None:
         assert made.gradients.dtype == made.inputs.dtype == torch.float64
     for size, shape in ((1_024, (1_024, 1_024)), (1_025, (1_025,))):
         sums = KronSums()
-        add_other(sums, Part("a", 0, size), Explicit(torch.empty(1, 2, size, device="meta"), ROOM))
-        assert sums.others[Part("a", 0, size)].shape == shape
+        add_other(sums, WeightRange("a", 0, size), Explicit(torch.empty(1, 2, size, device="meta"), ROOM))
+        assert sums.others[WeightRange("a", 0, size)].shape == shape
 
 
 def test_products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_where_lower_blocks_pay(number: int, width: int, split: bool, monkeypatc
 def test_rows_of_other_weights(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dense block or its diagonal, in float64; each call adds, and what is left out stays as it was."""
     monkeypatch.setattr(factors, "LARGEST_DENSE", 4 if dense else 3)
-    part, sums = Part("a", 0, 4), KronSums()
+    part, sums = WeightRange("a", 0, 4), KronSums()
     first, second = normal(2, 3, 4), normal(2, 5, 4, seed=2)
     add_other(sums, part, Explicit(first, ROOM), lambda side: None)
     assert not sums.others
@@ -239,7 +239,7 @@ def test_gradients_by_orientation(reduced: bool) -> None:
 def test_gradients_of_weight_and_bias_are_squared_once() -> None:
     """By which they are and the dtype of their products: a bias takes those of its weight."""
     term, _ = term_of(2)
-    bias, products, sums = (Part("a.bias", 0, 12),), {}, KronSums()
+    bias, products, sums = (WeightRange("a.bias", 0, 12),), {}, KronSums()
     matrix = matrix_of(replace(term, grad=term.grad.float()))
     add_gradients(sums, KEY, matrix, False, products)
     (made,) = products.values()
@@ -291,7 +291,7 @@ def test_one_hot_inputs_are_counted() -> None:
     add_inputs(sums, KEY, matrix, [None], True)
     close(sums.factors[KEY, False].inputs, reduced_inputs(values))
     joint = replace(token, acts=token.acts.with_ones())
-    own = Factors(torch.zeros(1, WIDTH + 1, WIDTH + 1, dtype=torch.float64), torch.zeros(1))
+    own = KronFactors(torch.zeros(1, WIDTH + 1, WIDTH + 1, dtype=torch.float64), torch.zeros(1))
     add_inputs(KronSums(factors={(KEY, False): own}), KEY, Matrix((joint,), layout, ROOM), [None], False)
     close(own.inputs, squared(torch.nn.functional.pad(values, (0, 1), value=1.0)))
 
@@ -385,7 +385,7 @@ def test_inputs_whose_sums_are_known(axes: tuple[int, ...], ones: bool, graph: b
     acts = Acts(lambda chosen: pytest.fail("never made"), width, 3, ones=ones, moments=Known(values, axes))
     matrix = Matrix((Term(acts, torch.zeros(1, EXAMPLES, 4, 3, 2)),), Layout.plain(4, 2, width), Budget(4))
     before = torch.ones(4, width, width, dtype=torch.float64)
-    own = Factors(before, torch.zeros(1))
+    own = KronFactors(before, torch.zeros(1))
     sums = KronSums(factors={(KEY, False): own})
     add_inputs(sums, KEY, matrix, [None], False, lambda side: torch.float64)
     padded = torch.nn.functional.pad(values, (0, 1), value=1.0) if ones else values
@@ -396,7 +396,7 @@ def test_inputs_whose_sums_are_known(axes: tuple[int, ...], ones: bool, graph: b
         (slope,) = torch.autograd.grad(own.inputs.square().sum(), values)
         (expected,) = torch.autograd.grad((1 + squared(padded)).square().sum(), values)
         close(slope, expected)
-    averaged = Factors(torch.zeros(4, width, width, dtype=torch.float64), torch.zeros(1))
+    averaged = KronFactors(torch.zeros(4, width, width, dtype=torch.float64), torch.zeros(1))
     sums = KronSums(factors={(KEY, False): averaged})
     add_inputs(sums, KEY, matrix, [None], True, lambda side: torch.float64)
     close(averaged.inputs, reduced_inputs(padded))
@@ -410,11 +410,11 @@ def test_inputs_are_made_where_known_sums_do_not_serve() -> None:
     for cheaper, weight, reduced in ((True, kept, False), (False, None, False), (True, kept, True)):
         acts = acts_of(values, moments=Known(other, (WIDTH,), cheaper))
         matrix = matrix_of(Term(acts, torch.zeros(1, EXAMPLES, GROUPS, 3, ROWS)))
-        own = Factors(torch.zeros(GROUPS, WIDTH, WIDTH, dtype=torch.float64), torch.zeros(1))
+        own = KronFactors(torch.zeros(GROUPS, WIDTH, WIDTH, dtype=torch.float64), torch.zeros(1))
         add_inputs(KronSums(factors={(KEY, False): own}), KEY, matrix, [weight], reduced)
         shares = values if weight is None else values * weight[:, None, :, None]
         close(own.inputs, reduced_inputs(values, weights=[weight]) if reduced else squared(shares))
-    diagonal = Factors(torch.zeros(GROUPS, WIDTH, dtype=torch.float64), torch.zeros(1))
+    diagonal = KronFactors(torch.zeros(GROUPS, WIDTH, dtype=torch.float64), torch.zeros(1))
     acts = acts_of(values, moments=Known(other, (WIDTH,)))
     matrix = matrix_of(Term(acts, torch.zeros(1, EXAMPLES, GROUPS, 3, ROWS)))
     with pytest.MonkeyPatch.context() as patch:
@@ -435,28 +435,28 @@ def test_inputs_are_made_where_known_sums_do_not_serve() -> None:
 
 def test_factors_of_both_measurements() -> None:
     """Sides and counts are added."""
-    one = Factors(torch.ones(1, 2, 2), torch.full((1, 3), 2.0), 3.0)
-    made = one.plus(Factors(torch.full((1, 2, 2), 4.0), torch.full((1, 3), 5.0), 6.0))
+    one = KronFactors(torch.ones(1, 2, 2), torch.full((1, 3), 2.0), 3.0)
+    made = one.plus(KronFactors(torch.full((1, 2, 2), 4.0), torch.full((1, 3), 5.0), 6.0))
     assert made.inputs.unique().tolist() == [5.0] and made.gradients.unique().tolist() == [7.0] and made.count == 9.0
-    assert Factors(torch.ones(1), torch.ones(1)).count == 0.0
+    assert KronFactors(torch.ones(1), torch.ones(1)).count == 0.0
 
 
 def test_what_is_in_float64() -> None:
     """Factors, both orientations of a block with such a basis, and other weights; the rest is rounded."""
-    keys = [(Part(name, 0, 4),) for name in "abcd"]
+    keys = [(WeightRange(name, 0, 4),) for name in "abcd"]
     narrow, wide = torch.ones(1, 2, 2), torch.ones(1, 2, 2, dtype=torch.float64)
-    parts = Part("n", 0, 2), Part("m", 0, 2)
+    parts = WeightRange("n", 0, 2), WeightRange("m", 0, 2)
     sums = KronSums(
-        factors={(keys[0], False): Factors(wide, wide), (keys[0], True): Factors(narrow, narrow)},
+        factors={(keys[0], False): KronFactors(wide, wide), (keys[0], True): KronFactors(narrow, narrow)},
         others={parts[0]: wide[0], parts[1]: narrow[0]},
         bases={keys[1]: (None, wide), keys[2]: (narrow, None), keys[3]: (None, None)},
     )
     assert sums.fine() == {(keys[0], False), (keys[1], False), (keys[1], True), parts[0]}
     assert set(sums.of(keys[0])) == {False, True} and sums.of(keys[0])[True] is sums.factors[keys[0], True]
     assert sums.of(keys[1]) == {} and KronSums().fine() == set() and KronSums().corrected == {}
-    sums.factors[keys[0], True] = Factors(wide.clone(), wide.clone())
+    sums.factors[keys[0], True] = KronFactors(wide.clone(), wide.clone())
     sums.others[parts[1]] = wide[0]
-    assert set(KronSums(factors={(keys[0], True): Factors(wide, wide)}).of(keys[0])) == {True}
+    assert set(KronSums(factors={(keys[0], True): KronFactors(wide, wide)}).of(keys[0])) == {True}
     sums.narrow({(keys[0], False), parts[1]})
     kept, rounded = sums.factors[keys[0], False], sums.factors[keys[0], True]
     assert kept.inputs.dtype == kept.gradients.dtype == sums.others[parts[1]].dtype == torch.float64
@@ -465,9 +465,11 @@ def test_what_is_in_float64() -> None:
 
 def test_sides_that_are_begun_again() -> None:
     """Inputs with their count, gradients, or another weight's sum; the others stay."""
-    key, part, other = (Part("a", 0, 4),), Part("n", 0, 2), Part("m", 0, 2)
+    key, part, other = (WeightRange("a", 0, 4),), WeightRange("n", 0, 2), WeightRange("m", 0, 2)
     sums = KronSums(
-        factors={(key, flipped): Factors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), 3.0) for flipped in (False, True)},
+        factors={
+            (key, flipped): KronFactors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), 3.0) for flipped in (False, True)
+        },
         others={part: torch.ones(2), other: torch.ones(2)},
     )
     sums.drop({((key, False), "inputs"), ((key, True), "gradients"), (part, "other")})
@@ -480,13 +482,13 @@ def test_sides_that_are_begun_again() -> None:
 # Probes that are gone through again
 
 
-def chunk(size: int) -> dict[Part, Any]:
+def chunk(size: int) -> dict[WeightRange, Any]:
     """A weight and its bias with the same gradients, and another weight: 8 and 12 numbers."""
     grad = torch.zeros(1, 1, 1, 1, 8 * size)
     acts = Acts(lambda chosen: torch.ones(1, 1, 1, 1)[chosen], 1, 1)
     own = [Matrix((Term(acts, grad),), Layout.plain(1, 8 * size, 1), ROOM) for _ in range(2)]
     other = Explicit(torch.zeros(1, 1, 12 * size), ROOM)
-    return {Part("a", 0, 1): own[0], Part("b", 0, 1): own[1], Part("c", 0, 1): other}
+    return {WeightRange("a", 0, 1): own[0], WeightRange("b", 0, 1): own[1], WeightRange("c", 0, 1): other}
 
 
 def test_probes_are_kept_where_they_fit() -> None:

@@ -25,7 +25,7 @@ from peewit.tracing.layers.conv import moments as patch_moments
 from peewit.tracing.layers.conv.geometry import Axis
 from peewit.tracing.layers.conv.moments import PatchMoments
 from peewit.tracing.layers.conv.rule import Window, patches
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 from tables import curvature_of, relative, table
 
 LARGE = Budget(1 << 30)
@@ -223,7 +223,7 @@ def factor(x: Tensor, window: Window, bias: bool, weight: Tensor | None, reduced
     term = Term(Acts(act, width, positions, moments=given), normal(1, len(x), groups, positions, 2).to(DEVICE))
     matrix = Matrix((term,), Layout.plain(groups, 2, width), Budget(30_000))
     matrix = matrix.with_bias() if bias else matrix
-    sums, key = KronSums(), (Part("weight", 0, 1),)
+    sums, key = KronSums(), (WeightRange("weight", 0, 1),)
     add_gradients(sums, key, matrix, reduced, {})
     add_inputs(sums, key, matrix, [weight], reduced)
     add_inputs(sums, key, matrix, [weight], reduced)

@@ -25,7 +25,7 @@ from peewit.tracing.layers.elementwise import align, reduce_to, stretched
 from peewit.tracing.layers.examples import BatchAxis, Owned, batch_axes
 from peewit.tracing.layers.norm import frozen_batch_norm
 from peewit.tracing.layers.references import Ref
-from peewit.weights.ranges import Part
+from peewit.weights.ranges import WeightRange
 
 EXAMPLES, PROBES = 3, 2
 MATRICES = {"convolution", "transposed convolution", "linear", "bilinear", "embedding"}  # with Kronecker factors
@@ -113,7 +113,7 @@ def check(call: Call, rules: list[str], free: tuple[int, ...] = (0,), axis: int 
         grads = torch.stack([torch.autograd.grad(output, use.output, probe, retain_graph=True)[0] for probe in probes])
         inputs = tuple(each.movedim(axis, 0) for each in use.rule.prepare(use, use.inputs))
         for made in use.rule.contributions(use, inputs, grads.movedim(1 + axis, 1)):
-            assert isinstance(made.part, Part)
+            assert isinstance(made.part, WeightRange)
             found[int(made.part.name)][..., made.part.start : made.part.stop] += rows_of(made)
     for place, each in enumerate(parameters):
         for example in range(EXAMPLES):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...messages.errors import PeewitError
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from ...weights.space import Space
 
 Key = TypeVar("Key", bound=Hashable)
@@ -48,7 +48,7 @@ def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
     sums[key] = value if key not in sums else sums[key] + value
 
 
-def outside(part: Part, space: Space) -> str:
+def outside(part: WeightRange, space: Space) -> str:
     """What is wrong with a range of a weight, if something is."""
     own = space.slices().get(part.name)
     if own is None:
@@ -66,7 +66,7 @@ def check_shape(value: Tensor, what: str, *shapes: tuple[int, ...]) -> None:
         raise PeewitError(f"{what} has shape {tuple(value.shape)}; expected {' or '.join(map(str, shapes))}")
 
 
-def check_parts(parts: Iterable[Part], space: Space) -> None:
+def check_parts(parts: Iterable[WeightRange], space: Space) -> None:
     """Refuse ranges that are outside of the selected weights, or that overlap."""
     ordered = sorted(parts)
     wrong = next(filter(None, (outside(part, space) for part in ordered)), "")
@@ -77,7 +77,7 @@ def check_parts(parts: Iterable[Part], space: Space) -> None:
             raise PeewitError(f"ranges {first[1:]} and {second[1:]} of {first.name!r} overlap")
 
 
-def whole(sums: Mapping[Part, Tensor], space: Space) -> Tensor:
+def whole(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
     """(total,): values per range put into one vector; ranges never seen are zero."""
     some = next(iter(sums.values()))
     flat = some.new_zeros(space.total)

@@ -15,23 +15,26 @@ from ...jacobians.stacked import Stacked
 from ...messages.errors import PeewitError
 from ...network.finite import NotFiniteCurvature
 from ...weights.groups import Groups
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from ...weights.space import Space
-from ..blocks import Block as OperatorBlock
-from ..blocks import Blocks, rows_of
+from ..blocks import Blocks, OperatorBlock, rows_of
 from ..contracts import Peak
-from ..operators import Dense
+from ..operators import DenseOperator
 from ..stream import Held, Source
 from .common import added, check_shape, cleared, filled, floored
 from .factors import CHUNK, CHUNK_CUDA, CHUNKS_CUDA
 from .rounding import Rounding, in_float64
 
 STRIPES, STRIPE = 4, 128  # in how many stripes a symmetric matrix is made, and how wide they are at least
-Group = tuple[Part, ...]
+Group = tuple[WeightRange, ...]
 
 
 def add_gram(
-    total: Tensor | None, found: Mapping[Part, Matrix | Explicit], group: Group, mask: Tensor | None, dtype: torch.dtype
+    total: Tensor | None,
+    found: Mapping[WeightRange, Matrix | Explicit],
+    group: Group,
+    mask: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor | None:
     """(P, P) in float64 and `sum J^T J` over probes and examples for a group of weights, some rows at a time."""
     pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
@@ -99,7 +102,7 @@ class Block:
 
     def groups(self, space: Space) -> list[Group]:
         """Weights by the module that owns them."""
-        made: dict[str, list[Part]] = {}
+        made: dict[str, list[WeightRange]] = {}
         for part in space.parts():
             made.setdefault(part.name.rpartition(".")[0], []).append(part)
         return [tuple(parts) for parts in made.values()]
@@ -257,7 +260,7 @@ def sizes(sums: dict[Group, Tensor]) -> dict[Group, Tensor]:
 
 
 def measure_chunks(
-    chunks: Iterable[Mapping[Part, Matrix | Explicit]],
+    chunks: Iterable[Mapping[WeightRange, Matrix | Explicit]],
     groups: list[Group],
     mask: Tensor | None,
     rounding: Rounding[Group],
@@ -290,7 +293,7 @@ class DenseCurvature:
             mask = None if space.mask is None else space.mask.to(matrix.device)
             slices = self._slices(parts)
             own = torch.cat([delta[piece] for piece in slices])
-            operator = Dense(with_diagonal(matrix, scale.to(matrix), own))
+            operator = DenseOperator(with_diagonal(matrix, scale.to(matrix), own))
             blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
         return Blocks(blocks, space.size)
 

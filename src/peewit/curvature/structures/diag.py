@@ -10,10 +10,10 @@ from torch import Tensor
 from ...messages.errors import PeewitError
 from ...network.finite import refuse_broken_curvature
 from ...weights.groups import Groups
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from ...weights.space import Space
-from ..blocks import Block, Blocks
-from ..operators import Diagonal
+from ..blocks import Blocks, OperatorBlock
+from ..operators import DiagonalOperator
 from ..stream import Source
 from .common import accumulate, check_parts, check_shape, cleared, filled, floored, whole
 
@@ -32,23 +32,23 @@ class Diag:
     masks = True  # single elements of a tensor can be selected
     enough = 10 << 30  # bytes of a budget beyond which a fit gains nothing; about half of it is taken
 
-    def measure(self, source: Source) -> dict[Part, Tensor]:
+    def measure(self, source: Source) -> dict[WeightRange, Tensor]:
         """(P,) per range of each weight."""
-        sums: dict[Part, Tensor] = {}
+        sums: dict[WeightRange, Tensor] = {}
         for batch in source:
             for found in batch.probes():
                 for part, jacobian in found.items():
                     accumulate(sums, part, jacobian.layout.to_flat(jacobian.square_sum()))
         return sums
 
-    def more(self, source: Source, earlier: dict[Part, Tensor]) -> dict[Part, Tensor]:
+    def more(self, source: Source, earlier: dict[WeightRange, Tensor]) -> dict[WeightRange, Tensor]:
         """Sums over earlier data and this."""
         made = dict(earlier)
         for part, value in self.measure(source).items():
             accumulate(made, part, value)
         return made
 
-    def check(self, sums: dict[Part, Tensor], space: Space) -> None:
+    def check(self, sums: dict[WeightRange, Tensor], space: Space) -> None:
         """Refuse sums that are not of these weights."""
         for part, value in sums.items():
             check_parts([part], space)
@@ -56,7 +56,7 @@ class Diag:
             if bool((value < 0).any()):
                 raise PeewitError(f"The diagonal of {part.name!r} has negative numbers")
 
-    def curvature(self, sums: dict[Part, Tensor], space: Space) -> DiagCurvature:
+    def curvature(self, sums: dict[WeightRange, Tensor], space: Space) -> DiagCurvature:
         """One vector over all weights."""
         refuse_broken_curvature((part.name, value) for part, value in sums.items())
         return DiagCurvature(whole(sums, space), space)
@@ -80,8 +80,8 @@ class DiagCurvature:
             diagonal = self.diagonal[place] if mask is None else self.diagonal[place][mask]
             own = slice(start, start + diagonal.numel())
             start = own.stop
-            operator = Diagonal((scale.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
-            blocks.append(Block((part,), (own,), operator))
+            operator = DiagonalOperator((scale.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
+            blocks.append(OperatorBlock((part,), (own,), operator))
         return Blocks(blocks, space.size)
 
     def diag(self, floor: float = 0.0) -> Tensor:

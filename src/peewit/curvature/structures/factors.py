@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...jacobians.explicit import Explicit
 from ...jacobians.factored import Matrix, Term
-from ...jacobians.inputs import Acts, Moments
+from ...jacobians.inputs import Acts, InputMoments
 from ...jacobians.layout import Layout
 from ...kernels import available
 from ...kernels import products as kernel_products
 from ...runtime.memory import Budget
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from .common import added, sum_dtype
 from .rounding import in_float64
 
@@ -28,11 +28,11 @@ CHUNK = 2_048  # rows of a product in float32 on a CPU, summed in float64: more 
 NARROW = 128  # sides whose products of all chunks are no larger than the rows
 CHUNK_CUDA, CHUNKS_CUDA = 8_192, 16  # on a GPU, and at most so many of them
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
-Key = tuple[Part, ...]  # one weight, or weight and bias of a joint block
+Key = tuple[WeightRange, ...]  # one weight, or weight and bias of a joint block
 Bases = dict[Key, tuple[Tensor | None, Tensor | None]]  # eigenvectors of the row side and the column side
 Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and how made
 Own = tuple[Key, bool]  # a block, and whether it is used with its columns for rows
-Side = tuple[Own | Part, Literal["inputs", "gradients", "other"]]  # a matrix that is summed
+Side = tuple[Own | WeightRange, Literal["inputs", "gradients", "other"]]  # a matrix that is summed
 Asked = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
 
 
@@ -42,7 +42,7 @@ def plainly(side: Side) -> torch.dtype:
 
 
 @dataclass
-class Factors:
+class KronFactors:
     """Sums for one orientation of one weight: inputs (.., width, width), gradients, and positions counted.
 
     They are in float64 while data come, and rounded to float32 in the end where that does not show. A side that is
@@ -53,9 +53,9 @@ class Factors:
     gradients: Tensor
     count: float = 0.0
 
-    def plus(self, earlier: Factors) -> Factors:
+    def plus(self, earlier: KronFactors) -> KronFactors:
         """Both, and the positions counted; these are added to in place."""
-        return Factors(
+        return KronFactors(
             added(self.inputs, earlier.inputs), added(self.gradients, earlier.gradients), self.count + earlier.count
         )
 
@@ -66,25 +66,25 @@ class KronSums:
 
     layouts: dict[Key, Layout] = field(default_factory=dict)
     weights: dict[Key, Layout] = field(default_factory=dict)  # of joint blocks: the weight's layout alone
-    factors: dict[tuple[Key, bool], Factors] = field(default_factory=dict)
-    others: dict[Part, Tensor] = field(default_factory=dict)
+    factors: dict[tuple[Key, bool], KronFactors] = field(default_factory=dict)
+    others: dict[WeightRange, Tensor] = field(default_factory=dict)
     corrected: dict[Key, Tensor] = field(default_factory=dict)
     bases: Bases = field(default_factory=dict)
 
-    def of(self, key: Key) -> dict[bool, Factors]:
+    def of(self, key: Key) -> dict[bool, KronFactors]:
         """The factors of one weight, by orientation."""
         return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
 
-    def fine(self) -> set[Own | Part]:
+    def fine(self) -> set[Own | WeightRange]:
         """What is in float64."""
-        made: set[Own | Part] = set()
+        made: set[Own | WeightRange] = set()
         made.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
         for key, bases in self.bases.items():
             if in_float64(basis for basis in bases if basis is not None):
                 made |= {(key, False), (key, True)}
         return made | {part for part, value in self.others.items() if in_float64([value])}
 
-    def narrow(self, fine: set[Own | Part]) -> None:
+    def narrow(self, fine: set[Own | WeightRange]) -> None:
         """Round all but these to float32."""
         for own, value in self.factors.items():
             if own not in fine:
@@ -94,7 +94,7 @@ class KronSums:
     def drop(self, chosen: set[Side]) -> None:
         """Begin these again."""
         for own, side in chosen:
-            if isinstance(own, Part):
+            if isinstance(own, WeightRange):
                 del self.others[own]
                 continue
             factors = self.factors[own]
@@ -161,7 +161,7 @@ def symmetric(rows: Tensor, number: int) -> Tensor:
     )
 
 
-def add_other(sums: KronSums, part: Part, jacobian: Explicit, asked: Asked = plainly) -> None:
+def add_other(sums: KronSums, part: WeightRange, jacobian: Explicit, asked: Asked = plainly) -> None:
     """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
     dtype = asked((part, "other"))
     if dtype is None:
@@ -215,7 +215,7 @@ def gradient_rows(grad: Tensor) -> Tensor:
     return grad.permute(2, 0, 1, 3, 4).reshape(grad.shape[2], -1, grad.shape[4])
 
 
-def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> Factors:
+def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tensor, reduced: bool) -> KronFactors:
     if (key, flipped) not in sums.factors:
         groups, rows, columns = matrix.layout.matrix
         wide, tall = (rows, columns) if flipped else (columns, rows)
@@ -226,7 +226,7 @@ def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tens
             shape = (groups, size) if diagonal else (groups, size, size)
             return torch.zeros(shape, dtype=torch.float64, device=like.device)
 
-        sums.factors[key, flipped] = Factors(
+        sums.factors[key, flipped] = KronFactors(
             zeros(wide, tokens or wide > LARGEST_SIDE), zeros(tall, tall > LARGEST_SIDE)
         )
     return sums.factors[key, flipped]
@@ -251,7 +251,7 @@ def add_inputs(
                 _add_expanded(factors, matrix, term, weight, dtype)
 
 
-def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor | None, dtype: torch.dtype) -> None:
+def _add_expanded(factors: KronFactors, matrix: Matrix, term: Term, weight: Tensor | None, dtype: torch.dtype) -> None:
     examples = matrix.examples
     positions = examples * term.acts.positions if weight is None else weight.sum().item()
     factors.count += positions
@@ -279,7 +279,7 @@ def _add_expanded(factors: Factors, matrix: Matrix, term: Term, weight: Tensor |
         )
 
 
-def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix, dtype: torch.dtype) -> None:
+def _add_moments(factors: KronFactors, acts: Acts, moments: InputMoments, matrix: Matrix, dtype: torch.dtype) -> None:
     """`sum a a^T` where it is known without the inputs; with a column of ones, their sums beside it."""
     second = moments.second(matrix.budget, dtype)
     rows = second.shape[1 : (second.dim() + 1) // 2]
@@ -307,7 +307,7 @@ def _add_moments(factors: Factors, acts: Acts, moments: Moments, matrix: Matrix,
 
 
 def _add_reduced(
-    factors: Factors,
+    factors: KronFactors,
     matrix: Matrix,
     own: list[tuple[Term, Tensor | None]],
     dtype: torch.dtype,

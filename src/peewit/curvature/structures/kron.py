@@ -12,15 +12,15 @@ from ...jacobians.layout import Layout, join, part_ways
 from ...messages.errors import PeewitError
 from ...network.finite import refuse_broken_curvature
 from ...weights.groups import Groups
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from ...weights.space import Space
-from ..blocks import Block, Blocks
+from ..blocks import Blocks, OperatorBlock
 from ..contracts import Peak
-from ..operators import Dense, Diagonal, Dual, Rotated
+from ..operators import DenseOperator, DiagonalOperator, Dual, RotatedOperator
 from ..stream import Source
 from .common import filled, floored, narrowed
 from .eigen import decompose_side, decompose_sides, eigenvalues_meanwhile
-from .factors import LARGEST_SIDE, Factors, Key, KronSums
+from .factors import LARGEST_SIDE, Key, KronFactors, KronSums
 from .passes import measure_corrections, measure_factors
 from .sums import check_sums, joined_sums
 
@@ -174,7 +174,7 @@ def same(side: Tensor, other: Tensor) -> bool:
     return side.shape == other.shape and side.dtype == other.dtype and torch.equal(side, other)
 
 
-def sides(own: dict[bool, Factors]) -> tuple[Tensor, Tensor]:
+def sides(own: dict[bool, KronFactors]) -> tuple[Tensor, Tensor]:
     """Row-side and column-side factors with `block = rows (x) columns`."""
     pairs = []
     for flipped, factors in own.items():
@@ -216,7 +216,7 @@ def spread(side: Tensor) -> Tensor:
 
 def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
     """All blocks, ready for any prior."""
-    blocks: dict[Key, Spectrum] = {}
+    blocks: dict[Key, KronSpectrum] = {}
     refuse_broken_curvature((part.name, value) for part, value in sums.others.items())
     refuse_broken_curvature((key[0].name, value) for key, value in sums.corrected.items())
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
@@ -231,12 +231,12 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
         else:
             left, right, row_values, column_values = found[key]
             values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
-        blocks[key] = Spectrum(layout, left, right, values, sums.weights.get(key), factors)
+        blocks[key] = KronSpectrum(layout, left, right, values, sums.weights.get(key), factors)
     return KronCurvature(blocks, others, space, words, dense())
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class KronSpectrum:
     """One weight's eigenbases (row side, column side) and eigenvalues (G, O, I)."""
 
     layout: Layout
@@ -244,14 +244,14 @@ class Spectrum:
     right: Tensor | None
     values: Tensor
     weight: Layout | None = None  # the weight's own layout, in a block that it shares with its bias
-    factors: dict[bool, Factors] | None = None  # the sums themselves, where the product of factors is the block
+    factors: dict[bool, KronFactors] | None = None  # the sums themselves, where the product of factors is the block
 
     @property
     def sides(self) -> tuple[Tensor, Tensor] | None:
         """The factors, made when a prior needs them: the sums are held anyway."""
         return None if self.factors is None else sides(self.factors)
 
-    def precision(self, delta: Tensor, scale: Tensor, key: Key, numbers: Tensor | None = None) -> Rotated:
+    def precision(self, delta: Tensor, scale: Tensor, key: Key, numbers: Tensor | None = None) -> RotatedOperator:
         """`scale H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
         scale = scale.to(self.values)
         same = delta.detach() if numbers is None else numbers
@@ -262,9 +262,9 @@ class Spectrum:
 
     def _rotated(
         self, values: Tensor, left: Tensor | None, right: Tensor | None, dtype: torch.dtype, dual: Dual | None = None
-    ) -> Rotated:
+    ) -> RotatedOperator:
         """In the dtype of the weights: float64 is needed to find eigenvectors, not to turn by them."""
-        return Rotated(values.to(dtype), self.layout, narrowed(left, dtype), narrowed(right, dtype), dual)
+        return RotatedOperator(values.to(dtype), self.layout, narrowed(left, dtype), narrowed(right, dtype), dual)
 
     def _product(self, delta: Tensor, key: Key, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """(G, O, 1) and (G, 1, I) whose product is delta, whatever its numbers are; refused where there are none."""
@@ -328,7 +328,7 @@ class Spectrum:
             whitened(found[1], self.right, columns[:, 0, :], key[0].name),
         )
 
-    def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, key: Key) -> Rotated:
+    def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, key: Key) -> RotatedOperator:
         """`D^1/2 (scale D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
         sides = self._whitened(rows, columns, key)
         (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = sides
@@ -365,11 +365,11 @@ def whitened(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -
 class KronCurvature:
     """Kronecker blocks, and dense or diagonal ones for the rest."""
 
-    blocks: dict[Key, Spectrum]
-    others: dict[Part, Tensor]
+    blocks: dict[Key, KronSpectrum]
+    others: dict[WeightRange, Tensor]
     space: Space
     words: str
-    eigenvalues: dict[Part, Tensor]  # in float64, of the others that are matrices
+    eigenvalues: dict[WeightRange, Tensor]  # in float64, of the others that are matrices
 
     elementwise = False
 
@@ -380,18 +380,20 @@ class KronCurvature:
             slices = tuple(self.space.place(part) for part in key)
             own = None if numbers is None else self._matrix(numbers, key, spectrum)
             operator = spectrum.precision(self._matrix(delta, key, spectrum), scale, key, own)
-            made.append(Block(key, slices, operator, joint=spectrum.weight))
+            made.append(OperatorBlock(key, slices, operator, joint=spectrum.weight))
         for part, value in self.others.items():
             place = self.space.place(part)
             if value.dim() == 2:
-                made.append(Block((part,), (place,), Dense(scale.to(value) * value + torch.diag(delta[place]))))
+                made.append(
+                    OperatorBlock((part,), (place,), DenseOperator(scale.to(value) * value + torch.diag(delta[place])))
+                )
             else:
-                made.append(Block((part,), (place,), Diagonal(scale.to(value) * value + delta[place])))
+                made.append(OperatorBlock((part,), (place,), DiagonalOperator(scale.to(value) * value + delta[place])))
         for place, part in self._unseen():
-            made.append(Block((part,), (place,), Diagonal(delta[place])))
+            made.append(OperatorBlock((part,), (place,), DiagonalOperator(delta[place])))
         return Blocks(made, self.space.size)
 
-    def _matrix(self, flat: Tensor, key: Key, spectrum: Spectrum) -> Tensor:
+    def _matrix(self, flat: Tensor, key: Key, spectrum: KronSpectrum) -> Tensor:
         """(D,) -> (G, O, I): the numbers of one block."""
         pieces = [flat[self.space.place(part)] for part in key]
         return spectrum.layout.to_matrix(
@@ -446,7 +448,7 @@ class KronCurvature:
         """Any tensor of the curvature: its dtype and device are those of all."""
         return next(iter([*(each.values for each in self.blocks.values()), *self.others.values()]))
 
-    def _unseen(self) -> list[tuple[slice, Part]]:
+    def _unseen(self) -> list[tuple[slice, WeightRange]]:
         """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""
         taken = sorted([*(part for key in self.blocks for part in key), *self.others])
         made = []
@@ -454,10 +456,10 @@ class KronCurvature:
             start = 0
             for part in [
                 *(part for part in taken if part.name == whole.name),
-                Part(whole.name, whole.stop, whole.stop),
+                WeightRange(whole.name, whole.stop, whole.stop),
             ]:
                 if part.start > start:
-                    gap = Part(whole.name, start, part.start)
+                    gap = WeightRange(whole.name, start, part.start)
                     made.append((self.space.place(gap), gap))
                 start = max(start, part.stop)
         return made

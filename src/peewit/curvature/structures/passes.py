@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...jacobians.explicit import Explicit
 from ...jacobians.factored import Matrix
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from ..stream import Batch, Chunk, Held, Source
 from .common import accumulate
 from .factors import Asked, Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
@@ -47,7 +47,7 @@ class Measurement:
             self.sums.drop(found)
             self._measure(batch, probes, found)
 
-    def finished(self, fine: set[Own | Part]) -> KronSums:
+    def finished(self, fine: set[Own | WeightRange]) -> KronSums:
         """The sums of all data, in float64 where it shows or where they are small."""
         if self.rounding.wide:
             return self.sums
@@ -58,7 +58,7 @@ class Measurement:
         self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
         return self.sums
 
-    def _judge(self, shown: set[Own | Part]) -> set[Side]:
+    def _judge(self, shown: set[Own | WeightRange]) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
         matrices = dict(watched(self.sums, shown, self.rounding))
         found = self.rounding.judge(matrices)
@@ -69,7 +69,7 @@ class Measurement:
         self.rounding.take(alike, matrices)
         return found | alike
 
-    def _shown(self) -> set[Own | Part]:
+    def _shown(self) -> set[Own | WeightRange]:
         """Blocks in which float32 would show, with all of their module."""
         sizes = largest(self.sums)
         modules = {module_of(own) for own in self.rounding.shown(sizes)}
@@ -132,15 +132,15 @@ class Measurement:
                 self.small.add(own)
 
 
-def module_of(own: Own | Part) -> str:
+def module_of(own: Own | WeightRange) -> str:
     """The module that owns a weight."""
-    name = own.name if isinstance(own, Part) else own[0][0].name
+    name = own.name if isinstance(own, WeightRange) else own[0][0].name
     return name.rpartition(".")[0]
 
 
-def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
+def largest(sums: KronSums) -> dict[Own | WeightRange, Tensor]:
     """About the largest eigenvalue of every block that is no diagonal."""
-    made: dict[Own | Part, Tensor] = {}
+    made: dict[Own | WeightRange, Tensor] = {}
     for own, factors in sums.factors.items():
         made[own] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
     for part, value in sums.others.items():
@@ -150,14 +150,14 @@ def largest(sums: KronSums) -> dict[Own | Part, Tensor]:
 
 
 def watched(
-    sums: KronSums, chosen: set[Own | Part], rounding: Rounding[Side]
+    sums: KronSums, chosen: set[Own | WeightRange], rounding: Rounding[Side]
 ) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
     """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
 
     It is the least beside the largest eigenvalue of the other side, which brings rounding with it.
     """
     for own in chosen:
-        if isinstance(own, Part):
+        if isinstance(own, WeightRange):
             value = sums.others[own]
             if rounding.watches((own, "other")):
                 yield (own, "other"), (value.unsqueeze(0), value.new_full((1,), 1 / rounding.strength))
@@ -182,7 +182,7 @@ def note_alive(alive: dict[tuple[Key, int], Tensor], key: Key, matrix: Matrix) -
         alive[key, number] = nonzero if earlier is None else earlier | nonzero
 
 
-def joined(chunk: Chunk, pairs: dict[Part, Part]) -> Iterator[tuple[Key, Matrix | Explicit]]:
+def joined(chunk: Chunk, pairs: dict[WeightRange, WeightRange]) -> Iterator[tuple[Key, Matrix | Explicit]]:
     """Jacobians by block: a weight with its bias where `pairs` has them, each other range on its own."""
     biases = set(pairs.values())
     for part, jacobian in chunk.items():

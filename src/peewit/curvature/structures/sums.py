@@ -10,7 +10,7 @@ from ...jacobians.layout import Layout
 from ...messages.errors import PeewitError
 from ...weights.space import Space
 from .common import added, check_parts, check_shape
-from .factors import Factors, Key, KronSums
+from .factors import Key, KronFactors, KronSums
 
 
 def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
@@ -94,7 +94,7 @@ def check_layout(key: Key, layout: Layout, weight: Layout | None) -> None:
             raise PeewitError(f"The layout of {name!r} with its bias is {layout.matrix}")
 
 
-def check_factors(key: Key, layout: Layout, flipped: bool, factors: Factors) -> None:
+def check_factors(key: Key, layout: Layout, flipped: bool, factors: KronFactors) -> None:
     """Sides have the matrix's sizes."""
     groups, rows, columns = layout.matrix
     wide, tall = (rows, columns) if flipped else (columns, rows)

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...jacobians.factored import Term
 from ...jacobians.layout import Layout
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from .examples import _product
 from .references import Ref
 
@@ -58,7 +58,7 @@ class Lift:
 class Contribution(NamedTuple):
     """One use's share in the Jacobian of a range of a parameter: a factored term or explicit rows (K, B, P)."""
 
-    part: Part
+    part: WeightRange
     value: Term | Tensor
     layout: Layout
 

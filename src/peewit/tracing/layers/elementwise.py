@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...jacobians.layout import Layout
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 from .contract import Contribution, Handler, PlainInputs, Recorder, Use
 from .references import Ref
 
@@ -54,7 +54,7 @@ class ElementwiseRule(PlainInputs):
         if not (ref.is_rows and ref.tensor.numel() == size):
             whole = value.new_zeros(*value.shape[:2], size)
             value = whole.index_add(2, ref.index().flatten(), value)
-        yield Contribution(Part(ref.name, 0, size), value, Layout.plain(1, size, 1))
+        yield Contribution(WeightRange(ref.name, 0, size), value, Layout.plain(1, size, 1))
 
 
 ADD = ElementwiseRule("added parameter")

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...weights.ranges import Part
+from ...weights.ranges import WeightRange
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Ref:
         return None if found is None else Ref(name, tensor, parameter, *found)
 
     @property
-    def part(self) -> Part:
+    def part(self) -> WeightRange:
         """The range the view covers, when it is a contiguous one."""
-        return Part(self.name, self.start, self.start + self.tensor.numel())
+        return WeightRange(self.name, self.start, self.start + self.tensor.numel())
 
     @property
     def is_rows(self) -> bool:
