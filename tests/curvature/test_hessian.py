@@ -12,6 +12,7 @@ import peewit as pw
 import reference_dense as dense
 from environment import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal, seeded
+from peewit.curvature.kinds import NAMES
 from peewit.runtime.random import Hashed
 from tables import Table, curvature_of, moved, relative, table
 
@@ -82,21 +83,26 @@ def test_the_full_hessian(name: str) -> None:
         assert la.N == 5
 
 
+def empirical(case: Table) -> torch.Tensor:
+    """(D, D)."""
+    return dense.empirical(case.model, case.x, case.y, case.case.likelihood, case.names, case.case.axis)
+
+
+def fisher(case: Table, samples: int = 1) -> torch.Tensor:
+    """(D, D)."""
+    settings = case.case.likelihood, case.names, case.case.axis
+    return dense.fisher(case.model, case.x, drawn(case, samples), *settings)
+
+
+REFERENCES = {"ggn": lambda case: case.ggn, "fisher": fisher, "empirical": empirical, "hessian": hessian}
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("curvature", ["ggn", "hessian", "empirical", "fisher", pw.MonteCarlo(3)], ids=str)
+@pytest.mark.parametrize("curvature", [*(each for each in NAMES if each != "auto"), pw.MonteCarlo(3)], ids=str)
 def test_products(name: str, curvature: Any) -> None:
     """Equal to products with the dense matrices, for one vector and for several, whatever the batches."""
     case = table(name)
-    settings = case.case.likelihood, case.names, case.case.axis
-    if curvature == "ggn":
-        exact = case.ggn
-    elif curvature == "hessian":
-        exact = hessian(case)
-    elif curvature == "empirical":
-        exact = dense.empirical(case.model, case.x, case.y, *settings)
-    else:
-        samples = 1 if curvature == "fisher" else curvature.samples
-        exact = dense.fisher(case.model, case.x, drawn(case, samples), *settings)
+    exact = REFERENCES[curvature](case) if isinstance(curvature, str) else fisher(case, curvature.samples)
     v = torch.randn(2, 2, len(exact), generator=seeded(1), dtype=torch.float64)
     for data in ((moved(case.x), moved(case.y)), cut(case.x, case.y, [2, 3])):
         model = case.case.make()[0].to(DEVICE)
