@@ -735,4 +735,4 @@ def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
         >>> pw.validation_nll(la, (x, y)) > 0
         True
     """
-    return validation.validation_nll(la.state, data, **predict)
+    return validation.validation_nll(la.state, data, predict)

@@ -432,7 +432,7 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
         asked.append(options)
         return Answer()
 
-    monkeypatch.setattr("peewit.tuning.validation.predict", predict)
+    monkeypatch.setattr("peewit.predictions.shared.predict", predict)
     data = moved(case.x), moved(case.y)
     assert pw.validation_nll(la, data, link="mc") == 2.0
     with pytest.warns(pw.TuningWarning, match="smallest value"):

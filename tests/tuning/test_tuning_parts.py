@@ -789,13 +789,13 @@ def scored(
     """What a search finds by a score, and all that were scored."""
     tried: list[Scored] = []
 
-    def of(settings: Any) -> list[float]:
+    def mean_nlls(shared: Any, settings: Any) -> list[float]:
         made = [setting() for setting in settings]
         tried.extend(made)
         return [score(each) for each in made]
 
     for module in (by_validation, by_grid):
-        monkeypatch.setattr(module, "Scores", lambda la, data, predict: SimpleNamespace(of=of))
+        monkeypatch.setattr(module, "mean_nlls", mean_nlls)
         monkeypatch.setattr(module, "repeated", lambda data, device: data)
     usual = {
         "method": by,

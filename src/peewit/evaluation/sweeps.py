@@ -21,18 +21,12 @@ from ..messages.names import check_name
 from ..metrics import json
 from ..metrics.bootstrap import Resampling
 from ..metrics.kinds import merit
-from ..network.batches import Batches
 from ..network.isolation import entry_point
-from ..posterior.network import TooManyOutputs
-from ..predictions import covariance as engine
-from ..predictions import options, predict
-from ..predictions.families import made_of
+from ..predictions.shared import SharedPredictions
 from ..runtime.progress import Progress
-from ..runtime.random import DEFAULT_SEED, seed_of
-from ..tuning.scores import Scores as Shared
-from ..tuning.scores import Slice
+from ..runtime.random import seed_of
 from ..tuning.validation import repeated
-from .answers import Part, answer, joined
+from .answers import answer, joined
 from .scoring import metrics_of
 
 if TYPE_CHECKING:
@@ -183,9 +177,9 @@ def sweep(
         metric=metric,
         seed=seed_of(generator, 32, fixed=0),
     )
-    scorer = Scorer(la, repeated(validation, la.weights.device), memory)
+    shared = SharedPredictions(la.state, repeated(validation, la.weights.device), {"memory": memory})
     with closing(Progress(progress)) as bars:
-        tried = SEARCHES[method](lambda n, tau: scorer.point(n, tau, metric), options)
+        tried = SEARCHES[method](lambda n, tau: score(la, shared, n, tau, metric), options)
         points = tuple(bars.track(tried, options.trials, "trying settings"))
     return Sweep(
         points=points,
@@ -270,45 +264,16 @@ SEARCHES: dict[SearchMethod, Callable[[Try, SweepOptions], Iterator[SweepPoint]]
 }
 
 
-@dataclass(eq=False)
-class Scorer:
-    """Metrics of settings of one posterior; Jacobians, which depend on no setting, are kept where they fit."""
-
-    la: Laplace
-    batches: Batches
-    memory: float | None
-    shared: Shared | None = None
-    simple: bool = True  # whether predictions are made from Jacobians
-
-    def point(self, data_weight: float, prior_precision: float, metric: str) -> SweepPoint:
-        """The metrics of one setting."""
-        temperature = self.la.N / data_weight
-        columns = joined(self._parts(self.la.with_prior(prior_precision).with_temperature(temperature)))
-        if not len(columns):
-            raise PeewitError("validation has no labelled examples; expected some.")
-        draws = metrics_of(columns, Resampling(columns.examples, 0, 0))
-        check_name(metric, draws, "metric")
-        return SweepPoint(data_weight, prior_precision, temperature, {name: each.value for name, each in draws.items()})
-
-    def _parts(self, la: Laplace) -> list[Part]:
-        parts: list[Part] = []
-        if self.simple:
-            self.shared = self.shared or Shared(self.la.state, self.batches, {})
-            question = options.Question.of(la.likelihood, "linearised", None, None, False, False)
-
-            def visit(each: Slice) -> None:
-                with torch.no_grad():
-                    cov = engine.given(each.network, la.precision, each.mean, each.found, each.inputs)
-                    belief = predict.normal(each.network, cov, question, DEFAULT_SEED)
-                    parts.append(answer(made_of(belief, la.likelihood, question.link)).part(each.targets))
-
-            try:
-                self.shared._visit(visit, self.memory)
-            except TooManyOutputs:  # their covariances are made of samples
-                self.simple, parts = False, []
-            else:
-                return parts
-        with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-            for inputs, targets in self.batches:
-                parts.append(answer(la.predict(inputs, memory=self.memory)).part(targets))
-        return parts
+def score(
+    la: Laplace, shared: SharedPredictions, data_weight: float, prior_precision: float, metric: str
+) -> SweepPoint:
+    """The metrics of one setting."""
+    temperature = la.N / data_weight
+    there = la.with_prior(prior_precision).with_temperature(temperature).state
+    (parts,) = shared.read([lambda: there], lambda prediction, targets: answer(prediction).part(targets))
+    columns = joined(parts)
+    if not len(columns):
+        raise PeewitError("validation has no labelled examples; expected some.")
+    draws = metrics_of(columns, Resampling(columns.examples, 0, 0))
+    check_name(metric, draws, "metric")
+    return SweepPoint(data_weight, prior_precision, temperature, {name: each.value for name, each in draws.items()})

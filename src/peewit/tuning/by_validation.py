@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..posterior.trace import Step, Trace
+from ..predictions.shared import Setting, SharedPredictions
 from ..priors.prior import Prior
 from .by_evidence import noise_limits, noise_of
 from .options import TEMPERATURES, Settings
-from .scores import Scores, Setting
-from .validation import minimise, repeated, scan
+from .validation import mean_nlls, minimise, repeated, scan
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -52,7 +52,7 @@ class Coordinates:
 
 def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    scores = Scores(la, repeated(asked.validation, la.weights.device), asked.predict)
+    shared = SharedPredictions(la, repeated(asked.validation, la.weights.device), asked.predict)
     coordinates, mean = Coordinates.of(la)
     own = [asked.prior, asked.noise, asked.temperature]
     noise = float(la.likelihood.scale) ** -0.5
@@ -72,7 +72,7 @@ def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
         keys = [key for key in dict.fromkeys(map(values_of, settings)) if key not in seen]
         tried = [[math.exp(value) for value in key] for key in keys]
         made = [coordinates.setting(asked, each) for each in tried]
-        for key, each, value in zip(keys, tried, scores.of(made) if made else [], strict=True):
+        for key, each, value in zip(keys, tried, mean_nlls(shared, made) if made else [], strict=True):
             seen[key] = value if math.isfinite(value) else math.inf
             steps.append(Step(seen[key], coordinates.precisions(each[0]), noise_of(la, each[1]), each[2], None))
 

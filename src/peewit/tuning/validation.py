@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
-from ..network.nests import count
-from ..predictions.predict import predict
+from ..network.isolation import entry_point
+from ..predictions.prediction import Prediction
+from ..predictions.shared import Setting, SharedPredictions, read_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -20,15 +22,26 @@ Score = Callable[[Sequence[float]], float]
 Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to be asked for, all at once
 
 
-def validation_nll(la: PosteriorState, data: Any, **options: Any) -> float:
+@entry_point
+def validation_nll(la: PosteriorState, data: Any, options: Mapping[str, Any]) -> float:
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
-    batches = data if isinstance(data, Batches) else Batches(data, la.weights.device, "The validation data")
-    total, examples = 0.0, 0
-    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-        for inputs, targets in batches:
-            total -= float(predict(la, inputs, **options).log_prob(targets).double().sum())
-            examples += count(inputs)
-    return total / examples
+    batches = Batches(data, la.weights.device, "The validation data")
+    return mean(read_predictions(la, batches, options, summed_nll))
+
+
+def mean_nlls(shared: SharedPredictions, settings: Sequence[Setting]) -> list[float]:
+    """The same for every setting of a posterior, on the same data."""
+    return [mean(sums) for sums in shared.read(settings, summed_nll)]
+
+
+def summed_nll(prediction: Prediction, targets: Tensor) -> tuple[float, int]:
+    """The negative log probability of targets, summed over examples, and how many these are."""
+    return -float(prediction.log_prob(targets).double().sum()), len(targets)
+
+
+def mean(sums: Sequence[tuple[float, int]]) -> float:
+    """Per example, of sums over some examples each."""
+    return sum(total for total, _ in sums) / sum(examples for _, examples in sums)
 
 
 def repeated(data: Any, device: torch.device) -> Batches:

@@ -1,0 +1,120 @@
+"""Predictions under many priors, noises and temperatures: Jacobians depend on none of them, and are shared."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..network.batches import Batches
+from ..network.nests import Inputs, count, map_tensors
+from ..posterior.network import Network, TooManyOutputs, network_of
+from ..runtime.random import DEFAULT_SEED
+from . import covariance
+from .families import made_of
+from .options import Question
+from .predict import normal, predict
+from .prediction import Prediction
+
+if TYPE_CHECKING:
+    from ..posterior.state import PosteriorState
+
+Setting = Callable[[], "PosteriorState"]  # made when it is asked, since each holds numbers for all weights
+Value = TypeVar("Value")
+SHARE = 0.5  # of the budget for Jacobians that are kept from one call to the next
+KEPT = 1 << 30  # bytes of it at least, where `memory=` does not say: keeping saves passes, whatever caches hold
+
+
+@dataclass(frozen=True, eq=False)
+class LinearisedPiece:
+    """Some examples with their outputs and Jacobians."""
+
+    network: Network
+    inputs: Inputs
+    targets: Tensor
+    mean: Tensor
+    jacobians: covariance.Jacobians
+
+    def predict(self, la: PosteriorState, question: Question) -> Prediction:
+        """What a posterior predicts of them."""
+        made = covariance.given(self.network, la.precision, self.mean, self.jacobians, self.inputs)
+        return made_of(normal(self.network, made, question, DEFAULT_SEED), la.likelihood, question.link)
+
+
+@dataclass(eq=False)
+class SharedPredictions:
+    """Predictions of settings of one posterior on the same data: one pass for all, and no more where Jacobians fit."""
+
+    la: PosteriorState
+    batches: Batches
+    options: Mapping[str, Any]  # of `predict`
+    kept: list[LinearisedPiece] | None = field(default=None, init=False)  # of all examples, once seen, if they fit
+    simple: bool = field(init=False)  # whether predictions are made from Jacobians at all
+
+    def __post_init__(self) -> None:
+        self.simple = set(self.options) <= {"link", "samples", "memory"}
+
+    def read(self, settings: Sequence[Setting], value: Callable[[Prediction, Tensor], Value]) -> list[list[Value]]:
+        """For every setting, a value of each prediction and the targets beside it, piece by piece."""
+        if self.simple:
+            try:
+                return self._read_shared(settings, value)
+            except TooManyOutputs:  # their covariances are made of samples
+                self.simple = False
+        return [read_predictions(setting(), self.batches, self.options, value) for setting in settings]
+
+    def _read_shared(
+        self, settings: Sequence[Setting], value: Callable[[Prediction, Tensor], Value]
+    ) -> list[list[Value]]:
+        link, samples = self.options.get("link"), self.options.get("samples")
+        question = Question.of(self.la.likelihood, "linearised", link, samples, False, False)
+        if len(settings) == 1:
+            only = settings[0]()
+            settings = [lambda: only]
+        values: list[list[Value]] = [[] for _ in settings]
+
+        def visit(piece: LinearisedPiece) -> None:
+            with torch.no_grad():
+                for own, setting in zip(values, settings, strict=True):
+                    own.append(value(piece.predict(setting(), question), piece.targets))
+
+        self._visit(visit, self.options.get("memory"))
+        return values
+
+    def _visit(self, visit: Callable[[LinearisedPiece], None], memory: float | None) -> None:
+        """Every piece of the data, from memory where all of them are there."""
+        network = network_of(self.la, memory)  # refuses a network that has changed
+        if self.kept is not None:
+            for piece in self.kept:
+                visit(piece)
+            return
+        room = SHARE * (network.budget.bytes if memory is not None else max(network.budget.bytes, KEPT))
+        half = max(1, int((1 - SHARE) * network.budget.bytes))
+        network = replace(network, budget=replace(network.budget, bytes=half))
+        kept: list[LinearisedPiece] | None = []
+
+        def take(targets: Tensor, inputs: Inputs, chosen: slice, mean: Tensor, jacobians: covariance.Jacobians) -> None:
+            nonlocal kept, room
+            piece = LinearisedPiece(network, inputs, targets[chosen], mean, jacobians)
+            visit(piece)
+            room -= (4 + 2 * mean[0].numel()) * network.plan.cost(inputs) * count(inputs)
+            kept = None if kept is None or room < 0 else [*kept, piece]
+
+        with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+            for inputs, targets in self.batches:
+                if not self.batches.stored:  # a reader may write the next batch over this one, whose pieces are kept
+                    inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
+                covariance.each_jacobian(network, inputs, functools.partial(take, targets))
+        self.kept = kept
+
+
+def read_predictions(
+    la: PosteriorState, batches: Batches, options: Mapping[str, Any], value: Callable[[Prediction, Tensor], Value]
+) -> list[Value]:
+    """A value of the prediction for each batch and the targets beside it."""
+    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
+        return [value(predict(la, inputs, **options), targets) for inputs, targets in batches]
