@@ -33,7 +33,7 @@ PARTS = {
         *(f"peewit/tracing/{name}.py" for name in TRACING),
         "peewit/weights/vectors.py",
     ],
-    "layer rules": ["peewit/tracing/layers/*.py", "peewit/tracing/layers/conv/*.py"],
+    "layer rules": ["peewit/tracing/layers/*.py", "peewit/tracing/layers/conv/*.py", "peewit/tracing/generic.py"],
     "structures": ["peewit/curvature/structures/*.py"],
     "operators": ["peewit/curvature/operators.py", "peewit/curvature/blocks.py", "peewit/jacobians/*.py"],
     "likelihoods": ["peewit/likelihoods/*.py"],

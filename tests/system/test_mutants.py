@@ -12,7 +12,7 @@ from environment import ROOT
 TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 
-from mutants import Project, collect, judged, report, sample  # noqa: E402
+from mutants import PARTS, Project, collect, judged, report, sample  # noqa: E402
 from mutations import mutants  # noqa: E402
 
 SOURCE = '''
@@ -96,6 +96,16 @@ def test_a_seed_names_a_sample(tmp_path: Path) -> None:
     (tmp_path / "tools/mutants_allowed.txt").write_text(f"{every[0].name}  # because\n")
     with pytest.raises(SystemExit, match=r"expected 'path::function::change  # reason'"):
         project.allowed()
+
+
+def test_files_and_functions_that_the_script_names_exist() -> None:
+    """Patterns of parts match files of the library, and the allow-list names functions in them."""
+    project = Project(ROOT, PARTS)
+    assert all(list(project.source.glob(pattern)) for patterns in PARTS.values() for pattern in patterns)
+    paths = {path for part in PARTS for path in project.files(part)}
+    functions = {(path, each.function) for path in paths for each in mutants(path, (project.source / path).read_text())}
+    named = {tuple(name.split("::")[:2]) for name in project.allowed()}
+    assert named - functions == set()
 
 
 def test_what_tests_notice_is_told_from_what_they_do_not(tmp_path: Path) -> None:
