@@ -116,7 +116,7 @@ class Products:
             raise PeewitError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
         seen, watch = 0, Watch()
         form: Form | None = None  # of the batch before
-        with isolated(self.model, parameters), sdpa_kernel([SDPBackend.MATH]):
+        with isolated(self.model, parameters), sdpa_kernel([SDPBackend.MATH]), PlainWeightNorm():
             for inputs, targets in watch.count_batches(self.data):
                 try:
                     made, number, form = self._batch(inputs, targets, flat, seen, form)
@@ -130,8 +130,7 @@ class Products:
         self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None
     ) -> tuple[Tensor, int, Form]:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
-        with PlainWeightNorm():
-            output = output_of(self.model, inputs)
+        output = output_of(self.model, inputs)
         labels = Labelled.of(self.likelihood, output, targets, before).checked()
         form, likelihood = labels.form, labels.likelihood
         if isinstance(self.kind, Hessian):
@@ -148,8 +147,7 @@ class Products:
         view = OutputView(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
         probes = form.restore(kind.probes(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
         probes = probes.reshape(*probes.shape[:2], -1)
-        with PlainWeightNorm():
-            _, pushed = self.push(inputs, v)
+        _, pushed = self.push(inputs, v)
         weights = torch.einsum("knc,snc->skn", probes, pushed.reshape(*pushed.shape[:2], -1))
         combined = torch.einsum("skn,knc->snc", weights, probes).reshape(pushed.shape)
         made = [

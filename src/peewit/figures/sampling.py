@@ -11,15 +11,12 @@ from torch import Tensor
 from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
 from ..messages.names import nearest
-from ..network.buffers import restore_buffers
-from ..network.calling import call, with_weights
 from ..network.isolation import entry_point
 from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
 from ..predictions.families import family_of
 from ..runtime.random import generator_of
-from ..weights.vectors import unflatten
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
 
@@ -109,7 +106,7 @@ def draws(
     if method == "linearised":
         outputs = engine.functional_samples(network, x, deviations)
     else:
-        outputs = at_weights(la, network.prepare(x), deviations)
+        outputs = engine.network_samples(network, x, [deviations])
     classes = family.classes is not None
     form = network.form(outputs[0])
     flat = form.flatten(outputs.double().cpu()).flatten(1, 2)  # positions beside examples
@@ -118,19 +115,6 @@ def draws(
     places, names = least_certain(la)
     weights = (la.weights + deviations)[:, places].double().cpu()
     return Draws(line_of(x), weights, names, family.mean(flat), closed, classes, method)
-
-
-def at_weights(la: Laplace, x: Inputs, deviations: Tensor) -> Tensor:
-    """(S, B, ...): outputs of the network itself."""
-    made = []
-    with network_of(la.state, None).asked(), torch.no_grad():
-        for step in deviations:
-            pieces = unflatten(step, la.space)
-            weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
-            weights = {name: weight + pieces[name].to(weight.dtype) for name, weight in weights.items()}
-            made.append(call(with_weights(la.model, weights), x).clone())
-            restore_buffers(la.model)
-    return torch.stack(made)
 
 
 def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:

@@ -32,6 +32,15 @@ EXACT_OUTPUTS = 256  # outputs per example up to which the covariance is exact, 
 class TooManyOutputs(Exception):
     """Raised where covariances would be too large, to switch to samples."""
 
+    def __init__(self, outputs: int) -> None:
+        super().__init__(f"{outputs} outputs per example")
+
+    def refuse(self, joint: bool, create_graph: bool, instead: str) -> None:
+        """Say so to the user where samples would not do, with what to use instead."""
+        if joint or create_graph:
+            which = "joint=True" if joint else "create_graph=True"
+            raise PeewitError(f"{which} with {self}; expected at most {EXACT_OUTPUTS}. {instead}") from None
+
 
 @dataclass(frozen=True)
 class Network:

@@ -159,16 +159,15 @@ class PosteriorState:
         """The log evidence in parts."""
         return self.problem.evidence(self.prior if prior is None else self.checked_prior(prior), noise)
 
-    def deviations(self, samples: int, generator: torch.Generator | None) -> Tensor:
-        """(S, D): draws of the weights, less the trained ones."""
-        device = self.weights.device if generator is None else generator.device
-        eps = torch.randn(
-            checked_samples(samples), self.D, generator=generator, dtype=self.weights.dtype, device=device
-        )
-        return self.spread(eps)
+    def deviations(self, samples: int, generator: torch.Generator | None, one_by_one: bool = False) -> Tensor:
+        """(S, D): draws of the weights, less the trained ones; those that never train have none.
 
-    def spread(self, eps: Tensor) -> Tensor:
-        """Standard normal numbers (S, D) as deviations from the trained weights; those that never train have none."""
+        One by one they do not depend on how many are drawn together.
+        """
+        rows = [1] * checked_samples(samples) if one_by_one else [checked_samples(samples)]
+        device = self.weights.device if generator is None else generator.device
+        dtype = self.weights.dtype
+        eps = torch.cat([torch.randn(some, self.D, generator=generator, dtype=dtype, device=device) for some in rows])
         made = self.precision.root(eps.to(self.weights.device)).detach()
         return made if self._untrained is None else made.masked_fill(self._untrained, 0.0)
 

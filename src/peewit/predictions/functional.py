@@ -9,7 +9,7 @@ from ..messages.arguments import checked_generator
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs
 from ..posterior.linear_mode import At
-from ..posterior.network import EXACT_OUTPUTS, TooManyOutputs, network_of
+from ..posterior.network import TooManyOutputs, network_of
 from ..posterior.state import PosteriorState
 from ..runtime.random import DEFAULT_SEED, drawing
 from . import covariance, means, samples
@@ -33,12 +33,8 @@ def functional(
     try:
         made = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
     except TooManyOutputs as many:
-        if joint or create_graph:
-            raise PeewitError(
-                f"{'joint' if joint else 'create_graph'}=True with {many} outputs per example; expected at most "
-                f"{EXACT_OUTPUTS}. Use functional_samples, which is jointly right at any size."
-            ) from None
-        made = samples.sampled_functional(network, la.precision, x, DEFAULT_SEED, variance_only)
+        many.refuse(joint, create_graph, "Use functional_samples, which is jointly right at any size.")
+        made = samples.sampled_functional(network, la, x, DEFAULT_SEED, variance_only)
     return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
 
 

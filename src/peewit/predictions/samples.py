@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..curvature.blocks import Blocks
 from ..messages.warnings import warn
-from ..network.calling import call
+from ..network.buffers import restore_buffers
+from ..network.calling import call, with_weights
 from ..network.finite import refuse_broken
 from ..network.nests import Inputs, count, take
 from ..posterior.network import EXACT_OUTPUTS, Network
 from ..tracing.forward_mode import apply
-from .covariance import Functional
+from ..weights.vectors import unflatten
+from .covariance import Functional, require_gradients
+
+if TYPE_CHECKING:
+    from ..posterior.state import PosteriorState
 
 SAMPLES = 64  # forward-mode samples above that
 
@@ -68,13 +75,55 @@ def shifted(network: Network, x: Inputs, shift: Tensor) -> Tensor:
     return made
 
 
-def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int, variance_only: bool) -> Functional:
+def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], create_graph: bool = False) -> Tensor:
+    """(S, B, ...): outputs of the network itself at deviations (s, D) from its weights, which come some at a time."""
+    x = network.prepare(x)
+    if create_graph:
+        require_gradients(x)
+    rows = []
+    with network.asked(), torch.set_grad_enabled(create_graph):
+        with torch.enable_grad():
+            network.outputs(x)  # so that its cost is known
+        for some in deviations:
+            slices = network.budget.slices(count(x), 2.0 * network.plan.cost(x) * len(some), 0.4)
+            rows.append(torch.cat([_at(network, take(x, chosen), some) for chosen in slices], 1))
+        made = torch.cat(rows)
+        refuse_broken([made.detach().transpose(0, 1)], x)
+        return made
+
+
+def _at(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """(S, B, ...): outputs at the network's weights plus deviations; its own weights are never written to."""
+    own = {name: network.model.get_parameter(name).detach() for name in network.space.names}
+
+    def run(deviation: Tensor) -> Tensor:
+        shifts = unflatten(deviation, network.space)
+        return call(
+            with_weights(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x
+        )
+
+    # Fused attention has no batching rule.
+    with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message="An output with one or more elements was resized")  # torch's own
+        try:
+            made: Tensor = vmap(run, randomness="same")(deviations)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError):  # what cannot be mapped over weights: one after the other
+            restore_buffers(network.model)
+            made = torch.stack([run(deviation) for deviation in deviations])
+    restore_buffers(network.model)
+    return made
+
+
+def sampled_functional(network: Network, la: PosteriorState, x: Inputs, seed: int, variance_only: bool) -> Functional:
     """The covariance from a fixed set of samples of the outputs: for networks with many."""
     x = network.prepare(x)
     mean = _outputs(network, x)
     form = network.form(mean)
     total: Tensor | None = None
-    for flat in _spreads(network, precision, x, mean, seed):
+    for flat in _spreads(network, la, x, mean, seed):
         made = flat.square().sum(0) if variance_only else torch.einsum("sbtc,sbtd->btcd", flat, flat)
         total = made if total is None else total + made
     assert total is not None
@@ -84,11 +133,11 @@ def sampled_functional(network: Network, precision: Blocks, x: Inputs, seed: int
     return Functional(mean, (total / SAMPLES).reshape(mean.shape[0], *positions, *total.shape[-2:]))
 
 
-def sampled_factor(network: Network, precision: Blocks, x: Inputs, seed: int) -> Functional:
+def sampled_factor(network: Network, la: PosteriorState, x: Inputs, seed: int) -> Functional:
     """The same covariance as a factor (B, T, C, S): `factor factor^T`, smaller where there are more outputs than S."""
     x = network.prepare(x)
     mean = _outputs(network, x)
-    spread = torch.cat(list(_spreads(network, precision, x, mean, seed)))
+    spread = torch.cat(list(_spreads(network, la, x, mean, seed)))
     return Functional(mean, spread.movedim(0, -1) / math.sqrt(SAMPLES))
 
 
@@ -100,19 +149,16 @@ def _outputs(network: Network, x: Inputs) -> Tensor:
             return torch.cat([call(network.model, take(x, chosen)) for chosen in parts])
 
 
-def _spreads(network: Network, precision: Blocks, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
+def _spreads(network: Network, la: PosteriorState, x: Inputs, mean: Tensor, seed: int) -> Iterator[Tensor]:
     """(s, B, T, C): deviations of the outputs from their mean, SAMPLES in all, in parts that fit the budget."""
     warn(
         f"Covariances of {mean[0].numel()} outputs per example are estimated from {SAMPLES} samples, with a relative "
         f"error of about {math.sqrt(2 / SAMPLES):.0%}. They are exact up to {EXACT_OUTPUTS} outputs, and for variances "
         "where the last layer alone is uncertain (weights='last_layer').",
     )
-    device = network.selected[0].device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(la.weights.device).manual_seed(seed)
     form = network.form(mean)
-    dtype = torch.promote_types(mean.dtype, torch.float32)
-    step = network.budget.count(3 * precision.size * dtype.itemsize, SAMPLES)
+    step = network.budget.count(3 * la.D * la.weights.itemsize, SAMPLES)
     for some in torch.arange(SAMPLES, device="cpu").split(step):
-        eps = torch.randn(len(some), precision.size, generator=generator, device=device, dtype=dtype)
-        samples = functional_samples(network, x, precision.root(eps).detach())
-        yield form.flatten(samples - mean).to(dtype)
+        samples = functional_samples(network, x, la.deviations(len(some), generator))
+        yield form.flatten(samples - mean).to(torch.promote_types(mean.dtype, torch.float32))
