@@ -19,7 +19,7 @@ from figure_cases import case
 from figure_checks import Tried, checked, grid, report
 from fitting import normal
 from peewit import figures
-from peewit.figures import saving
+from peewit.figures import prediction, saving
 from snapshots import changed, snapshot
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")
@@ -78,7 +78,14 @@ def test_figure_of_a_posterior(name: str) -> None:
 def test_all_functions_are_drawn_here() -> None:
     tested = {name.split()[0] for name in DRAWN} | set(REPORTED) | {"save"}
     functions = {name for name in figures.__all__ if callable(getattr(figures, name)) and name.islower()}
-    numbers = {"approximations", "draws", "factors", "landscape", "layer_spectra", "whole"}
+    numbers = {
+        "approximations",
+        "curvature_matrices",
+        "kronecker_factors",
+        "landscape",
+        "layer_spectra",
+        "prediction_draws",
+    }
     assert functions - numbers == tested
 
 
@@ -222,7 +229,7 @@ def test_sliders_hold_every_setting() -> None:
     assert max(across.steps[0].args[0]["x"][0]) == pytest.approx(1.5)
     assert list(across.steps[0].args[1]) == [0, 1] and list(along.steps[1].args[1]) == [0, 2]
     small = case("regression")
-    made = figures.draws(small.fit("full"), grid(small), 6)
+    made = figures.prediction_draws(small.fit("full"), grid(small), 6)
     figure = figures.monte_carlo(made)
     slider = figure.layout.sliders[0]
     assert [step.label for step in slider.steps] == ["1", "2", "4", "6"]
@@ -241,6 +248,11 @@ def test_what_has_no_figure_is_refused() -> None:
         (lambda: figures.landscape_2d(figures.landscape(la, small.data, points=3, dimensions=1)), "expected 2"),
         (lambda: figures.landscape_2d(figures.landscape(la, small.data, points=3), small.data), "leave data"),
         (lambda: figures.hessian_blocks(la), "none was given"),
+        (lambda: figures.hessian_blocks(figures.curvature_matrices(la, small.data, most=4), most=3), "leave most out"),
+        (lambda: figures.kronecker(figures.kronecker_factors(small.fit("kron")), "2.weight"), "leave name out"),
+        (lambda: figures.block_approximations(figures.approximations(la, small.data), small.data), "leave data out"),
+        (lambda: figures.monte_carlo(figures.prediction_draws(la, small.x, 3), small.x, 3), "leave x and samples out"),
+        (lambda: figures.decision_map(prediction.decisions(la, small.data, points=3), points=5), "leave points out"),
         (lambda: figures.reliability(), "no scores"),
         (lambda: figures.reliability(*numbers.methods), "see pit"),
         (lambda: figures.pit(*made.methods), "see reliability"),

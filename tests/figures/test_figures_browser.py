@@ -32,7 +32,7 @@ def plane() -> Any:
 def curves() -> Any:
     """Sampled functions."""
     small = case("regression")
-    return figures.draws(small.fit("full"), grid(small), 8)
+    return figures.prediction_draws(small.fit("full"), grid(small), 8)
 
 
 MENUS: dict[str, Callable[[], Any]] = {

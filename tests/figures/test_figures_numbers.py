@@ -220,7 +220,7 @@ def test_points_do_not_depend_on_those_before_them() -> None:
     with torch.no_grad():
         f = F.linear(x, model.inner.weight + step[:4].view(2, 2), model.inner.bias + step[4:])
     assert float(made.loss[2, 2]) == pytest.approx(float(F.cross_entropy(f, y)), rel=1e-10)
-    drawn = figures.draws(la, x, 3, method="sampled")
+    drawn = figures.prediction_draws(la, x, 3, method="sampled")
     eps = la.state.deviations(3, torch.Generator().manual_seed(0))[2]
     with torch.no_grad():
         f = F.linear(x, model.inner.weight + eps[:4].view(2, 2), model.inner.bias + eps[4:])
@@ -293,11 +293,11 @@ def hessian_by_torch(small: Small) -> Tensor:
 def test_whole_matrices_are_second_derivatives(name: str, noise: float) -> None:
     small = case(name)
     la = small.fit("diag")
-    made = figures.whole(la, small.data)
+    made = figures.curvature_matrices(la, small.data)
     torch.testing.assert_close(made.hessian, hessian_by_torch(small) / noise**2, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(made.ggn, precision_of(small, 0.0, 1 / noise**2), rtol=1e-8, atol=1e-9)
     assert made.names == tuple(small.names) and made.ends[-1] == la.D
-    some = figures.whole(la, small.data, most=8)
+    some = figures.curvature_matrices(la, small.data, most=8)
     assert len(some.chosen) <= la.D // 2 and len(some.ends) == len(small.names)
     torch.testing.assert_close(some.hessian, made.hessian[some.chosen][:, some.chosen])
 
@@ -324,14 +324,14 @@ def test_spectra_are_eigenvalues_of_each_tensor(structure: Any) -> None:
 def test_kronecker_factors_make_the_block() -> None:
     small = case("classes")
     la = small.fit("kron")
-    made = figures.factors(la, "2.weight", most=10)
+    made = figures.kronecker_factors(la, "2.weight", most=10)
     block = reference.kron(small.plain, small.x.cpu(), small.y.cpu(), small.words, small.names)
     start = 2 * 4 + 4
     torch.testing.assert_close(made.product, block[start : start + 12, start : start + 12], rtol=1e-8, atol=1e-10)
-    cut = figures.factors(la, "2.weight", most=2)
+    cut = figures.kronecker_factors(la, "2.weight", most=2)
     torch.testing.assert_close(cut.rows, made.rows[:2, :2])
     assert cut.product.shape == (4, 4) and cut.shape == (3, 4)
-    assert figures.factors(la).name == "0.weight"
+    assert figures.kronecker_factors(la).name == "0.weight"
 
 
 def test_approximations_are_compared_with_the_exact_block() -> None:
@@ -364,7 +364,7 @@ def test_draws_are_predictions_at_drawn_weights(name: str, method: str) -> None:
     small = case(name)
     la = small.fit("kron", prior=4.0)
     x = small.x[:3]
-    made = figures.draws(la, x, 5, method=method, generator=seeded(3))
+    made = figures.prediction_draws(la, x, 5, method=method, generator=seeded(3))
     eps = la.state.deviations(5, seeded(3))
     weights = {each: p.detach() for each, p in small.model.named_parameters()}
     expected = []
@@ -403,12 +403,12 @@ def test_the_first_of_equally_uncertain_weights_are_drawn() -> None:
 def test_averages_come_to_the_closed_form() -> None:
     small = case("regression")
     la = small.fit("full", prior=4.0)
-    made = figures.draws(la, small.x[:4], 4000)
+    made = figures.prediction_draws(la, small.x[:4], 4000)
     deviation = la.functional(small.x[:4], variance_only=True).cov.sqrt().cpu()
     assert bool(((made.averages[-1] - made.exact).abs() < 5 * deviation / math.sqrt(4000)).all())
     own = case("classes")
     classes_ = own.fit("full", prior=4.0)
-    drawn = figures.draws(classes_, own.x[:2], 4000)
+    drawn = figures.prediction_draws(classes_, own.x[:2], 4000)
     torch.testing.assert_close(drawn.averages[-1], drawn.exact, atol=0.02, rtol=0)
     torch.testing.assert_close(drawn.exact.sum(1), torch.ones(2, dtype=torch.float64))
 
@@ -465,7 +465,7 @@ def test_maps_and_bands_pass_over_the_data_once() -> None:
     torch.testing.assert_close(made.layers["confidence"], whole.layers["confidence"])
     torch.testing.assert_close(made.points[0], whole.points[0])
     many = torch.arange(1200, dtype=torch.float64, device=DEVICE)[:, None]
-    seen = prediction.gathered(DataLoader(TensorDataset(many, many), batch_size=100), many.device, 1)
+    seen = prediction.extent_of(DataLoader(TensorDataset(many, many), batch_size=100), many.device, 1, False)
     assert len(seen.x) == prediction.KEPT and (float(seen.low), float(seen.high)) == (0.0, 1199.0)
 
 
@@ -511,7 +511,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     la = small.fit("diag")
     for settings, words in (
         ({"directions": "eigne"}, "did you mean 'eigen'"),
-        ({"directions": torch.zeros(2, 27)}, "no row all zero"),
+        ({"directions": torch.zeros(2, 27)}, "no row of zeros"),
         ({"directions": torch.ones(1, 27)}, r"\(2, 27\)"),
         ({"dimensions": 3}, "expected 1, a line, or 2, a plane"),
         ({"points": 1}, "at least 3"),
@@ -523,23 +523,23 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     with pytest.raises(TypeError, match="has no option 'direction'; did you mean 'directions'"):
         figures.landscape(la, small.data, direction="eigen")
     with pytest.raises(ValueError, match="structure='kron'"):
-        figures.factors(la)
+        figures.kronecker_factors(la)
     kron = small.fit("kron")
     with pytest.raises(ValueError, match="Known"):
-        figures.factors(kron, "7.weight")
+        figures.kronecker_factors(kron, "7.weight")
     with pytest.raises(ValueError, match="is no uncertain weight"):
         figures.approximations(kron, small.data, "7.weight")
     moved = Small(copy.deepcopy(small.model), small.x, small.y, "classification", "classification")
     stale = moved.fit("kron")
     with torch.no_grad():
         moved.model[0].weight.add_(1.0)
-    for ask in (figures.landscape, figures.whole, figures.approximations):
+    for ask in (figures.landscape, figures.curvature_matrices, figures.approximations):
         with pytest.raises(ValueError, match="fit again"):
             ask(stale, small.data)
     with pytest.raises(ValueError, match="one-shot"):
-        figures.whole(la, iter([small.data]))
+        figures.curvature_matrices(la, iter([small.data]))
     with pytest.raises(ValueError, match="Known: linearised, sampled"):
-        figures.draws(la, small.x, 3, method="exact")
+        figures.prediction_draws(la, small.x, 3, method="exact")
     with pytest.raises(ValueError, match="has 1 uncertain weight"):
         losses.landscape(small.fit("full", weights=torch.arange(27) == 3), small.data, directions="random")
     with pytest.raises(ValueError, match="no bands"):

@@ -19,7 +19,7 @@ from figure_checks import Tried, checked, pixels, report, scored
 from fitting import normal
 from peewit import figures
 from peewit.evaluation import SweepPoint
-from peewit.figures import Factors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
+from peewit.figures import KroneckerFactors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
 from peewit.metrics import Specimen
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")
@@ -32,7 +32,20 @@ def plane(loss: Tensor | None = None, accuracy: float = 1.0) -> Landscape:
     loss = bowl + 0.1 if loss is None else loss
     axes = torch.eye(2, dtype=torch.float64)
     right = torch.full_like(bowl, accuracy)
-    return Landscape(a, a, axes, ("one", "two"), loss, bowl + 0.1, right, bowl, bowl, 10.0, "loss", 5)
+    return Landscape(
+        a=a,
+        b=a,
+        directions=axes,
+        axes=("one", "two"),
+        loss=loss,
+        linear=bowl + 0.1,
+        accuracy=right,
+        penalty=bowl,
+        quadratic=bowl,
+        strength=10.0,
+        words="loss",
+        examples=5,
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
@@ -71,7 +84,7 @@ def test_losses_that_are_not_finite_are_left_out() -> None:
 
 def test_a_factor_of_zeros_is_drawn() -> None:
     zero, one = torch.zeros(2, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
-    figure = figures.kronecker(Factors("weight", zero, one, (2, 2)))
+    figure = figures.kronecker(KroneckerFactors("weight", zero, one, (2, 2)))
     assert [list(row) for row in figure.data[0].z] == [[0, 0], [0, 0]]
 
 
@@ -199,8 +212,12 @@ def test_many_layers_say_how_many_are_shown() -> None:
     for draw in (figures.marginal_variances, figures.prior_posterior, figures.effective_dimensions):
         assert "the first 40 of 50" in draw(made).layout.xaxis.title.text
     assert figures.effective_dimensions(made).layout.title.text == "0.5 of 150 weights determined by data"
-    many = curvature.Whole(
-        *([torch.eye(70, dtype=torch.float64)] * 2), torch.arange(70), names[:1] * 70, (*range(1, 71),)
+    many = curvature.CurvatureMatrices(
+        hessian=torch.eye(70, dtype=torch.float64),
+        ggn=torch.eye(70, dtype=torch.float64),
+        chosen=torch.arange(70),
+        names=names[:1] * 70,
+        ends=(*range(1, 71),),
     )
     figure = figures.hessian_blocks(many)
     assert not figure.layout.shapes and "lines" not in figure.layout.meta["alt"]
@@ -217,8 +234,7 @@ def test_spectra_of_many_layers_leave_room() -> None:
 def test_vectors_of_a_large_network_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     small = case("classes")
     la = small.fit("diag")
-    whole = figures.whole(la, small.data)
-    monkeypatch.setattr(curvature, "UNITS", 3 * la.D)
+    whole = figures.curvature_matrices(la, small.data)
     sizes = []
     made = curvature.units
 
@@ -227,7 +243,7 @@ def test_vectors_of_a_large_network_are_made_in_parts(monkeypatch: pytest.Monkey
         return made(places, like)
 
     monkeypatch.setattr(curvature, "units", counted)
-    again = figures.whole(la, small.data)
+    again = figures.curvature_matrices(la, small.data, memory=3 * curvature.VECTORS * la.D)
     assert max(sizes) == 3
     torch.testing.assert_close(again.hessian, whole.hessian)
     torch.testing.assert_close(again.ggn, whole.ggn)

@@ -1,12 +1,22 @@
 """Interactive figures of posteriors, predictions and reports, drawn by plotly.
 
 Functions that draw return a plotly figure and need plotly, which is imported when the first figure is made. The others
-(`whole`, `layer_spectra`, `factors`, `approximations`, `landscape`, `draws`) return the numbers behind a figure. Every
+(`curvature_matrices`, `layer_spectra`, `kronecker_factors`, `approximations`, `landscape`,
+`prediction_draws`) return the numbers behind a figure. Every
 figure works in a notebook, and `save` writes it as a page or a picture. `figure.layout.meta["alt"]` describes a figure
 in a sentence or two.
 """
 
-from .curvature import Approximations, Factors, Spectrum, Whole, approximations, factors, layer_spectra, whole
+from .curvature import (
+    Approximations,
+    CurvatureMatrices,
+    KroneckerFactors,
+    LayerSpectrum,
+    approximations,
+    curvature_matrices,
+    kronecker_factors,
+    layer_spectra,
+)
 from .gaussian import gaussian_sliders
 from .images import specimens
 from .landscapes import landscape_1d, landscape_2d, landscape_3d
@@ -14,7 +24,7 @@ from .losses import Landscape, landscape
 from .matrices import block_approximations, hessian_blocks, kronecker, spectra
 from .posterior import effective_dimensions, evidence_trace, marginal_variances, prior_posterior
 from .prediction import decision_map, regression_band
-from .sampling import Draws, draws, monte_carlo
+from .sampling import PredictionDraws, monte_carlo, prediction_draws
 from .saving import save
 from .scores import compare, pit, reliability, risk_coverage, shift_curves
 from .sweeps import sweep
@@ -22,23 +32,23 @@ from .unknown import detection, uncertainty_histogram
 
 __all__ = [
     "Approximations",
-    "Draws",
-    "Factors",
+    "CurvatureMatrices",
+    "KroneckerFactors",
     "Landscape",
-    "Spectrum",
-    "Whole",
+    "LayerSpectrum",
+    "PredictionDraws",
     "approximations",
     "block_approximations",
     "compare",
+    "curvature_matrices",
     "decision_map",
     "detection",
-    "draws",
     "effective_dimensions",
     "evidence_trace",
-    "factors",
     "gaussian_sliders",
     "hessian_blocks",
     "kronecker",
+    "kronecker_factors",
     "landscape",
     "landscape_1d",
     "landscape_2d",
@@ -47,6 +57,7 @@ __all__ = [
     "marginal_variances",
     "monte_carlo",
     "pit",
+    "prediction_draws",
     "prior_posterior",
     "regression_band",
     "reliability",
@@ -57,5 +68,9 @@ __all__ = [
     "spectra",
     "sweep",
     "uncertainty_histogram",
-    "whole",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is for users."""
+    return sorted(__all__)

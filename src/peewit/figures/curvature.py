@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +21,22 @@ from ..messages.names import nearest
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..posterior.network import network_of
+from ..runtime.progress import Progress
 from . import style
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-KINDS = ("hessian", "ggn")
 WEIGHTS = 300  # that a picture of the whole matrix has room for
-UNITS = 1 << 24  # numbers of vectors that are multiplied with the matrix at a time
+VECTORS = 24  # bytes for each number of a vector that is multiplied with the matrix
 LARGEST = 2_000  # weights of a block that is made dense
 
 
-@dataclass(frozen=True, eq=False)
-class Whole:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CurvatureMatrices:
     """The Hessian and the GGN of the loss at K chosen weights, (K, K) each.
 
-    `pw.figures.whole` returns it.
+    `pw.figures.curvature_matrices` returns it.
 
     Attributes:
         hessian: Second derivatives of the loss (K, K), float64.
@@ -45,7 +46,7 @@ class Whole:
         ends: For each tensor, the row after its last one (T,).
 
     Example:
-        >>> matrices = pw.figures.whole(la, (x, y), most=20)
+        >>> matrices = pw.figures.curvature_matrices(la, (x, y), most=20)
         >>> matrices.hessian.shape == matrices.ggn.shape, matrices.names
         (True, ('0.weight', '0.bias', '2.weight', '2.bias'))
     """
@@ -58,7 +59,9 @@ class Whole:
 
 
 @entry_point
-def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
+def curvature_matrices(
+    la: Laplace, data: Any, *, most: int = WEIGHTS, memory: float | None = None, progress: bool = False
+) -> CurvatureMatrices:
     """Compute the Hessian and the GGN of the loss over all data, at some weights.
 
     The loss is that of the posterior: the energy summed over the data, times the likelihood's scale, over the
@@ -69,9 +72,11 @@ def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
         data: Training data: a loader, batches, or a pair (inputs, targets). It is passed over twice.
         most: About how many weights to take, shared out between tensors by their size and evenly spaced in each. Every
             tensor has at least one.
+        memory: Bytes for vectors that are multiplied at a time. None for the limit that the posterior has.
+        progress: Whether to show a progress bar.
 
     Returns:
-        A `Whole` with K weights, about `most`, or all D where there are fewer.
+        The `CurvatureMatrices` with K weights, about `most`, or all D where there are fewer.
 
     Raises:
         ArgumentTypeError: `la` is no posterior.
@@ -79,7 +84,7 @@ def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
             the fit.
 
     Example:
-        >>> pw.figures.whole(la, (x, y)).hessian.shape == (la.D, la.D)
+        >>> pw.figures.curvature_matrices(la, (x, y)).hessian.shape == (la.D, la.D)
         True
     """
     style.expect_posterior(la)
@@ -89,16 +94,18 @@ def whole(la: Laplace, data: Any, *, most: int = WEIGHTS) -> Whole:
     batches = Batches(data, la.weights.device)
     if batches.one_shot:
         raise PeewitError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
-    network_of(la.state, None)  # refuses a network that has changed
+    network = network_of(la.state, memory)  # refuses a network that has changed
     there = chosen.to(la.weights.device)
-    together = max(1, min(64, UNITS // la.D))
-    found = []
-    for kind in (Hessian(), GGN()):
-        products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.seed)
-        rows = torch.cat([products.mv(units(part, la.weights))[:, there] for part in there.split(together)])
-        matrix = rows.double().cpu() * float(la.likelihood.scale) / la.temperature
-        found.append(0.5 * (matrix + matrix.mT))
-    return Whole(found[0], found[1], chosen, names, ends)
+    parts = there.split(network.budget.count(VECTORS * la.D, 64))
+    matrices = []
+    with closing(Progress(progress)) as bars:
+        for kind in (Hessian(), GGN()):
+            products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.seed)
+            work = bars.track(parts, len(parts), f"curvature: {kind.name}")
+            rows = torch.cat([products.mv(units(part, la.weights))[:, there] for part in work])
+            matrix = rows.double().cpu() * float(la.likelihood.scale) / la.temperature
+            matrices.append(0.5 * (matrix + matrix.mT))
+    return CurvatureMatrices(hessian=matrices[0], ggn=matrices[1], chosen=chosen, names=names, ends=ends)
 
 
 def units(places: Tensor, like: Tensor) -> Tensor:
@@ -127,7 +134,7 @@ def own_sizes(la: Laplace) -> dict[str, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class LayerSpectrum:
     """Eigenvalues of one tensor's curvature, with its prior precision.
 
     `pw.figures.layer_spectra` returns one for each tensor.
@@ -160,7 +167,7 @@ def bare(la: Laplace) -> Blocks:
 
 
 @entry_point
-def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
+def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
     """Compute the eigenvalues of every tensor's curvature, in the network's order.
 
     Where several tensors share a block, each has the eigenvalues of its own part of it. A block with joint bias is one
@@ -170,7 +177,7 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
         la: A posterior.
 
     Returns:
-        A tuple of `Spectrum`, one for each tensor.
+        A tuple of `LayerSpectrum`, one for each tensor.
 
     Raises:
         ArgumentTypeError: `la` is no posterior.
@@ -204,7 +211,7 @@ def layer_spectra(la: Laplace) -> tuple[Spectrum, ...]:
     made = []
     for name in sorted(found, key=lambda each: order[each.partition(" and ")[0]]):
         every = torch.cat([own for own, _ in found[name]]).clamp(min=0).sort(descending=True).values
-        made.append(Spectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
+        made.append(LayerSpectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
     return tuple(made)
 
 
@@ -218,10 +225,10 @@ def dense_pieces(matrix: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
+class KroneckerFactors:
     """The Kronecker block of one weight, or its corner of the first units: `product = rows (x) columns`.
 
-    `pw.figures.factors` returns it.
+    `pw.figures.kronecker_factors` returns it.
 
     Attributes:
         name: Name of the weight.
@@ -230,7 +237,7 @@ class Factors:
         shape: Outputs and inputs of the whole weight as a matrix, before it was cut.
 
     Example:
-        >>> block = pw.figures.factors(la, "2.weight", most=2)
+        >>> block = pw.figures.kronecker_factors(la, "2.weight", most=2)
         >>> block.rows.shape, block.product.shape, block.shape
         (torch.Size([2, 2]), torch.Size([4, 4]), (3, 8))
     """
@@ -247,7 +254,7 @@ class Factors:
 
 
 @entry_point
-def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
+def kronecker_factors(la: Laplace, name: str | None = None, *, most: int = 8) -> KroneckerFactors:
     """Return the Kronecker factors of one weight's KFAC block, cut to the first `most` rows and columns.
 
     Args:
@@ -256,14 +263,14 @@ def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
         most: Most rows and columns of each factor to keep.
 
     Returns:
-        The `Factors` of the weight.
+        The `KroneckerFactors` of the weight.
 
     Raises:
         ArgumentTypeError: `la` is no posterior.
         PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
 
     Example:
-        >>> pw.figures.factors(la).name
+        >>> pw.figures.kronecker_factors(la).name
         '0.weight'
     """
     style.expect_posterior(la)
@@ -288,7 +295,7 @@ def factors(la: Laplace, name: str | None = None, *, most: int = 8) -> Factors:
     assert found is not None
     rows, columns = (matrix_of(side[0]) for side in found)
     shape = (len(rows), len(columns))
-    return Factors(wanted, rows[:most, :most], columns[:most, :most], shape)
+    return KroneckerFactors(wanted, rows[:most, :most], columns[:most, :most], shape)
 
 
 def matrix_of(side: Tensor) -> Tensor:
@@ -336,7 +343,9 @@ WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
 
 
 @entry_point
-def approximations(la: Laplace, data: Any, name: str | None = None) -> Approximations:
+def approximations(
+    la: Laplace, data: Any, name: str | None = None, *, memory: float | None = None, progress: bool = False
+) -> Approximations:
     """Compute the exact GGN block of one weight, and its diagonal, KFAC and EKFAC approximations.
 
     It fits the weight four times: in structures "full", "diag", "kron" and "ekfac", with exact GGN curvature.
@@ -346,6 +355,8 @@ def approximations(la: Laplace, data: Any, name: str | None = None) -> Approxima
         data: Training data: a loader, batches, or a pair (inputs, targets).
         name: Name of the weight, of at most 2,000 elements; None for the largest matrix of at most 300 elements, or
             else the largest tensor of at most 2,000.
+        memory: Bytes for temporary results. None for a limit that fits the device.
+        progress: Whether to show a progress bar.
 
     Returns:
         The `Approximations` of the weight.
@@ -364,13 +375,23 @@ def approximations(la: Laplace, data: Any, name: str | None = None) -> Approxima
     wanted = block_name(la, name)
     network_of(la.state, None)  # refuses a network that has changed
     prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[wanted]].mean())
-    made = {way: dense(la, data, wanted, structure) for way, structure in {"": "full", **WAYS}.items()}
-    true = made.pop("")
-    versions = tuple(
-        Version(way, matrix, difference(matrix, true), difference(covariance(matrix, prior), covariance(true, prior)))
-        for way, matrix in made.items()
-    )
-    return Approximations(wanted, tuple(la.model.get_parameter(wanted).shape), true, versions)
+
+    def dense(structure: str) -> Tensor:
+        """(P, P): the curvature of the weight in one structure, at the posterior's own noise and temperature."""
+        own = fit(
+            la.model, data, la.likelihood, weights=[wanted], structure=structure, curvature=GGN(), memory=memory,
+            progress=progress,
+        )  # fmt: skip
+        identity = torch.eye(own.D, dtype=own.weights.dtype, device=own.weights.device)
+        return bare(own).mv(identity).detach().double().cpu() / la.temperature
+
+    true = dense("full")
+    versions = []
+    for way, structure in WAYS.items():
+        matrix = dense(structure)
+        inverse_error = difference(covariance(matrix, prior), covariance(true, prior))
+        versions.append(Version(way, matrix, difference(matrix, true), inverse_error))
+    return Approximations(wanted, tuple(la.model.get_parameter(wanted).shape), true, tuple(versions))
 
 
 def block_name(la: Laplace, name: str | None) -> str:
@@ -389,13 +410,6 @@ def block_name(la: Laplace, name: str | None) -> str:
     if sizes[name].numel() > LARGEST:
         raise PeewitError(f"{name!r} has {sizes[name].numel()} weights; expected at most {LARGEST} to be shown.")
     return name
-
-
-def dense(la: Laplace, data: Any, name: str, structure: str) -> Tensor:
-    """(P, P): the curvature of one weight as one structure has it, at the posterior's own noise and temperature."""
-    own = fit(la.model, data, la.likelihood, weights=[name], structure=structure, curvature=GGN())
-    identity = torch.eye(own.D, dtype=own.weights.dtype, device=own.weights.device)
-    return bare(own).mv(identity).detach().double().cpu() / la.temperature
 
 
 def covariance(matrix: Tensor, prior: float) -> Tensor:

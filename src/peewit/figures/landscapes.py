@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..laplace import Laplace
-from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.errors import PeewitError
 from . import style
 from .losses import Landscape, landscape
 from .style import BLUE, GREEN, ORANGE, graph_objects
@@ -18,48 +19,38 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Source = Laplace | Landscape
-STEEP = 20.0
+STEEP = 20.0  # factor between the least and the largest loss above which colours go with the logarithm
 
 
-def looked(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
-    """The numbers: given, or computed here."""
-    if isinstance(source, Landscape):
-        if data is not None or settings:
-            raise PeewitError("A Landscape was given, whose numbers are there; leave data and all settings out.")
-        if source.plane != (dimensions == 2):
-            raise PeewitError(f"A Landscape with {len(source.directions)} directions; expected {dimensions}.")
-        return source
-    if not isinstance(source, Laplace):
-        raise ArgumentTypeError(
-            f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a Landscape."
-        )
-    if data is None:
-        raise PeewitError(
-            "The loss is taken over data, and none was given; give the training data, (x, y) or a loader."
-        )
-    return landscape(source, data, dimensions=dimensions, **settings)
+def landscape_of(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
+    """The numbers of a figure with so many directions."""
+    compute = functools.partial(landscape, dimensions=dimensions)
+    made = style.numbers_of(source, Landscape, compute, data=data, **settings)
+    if made.plane != (dimensions == 2):
+        raise PeewitError(f"A Landscape with {len(made.directions)} directions; expected {dimensions}.")
+    return made
 
 
 def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
     """Draw the loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
 
     Args:
-        source: A posterior, or a `Landscape` with one direction.
-        data: Training data of the posterior; leave it out with a `Landscape`.
-        **settings: Other arguments of `landscape`, without `dimensions`; leave them out with a `Landscape`.
+        source: A posterior, or a `Landscape` with one direction, which takes no other argument.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        **settings: Other arguments of `landscape`, without `dimensions`.
 
     Returns:
         A plotly figure with two panels.
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `Landscape`.
-        PeewitError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has two directions.
+        PeewitError: `data` is missing, arguments stand beside a `Landscape`, or the `Landscape` has two directions.
 
     Example:
         >>> pw.figures.landscape_1d(la, (x, y), points=11).layout.meta["title"]
         'The loss along one direction'
     """
-    made = looked(source, data, 1, settings)
+    made = landscape_of(source, data, 1, settings)
     go = graph_objects()
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5])
     x = made.a.tolist()
@@ -103,14 +94,13 @@ def limits(*tables: Tensor) -> tuple[float, float]:
     return (float(kept.min()), float(kept.max())) if len(kept) else (0.0, 0.0)
 
 
-@dataclass(frozen=True)
-class View:
+@dataclass(frozen=True, kw_only=True)
+class LandscapeView:
     """One entry of the menu."""
 
     name: str
     values: Tensor
     words: str  # what the numbers are
-    colours: Any = style.SEQUENTIAL
     centred: bool = False  # colours are the same on both sides of zero
     reverse: bool = False
     least: float = 1e-12  # a range of colours that is not worth to be drawn larger
@@ -122,24 +112,26 @@ class View:
         return not self.centred and low > 0 and high > STEEP * low
 
 
-def views(made: Landscape) -> list[View]:
+def views(made: Landscape) -> list[LandscapeView]:
     """What the menu offers."""
     contrast = made.contrast
-    found = [View("loss", made.loss, f"mean {made.words}")]
+    mean = f"mean {made.words}"
+    choices = [LandscapeView(name="loss", values=made.loss, words=mean)]
     if made.accuracy is not None:
-        found.append(View("accuracy", made.accuracy, "accuracy", reverse=True))
+        choices.append(LandscapeView(name="accuracy", values=made.accuracy, words="accuracy", reverse=True))
     if contrast is not None:
-        words = "scaled loss less scaled error"
-        found.append(View("loss less error, both scaled 0 to 1", contrast, words, style.DIVERGING, True))
-    found.append(View("linear model's loss", made.linear, f"mean {made.words}"))
+        name, words = "loss less error, both scaled 0 to 1", "scaled loss less scaled error"
+        choices.append(LandscapeView(name=name, values=contrast, words=words, centred=True))
+    choices.append(LandscapeView(name="linear model's loss", values=made.linear, words=mean))
     words = "network less linear model"
     low, high = limits(made.loss)
     least = max(1e-3 * (high - low), 1e-12)  # rounding errors are no difference
-    found.append(View(words, made.loss - made.linear, words, style.DIVERGING, True, least=least))
-    return found
+    difference = made.loss - made.linear
+    choices.append(LandscapeView(name=words, values=difference, words=words, centred=True, least=least))
+    return choices
 
 
-def contour(made: Landscape, view: View, visible: bool) -> Any:
+def contour(made: Landscape, view: LandscapeView, visible: bool) -> Any:
     """One view as contours."""
     values = view.values.log10() if view.steep else view.values
     low, high = limits(values)
@@ -161,7 +153,7 @@ def contour(made: Landscape, view: View, visible: bool) -> Any:
         text=[[style.shown(value) for value in row] for row in view.values.tolist()],
         name=view.name,
         visible=visible,
-        colorscale=view.colours,
+        colorscale=style.DIVERGING if view.centred else style.SEQUENTIAL,
         reversescale=view.reverse,
         zmin=low,
         zmax=high,
@@ -179,23 +171,23 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
     difference from the network's. Ellipses show the Gaussian at one and two standard deviations.
 
     Args:
-        source: A posterior, or a `Landscape` with two directions.
-        data: Training data of the posterior; leave it out with a `Landscape`.
-        **settings: Other arguments of `landscape`, without `dimensions`; leave them out with a `Landscape`.
+        source: A posterior, or a `Landscape` with two directions, which takes no other argument.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        **settings: Other arguments of `landscape`, without `dimensions`.
 
     Returns:
         A plotly figure.
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `Landscape`.
-        PeewitError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
+        PeewitError: `data` is missing, arguments stand beside a `Landscape`, or the `Landscape` has one direction.
 
     Example:
         >>> made = pw.figures.landscape(la, (x, y), points=5)
         >>> pw.figures.landscape_2d(made).layout.meta["title"]
         'Around the trained weights'
     """
-    made = looked(source, data, 2, settings)
+    made = landscape_of(source, data, 2, settings)
     go = graph_objects()
     shown = views(made)
     figure = go.Figure([contour(made, view, visible=number == 0) for number, view in enumerate(shown)])
@@ -269,22 +261,22 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
     """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian, to be turned.
 
     Args:
-        source: A posterior, or a `Landscape` with two directions.
-        data: Training data of the posterior; leave it out with a `Landscape`.
-        **settings: Other arguments of `landscape`, without `dimensions`; leave them out with a `Landscape`.
+        source: A posterior, or a `Landscape` with two directions, which takes no other argument.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        **settings: Other arguments of `landscape`, without `dimensions`.
 
     Returns:
         A plotly figure, with a menu for one surface alone and for the loss.
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `Landscape`.
-        PeewitError: `data` is missing, or is given with a `Landscape`, or the `Landscape` has one direction.
+        PeewitError: `data` is missing, arguments stand beside a `Landscape`, or the `Landscape` has one direction.
 
     Example:
         >>> len(pw.figures.landscape_3d(la, (x, y), points=5).data)
         3
     """
-    made = looked(source, data, 2, settings)
+    made = landscape_of(source, data, 2, settings)
     words = "share of its peak"
     traces = [
         surface(made, made.density, "likelihood times prior, exp(-loss)", words, "scene"),

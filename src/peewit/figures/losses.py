@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ UNITS = {"eigen": "standard deviations", "random": "lengths of the trained filte
 EXAMPLES = 1_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Landscape:
     """Losses at `trained + a d_1 + b d_2`, of the network, of its linear model and of the Gaussian.
 
@@ -70,8 +71,8 @@ class Landscape:
     penalty: Tensor
     quadratic: Tensor
     strength: float
-    words: str = "loss"
-    examples: int = 0
+    words: str
+    examples: int
 
     @property
     def plane(self) -> bool:
@@ -122,12 +123,14 @@ def landscape(
     la: Laplace,
     data: Any,
     *,
-    directions: str | Tensor = "eigen",
+    directions: ways.Name | Tensor = "eigen",
     dimensions: int = 2,
     reach: float | None = None,
     points: int | None = None,
     examples: int | None = EXAMPLES,
     generator: torch.Generator | None = None,
+    memory: float | None = None,
+    progress: bool = False,
 ) -> Landscape:
     """Compute the loss around the trained weights, on a line or a plane.
 
@@ -143,6 +146,8 @@ def landscape(
         examples: The first so many examples are used; None for all of them.
         generator: Source of random directions, and of the start of Lanczos' method, which finds eigenvectors above
             2,000 weights. None for a fixed seed.
+        memory: Bytes for temporary results. None for the limit that the posterior has.
+        progress: Whether to show a progress bar.
 
     Returns:
         A `Landscape` with `points` coordinates along each direction.
@@ -160,34 +165,35 @@ def landscape(
     style.expect_posterior(la)
     if dimensions not in (1, 2):
         raise PeewitError(f"dimensions={dimensions!r} was given; expected 1, a line, or 2, a plane.")
-    points = (101 if dimensions == 1 else 31) if points is None else points
-    if not is_count(points) or points < 3:
-        raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")
+    points = style.checked_points((101 if dimensions == 1 else 31) if points is None else points)
     if examples is not None and not is_count(examples):
         raise PeewitError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
     kind = directions if isinstance(directions, str) else "given"
-    axes = ways.directions(la, directions, dimensions, generator_of(generator))
+    axes = ways.choose(la, directions, dimensions, generator_of(generator))
     far = REACH.get(kind, 1.0) if reach is None else reach
     if not 0 < far < math.inf:
         raise PeewitError(f"reach={reach!r} was given; expected a positive number.")
     a = torch.linspace(-far, far, points + (points + 1) % 2, dtype=torch.float64)  # odd: the middle is the network
     b = a.clone() if dimensions == 2 else torch.zeros(1, dtype=torch.float64)
     where = torch.cartesian_prod(b, a).flip(1)[:, :dimensions]
-    sums = walked(la, data, axes, where, examples)
+    with closing(Progress(progress)) as bars:
+        network, batches = network_of(la.state, memory), Batches(data, la.weights.device)
+        passes = Passes(network, la.likelihood, batches, la.state.totals.form, bars)
+        sums = sum_losses(la, passes, axes, where, examples)
     shape = (len(b), len(a))
     return Landscape(
-        a,
-        b,
-        axes.cpu(),
-        tuple(f"direction {number + 1}{unit(kind)}" for number in range(dimensions)),
-        (sums.loss / sums.examples).reshape(shape),
-        (sums.linear / sums.examples).reshape(shape),
-        (sums.right / sums.positions).reshape(shape) if sums.positions else None,
-        penalties(la, axes, where).reshape(shape),
-        quadratics(la, axes, where).reshape(shape),
-        la.N * float(la.likelihood.scale) / la.temperature,
-        "loss" if family_of(la.likelihood).classes is None else "cross entropy",
-        sums.examples,
+        a=a,
+        b=b,
+        directions=axes.cpu(),
+        axes=tuple(f"direction {number + 1}{unit(kind)}" for number in range(dimensions)),
+        loss=(sums.loss / sums.examples).reshape(shape),
+        linear=(sums.linear / sums.examples).reshape(shape),
+        accuracy=(sums.right / sums.positions).reshape(shape) if sums.positions else None,
+        penalty=penalties(la, axes, where).reshape(shape),
+        quadratic=quadratics(la, axes, where).reshape(shape),
+        strength=la.N * float(la.likelihood.scale) / la.temperature,
+        words="loss" if family_of(la.likelihood).classes is None else "cross entropy",
+        examples=sums.examples,
     )
 
 
@@ -222,13 +228,10 @@ class Sums:
     examples: int = 0
 
 
-def walked(la: Laplace, data: Any, axes: Tensor, where: Tensor, examples: int | None) -> Sums:
+def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, examples: int | None) -> Sums:
     """Pass over the data once, with every example at all points."""
     zeros = torch.zeros(len(where), dtype=torch.float64)
     sums = Sums(zeros, zeros.clone(), zeros.clone())
-    passes = Passes(
-        network_of(la.state, None), la.likelihood, Batches(data, la.weights.device), la.state.totals.form, Progress()
-    )
     with passes.asked(), torch.no_grad():
         for part in first(passes, examples):
             slopes = [passes.push(part, axis) for axis in axes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,16 @@ import torch
 from torch import Tensor
 
 from ..laplace import Laplace
-from ..messages.errors import PeewitError
 from . import style
-from .curvature import WEIGHTS, Approximations, Factors, Whole, approximations, factors, layer_spectra, whole
+from .curvature import (
+    Approximations,
+    CurvatureMatrices,
+    KroneckerFactors,
+    approximations,
+    curvature_matrices,
+    kronecker_factors,
+    layer_spectra,
+)
 from .style import graph_objects
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 FADE = 0.03  # of the largest entry: from there on colours go with the logarithm
 BORDERS = 60  # tensors beyond which lines between them would hide the entries
 NAMED = 16  # layers that a legend has room for
+SIDE = 5  # rows and columns of a Kronecker factor whose product can be read
 LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 
 
@@ -79,29 +88,40 @@ def square_axes(figure: Figure, rows: int = 1, columns: int = 1) -> None:
             figure.update_xaxes(constrain="domain", showgrid=False, zeroline=False, **place)
 
 
-def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEIGHTS) -> Figure:
+def hessian_blocks(
+    source: Laplace | CurvatureMatrices,
+    data: Any = None,
+    *,
+    most: int | None = None,
+    memory: float | None = None,
+    progress: bool = False,
+) -> Figure:
     """Draw the second derivatives of the loss between all weights, or some of them, with the borders of the tensors.
 
     A menu switches between the Hessian, the GGN that approximates it, and their difference.
 
     Args:
-        source: A posterior, or the numbers of `whole`.
-        data: Training data of the posterior; not used with numbers.
-        most: About how many weights to show, see `whole`; not used with numbers.
+        source: A posterior, or the numbers of `curvature_matrices`, which take no other argument.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        most: About how many weights to show, see `curvature_matrices`. None for 300.
+        memory: Bytes for vectors that are multiplied at a time. None for the limit that the posterior has.
+        progress: Whether to show a progress bar.
 
     Returns:
         A plotly figure.
 
     Raises:
-        ArgumentTypeError: `source` is neither a posterior nor a `Whole`.
-        PeewitError: `data` is missing or a one-shot iterator, `most` is no positive whole number, or the network has
-            changed since the fit.
+        ArgumentTypeError: `source` is neither a posterior nor a `CurvatureMatrices`.
+        PeewitError: `data` is missing or a one-shot iterator, `most` is no positive whole number, arguments stand
+            beside a `CurvatureMatrices`, or the network has changed since the fit.
 
     Example:
         >>> [trace.name for trace in pw.figures.hessian_blocks(la, (x, y), most=20).data]
         ['Hessian', 'GGN', 'Hessian less GGN']
     """
-    made = source if isinstance(source, Whole) else whole(source, needed(data), most=most)
+    made = style.numbers_of(
+        source, CurvatureMatrices, curvature_matrices, data=data, most=most, memory=memory, progress=progress
+    )
     go = graph_objects()
     largest = peak(made.hessian, made.ggn)
     shown_ones = (("Hessian", made.hessian), ("GGN", made.ggn), ("Hessian less GGN", made.hessian - made.ggn))
@@ -132,15 +152,6 @@ def hessian_blocks(source: Laplace | Whole, data: Any = None, *, most: int = WEI
     figure.update_yaxes(tickvals=middles, ticktext=names)
     figure.update_layout(updatemenus=[style.menu(buttons)])
     return figure
-
-
-def needed(data: Any) -> Any:
-    """Data, where it has to be given."""
-    if data is None:
-        raise PeewitError(
-            "Curvature is taken over data, and none was given; give the training data, (x, y) or a loader."
-        )
-    return data
 
 
 def spectra(la: Laplace) -> Figure:
@@ -217,26 +228,29 @@ def thinned(size: int, most: int = 200) -> Tensor:
     return made
 
 
-def kronecker(source: Laplace | Factors, name: str | None = None, *, most: int = 5) -> Figure:
+def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, most: int | None = None) -> Figure:
     """Draw a weight's Kronecker block: each entry of the first factor becomes a block, the second factor times it.
 
     Args:
-        source: A posterior with `structure="kron"`, or the numbers of `factors`.
-        name: Name of the weight; None for the first one with two factors. Not used with numbers.
-        most: Most rows and columns of each factor to show; not used with numbers.
+        source: A posterior with `structure="kron"`, or the numbers of `kronecker_factors`, which take no other
+            argument.
+        name: Name of the weight. None for the first one with two factors.
+        most: Most rows and columns of each factor to show. None for 5.
 
     Returns:
         A plotly figure: both factors and their product, each scaled to a largest entry of 1.
 
     Raises:
-        ArgumentTypeError: `source` is neither a posterior nor a `Factors`.
-        PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
+        ArgumentTypeError: `source` is neither a posterior nor a `KroneckerFactors`.
+        PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, the weight has none, or
+            arguments stand beside a `KroneckerFactors`.
 
     Example:
         >>> pw.figures.kronecker(la, "2.weight").layout.meta["title"]
         'The Kronecker product behind 2.weight'
     """
-    made = source if isinstance(source, Factors) else factors(source, name, most=most)
+    compute = functools.partial(kronecker_factors, most=SIDE)
+    made = style.numbers_of(source, KroneckerFactors, compute, name=name, most=most)
     titles = ("gradients", "times inputs", "makes the block")
     figure = style.panels(1, 3, subplot_titles=titles, column_widths=[0.22, 0.22, 0.56], horizontal_spacing=0.06)
     rows, columns = len(made.rows), len(made.columns)
@@ -275,27 +289,38 @@ def gapped(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[
     return made, labels
 
 
-def block_approximations(source: Laplace | Approximations, data: Any = None, name: str | None = None) -> Figure:
+def block_approximations(
+    source: Laplace | Approximations,
+    data: Any = None,
+    name: str | None = None,
+    *,
+    memory: float | None = None,
+    progress: bool = False,
+) -> Figure:
     """Draw the exact curvature of one weight beside its diagonal, KFAC and EKFAC versions, with their errors.
 
     Args:
-        source: A posterior over whole tensors, or the numbers of `approximations`.
-        data: Training data of the posterior; not used with numbers.
-        name: Name of the weight, see `approximations`; not used with numbers.
+        source: A posterior over whole tensors, or the numbers of `approximations`, which take no other argument.
+        data: Training data: a loader, batches, or a pair (inputs, targets).
+        name: Name of the weight, see `approximations`. None for a small matrix.
+        memory: Bytes for temporary results. None for a limit that fits the device.
+        progress: Whether to show a progress bar.
 
     Returns:
         A plotly figure with four panels.
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor an `Approximations`.
-        PeewitError: `data` is missing, the posterior is over single elements, the weight is not known or too large, or
-            the network has changed since the fit.
+        PeewitError: `data` is missing, the posterior is over single elements, the weight is not known or too large,
+            arguments stand beside an `Approximations`, or the network has changed since the fit.
 
     Example:
         >>> pw.figures.block_approximations(la, (x, y), "0.weight").layout.meta["title"]
         'What is kept of 0.weight'
     """
-    made = source if isinstance(source, Approximations) else approximations(source, needed(data), name)
+    made = style.numbers_of(
+        source, Approximations, approximations, data=data, name=name, memory=memory, progress=progress
+    )
     titles = [f"exact, {len(made.true)} weights"]
     titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in made.versions]
     figure = style.panels(2, 2, subplot_titles=titles, horizontal_spacing=0.06, vertical_spacing=0.1)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..predictions.families import family_of
 from ..predictions.labels import Binary
 from ..predictions.prediction import checked_level, normal_quantile
+from ..runtime.progress import Progress
 from . import style
 from .sampling import checked_output
 from .style import BLUE, GREY, ORANGE, graph_objects
@@ -29,7 +31,7 @@ KEPT = 500  # points of data that are drawn
 NAMED = 20  # classes that a legend has room for
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Band:
     """Over inputs (B,): the mean, and half the width of both bands, all (B,) in float64 on the CPU."""
 
@@ -41,8 +43,8 @@ class Band:
     points: tuple[Tensor, Tensor]  # data (n,), (n,)
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DataExtent:
     """Inputs (n, features) and targets (n, ...) of the first examples, the range of all, and one input as it was."""
 
     x: Tensor
@@ -63,20 +65,21 @@ class Seen:
 
 
 def checked_grid(points: int, extend: float) -> None:
-    """Refuse grids that are none."""
-    if not is_count(points) or points < 3:
-        raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")
+    """Refuse grids that cannot be drawn."""
+    style.checked_points(points)
     if isinstance(extend, bool) or not isinstance(extend, int | float) or not 0 <= extend < math.inf:
         raise PeewitError(f"extend={extend!r} was given; expected a number from 0, a share of the data's range.")
 
 
-def gathered(data: Any, device: torch.device, features: int) -> Seen:
+def extent_of(data: Any, device: torch.device, features: int, progress: bool) -> DataExtent:
     """Pass over the data once; refuses inputs that a figure has no room for."""
     kept: list[tuple[Tensor, Tensor]] = []
     ends: list[Tensor] = []
     like = None
-    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-        for inputs, y in Batches(data, device):
+    batches = Batches(data, device)
+    # A shuffled loader draws from the global generator.
+    with torch.random.fork_rng(devices=[]), closing(Progress(progress)) as bars:
+        for inputs, y in bars.track(batches, len(batches), "data"):
             if not isinstance(inputs, Tensor) or inputs[0].numel() != features:
                 given = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
                 raise PeewitError(
@@ -89,58 +92,75 @@ def gathered(data: Any, device: torch.device, features: int) -> Seen:
             like = inputs[:1].detach() if like is None else like
     assert like is not None
     x, y = (torch.cat(list(each))[:KEPT] for each in zip(*kept, strict=True))
-    return Seen(x, y, torch.stack(ends).amin(0), torch.stack(ends).amax(0), like)
+    return DataExtent(x=x, y=y, low=torch.stack(ends).amin(0), high=torch.stack(ends).amax(0), like=like)
 
 
 @entry_point
 def band(
-    la: Laplace, data: Any, *, extend: float = 0.5, points: int = 201, level: float = 0.95, output: int = 0
+    la: Laplace,
+    data: Any,
+    *,
+    extend: float = 0.5,
+    points: int = 201,
+    level: float = 0.95,
+    output: int = 0,
+    memory: float | None = None,
+    progress: bool = False,
 ) -> Band:
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
-    style.expect_posterior(la)
     if family_of(la.likelihood).classes is not None:
         raise PeewitError("The posterior is over classes, which have no bands; see decision_map.")
     checked_level(level)
     checked_grid(points, extend)
-    seen = gathered(data, la.weights.device, 1)
+    seen = extent_of(data, la.weights.device, 1, progress)
     low, high = (float(end) for end in seen.ends(extend))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
-    predicted = la.predict(seen.shaped(grid[:, None]))
+    predicted = la.predict(seen.shaped(grid[:, None]), memory=memory)
     checked_output(output, predicted.mean.reshape(points, -1).shape[1])
     mean, epistemic, variance = (
         value.detach().double().cpu().reshape(points, -1)[:, output]
         for value in (predicted.mean, predicted.epistemic, predicted.variance)
     )
     width = normal_quantile(level)
-    own = seen.y.double().reshape(len(seen.y), -1)
-    own = own[:, min(output, own.shape[1] - 1)]
-    return Band(grid, mean, width * epistemic.sqrt(), width * variance.sqrt(), level, (seen.x[:, 0], own))
+    targets = seen.y.double().reshape(len(seen.y), -1)
+    return Band(
+        x=grid,
+        mean=mean,
+        epistemic=width * epistemic.sqrt(),
+        total=width * variance.sqrt(),
+        level=level,
+        points=(seen.x[:, 0], targets[:, min(output, targets.shape[1] - 1)]),
+    )
 
 
 def regression_band(
     source: Laplace | Band,
     data: Any = None,
     *,
-    extend: float = 0.5,
-    points: int = 201,
-    level: float = 0.95,
-    output: int = 0,
+    extend: float | None = None,
+    points: int | None = None,
+    level: float | None = None,
+    output: int | None = None,
+    memory: float | None = None,
+    progress: bool = False,
 ) -> Figure:
     """Draw predictions over one input: the mean, its uncertainty, and the noise on top, with the data.
 
     Args:
         source: A posterior of a network with one input and numbers as outputs.
         data: Training data: a loader, batches, or a pair (inputs (N, 1), targets). The first 500 points are drawn.
-        extend: How far to go beyond the data on both sides, as a share of their range.
-        points: Points of the curve, at least 3.
-        level: Probability that each band holds, between 0 and 1.
-        output: Number of the output to draw, from 0.
+        extend: How far to go beyond the data on both sides, as a share of their range. None for 0.5.
+        points: Points of the curve, at least 3. None for 201.
+        level: Probability that each band holds, between 0 and 1. None for 0.95.
+        output: Number of the output to draw, from 0. None for 0.
+        memory: Bytes for temporary results. None for the limit that the posterior has.
+        progress: Whether to show a progress bar over the data.
 
     Returns:
         A plotly figure with two bands: the inner one for the mean, the outer one for new observations.
 
     Raises:
-        ArgumentTypeError: `source` is no posterior, or `data` is missing.
+        ArgumentTypeError: `source` is no posterior.
         PeewitError: The likelihood is over classes, the inputs are not one number each, an argument is none of the
             above, or there is no data.
 
@@ -148,10 +168,10 @@ def regression_band(
         >>> [trace.name for trace in pw.figures.regression_band(line, (t, z), level=0.9).data]
         ['90 % of new observations', '90 % for the mean itself', 'mean', 'data']
     """
-    if isinstance(source, Band):
-        made = source
-    else:
-        made = band(source, data, extend=extend, points=points, level=level, output=output)
+    made = style.numbers_of(
+        source, Band, band, data=data, extend=extend, points=points, level=level, output=output, memory=memory,
+        progress=progress,
+    )  # fmt: skip
     go = graph_objects()
     x = made.x.tolist()
     around = x + x[::-1]
@@ -186,7 +206,7 @@ def regression_band(
     return style.finish(figure, "What is known, and what is noise", alt, x="input", y="output")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Map:
     """Over a grid of two inputs, tables (len(b), len(a)) in float64 on the CPU."""
 
@@ -198,16 +218,23 @@ class Map:
 
 
 @entry_point
-def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) -> Map:
+def decisions(
+    la: Laplace,
+    data: Any,
+    *,
+    extend: float = 0.5,
+    points: int = 61,
+    memory: float | None = None,
+    progress: bool = False,
+) -> Map:
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
-    style.expect_posterior(la)
     if family_of(la.likelihood).classes is None:
         raise PeewitError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     checked_grid(points, extend)
-    seen = gathered(data, la.weights.device, 2)
+    seen = extent_of(data, la.weights.device, 2, progress)
     low, high = seen.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
-    predicted = la.predict(seen.shaped(torch.cartesian_prod(b, a).flip(1)))
+    predicted = la.predict(seen.shaped(torch.cartesian_prod(b, a).flip(1)), memory=memory)
     probs, entropy, epistemic = (
         value.detach().double().cpu() for value in (predicted.probs, predicted.entropy, predicted.epistemic)
     )
@@ -228,16 +255,18 @@ def decisions(la: Laplace, data: Any, *, extend: float = 0.5, points: int = 61) 
     layers = {name: values.reshape(shape) for name, values in table.items()}
     labels = seen.y.reshape(len(seen.y), -1)
     labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
-    return Map(a, b, layers, probs.shape[1], (seen.x, labels.round().long()))
+    return Map(a=a, b=b, layers=layers, classes=probs.shape[1], points=(seen.x, labels.round().long()))
 
 
 def decision_map(
     source: Laplace | Map,
     data: Any = None,
     *,
-    extend: float = 0.5,
-    points: int = 61,
-    classes: tuple[str, ...] | None = None,
+    extend: float | None = None,
+    points: int | None = None,
+    classes: Sequence[str] | None = None,
+    memory: float | None = None,
+    progress: bool = False,
 ) -> Figure:
     """Draw a map of confidence, uncertainty and class probabilities over two inputs, with the data.
 
@@ -247,15 +276,17 @@ def decision_map(
     Args:
         source: A posterior of a classifier with two inputs: classes, or one yes-or-no label.
         data: Training data: a loader, batches, or a pair (inputs (N, 2), targets). The first 500 points are drawn.
-        extend: How far to go beyond the data on all sides, as a share of their range.
-        points: Points along each side of the map, at least 3.
+        extend: How far to go beyond the data on all sides, as a share of their range. None for 0.5.
+        points: Points along each side of the map, at least 3. None for 61.
         classes: Names of the classes; None for "class 0", "class 1", ...
+        memory: Bytes for temporary results. None for the limit that the posterior has.
+        progress: Whether to show a progress bar over the data.
 
     Returns:
         A plotly figure.
 
     Raises:
-        ArgumentTypeError: `source` is no posterior, or `data` is missing.
+        ArgumentTypeError: `source` is no posterior.
         PeewitError: The likelihood is not over classes, there are several yes-or-no labels, the inputs are not two
             numbers each, `classes` has another number of names, another argument is none of the above, or there is no
             data.
@@ -265,7 +296,9 @@ def decision_map(
         >>> figure.data[-1].name
         'c'
     """
-    made = source if isinstance(source, Map) else decisions(source, data, extend=extend, points=points)
+    made = style.numbers_of(
+        source, Map, decisions, data=data, extend=extend, points=points, memory=memory, progress=progress
+    )
     go = graph_objects()
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(made.classes)]
     if len(names) != made.classes:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..laplace import Laplace
 from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name
 from ..network.isolation import entry_point
 from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
 from ..predictions.families import family_of
+from ..predictions.options import METHODS
+from ..runtime.progress import Progress
 from ..runtime.random import generator_of
 from . import style
 from .style import BLUE, GREY, ORANGE, graph_objects
@@ -23,17 +28,16 @@ from .style import BLUE, GREY, ORANGE, graph_objects
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..laplace import Laplace
-
-METHODS = ("linearised", "sampled")
+Method = Literal["linearised", "sampled"]
 NAMED = 20  # classes that an axis has room to name
 
 
-@dataclass(frozen=True, eq=False)
-class Draws:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictionDraws:
     """Predictions at S draws of the weights: probabilities for classes, means for numbers.
 
-    `pw.figures.draws` returns it. B counts inputs, and positions like inputs; tensors are in float64 on the CPU.
+    `pw.figures.prediction_draws` returns it. B counts inputs, and positions like inputs; tensors are in float64 on the
+    CPU.
 
     Attributes:
         x: The inputs (B,); None where an input is not one number.
@@ -46,7 +50,7 @@ class Draws:
         method: "linearised" for the linear model, "sampled" for the network itself.
 
     Example:
-        >>> made = pw.figures.draws(la, x[:4], samples=16)
+        >>> made = pw.figures.prediction_draws(la, x[:4], samples=16)
         >>> made.predictions.shape, made.exact.shape, made.weights.shape
         (torch.Size([16, 4, 3]), torch.Size([4, 3]), torch.Size([16, 2]))
     """
@@ -57,7 +61,7 @@ class Draws:
     predictions: Tensor
     exact: Tensor
     classes: bool
-    method: str = "linearised"
+    method: Method
 
     @property
     def averages(self) -> Tensor:
@@ -67,9 +71,16 @@ class Draws:
 
 
 @entry_point
-def draws(
-    la: Laplace, x: Inputs, samples: int = 64, *, method: str = "linearised", generator: torch.Generator | None = None
-) -> Draws:
+def prediction_draws(
+    la: Laplace,
+    x: Inputs,
+    samples: int = 64,
+    *,
+    method: Method = "linearised",
+    generator: torch.Generator | None = None,
+    memory: float | None = None,
+    progress: bool = False,
+) -> PredictionDraws:
     """Predict at several draws of the weights from the posterior.
 
     Args:
@@ -78,9 +89,11 @@ def draws(
         samples: Number S of draws.
         method: "linearised" for outputs of the linear model, "sampled" for outputs of the network itself.
         generator: Source of the draws. None for a fixed seed.
+        memory: Bytes for temporary results. None for the limit that the posterior has.
+        progress: Whether to show a progress bar over the draws of "sampled".
 
     Returns:
-        The `Draws`, with predictions (S, B, C).
+        The `PredictionDraws`, with predictions (S, B, C).
 
     Raises:
         ArgumentTypeError: `la` is no posterior, or `x` holds no tensors.
@@ -88,33 +101,40 @@ def draws(
             network has changed since the fit.
 
     Example:
-        >>> pw.figures.draws(line, t, samples=8, method="sampled").averages.shape
+        >>> pw.figures.prediction_draws(line, t, samples=8, method="sampled").averages.shape
         torch.Size([8, 40, 1])
     """
     style.expect_posterior(la)
-    if method not in METHODS:
-        raise PeewitError(
-            f"method={method!r} is not known; {nearest(str(method), METHODS)}Known: {', '.join(METHODS)}."
-        )
+    check_name(method, METHODS, "method")
     family = family_of(la.likelihood)
     if family.mean is None:
         raise PeewitError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
     deviations = la.state.deviations(checked_samples(samples), generator_of(generator))
-    network = network_of(la.state, None)
+    network = network_of(la.state, memory)
     if method == "linearised":
         outputs = engine.functional_samples(network, x, deviations)
     else:
-        outputs = engine.network_samples(network, x, [deviations])
+        with closing(Progress(progress)) as bars:
+            steps = bars.track(deviations.split(1), len(deviations), "predictions at drawn weights")
+            outputs = engine.network_samples(network, x, steps)
     classes = family.classes is not None
     form = network.form(outputs[0])
     flat = form.flatten(outputs.double().cpu()).flatten(1, 2)  # positions beside examples
-    predicted = la.predict(x, link="mc") if classes else la.predict(x)
+    predicted = la.predict(x, link="mc" if classes else None, memory=memory)
     closed = form.flatten((predicted.probs if classes else predicted.mean).detach().double().cpu()).flatten(0, 1)
     places, names = least_certain(la)
     weights = (la.weights + deviations)[:, places].double().cpu()
-    return Draws(line_of(x), weights, names, family.mean(flat), closed, classes, method)
+    return PredictionDraws(
+        x=line_of(x),
+        weights=weights,
+        names=names,
+        predictions=family.mean(flat),
+        exact=closed,
+        classes=classes,
+        method=method,
+    )
 
 
 def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:
@@ -150,43 +170,50 @@ def counts(samples: int) -> list[int]:
 
 
 def monte_carlo(
-    source: Laplace | Draws,
+    source: Laplace | PredictionDraws,
     x: Inputs = None,
-    samples: int = 64,
+    samples: int | None = None,
     *,
-    method: str = "linearised",
+    method: Method | None = None,
     output: int = 0,
+    classes: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
-    classes: tuple[str, ...] | None = None,
+    memory: float | None = None,
+    progress: bool = False,
 ) -> Figure:
     """Draw weight samples, their predictions and the average of these, with a slider for the number of samples.
 
     In regression with one number as input it shows curves over the inputs; otherwise the prediction at the first input.
 
     Args:
-        source: A posterior, or the numbers of `draws`.
-        x: Inputs (B, ...) of the posterior; not used with numbers.
-        samples: Number of draws; not used with numbers.
-        method: "linearised" or "sampled", see `draws`; not used with numbers.
+        source: A posterior, or the numbers of `prediction_draws`, which take none of its arguments.
+        x: Inputs (B, ...) of the network.
+        samples: Number of draws. None for 64.
+        method: "linearised" or "sampled", see `prediction_draws`. None for "linearised".
         output: Number of the output whose curves are drawn, from 0.
-        generator: Source of the draws, see `draws`; not used with numbers.
         classes: Names of the classes; None for "class 0", "class 1", ... A yes-or-no label takes two.
+        generator: Source of the draws. None for a fixed seed.
+        memory: Bytes for temporary results. None for the limit that the posterior has.
+        progress: Whether to show a progress bar over the draws of "sampled".
 
     Returns:
         A plotly figure with two panels: the two least certain weights, and the predictions.
 
     Raises:
-        ArgumentTypeError: `source` is neither a posterior nor a `Draws`.
+        ArgumentTypeError: `source` is neither a posterior nor a `PredictionDraws`.
         PeewitError: There are no inputs, `output` is no output of the network, `classes` has another number of names,
-            or an argument is refused by `draws`.
+            arguments stand beside a `PredictionDraws`, or `prediction_draws` refuses an argument.
 
     Example:
         >>> pw.figures.monte_carlo(line, t, samples=8).layout.meta["title"]
         'Averaging over weights'
     """
-    if not isinstance(source, Draws) and (x is None or not count(x)):
+    if isinstance(source, Laplace) and (x is None or not count(x)):
         raise PeewitError("x holds no inputs; expected those at which to predict.")
-    made = source if isinstance(source, Draws) else draws(source, x, samples, method=method, generator=generator)
+    made = style.numbers_of(
+        source, PredictionDraws, prediction_draws, x=x, samples=samples, method=method, generator=generator,
+        memory=memory, progress=progress,
+    )  # fmt: skip
     checked_output(output, made.predictions.shape[-1])
     curves = made.x is not None and not made.classes
     figure = style.panels(
@@ -222,7 +249,7 @@ def monte_carlo(
     return figure
 
 
-def whole_name(made: Draws, curves: bool) -> str:
+def whole_name(made: PredictionDraws, curves: bool) -> str:
     """What the samples are compared with."""
     if made.method != "linearised":
         return "the linear model"
@@ -235,7 +262,7 @@ def checked_output(output: int, outputs: int) -> None:
         raise PeewitError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")
 
 
-def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple[str, ...] | None) -> None:
+def label(figure: Figure, made: PredictionDraws, curves: bool, output: int, classes: Sequence[str] | None) -> None:
     """Axes of the lower panel, the same for any number of samples."""
     if curves:
         values = torch.cat([made.predictions[..., output].flatten(), made.exact[:, output]])
@@ -253,7 +280,7 @@ def label(figure: Figure, made: Draws, curves: bool, output: int, classes: tuple
         figure.update_yaxes(title_text="prediction", range=room(made.predictions[:, 0]), row=2, col=1)
 
 
-def named(made: Draws, classes: tuple[str, ...] | None) -> list[str]:
+def named(made: PredictionDraws, classes: Sequence[str] | None) -> list[str]:
     """What the classes are called."""
     number = made.predictions.shape[-1]
     if number == 1:  # a yes or no, and the probability is that of yes
@@ -271,7 +298,7 @@ def room(values: Tensor) -> list[float]:
 
 
 def traces(
-    made: Draws, number: int, curves: bool, output: int, classes: tuple[str, ...] | None
+    made: PredictionDraws, number: int, curves: bool, output: int, classes: Sequence[str] | None
 ) -> list[tuple[Any, int]]:
     """Points of weights, every prediction, the average, the closed form; each with its panel."""
     go = graph_objects()
@@ -296,7 +323,7 @@ def traces(
     return [(points, 1), (each, 2), (mean, 2), (exact, 2)]
 
 
-def content(made: Draws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:
+def content(made: PredictionDraws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:
     """Coordinates of all four traces with so many samples."""
     weights = made.weights[:number]
     average = made.averages[number - 1]

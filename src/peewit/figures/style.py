@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from ..messages.errors import ArgumentTypeError, MissingPackageError
+from ..laplace import Laplace
+from ..messages.arguments import is_count
+from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+Numbers = TypeVar("Numbers")
 
 # Okabe and Ito's colours, told apart by the colour-blind and visible on light and on dark pages; lines differ in
 # dashes and markers in shapes too, for those who print.
@@ -39,20 +43,47 @@ def graph_objects() -> Any:
     return plotly.graph_objects
 
 
-def expect_posterior(given: Any) -> None:
-    """Refuse networks and reports where weights and their uncertainty are asked for."""
-    from ..laplace import Laplace
-
-    if not isinstance(given, Laplace):
-        raise ArgumentTypeError(f"A {type(given).__name__} was given; expected a posterior, which peewit.fit returns.")
-
-
-def expect_report(given: Any) -> None:
-    """Refuse posteriors and scores where a whole report is asked for."""
-    if not hasattr(type(given), "to_markdown"):
+def expect_posterior(source: Any, alternative: str = "") -> None:
+    """Refuse what is no posterior; `alternative` is what a figure takes besides."""
+    if not isinstance(source, Laplace):
         raise ArgumentTypeError(
-            f"A {type(given).__name__} was given; expected a report, which peewit.evaluate returns."
+            f"A {type(source).__name__} was given; expected a posterior, which peewit.fit returns{alternative}."
         )
+
+
+def expect_report(source: Any) -> None:
+    """Refuse posteriors and scores where a whole report is needed."""
+    if not hasattr(type(source), "to_markdown"):
+        raise ArgumentTypeError(
+            f"A {type(source).__name__} was given; expected a report, which peewit.evaluate returns."
+        )
+
+
+def numbers_of(source: Any, ready: type[Numbers], compute: Callable[..., Numbers], **arguments: Any) -> Numbers:
+    """The numbers behind a figure: `source` itself, or computed from a posterior.
+
+    Arguments that are None or False were not given. Ready numbers take no arguments.
+    """
+    chosen = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    if isinstance(source, ready):
+        if chosen:
+            raise PeewitError(
+                f"A {ready.__name__} was given, whose numbers are there already; leave {listed(list(chosen))} out."
+            )
+        return source
+    expect_posterior(source, f", or a {ready.__name__}")
+    if "data" in arguments and arguments["data"] is None:
+        raise PeewitError(
+            "This figure is computed from data, and none was given; give the training data, (x, y) or a loader."
+        )
+    return compute(source, **chosen)
+
+
+def checked_points(points: Any) -> int:
+    """A number of points along an axis that has a middle and two ends."""
+    if not is_count(points) or points < 3:
+        raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")
+    return int(points)
 
 
 def panels(*arguments: Any, **settings: Any) -> Figure:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name
 from ..weights.vectors import flatten, unflatten
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-NAMES = ("eigen", "random")
+Name = Literal["eigen", "random"]
 DENSE = 2_000  # weights up to which eigenvectors are taken of the whole matrix
 STEPS = 100  # of Lanczos above that
 
 
-def directions(la: Laplace, asked: str | Tensor, count: int, generator: torch.Generator) -> Tensor:
+def choose(la: Laplace, directions: Name | Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count, D) in float64: by name, or those that were given."""
-    if isinstance(asked, Tensor):
-        return given(la, asked, count)
-    if asked not in NAMES:
-        near = nearest(asked, NAMES) if isinstance(asked, str) else ""
-        raise PeewitError(f"directions={asked!r} is not known; {near}Known: {', '.join(NAMES)}, or a tensor (k, D).")
+    if isinstance(directions, Tensor):
+        return checked(la, directions, count)
+    check_name(directions, get_args(Name), "directions")
     if count > la.D:
         raise PeewitError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
-    return filter_normalised(la, count, generator) if asked == "random" else eigen(la, count, generator)
+    return filter_normalised(la, count, generator) if directions == "random" else eigen(la, count, generator)
 
 
-def given(la: Laplace, asked: Tensor, count: int) -> Tensor:
+def checked(la: Laplace, directions: Tensor, count: int) -> Tensor:
     """The caller's own; refused where they do not fit."""
-    made = asked.detach().to(device=la.weights.device, dtype=torch.float64)
+    made = directions.detach().to(device=la.weights.device, dtype=torch.float64)
     if made.shape != (count, la.D) or not bool(torch.isfinite(made).all()) or not bool((made != 0).any(1).all()):
         raise PeewitError(
-            f"directions has shape {tuple(asked.shape)}; expected ({count}, {la.D}) finite numbers, no row all zero."
+            f"directions has shape {tuple(directions.shape)}; expected ({count}, {la.D}) finite numbers "
+            "and no row of zeros."
         )
     return made
 

@@ -29,3 +29,8 @@ __all__ = [
     "nll",
     "reliability",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is for users."""
+    return sorted(__all__)
