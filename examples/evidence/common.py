@@ -55,11 +55,11 @@ class Way:
 
 
 WAYS = (
-    Way("evidence at theta~, one precision", "trained", "one"),
-    Way("evidence at theta~, one per tensor", "trained", "groups"),
-    Way("evidence at theta*, one precision", "linear", "one"),
-    Way("evidence at theta*, one per tensor", "linear", "groups"),
-    Way("evidence at theta*, g-prior", "linear", "g-prior"),
+    Way("evidence at theta_hat, one precision", "trained", "one"),
+    Way("evidence at theta_hat, one per tensor", "trained", "groups"),
+    Way("evidence at theta_lin, one precision", "linear", "one"),
+    Way("evidence at theta_lin, one per tensor", "linear", "groups"),
+    Way("evidence at theta_lin, g-prior", "linear", "g-prior"),
     Way("validation data, one precision", "validation", "one"),
 )
 BASIC = tuple(way for way in WAYS if way.prior != "g-prior")
@@ -315,7 +315,7 @@ def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) ->
 
 def symbols(text: str) -> str:
     """The names of weights as they are written."""
-    return text.replace("theta~", r"$\tilde\theta$").replace("theta*", r"$\theta^*$")
+    return text.replace("theta_hat", r"$\hat\theta$").replace("theta_lin", r"$\theta_\mathrm{lin}$")
 
 
 def dots(panel: Any, rows: Sequence[Row], score: str, names: bool) -> None:
@@ -339,8 +339,8 @@ def line(panel: Any, rows: Sequence[Row], swept: Curve) -> None:
     panel.semilogx([x for x, _ in points], [y for _, y in points], "-", color="black", lw=1.2)
     panel.axhline(swept.network, color=GREY, lw=0.8, ls="--", label="MAP")
     styles = {
-        "trained": (symbols("evidence at theta~"), "-"),
-        "linear": (symbols("evidence at theta*"), "-"),
+        "trained": (symbols("evidence at theta_hat"), "-"),
+        "linear": (symbols("evidence at theta_lin"), "-"),
         "validation": ("validation data", ":"),
     }
     for row in rows:

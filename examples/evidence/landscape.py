@@ -2,9 +2,10 @@
 
     python examples/evidence/landscape.py [--out DIR]
 
-Both are drawn over one plane: through the trained weights theta~, the linear model's mode theta* and theta~ with its
-normalised weights scaled. Along the last the network's own loss does not change, since BatchNorm takes the scale out,
-so the prior alone pulls the weights to zero and theta~ is no mode. The linear model's loss is convex and has one.
+Both are drawn over one plane: through the trained weights theta_hat, the linear model's mode theta_lin and theta_hat
+with its normalised weights scaled. Along the last the network's own loss does not change, since BatchNorm takes the
+scale out, so the prior alone pulls the weights to zero and theta_hat is no mode. The linear model's loss is convex and
+has one.
 Writes landscape.png and, with plotly, landscape.html with surfaces to turn.
 """
 
@@ -31,9 +32,9 @@ LEVELS = (1.0, 2.0)  # standard deviations
 class Plane:
     """`centre + first * a + second * b` in the space of all weights, with the three points in these coordinates."""
 
-    centre: Tensor  # (D,): theta~
+    centre: Tensor  # (D,): theta_hat
     axes: Tensor  # (2, D), orthonormal
-    mode: tuple[float, float]  # theta*
+    mode: tuple[float, float]  # theta_lin
     shape: Tensor  # (2, 2): the posterior precision in the plane
 
 
@@ -90,7 +91,7 @@ def normalised(model: nn.Module) -> Tensor:
 
 
 def through(model: nn.Module, la: pw.Laplace) -> Plane:
-    """The plane through theta~, theta* and theta~ with its normalised weights scaled."""
+    """The plane through theta_hat, theta_lin and theta_hat with its normalised weights scaled."""
     step = la.linear_mode.displacement.double()
     first = step / step.norm()
     second = normalised(model).to(first)
@@ -223,7 +224,7 @@ def interactive(made: Landscape, path: Path) -> None:
         figure.add_trace(surface, 1, column)
         for trace in points(made, values + 0.01 * (top - low), column == 2):  # not half inside the surface
             figure.add_trace(trace, 1, column)
-    axes = style.scene("theta~ to theta*", "scale", "loss")
+    axes = style.scene("theta_hat to theta_lin", "scale", "loss")
     alt = "The network's loss and the linear model's over one plane: the second is convex and has a mode of its own."
     style.finish(figure, "The loss around the trained weights", alt, height=560)
     axes["camera"] = {"eye": {"x": 1.2, "y": -1.5, "z": 2.0}}  # from above: the points are in valleys
@@ -252,7 +253,7 @@ def points(made: Landscape, values: Tensor, at_mode: bool) -> list[Any]:
         traces.append(
             graph_objects.Scatter3d(x=x.numpy(), y=y.numpy(), z=height(x, y).numpy(), showlegend=at_mode, **look)
         )
-    for name, colour, (p, q) in (("theta~", ORANGE, (0.0, 0.0)), ("theta*", BLUE, plane.mode)):
+    for name, colour, (p, q) in (("theta_hat", ORANGE, (0.0, 0.0)), ("theta_lin", BLUE, plane.mode)):
         x, y = torch.tensor([p], dtype=torch.float64), torch.tensor([q], dtype=torch.float64)
         look = {"mode": "markers", "marker": {"color": colour, "size": 6}, "name": name}
         traces.append(

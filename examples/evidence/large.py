@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser.add_argument("--test", type=int, default=2_000, help="images to test on")
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument(
-        "--groups", action="store_true", help="also one precision per tensor at theta*, the longest step"
+        "--groups", action="store_true", help="also one precision per tensor at theta_lin, the longest step"
     )
     asked = parser.parse_args(arguments)
     steps, images = Steps(asked.device), asked.images or 4_000

@@ -22,25 +22,25 @@ from rich.table import Table
 from torch import nn
 
 OURS = (
-    Way("diagonal, theta~, one precision", "trained", "one", "diag"),
-    Way("last layer full, theta~, one", "trained", "one", "full", "last_layer"),
-    Way("last layer KFAC, theta~, one", "trained", "one", "kron", "last_layer"),
+    Way("diagonal, theta_hat, one precision", "trained", "one", "diag"),
+    Way("last layer full, theta_hat, one", "trained", "one", "full", "last_layer"),
+    Way("last layer KFAC, theta_hat, one", "trained", "one", "kron", "last_layer"),
 )
 # NLL, ECE, OOD-AUC: the published result files, by row.
 PUBLISHED = {
     "mnist": {
         "MAP": (0.0759, 0.0078, 0.9047),
-        "evidence at theta~, one precision": (0.0945, 0.0286, 0.9488),
-        "diagonal, theta~, one precision": (0.1430, 0.0716, 0.9221),
-        "last layer full, theta~, one": (0.0814, 0.0152, 0.9094),
-        "last layer KFAC, theta~, one": (0.0811, 0.0147, 0.9087),
+        "evidence at theta_hat, one precision": (0.0945, 0.0286, 0.9488),
+        "diagonal, theta_hat, one precision": (0.1430, 0.0716, 0.9221),
+        "last layer full, theta_hat, one": (0.0814, 0.0152, 0.9094),
+        "last layer KFAC, theta_hat, one": (0.0811, 0.0147, 0.9087),
     },
     "fashion_mnist": {
         "MAP": (0.3733, 0.0085, 0.8737),
-        "evidence at theta~, one precision": (0.3767, 0.0139, 0.9320),
-        "diagonal, theta~, one precision": (0.3973, 0.0430, 0.9139),
-        "last layer full, theta~, one": (0.3729, 0.0085, 0.8817),
-        "last layer KFAC, theta~, one": (0.3728, 0.0077, 0.8805),
+        "evidence at theta_hat, one precision": (0.3767, 0.0139, 0.9320),
+        "diagonal, theta_hat, one precision": (0.3973, 0.0430, 0.9139),
+        "last layer full, theta_hat, one": (0.3729, 0.0085, 0.8817),
+        "last layer KFAC, theta_hat, one": (0.3728, 0.0077, 0.8805),
     },
 }
 

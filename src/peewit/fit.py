@@ -286,7 +286,7 @@ def products(
 ) -> Products:
     """Multiply vectors by the curvature of the energy, matrix-free: `products(...).mv(v)` passes over the data once.
 
-    The energy is the sum of all losses: the negative log-likelihood without its scale, which is 1 / noise^2 for
+    The energy is the sum of all losses: the negative log-likelihood without its noise precision, 1 / noise^2, for
     Gaussian noise. The prior is left out.
 
     Args:

@@ -107,14 +107,14 @@ def test_landscape_counts_noise_prior_mean_and_temperature() -> None:
     axes = axes_of(la)
     made = figures.landscape(la, small.data, directions=axes, points=3, reach=0.7)
     delta = torch.tensor([1.0] * 5 + [2.0] * 5 + [3.0] * 5 + [4.0], dtype=torch.float64)
-    assert made.strength == pytest.approx(25 / 0.4**2 / 2.0)
+    assert made.data_weight == pytest.approx(25 / 0.4**2 / 2.0)
     precision = precision_of(small, delta, 1 / 0.4**2 / 2.0)
     for row, column in ((0, 2), (1, 0), (1, 1)):
         step = made.a[column] * axes[0].cpu() + made.b[row] * axes[1].cpu()
         off = la.weights.cpu() + step - 0.25
         assert float(made.penalty[row, column]) == pytest.approx(0.5 * float((delta * off**2).sum()), rel=1e-10)
         assert float(made.quadratic[row, column]) == pytest.approx(0.5 * float(step @ precision @ step), rel=1e-8)
-        whole = made.strength * loss_at(small, step.to(DEVICE))[0] + float(made.penalty[row, column])
+        whole = made.data_weight * loss_at(small, step.to(DEVICE))[0] + float(made.penalty[row, column])
         assert float(made.objective[row, column]) == pytest.approx(whole, rel=1e-10)
 
 
@@ -167,7 +167,7 @@ def test_landscape_over_batches_and_over_the_first_examples() -> None:
     alone = figures.landscape(la, (small.x[:10], small.y[:10]), directions=axes, points=3)
     torch.testing.assert_close(some.loss, alone.loss)
     torch.testing.assert_close(some.linear, alone.linear)
-    assert (some.examples, some.strength) == (10, 30.0)  # the posterior's own N: the Gaussian is of all data
+    assert (some.examples, some.data_weight) == (10, 30.0)  # the posterior's own N: the Gaussian is of all data
 
 
 def test_landscape_of_some_weights_moves_those_alone() -> None:

@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
         (lambda: pw.Gaussian(torch.ones(2, 2)), "or one per output"),
         (lambda: pw.Gaussian("resduals"), "'residuals'"),
         (lambda: pw.Gaussian(1.0).with_noise(-1.0), "positive standard deviation"),
-        (lambda: pw.Gaussian("residuals").scale, "before it is fitted"),
+        (lambda: pw.Gaussian("residuals").noise_precision, "before it is fitted"),
         (lambda: pw.HeteroscedasticGaussian("variance"), "expected one of.*'mean_variance'"),
         (lambda: pw.Custom(3), r"Custom\(int\): expected a function"),
     ],
@@ -228,7 +228,7 @@ def test_options_that_make_no_sense(make: Callable[[], Any], message: str) -> No
 def test_noises(noise: Any, fits: bool) -> None:
     """Positive and finite, all of them, in one row at most; kept in double precision."""
     if fits:
-        assert pw.Gaussian(noise).scale.dtype == torch.float64
+        assert pw.Gaussian(noise).noise_precision.dtype == torch.float64
         assert pw.Gaussian(2.0).with_noise(noise).noise == pytest.approx(noise)
         return
     words = "noise=.* was given; expected a positive standard deviation, or one per output"

@@ -55,7 +55,7 @@ class Scaled(WithNoise):
         return made
 
     @property
-    def scale(self) -> Tensor:
+    def noise_precision(self) -> Tensor:
         """()."""
         return torch.tensor(self.noise, dtype=torch.float64).pow(-2)
 
@@ -67,9 +67,9 @@ class Scaled(WithNoise):
         """(N, T, C, R)."""
         return torch.diag_embed(torch.ones_like(f))[..., probes]
 
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
+    def log_z(self, scalars: float, noise_precision: Tensor) -> Tensor:
         """()."""
-        return 0.5 * scalars * (math.log(2 * math.pi) - scale.log())
+        return 0.5 * scalars * (math.log(2 * math.pi) - noise_precision.log())
 
 
 X, NEW = normal(20, 3), normal(4, 3, seed=5)
@@ -152,7 +152,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "labelled": (lambda own: own.labelled(FLAT), torch.ones(20, 1, dtype=torch.bool)),
     "labelled: no axis": (lambda own: own.labelled(FLAT[..., 0]), torch.ones(20, 1, dtype=torch.bool)),
     "scalars": (lambda own: own.scalars(FLAT), torch.tensor(40.0, dtype=torch.float64)),
-    "scale": (lambda own: own.scale, torch.tensor(1.0, dtype=torch.float64)),
+    "noise_precision": (lambda own: own.noise_precision, torch.tensor(1.0, dtype=torch.float64)),
     "rest": (lambda own: own.rest(FLAT), torch.tensor(0.0, dtype=torch.float64)),
     "log_z": (lambda own: own.log_z(40.0, torch.tensor(3.0)), torch.tensor(0.0)),
     "draws": (lambda own: own.draws, False),

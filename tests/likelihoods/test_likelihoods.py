@@ -117,7 +117,7 @@ def test_curvature_evidence_and_covariance(name: str, structure: str) -> None:
 
 @EVERY
 def test_products_with_every_curvature(name: str) -> None:
-    """At scale one, without a matrix."""
+    """At noise_precision one, without a matrix."""
     case = BY_NAME[name]
     v = normal(2, len(weights_of(case.model)), seed=7)
     for kind in kinds_of(case, "full"):
@@ -126,7 +126,7 @@ def test_products_with_every_curvature(name: str) -> None:
         made = pw.products(copy.deepcopy(case.model).to(DEVICE), data, case.likelihood, curvature=curvature)
         degree = 2 if kind == "empirical" else 1
         exact = case.hessian if kind == "hessian" else case.full(probes(name, kind))
-        assert relative(made.mv(moved(v)) * float(case.likelihood.scale) ** degree, v @ exact) < EXACT, kind
+        assert relative(made.mv(moved(v)) * float(case.likelihood.noise_precision) ** degree, v @ exact) < EXACT, kind
 
 
 def test_data_whose_labels_are_all_ignored() -> None:
@@ -143,15 +143,15 @@ def test_data_whose_labels_are_all_ignored() -> None:
 
 
 def whole_energy(case: LikelihoodCase, f: Tensor, y: Tensor) -> Tensor:
-    """`scale * energy + log_z + rest`: what the library takes for the negative log-likelihood of all data."""
+    """`noise_precision * energy + log_z + rest`: what the library takes for the negative log-likelihood of all data."""
     form = case.likelihood.form(f, y)
     likelihood = case.likelihood.bound(form)
     flat, targets = form.flatten(f), likelihood.targets(y, form)
     assert bool(likelihood.valid(targets, form))
-    scale, scalars = likelihood.scale, float(likelihood.scalars(targets))
+    noise_precision, scalars = likelihood.noise_precision, float(likelihood.scalars(targets))
     energy = likelihood.energy(flat, targets)
     assert energy.shape == (len(f),)
-    return scale * energy.sum() + likelihood.log_z(scalars, scale) + likelihood.rest(targets)
+    return noise_precision * energy.sum() + likelihood.log_z(scalars, noise_precision) + likelihood.rest(targets)
 
 
 @EVERY
@@ -184,7 +184,7 @@ def test_roots_of_sure_networks(size: float) -> None:
 
 @EVERY
 def test_roots_are_the_output_curvature(name: str) -> None:
-    """For all probes at once and for some of them, at scale one; nothing at ignored labels."""
+    """For all probes at once and for some of them, at noise precision one; nothing at ignored labels."""
     case = BY_NAME[name]
     form = form_of(case)
     likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
@@ -193,7 +193,7 @@ def test_roots_are_the_output_curvature(name: str) -> None:
     assert root.shape[:3] == f.shape
     pieces = [likelihood.root(f, y, slice(start, start + 2)) for start in range(0, root.shape[-1], 2)]
     assert torch.equal(torch.cat(pieces, -1), root)
-    made = root @ root.mT * likelihood.scale
+    made = root @ root.mT * likelihood.noise_precision
     exact = case.hessians(case.f)
     order = torch.arange(exact.shape[-1]).reshape(form.shape)
     for position, places in enumerate(form.flatten(order[None])[0]):
@@ -248,8 +248,8 @@ def test_densities_integrate_to_one(name: str) -> None:
     likelihood, wide = case.likelihood, f.expand(len(grid), *f.shape[1:])
     prepared = likelihood.targets(y, form)
     one = likelihood.targets(y[:1], form)
-    rest = likelihood.log_z(float(likelihood.scalars(one)), likelihood.scale) + likelihood.rest(one)
-    density = torch.exp(-(likelihood.scale * likelihood.energy(form.flatten(wide), prepared) + rest))
+    rest = likelihood.log_z(float(likelihood.scalars(one)), likelihood.noise_precision) + likelihood.rest(one)
+    density = torch.exp(-(likelihood.noise_precision * likelihood.energy(form.flatten(wide), prepared) + rest))
     total = torch.trapezoid(density, targets[:, 0])
     others = 0.5 * torch.log(2 * torch.pi * spread[1:].square()).sum()
     assert abs(float(total.log() + others)) < 1e-10
@@ -296,7 +296,7 @@ def test_noise_enters_as_a_power_of_the_scale(kind: str) -> None:
         at_one = fitted(case.model, case.x, case.y, case.likelihood.with_noise(1.0), "full", curvature=kind)
         at_third = fitted(case.model, case.x, case.y, case.likelihood.with_noise(0.3), "full", curvature=kind)
         assert relative(curvature_of(at_third), curvature_of(at_one) * 0.3 ** (-2 * degree)) < 1e-12
-        assert abs(float(at_third.likelihood.scale) - 0.3**-2) < 1e-12
+        assert abs(float(at_third.likelihood.noise_precision) - 0.3**-2) < 1e-12
 
 
 def test_equal_noises_are_one_noise() -> None:
@@ -319,7 +319,7 @@ def test_a_common_factor_leaves_ratios() -> None:
     assert abs(float(likelihood.factor) - (0.4 * 1.5 * 0.9) ** (1 / 3)) < 1e-12
     made = likelihood.with_noise(2.0)
     assert torch.allclose(made.noise / made.noise[0], noise / noise[0], rtol=1e-12)
-    assert abs(float(made.noise.prod()) - 8.0) < 1e-12 and abs(float(made.scale) - 0.25) < 1e-12
+    assert abs(float(made.noise.prod()) - 8.0) < 1e-12 and abs(float(made.noise_precision) - 0.25) < 1e-12
     assert torch.equal(likelihood.with_noise(torch.tensor([1.0, 2.0, 3.0])).noise, torch.tensor([1.0, 2.0, 3.0]))
     assert pw.Gaussian(0.3).with_noise(0.5).noise == 0.5
     assert torch.equal(likelihood.noise, noise)
@@ -414,14 +414,14 @@ def test_energies_beyond_half_precision() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @EVERY
 def test_constants_are_in_double_precision(name: str, dtype: torch.dtype) -> None:
-    """Whatever the outputs are in; what depends on the scale is in the scale's own."""
+    """Whatever the outputs are in; what depends on the noise precision is in its own."""
     case = BY_NAME[name]
     form = form_of(case)
     likelihood = case.likelihood.bound(form)
     y = likelihood.targets(case.y.to(dtype) if case.y.is_floating_point() else case.y, form)
-    for made in (likelihood.scale, likelihood.rest(y)):
+    for made in (likelihood.noise_precision, likelihood.rest(y)):
         assert made.dtype == torch.float64 and made.shape == ()
-    assert likelihood.log_z(3.0, likelihood.scale.to(dtype)).dtype == dtype
+    assert likelihood.log_z(3.0, likelihood.noise_precision.to(dtype)).dtype == dtype
     labelled = likelihood.labelled(y)
     counted = {pw.Custom: len(y), pw.Categorical: int(labelled.sum()), pw.Bernoulli: int((y >= 0).sum())}
     assert float(likelihood.scalars(y)) == counted.get(type(likelihood), y.numel())
@@ -483,7 +483,9 @@ def test_one_noise_stays_a_number() -> None:
     for noise in (0.3, torch.tensor(0.3), torch.tensor([0.3])):
         made = pw.Gaussian(noise).with_noise(torch.tensor([0.5], dtype=torch.float64))
         assert type(made.noise) is float and made == pw.Gaussian(0.5)
-    assert float(pw.Gaussian().scale) == 1 and float(pw.Gaussian(0.1).scale) == pytest.approx(100, rel=1e-14)
+    assert float(pw.Gaussian().noise_precision) == 1 and float(pw.Gaussian(0.1).noise_precision) == pytest.approx(
+        100, rel=1e-14
+    )
     several = pw.Gaussian(torch.tensor([0.5, 2.0])).with_noise(3.0)
     assert isinstance(several.noise, Tensor)
     torch.testing.assert_close(several.noise, torch.tensor([1.5, 6.0], dtype=torch.float64))
@@ -525,7 +527,7 @@ def test_scores_are_gradients_of_the_energy(name: str) -> None:
     for given in (f, f.clone().requires_grad_()):
         made = score(likelihood, given, y)
         assert not made.requires_grad
-        assert relative(form.restore(made).reshape(exact.shape) * likelihood.scale, exact) < 1e-10
+        assert relative(form.restore(made).reshape(exact.shape) * likelihood.noise_precision, exact) < 1e-10
     assert score(likelihood, given, y, create_graph=True).requires_grad
 
 

@@ -443,7 +443,17 @@ def test_files(tmp_path: Path) -> None:
     at.save(tmp_path / "at")
     back = pw.load(tmp_path / "at", la.model)
     assert torch.equal(back.log_evidence(), at.log_evidence())
-    for name in ("energy", "rest", "scale", "losses", "decrements", "gradients", "passes", "products", "stopped"):
+    for name in (
+        "energy",
+        "rest",
+        "noise_precision",
+        "losses",
+        "decrements",
+        "gradients",
+        "passes",
+        "products",
+        "stopped",
+    ):
         assert getattr(back.linear_mode, name) == getattr(at.linear_mode, name), name
     assert torch.equal(back.linear_mode.displacement, at.linear_mode.displacement)
     assert back.evidence().where == "the mode of the linear model"

@@ -113,7 +113,7 @@ def test_a_mode_of_another_prior_is_not_taken_for_this_one() -> None:
 
 
 def test_ratios_of_a_g_prior_are_in_its_own_units() -> None:
-    """`|theta~|^2 / |theta*|^2`, both in the ratios of the curvature."""
+    """`|theta_hat|^2 / |theta_lin|^2`, both in the ratios of the curvature."""
     model, x, y = separable()
     data = moved(x), moved(y)
     la = fitted(model, x, y, "classification", "kron", prior=pw.Prior.g_prior(3.0)).at_linear_mode(data)

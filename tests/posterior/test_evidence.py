@@ -16,7 +16,7 @@ from environment import DEVICE
 from evidence_cases import EVERY, EXACT, curvature, definition, differences, fit, positive, sizes
 from fitting import seeded, weights_of
 from peewit.jacobians.layout import part_ways
-from peewit.posterior.evidence import Evidence, EvidenceProblem, noise_scale, shared_numbers, strength
+from peewit.posterior.evidence import Evidence, EvidenceProblem, data_weight, noise_precision_at, shared_numbers
 from peewit.weights.space import Space
 from tables import curvature_of, moved, relative, table
 
@@ -94,7 +94,7 @@ def test_gradients_of_the_evidence(name: str, structure: str, kind: str) -> None
 
 @EVERY
 def test_gradients_of_the_log_determinant(structure: str) -> None:
-    """`d logdet P / d delta = diag P^-1` and `d logdet P / d scale = tr P^-1 H`, summed over what shares a number."""
+    """`d logdet P / d delta = diag P^-1` and `d logdet P / d data_weight = tr P^-1 H`, summed by number."""
     case = table("mlp")
     la = fit(case, structure)
     matrix = curvature(case, structure, "ggn")
@@ -269,23 +269,23 @@ def test_elementwise_gradients_are_right_or_refused(structure: str) -> None:
 def test_noises_and_strengths() -> None:
     """What multiplies the energy and the curvature, and what is refused."""
     own = pw.Gaussian(0.5)
-    assert float(noise_scale(own, None)) == 4.0
-    assert float(noise_scale(own, 0.25)) == 16.0 and noise_scale(own, torch.tensor([0.25])).shape == ()
+    assert float(noise_precision_at(own, None)) == 4.0
+    assert float(noise_precision_at(own, 0.25)) == 16.0 and noise_precision_at(own, torch.tensor([0.25])).shape == ()
     with pytest.raises(ValueError, match="noise has 2 numbers; expected one: the standard deviation"):
-        noise_scale(own, torch.tensor([1.0, 2.0]))
+        noise_precision_at(own, torch.tensor([1.0, 2.0]))
     with pytest.raises(ValueError, match=r"noise=0\.5 was given, but Categorical has no noise; leave it out"):
-        noise_scale(pw.Categorical(), 0.5)
+        noise_precision_at(pw.Categorical(), 0.5)
     scale = torch.tensor(16.0, dtype=torch.float64)
     for degree, temperature, expected in ((1, 1.0, 16.0), (2, 1.0, 256.0), (1, 4.0, 4.0), (0, 2.0, 0.5)):
-        assert float(strength(scale, degree, temperature, torch.zeros(1))) == expected
+        assert float(data_weight(scale, degree, temperature, torch.zeros(1))) == expected
     for tiny, words in (
         (1e-30, r"The noise 1e-30 multiplies the curvature by 1e\+60, outside the range of torch.float32"),
         (1e30, r"The noise 1e\+30 multiplies the curvature by 1e-60"),
     ):
         other = torch.tensor(tiny, dtype=torch.float64).pow(-2)
         with pytest.raises(ValueError, match=words):
-            strength(other, 1, 1.0, torch.zeros(1))
-        assert float(strength(other, 1, 1.0, torch.zeros(1).double())) == pytest.approx(tiny**-2)
+            data_weight(other, 1, 1.0, torch.zeros(1))
+        assert float(data_weight(other, 1, 1.0, torch.zeros(1).double())) == pytest.approx(tiny**-2)
 
 
 def test_which_weights_share_a_precision() -> None:

@@ -237,7 +237,7 @@ def test_g_priors_follow_the_units_of_the_inputs(structure: str) -> None:
 @pytest.mark.parametrize("kind", ["ggn", "empirical"])
 @pytest.mark.parametrize("name", ["mlp", "mlp_regression"])
 def test_temperature(name: str, structure: str, kind: str) -> None:
-    """Log-likelihood and curvature are divided by it once, also where the scale enters squared; the prior is not."""
+    """It divides log-likelihood and curvature once, also where the noise precision enters squared, not the prior."""
     case = table(name)
     la = fit(case, structure, kind, prior=0.7)
     warm = la.with_temperature(2.5)
@@ -277,7 +277,7 @@ def test_with_noise() -> None:
     x = moved(case.x)
     assert relative(other.functional(x).cov, again.functional(x).cov.cpu()) < EXACT
     assert relative(other.predict(x).variance, again.predict(x).variance.cpu()) < EXACT
-    assert float(la.likelihood.scale) == 1.0
+    assert float(la.likelihood.noise_precision) == 1.0
     refused: list[tuple[Any, Any, str]] = [
         (la, -1.0, "positive standard deviation"),
         (la, float("nan"), "positive standard deviation"),

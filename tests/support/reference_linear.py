@@ -1,6 +1,7 @@
 """The mode of the linear model by its definition: dense Jacobians, Newton's method with dense solves, float64.
 
-`f(theta~) + J (theta - theta~)` has the loss `sum_n nll(f_n + J_n e, y_n) / T + 1/2 |theta~ + e - mu|^2_delta`.
+`f(theta_hat) + J (theta - theta_hat)` has the loss
+`sum_n nll(f_n + J_n e, y_n) / T + 1/2 |theta_hat + e - mu|^2_delta`.
 """
 
 from __future__ import annotations

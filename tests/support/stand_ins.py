@@ -25,7 +25,7 @@ def source_of(*batches: Any, **options: Any) -> Any:
     """By default with the prior precision 1, and data that can be passed over again."""
     given = {"exact": set(), "kind": SimpleNamespace(degree=1), "least": 1.0, "budget": ROOM, "batches": batches}
     given["expected"] = 0
-    given["likelihood"], given["data"] = SimpleNamespace(scale=1.0), SimpleNamespace(one_shot=False)
+    given["likelihood"], given["data"] = SimpleNamespace(noise_precision=1.0), SimpleNamespace(one_shot=False)
     return Known(**{**given, **options})
 
 

@@ -67,7 +67,7 @@ def test_script_compares_the_ways(
         assert next(iter(made)) == "MAP"
         ways = [
             f"{STRUCTURES.get(name, '')}evidence at {mode}, {groups}"
-            for mode in ("theta~", "theta*")
+            for mode in ("theta_hat", "theta_lin")
             for groups in ("one precision", "one per tensor")
         ]
         for way in ways:

@@ -127,7 +127,7 @@ def test_a_newton_step_solves_the_dense_system(noise: bool, degree: float) -> No
 
 
 def test_a_newton_step_is_taken_where_a_fifth_of_the_curvature_is_left() -> None:
-    """Of the second derivative with the mode held fixed, in every group and, with noise, of the scale."""
+    """Of the second derivative with the mode held fixed, in every group and, with noise, of the noise precision."""
     problem, point = profile_at([8.0, 8.0, 0.1], [4.0, 4.0, 0.1], 9.0, 1.0)
     answers = torch.tensor([6.0 * 0.79, 6.0 * 0.81, 0.1 * 0.79]).double()
     gradient = torch.ones(4).double()

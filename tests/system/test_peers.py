@@ -59,7 +59,7 @@ def test_row_02_a_grid_in_regression_scores_the_variance_too(scored: str) -> Non
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full"])
 @pytest.mark.parametrize("curvature", ["ggn", "empirical"])
 def test_row_03_the_gradient_in_the_noise(structure: str, curvature: str) -> None:
-    """Through data fit and log-determinant: that of finite differences, for both degrees of the scale."""
+    """Through data fit and log-determinant: that of finite differences, for both degrees of the noise precision."""
     case = table("mlp_regression")
     la = case.fit(structure, curvature)
     noise = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
@@ -311,7 +311,7 @@ def test_row_20_asking_for_the_evidence_sets_nothing(structure: str) -> None:
     assert not torch.allclose(other, before[0]) and not torch.allclose(layered, before[0])
     after = la.log_evidence(), la.precision.variance(), la.functional(x).cov, la.precision.logdet()
     assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
-    assert la.prior.precision.item() == 0.5 and float(la.likelihood.scale) == 1.0
+    assert la.prior.precision.item() == 0.5 and float(la.likelihood.noise_precision) == 1.0
     model = case.case.make()[0].to(DEVICE)
     again = pw.fit(model, (x, moved(case.y)), pw.Gaussian(noise=0.4), structure=structure, curvature="ggn", prior=7.0)
     assert relative(other, again.log_evidence().cpu()) < 1e-10

@@ -200,7 +200,7 @@ def test_tuning_at_the_mode_of_the_linear_model(name: str) -> None:
     data = x, moved(normal(12, 1))
     tuned = pw.fit(model, data, "regression", structure="full", curvature="ggn").tune(at="linear_mode", train=data)
     again = pw.fit(model, data, "regression", structure="full", curvature="ggn", prior=tuned.prior)
-    again = again.with_noise(float(tuned.likelihood.scale) ** -0.5).at_linear_mode(data)
+    again = again.with_noise(float(tuned.likelihood.noise_precision) ** -0.5).at_linear_mode(data)
     assert float(tuned.log_evidence()) == pytest.approx(float(again.log_evidence()), abs=0.05)
 
 

@@ -291,7 +291,7 @@ def test_too_few_turns() -> None:
 
 
 def test_newtons_step_is_that_of_the_marginal_likelihood() -> None:
-    """In log precision and log scale, with a mode that follows: by second derivatives of the closed form."""
+    """In log precision and log noise precision, with a mode that follows: by second derivatives of the closed form."""
     x, y = regression_data()
     la = fitted(linear_network(0), x, y, pw.Gaussian(0.3), "full", prior=0.8)
     at = la.at_linear_mode((moved(x), moved(y)), tolerance=1e-17)

@@ -80,7 +80,7 @@ def test_the_optimum_is_a_maximum_of_the_dense_evidence(structure: str, kind: st
     def at(z: Tensor) -> Tensor:
         return value(z[:-1].exp()[group] * base, mean, float(z[-1].exp()))
 
-    noise = float(tuned.likelihood.scale) ** -0.5
+    noise = float(tuned.likelihood.noise_precision) ** -0.5
     top = torch.cat([tuned.prior.precision, torch.tensor([noise], dtype=torch.float64)]).log()
     here = at(top)
     assert abs(float(here) - tuned.trace.values[-1]) < 1e-7 * abs(float(here))
@@ -114,7 +114,7 @@ def test_the_gradient_and_the_fixed_point_agree(structure: str, prior: str, kind
     first, second = la.tune(), la.tune("fixed_point")
     assert first.trace is not None and second.trace is not None and first.trace.converged and second.trace.converged
     assert relative(second.prior.precision, first.prior.precision) < 2e-6
-    assert abs(float(second.likelihood.scale / first.likelihood.scale) - 1) < 1e-6
+    assert abs(float(second.likelihood.noise_precision / first.likelihood.noise_precision) - 1) < 1e-6
     parts = first.evidence()
     group, theta = la.prior.group(la.space), weights_of(model) - (0.05 if prior == "scalar" else 0.0)
     delta = first.prior.delta(la.space, la.weights).cpu()
@@ -124,7 +124,7 @@ def test_the_gradient_and_the_fixed_point_agree(structure: str, prior: str, kind
     residuals = float((model(x) - y).square().sum().detach())
     degree = 2 if kind == "empirical" else 1
     expected = residuals / (y.numel() - degree * parts.gamma)
-    assert abs(1 / float(first.likelihood.scale) / expected - 1) < 1e-6
+    assert abs(1 / float(first.likelihood.noise_precision) / expected - 1) < 1e-6
 
 
 @EVERY
@@ -190,7 +190,7 @@ def test_bayesian_linear_regression(structure: Any, method: Any) -> None:
         gamma = float((torch.eye(4) - precision * torch.linalg.inv(matrix)).trace())
         assert abs(la.evidence().gamma - gamma) < 1e-8
         tuned = la.tune(method)
-        precision, noise = float(tuned.prior.precision), float(tuned.likelihood.scale) ** -0.5
+        precision, noise = float(tuned.prior.precision), float(tuned.likelihood.noise_precision) ** -0.5
     z = torch.tensor([precision, noise], dtype=torch.float64).log().requires_grad_()
     covariance = z[1].mul(2).exp() * torch.eye(30, dtype=torch.float64) + x @ x.T / z[0].exp()
     exact = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=torch.float64), covariance).log_prob(y[:, 0])
@@ -207,12 +207,12 @@ def test_prior_and_noise_apart(which: str, method: Any) -> None:
     la = fitted(model, x, y, pw.Gaussian(0.7), "kron", prior=0.3)
     tuned = la.tune(method, parameters=[which])
     if which == "prior":
-        assert float(tuned.likelihood.scale) == float(la.likelihood.scale)
+        assert float(tuned.likelihood.noise_precision) == float(la.likelihood.noise_precision)
         at = tuned.prior.precision.clone().requires_grad_()
         value = la.log_evidence(prior=at)
     else:
         assert torch.equal(tuned.prior.precision, la.prior.precision)
-        at = tuned.likelihood.scale.rsqrt().clone().requires_grad_()
+        at = tuned.likelihood.noise_precision.rsqrt().clone().requires_grad_()
         value = la.log_evidence(noise=at)
     (slope,) = torch.autograd.grad(value, at)
     assert float((slope * at).abs().max().detach()) < 1e-5
@@ -226,7 +226,10 @@ def test_a_temperature_stays_while_others_are_tuned(method: Any) -> None:
     la = fitted(model, x, y, pw.Gaussian(0.7), "kron").with_temperature(3.0)
     tuned = la.tune(method)
     assert tuned.temperature == 3.0
-    at = [tuned.prior.precision.clone().requires_grad_(), tuned.likelihood.scale.rsqrt().clone().requires_grad_()]
+    at = [
+        tuned.prior.precision.clone().requires_grad_(),
+        tuned.likelihood.noise_precision.rsqrt().clone().requires_grad_(),
+    ]
     slopes = torch.autograd.grad(la.log_evidence(prior=at[0], noise=at[1]), at)
     assert all(float((slope * value).abs().max().detach()) < 1e-5 for slope, value in zip(slopes, at, strict=True))
 
@@ -299,7 +302,7 @@ def test_tuning_is_pure(structure: str, method: Any) -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(first.prior.precision, second.prior.precision)
-    assert torch.equal(first.likelihood.scale, second.likelihood.scale)
+    assert torch.equal(first.likelihood.noise_precision, second.likelihood.noise_precision)
     assert first.trace is not None and second.trace is not None and first.trace.values == second.trace.values
     assert la.trace is None and first.with_prior(1.0).trace is None
     assert first.prior.grouping.name == "layerwise" and first.curvature is la.curvature
@@ -341,7 +344,7 @@ def test_a_grid_shows_its_curve_and_takes_its_best() -> None:
     assert both.trace.values == pytest.approx(scores, rel=1e-9)
     best = scores.index(max(scores))
     assert float(both.prior.precision) == values[best // 3]
-    assert float(both.likelihood.scale) ** -0.5 == pytest.approx([0.2, 0.4, 0.8][best % 3])
+    assert float(both.likelihood.noise_precision) ** -0.5 == pytest.approx([0.2, 0.4, 0.8][best % 3])
     new = moved(normal(12, 3, seed=8)), moved(normal(12, 2, seed=9))
     scored = la.tune("grid", grid={"prior": [0.1, 1.0, 10.0], "temperature": [0.5, 2.0]}, validation=new)
     expected = [
@@ -414,7 +417,7 @@ def test_validation_finds_the_least_nll(likelihood: str) -> None:
             else:
                 assert tuned.temperature == 1.0
             if likelihood == "regression":
-                other = tuned.with_noise(float(tuned.likelihood.scale) ** -0.5 * factor)
+                other = tuned.with_noise(float(tuned.likelihood.noise_precision) ** -0.5 * factor)
                 assert pw.validation_nll(other, held_out) > best + 1e-5
 
 
@@ -588,7 +591,7 @@ def test_hard_cases_are_finite_and_warned_about(structure: str, method: Any) -> 
     exact = fitted(simple, given, simple(given).detach(), pw.Gaussian(0.7), structure)
     assert exact.state.totals.energy == 0
     tuned = warned(exact, "The noise is at the smallest allowed.*residuals are zero", method)
-    assert 0 < float(tuned.likelihood.scale) ** -0.5 < 1e-5
+    assert 0 < float(tuned.likelihood.noise_precision) ** -0.5 < 1e-5
 
     la = fitted(model, x, y, pw.Gaussian(0.7), structure)
     warned(la, "The precision of 'all' is at the largest allowed", method, limits=(1e-4, 1e-3))
@@ -604,7 +607,7 @@ def test_far_starts(structure: str, start: float) -> None:
     la = fitted(model, x, y, pw.Gaussian(0.7), structure, prior=pw.Prior.layerwise(1.0))
     usual, far = la.tune(), la.with_noise(0.7 * start**0.3).tune(start=start)
     assert float((far.prior.precision / usual.prior.precision - 1).abs().max()) < 1e-5
-    assert abs(float(far.likelihood.scale / usual.likelihood.scale) - 1) < 1e-6
+    assert abs(float(far.likelihood.noise_precision / usual.likelihood.noise_precision) - 1) < 1e-6
 
 
 def test_edges_of_grids_and_searches_are_warned_about() -> None:

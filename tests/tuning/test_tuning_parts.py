@@ -164,7 +164,10 @@ def test_what_is_odd_about_precisions() -> None:
 @pytest.mark.parametrize(("energy", "scalars", "middle"), [(8.0, 4.0, 2.0), (8.0, 0.5, 4.0), (0.0, 4.0, 0.25)])
 def test_limits_of_the_noise(energy: float, scalars: float, middle: float) -> None:
     """A million times the root mean square of the residuals either way, of the noise itself where they are zero."""
-    totals, likelihood = SimpleNamespace(energy=energy, scalars=scalars), SimpleNamespace(scale=torch.tensor(16.0))
+    totals, likelihood = (
+        SimpleNamespace(energy=energy, scalars=scalars),
+        SimpleNamespace(noise_precision=torch.tensor(16.0)),
+    )
     la: Any = SimpleNamespace(totals=totals, likelihood=likelihood)
     quiet, loud = noise_limits(la)
     assert (quiet, loud) == pytest.approx((middle * 1e-6, middle * 1e6), rel=1e-12)
@@ -185,7 +188,7 @@ def test_limits_of_the_noise(energy: float, scalars: float, middle: float) -> No
 def bounded(sizes: list[int], flat: list[bool], prior: bool, noise: bool) -> tuple[Range, Tensor]:
     """What may change of some groups."""
     totals = SimpleNamespace(energy=8.0, scalars=4.0)
-    la: Any = SimpleNamespace(totals=totals, likelihood=SimpleNamespace(scale=torch.tensor(16.0)))
+    la: Any = SimpleNamespace(totals=totals, likelihood=SimpleNamespace(noise_precision=torch.tensor(16.0)))
     asked: Any = SimpleNamespace(prior=prior, noise=noise, limits=(0.01, 1000.0))
     return bounds(la, asked, SimpleNamespace(sizes=torch.tensor(sizes), flat=torch.tensor(flat)))  # type: ignore[arg-type]
 
@@ -215,7 +218,7 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
     totals = SimpleNamespace(scalars=10.0, energy=4.0, rest=0.25)
     constant = 0.5 * math.log(2 * math.pi)
     likelihood = SimpleNamespace(
-        scale=torch.tensor(2.0), log_z=lambda scalars, scale: scalars * (constant - 0.5 * scale.log())
+        noise_precision=torch.tensor(2.0), log_z=lambda scalars, beta: scalars * (constant - 0.5 * beta.log())
     )
     question: Any = SimpleNamespace(degree=degree, temperature=temperature, totals=totals, likelihood=likelihood)
     groups = Groups.of(torch.tensor(GROUPS), 3)
@@ -227,10 +230,10 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
 def evidence_at(problem: Profile, z: Tensor) -> Tensor:
     """The evidence of `spectral`, weight by weight."""
     question: Any = problem.question
-    scale, precision = z[-1].exp(), z[:-1].exp()[GROUPS]
+    beta, precision = z[-1].exp(), z[:-1].exp()[GROUPS]
     values = torch.tensor(EIGENVALUES, dtype=torch.float64)
-    volume = (scale**question.degree / question.temperature * values / precision).log1p().sum()
-    fit = -(scale * 4.0 + 10.0 * (0.5 * math.log(2 * math.pi) - 0.5 * z[-1]) + 0.25) / question.temperature
+    volume = (beta**question.degree / question.temperature * values / precision).log1p().sum()
+    fit = -(beta * 4.0 + 10.0 * (0.5 * math.log(2 * math.pi) - 0.5 * z[-1]) + 0.25) / question.temperature
     return fit - 0.5 * ((z[:-1].exp() * problem.squares).sum() + volume)
 
 
@@ -256,7 +259,7 @@ def test_the_evidence_as_a_function_of_logarithms(degree: int, temperature: floa
         chosen = torch.tensor(open_)
         step = ascent.newton(problem, point, gradient, chosen)
         own = matrix.clone()
-        if open_[-1]:  # spreads of what is held still count towards the scale
+        if open_[-1]:  # spreads of what is held still count towards the noise precision
             own[1, 3] = own[3, 1] = 0.0 if not open_[1] else own[1, 3]
         expected = torch.linalg.solve(own[chosen][:, chosen], gradient[chosen])
         torch.testing.assert_close(step[chosen], expected, rtol=1e-8, atol=1e-10)
@@ -719,7 +722,7 @@ def test_numbers_that_are_positive() -> None:
 
 def test_axes_of_a_grid() -> None:
     """Forty-one precisions from 1e-4 to 1e4, or what was given; what has no values stays where it is."""
-    la: Any = SimpleNamespace(likelihood=SimpleNamespace(scale=torch.tensor(4.0)), temperature=1.5)
+    la: Any = SimpleNamespace(likelihood=SimpleNamespace(noise_precision=torch.tensor(4.0)), temperature=1.5)
 
     def made(grid: Any, prior: bool = True, noise: bool = False) -> dict[str, list[float]]:
         return axes(la, SimpleNamespace(grid=grid, prior=prior, noise=noise), 3.0)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class Peak:
 
 @runtime_checkable
 class Precision(Protocol):
-    """All that inference needs of `P = scale^degree H + diag(delta)`."""
+    """All that inference needs of `P = data_weight H + diag(delta)`."""
 
     def mv(self, v: Tensor) -> Tensor:
         """P v for v (..., D)."""
@@ -44,7 +44,7 @@ class Precision(Protocol):
         ...
 
     def logdet(self) -> Tensor:
-        """Log |P|, differentiable in delta and scale."""
+        """Log |P|, differentiable in delta and data_weight."""
         ...
 
     def variance(self) -> Tensor:
@@ -68,8 +68,8 @@ class Curvature(Protocol):
         """Whether every weight can have a prior precision of its own."""
         ...
 
-    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
-        """`scale H + diag(delta)`; delta (D,), scale () already raised to its degree.
+    def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """`data_weight H + diag(delta)`; delta (D,), data_weight () is `noise_precision^degree / T`.
 
         `numbers` (D,) says which weights share a precision, where gradients in precisions that happen to agree are
         wanted.
@@ -81,7 +81,7 @@ class Curvature(Protocol):
         ...
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
-        """(D,): `l` with `log |scale H + diag(p[group] base)| = sum log(scale l + p[group]) + sum log base`.
+        """(D,): `l` with `log |w H + diag(p[group] base)| = sum log(w l + p[group]) + sum log base`.
 
         In the order of the weights, or another within a group; None where the prior has several precisions in one
         block, and so no such form.

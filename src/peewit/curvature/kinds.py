@@ -18,7 +18,7 @@ AUTO_LIMIT = 64  # probes up to which `auto` takes the exact curvature
 
 
 class CurvatureKind(Protocol):
-    """A choice of output-space factor: `degree` is its power in the likelihood's scale."""
+    """A choice of output-space factor: `degree` is its power in the likelihood's noise precision."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class CurvatureKind(Protocol):
 
     @property
     def degree(self) -> int:
-        """Power of the scale."""
+        """Power of the noise precision."""
         ...
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
@@ -60,7 +60,7 @@ class GGN:
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.
-        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.GGN()).coverage().curvature
@@ -99,7 +99,7 @@ class MonteCarlo:
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.
-        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
 
     Raises:
         PeewitError: `samples` is no positive whole number.
@@ -138,7 +138,7 @@ class Empirical:
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.
-        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.Empirical()).coverage().curvature
@@ -169,7 +169,7 @@ class Hessian:
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.
-        degree: Power of the likelihood's scale (1 / noise variance) that multiplies the curvature; not to be changed.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
 
     Example:
         >>> la = pw.fit(model, (x, y), "classification", structure="full", curvature=pw.Hessian(clip=True))

@@ -1,4 +1,4 @@
-"""The posterior precision `P = scale^degree H + diag(delta)` as an operator, in the few forms all structures need.
+"""The posterior precision `P = data_weight H + diag(delta)` as an operator, in the few forms all structures need.
 
 Every operator answers `mv`, `solve`, `root`, `logdet`, `variance` for vectors (..., P) and `quad` for Jacobians;
 evidence, sampling and functional covariances are written once on top of them.

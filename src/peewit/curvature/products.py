@@ -85,7 +85,7 @@ class Products:
         self.push = Push(model, space, Plan(), budget(None, data.device))
 
     def mv(self, v: Tensor) -> Tensor:
-        """Multiply vectors by the curvature of the energy (scale 1), in one pass over the data.
+        """Multiply vectors by the curvature of the energy (noise precision 1), in one pass over the data.
 
         Args:
             v: Vectors (..., D), in the order of `space`; several vectors share the pass.

@@ -75,13 +75,13 @@ class Step:
 
     @staticmethod
     def of(la: PosteriorState, seen: Seen) -> Step:
-        """`g = strength * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
+        """`g = data_weight * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
         groups = la.prior.stretches(la.space)
-        strength = float(la.likelihood.scale) / la.temperature
+        data_weight = float(la.likelihood.noise_precision) / la.temperature
         away = (la.weights - la.prior.centre(la.space, la.weights)).to(seen.gradient)
-        slope = strength * seen.gradient + la.prior.delta(la.space, la.weights).detach().to(away) * away
+        slope = data_weight * seen.gradient + la.prior.delta(la.space, la.weights).detach().to(away) * away
         newton = la.precision.solve(slope.to(la.weights)).to(away)
-        noise = strength**2 * seen.noise(groups)
+        noise = data_weight**2 * seen.noise(groups)
         linear = la.linear_mode if la.has_own_linear_mode else None
         there = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())

@@ -64,7 +64,7 @@ def curvature_matrices(
 ) -> CurvatureMatrices:
     """Compute the Hessian and the GGN of the loss over all data, at some weights.
 
-    The loss is that of the posterior: the energy summed over the data, times the likelihood's scale, over the
+    The loss is that of the posterior: the energy summed over the data, times the noise precision, over the
     temperature.
 
     Args:
@@ -103,7 +103,7 @@ def curvature_matrices(
             products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.seed)
             work = bars.track(parts, len(parts), f"curvature: {kind.name}")
             rows = torch.cat([products.mv(units(part, la.weights))[:, there] for part in work])
-            matrix = rows.double().cpu() * float(la.likelihood.scale) / la.temperature
+            matrix = rows.double().cpu() * float(la.likelihood.noise_precision) / la.temperature
             matrices.append(0.5 * (matrix + matrix.mT))
     return CurvatureMatrices(hessian=matrices[0], ggn=matrices[1], chosen=chosen, names=names, ends=ends)
 
@@ -162,8 +162,8 @@ class LayerSpectrum:
 
 def bare(la: Laplace) -> Blocks:
     """The curvature alone, at the likelihood's noise, without the prior."""
-    scale = la.state.problem.strength(la.likelihood.scale)
-    return la.state.curvature.precision(torch.zeros_like(la.weights), scale)
+    data_weight = la.state.problem.data_weight(la.likelihood.noise_precision)
+    return la.state.curvature.precision(torch.zeros_like(la.weights), data_weight)
 
 
 @entry_point

@@ -55,7 +55,7 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5])
     x = made.a.tolist()
     base = float(made.loss.flatten()[len(x) // 2])
-    quadratic = base + (made.quadratic - made.penalty + made.penalty.flatten()[len(x) // 2]) / made.strength
+    quadratic = base + (made.quadratic - made.penalty + made.penalty.flatten()[len(x) // 2]) / made.data_weight
     lines = (
         ("network", BLUE, "solid", made.loss, made.density),
         ("linear model", ORANGE, "dash", made.linear, made.linear_density),

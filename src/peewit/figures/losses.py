@@ -51,7 +51,7 @@ class Landscape:
         accuracy: Table of the network's accuracy; None where it does not predict classes.
         penalty: Table of the prior's part, `1/2 |theta - mu|^2` in its precisions.
         quadratic: Table of the Gaussian's part, `1/2 d^T P d`.
-        strength: Factor of the mean loss: examples / noise variance / temperature.
+        data_weight: Factor of the mean loss: examples / noise variance / temperature.
         words: Name of the loss, such as "cross entropy".
         examples: Number of examples that the loss was taken over.
 
@@ -70,7 +70,7 @@ class Landscape:
     accuracy: Tensor | None
     penalty: Tensor
     quadratic: Tensor
-    strength: float
+    data_weight: float
     words: str
     examples: int
 
@@ -81,13 +81,13 @@ class Landscape:
 
     @property
     def objective(self) -> Tensor:
-        """The regularised loss that training with this prior minimises: `strength * loss + penalty`."""
-        return self.strength * self.loss + self.penalty
+        """The regularised loss that training with this prior minimises: `data_weight * loss + penalty`."""
+        return self.data_weight * self.loss + self.penalty
 
     @property
     def linear_objective(self) -> Tensor:
-        """The regularised loss of the linear model: `strength * linear + penalty`."""
-        return self.strength * self.linear + self.penalty
+        """The regularised loss of the linear model: `data_weight * linear + penalty`."""
+        return self.data_weight * self.linear + self.penalty
 
     @property
     def density(self) -> Tensor:
@@ -191,7 +191,7 @@ def landscape(
         accuracy=(sums.right / sums.positions).reshape(shape) if sums.positions else None,
         penalty=penalties(la, axes, where).reshape(shape),
         quadratic=quadratics(la, axes, where).reshape(shape),
-        strength=la.N * float(la.likelihood.scale) / la.temperature,
+        data_weight=la.N * float(la.likelihood.noise_precision) / la.temperature,
         words="loss" if family_of(la.likelihood).classes is None else "cross entropy",
         examples=sums.examples,
     )

@@ -1,4 +1,4 @@
-"""What a likelihood is: `-log p(y | f) = scale * energy(f, y) + log_z(y)`; curvature is taken of the energy.
+"""What a likelihood is: `-log p(y | f) = noise_precision * energy(f, y) + log_z(y)`; curvature is taken of the energy.
 
 Outputs and targets are brought into one form first: outputs (N, T, C), targets (N, T) or (N, T, ...), with T the
 positions of an example (one where there are none).
@@ -26,7 +26,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """(N, T, C, R): root root^T = Fisher information of f at scale 1, zero where not labelled; or some columns."""
+        """(N, T, C, R), or some probes: root root^T is f's Fisher information at noise precision 1, 0 unlabelled."""
 
     def rank(self, outputs: int) -> int:
         """R: columns of the root, as many as outputs unless they are fewer."""
@@ -81,7 +81,7 @@ class Likelihood(ABC):
         return filled(y.numel(), y)
 
     @property
-    def scale(self) -> Tensor:
+    def noise_precision(self) -> Tensor:
         """1 / noise variance; 1 where there is no noise."""
         return torch.ones((), dtype=torch.float64, device="cpu")
 
@@ -89,9 +89,9 @@ class Likelihood(ABC):
         """(): the part of -log p(y | f) that depends on the targets alone, summed: nothing."""
         return torch.zeros((), dtype=torch.float64, device=y.device)
 
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """The rest of -log p(y | f) that depends on the scale, summed over labelled scalars: nothing without noise."""
-        return torch.zeros((), dtype=scale.dtype, device=scale.device)
+    def log_z(self, scalars: float, noise_precision: Tensor) -> Tensor:
+        """The rest of -log p(y | f) that depends on the noise, summed over labelled scalars: nothing without noise."""
+        return torch.zeros((), dtype=noise_precision.dtype, device=noise_precision.device)
 
     @property
     def draws(self) -> bool:
@@ -99,7 +99,7 @@ class Likelihood(ABC):
         return False
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """(N, T, C): a gradient at a label drawn at scale 1, with `root root^T` as its mean outer product."""
+        """(N, T, C): a gradient at a label drawn at noise precision 1, with `root root^T` as its mean outer product."""
         raise PeewitError(
             f"curvature='fisher' draws labels from the network, and {type(self).__name__} has no `drawn_score`; use "
             "curvature='ggn' or 'empirical'."

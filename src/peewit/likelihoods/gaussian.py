@@ -30,7 +30,7 @@ class Gaussian(WithNoise):
 
     Attributes:
         factor: The common factor of all standard deviations, ().
-        scale: One over the square of `factor`, ().
+        noise_precision: One over the square of `factor`, ().
 
     Raises:
         PeewitError: `noise` is not a positive finite number, several of them, or "residuals".
@@ -76,7 +76,7 @@ class Gaussian(WithNoise):
         return None if values.numel() == 1 else (values / self.factor).to(f, non_blocking=True)
 
     @property
-    def scale(self) -> Tensor:
+    def noise_precision(self) -> Tensor:
         """1 / factor^2."""
         return self.factor.pow(-2)
 
@@ -134,9 +134,9 @@ class Gaussian(WithNoise):
         """The gradient at a drawn target."""
         return score(self, f, self.sample(f, y, draws), create_graph)
 
-    def log_z(self, scalars: float, scale: Tensor) -> Tensor:
-        """`1/2 log(2 pi / scale)` per scalar target: the ratios' logarithms have mean zero."""
-        return 0.5 * scalars * (math.log(2 * math.pi) - scale.log())
+    def log_z(self, scalars: float, noise_precision: Tensor) -> Tensor:
+        """`1/2 log(2 pi / noise_precision)` per scalar target: the ratios' logarithms have mean zero."""
+        return 0.5 * scalars * (math.log(2 * math.pi) - noise_precision.log())
 
     def distribution(self, f: Tensor) -> Normal:
         """(..., T, C)."""

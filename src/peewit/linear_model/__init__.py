@@ -1,1 +1,1 @@
-"""The linear model `f(theta~) + J (theta - theta~)` and the mode of its own loss, matrix-free."""
+"""The linear model `f(theta_hat) + J (theta - theta_hat)` and the mode of its own loss, matrix-free."""

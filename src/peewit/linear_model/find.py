@@ -91,7 +91,7 @@ def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
         solver.energy(),
         solver.facts.rest,
         target.prior,
-        target.scale,
+        target.noise_precision,
         target.temperature,
         tuple(log.losses),
         tuple(log.decrements),

@@ -1,4 +1,4 @@
-"""What is minimised: `strength * energy(f + J e) + 1/2 |theta~ + e - mu|^2_delta`, with a preconditioner."""
+"""What is minimised: `data_weight * energy(f + J e) + 1/2 |theta_hat + e - mu|^2_delta`, with a preconditioner."""
 
 from __future__ import annotations
 
@@ -28,23 +28,32 @@ def chunks(size: int) -> Iterator[slice]:
 class Target:
     """One prior, noise and temperature."""
 
-    strength: float  # scale / temperature
-    mode: Tensor  # (D,): theta~
+    data_weight: float  # noise_precision / temperature
+    mode: Tensor  # (D,): theta_hat
     delta: Callable[[slice], Tensor]  # precisions of some weights: all of them would be one more vector
     centre: Tensor  # (D,): mu
     blocks: Blocks  # the posterior precision P
     prior: Prior
-    scale: float
+    noise_precision: float
     temperature: float
 
     @staticmethod
     def of(la: PosteriorState) -> Target:
         """Of a posterior, whose precision is the preconditioner."""
-        scale = float(la.likelihood.scale)
+        noise_precision = float(la.likelihood.noise_precision)
         with torch.no_grad():
             delta = la.prior.parts(la.space, la.weights)
             centre = la.prior.centre(la.space, la.weights).detach()
-        return Target(scale / la.temperature, la.weights, delta, centre, la.precision, la.prior, scale, la.temperature)
+        return Target(
+            noise_precision / la.temperature,
+            la.weights,
+            delta,
+            centre,
+            la.precision,
+            la.prior,
+            noise_precision,
+            la.temperature,
+        )
 
     def precondition(self, g: Tensor) -> float:
         """Overwrite g (D,) by `P^-1 g`, block by block, and return `g^T P^-1 g`."""
@@ -59,11 +68,11 @@ class Target:
         return float(total)
 
     def residual(self, e: Tensor, chosen: slice) -> Tensor:
-        """`theta~ + e - mu`, of some weights."""
+        """`theta_hat + e - mu`, of some weights."""
         return self.mode[chosen] + e[chosen] - self.centre[chosen]
 
     def pull(self, e: Tensor, chosen: slice) -> Tensor:
-        """`Lambda (theta~ + e - mu)`, of some weights."""
+        """`Lambda (theta_hat + e - mu)`, of some weights."""
         return self.delta(chosen) * self.residual(e, chosen)
 
     def weighted(self, v: Tensor, chosen: slice) -> Tensor:
@@ -76,7 +85,7 @@ class Target:
             g[chosen] += self.pull(e, chosen)
 
     def products(self, e: Tensor, vectors: Sequence[Tensor]) -> tuple[float, Tensor, Tensor]:
-        """`1/2 |r|^2`, `r^T v_i` and `v_i^T v_j`, all weighted by the precisions, with `r = theta~ + e - mu`."""
+        """`1/2 |r|^2`, `r^T v_i` and `v_i^T v_j`, all weighted by the precisions, with `r = theta_hat + e - mu`."""
         number = len(vectors) + 1
         total = torch.zeros(number, number, dtype=torch.float64, device=e.device)
         for chosen in chunks(len(e)):

@@ -31,7 +31,7 @@ class Solver:
     """The weights so far, the last direction, and the outputs of both; to be used inside `passes.asked`."""
 
     passes: Passes
-    e: Tensor  # (D,): theta - theta~
+    e: Tensor  # (D,): theta - theta_hat
     facts: Facts = field(default_factory=Facts)
     products: float = 0.0
     d: Tensor | None = None  # (D,)
@@ -125,7 +125,7 @@ class Solver:
             def probe(f: Tensor, number: int = number, part: Part = part) -> Tensor:
                 if first:
                     self._keep(part, f, f)
-                return score(part.labels.likelihood, self.u[number], part.labels.y) * target.strength
+                return score(part.labels.likelihood, self.u[number], part.labels.y) * target.data_weight
 
             self.passes.pull(part, probe, total)
         self.products += 0.5
@@ -152,7 +152,7 @@ class Solver:
         self.old = 0
 
     def energy(self) -> float:
-        """Of the linear model, at scale 1."""
+        """Of the linear model, at noise precision 1."""
         return self._energies()[0]
 
     def _energies(self) -> tuple[float, float]:
@@ -167,7 +167,7 @@ class Solver:
         """And how far rounding takes it."""
         energy, size = self._energies()
         half = target.products(self.e, ())[0]
-        return target.strength * energy + half, rounding(target.strength * size + half, self.u[0].dtype)
+        return target.data_weight * energy + half, rounding(target.data_weight * size + half, self.u[0].dtype)
 
     def _advance(self, target: Target, z: Tensor, squared: float, slack: float) -> float:
         """To the least loss over z, the last step and the directions: one product with J; says what it gained."""
@@ -184,7 +184,7 @@ class Solver:
                 energy_terms(part.labels.likelihood, u, own, part.labels.y, c, more, second)
                 for part, u, more, *own in zip(self.parts, self.u, stiff, *outputs, strict=True)
             ]
-            return target.strength * torch.stack(made).sum(0).cpu()
+            return target.data_weight * torch.stack(made).sum(0).cpu()
 
         def terms(c: Tensor) -> Terms:
             total = along(c, False)

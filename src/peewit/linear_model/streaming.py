@@ -27,7 +27,7 @@ class Streamed:
     """The weights so far and the last direction; to be used inside `passes.asked`."""
 
     passes: Passes
-    e: Tensor  # (D,): theta - theta~
+    e: Tensor  # (D,): theta - theta_hat
     facts: Facts = field(default_factory=Facts)
     products: float = 0.0
     d: Tensor | None = None  # (D,)
@@ -53,7 +53,7 @@ class Streamed:
         return log
 
     def energy(self) -> float:
-        """Of the linear model, at scale 1."""
+        """Of the linear model, at noise precision 1."""
         return self.last
 
     def refresh(self) -> None:
@@ -85,15 +85,15 @@ class Streamed:
                 noted(self.facts, part, f)
             u = f + pushed
             energy += sized(part.labels.energy(u))
-            given = score(part.labels.likelihood, u, part.labels.y) * target.strength
+            given = score(part.labels.likelihood, u, part.labels.y) * target.data_weight
             self.passes.pull(part, functools.partial(alone, given), total)
         self.products += 1.0
         g = total if space.mask is None else total[space.mask.to(total.device)]
         target.add_gradient(self.e, g)
         self.last, size = energy.tolist()
         half = target.products(self.e, ())[0]
-        self.slack = rounding(target.strength * size + half, self.e.dtype)
-        loss = target.strength * self.last + half
+        self.slack = rounding(target.data_weight * size + half, self.e.dtype)
+        loss = target.data_weight * self.last + half
         return (loss if math.isfinite(loss) else math.inf), g
 
     def _advance(self, target: Target, z: Tensor, squared: float) -> None:
@@ -108,7 +108,7 @@ class Streamed:
             total += energy_terms(part.labels.likelihood, f + pushed, along, part.labels.y, zero)
         self.products += 0.5 * (1 + number)
         _, linear, gram = target.products(self.e, vectors)
-        made = target.strength * total.cpu()
+        made = target.data_weight * total.cpu()
         hessian = made[1 + number :].reshape(number, number)
         terms = Terms(0.0, made[1 : 1 + number] + linear, lambda: 0.5 * (hessian + hessian.T) + gram)
         if self.d is None:

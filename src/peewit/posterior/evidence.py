@@ -22,10 +22,10 @@ from .linear_mode import LinearMode
 TRAINED, LINEAR = "the trained weights", "the mode of the linear model"
 
 
-def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
-    """The likelihood's scale, or that of another noise (which may require gradients)."""
+def noise_precision_at(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
+    """The likelihood's noise precision, or that of another noise (which may require gradients)."""
     if noise is None:
-        return likelihood.scale
+        return likelihood.noise_precision
     if not isinstance(likelihood, WithNoise):
         raise PeewitError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
     value = checked_noise(noise, "log_evidence")
@@ -37,14 +37,15 @@ def noise_scale(likelihood: Likelihood, noise: float | Tensor | None) -> Tensor:
     return value.reshape(()).pow(-2)
 
 
-def strength(scale: Tensor, degree: int, temperature: float, like: Tensor) -> Tensor:
-    """(): what multiplies H, `scale^degree / T`, if the weights' dtype can hold it."""
-    made = scale.pow(degree) / temperature
+def data_weight(noise_precision: Tensor, degree: int, temperature: float, like: Tensor) -> Tensor:
+    """(): what multiplies H, `noise_precision^degree / T`, if the weights' dtype can hold it."""
+    made = noise_precision.pow(degree) / temperature
     narrow = made.detach().to(like.dtype)
     if not bool(torch.isfinite(narrow)) or not bool(narrow > 0):
         raise PeewitError(
-            f"The noise {float(scale.detach()) ** -0.5:.3g} multiplies the curvature by {float(made.detach()):.3g}, "
-            f"outside the range of {like.dtype}; use another noise, rescale the targets, or use a network in float64."
+            f"The noise {float(noise_precision.detach()) ** -0.5:.3g} multiplies the curvature by "
+            f"{float(made.detach()):.3g}, outside the range of {like.dtype}; use another noise, "
+            "rescale the targets, or use a network in float64."
         )
     return made.to(like.device)
 
@@ -74,21 +75,23 @@ class EvidenceProblem:
     temperature: float = 1.0
     linear: LinearMode | None = None  # mode and totals are then those of the linear model
 
-    def strength(self, scale: Tensor) -> Tensor:
-        """() what multiplies H: the scale to its degree, less with temperature, of degree 1 always."""
-        return strength(scale, self.degree, self.temperature, self.mode)
+    def data_weight(self, noise_precision: Tensor) -> Tensor:
+        """(): what multiplies H at this noise precision."""
+        return data_weight(noise_precision, self.degree, self.temperature, self.mode)
 
     def parts(self, prior: Prior, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`log p(D | theta)`, `|theta - mu|^2_delta` and `log |P| - log |delta|`, differentiable in both."""
         mode, curvature = self.mode, self.curvature
-        scale = noise_scale(self.likelihood, noise).to(mode.device)
+        noise_precision = noise_precision_at(self.likelihood, noise).to(mode.device)
         delta = prior.delta(self.space, mode)
         totals = self.totals
-        fit = -(scale * totals.energy + self.likelihood.log_z(totals.scalars, scale) + totals.rest) / self.temperature
+        constants = self.likelihood.log_z(totals.scalars, noise_precision) + totals.rest
+        fit = -(noise_precision * totals.energy + constants) / self.temperature
         # Sums over millions of weights, whose large parts cancel: in float32 they would be off by whole nats.
         distance = (delta * (mode - prior.centre(self.space, mode)).square()).sum(dtype=torch.float64)
         numbers = shared_numbers(curvature, prior, self.space, mode.device)
-        volume = curvature.precision(delta, self.strength(scale), numbers).logdet() - delta.double().log().sum()
+        precision = curvature.precision(delta, self.data_weight(noise_precision), numbers)
+        volume = precision.logdet() - delta.double().log().sum()
         return fit, distance, volume
 
     def log_evidence(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
@@ -105,18 +108,18 @@ class EvidenceProblem:
 
     def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
-        scale = noise_scale(self.likelihood, noise).to(self.mode.device)
+        noise_precision = noise_precision_at(self.likelihood, noise).to(self.mode.device)
         if not self.curvature.elementwise:
-            found = self._shares(prior, self.strength(scale).detach())
+            found = self._shares(prior, self.data_weight(noise_precision).detach())
             if found is not None:
                 return summed(found, prior, self.space)
         delta = prior.delta(self.space, self.mode).detach().double()
         # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
-        variance = doubled(self.curvature).precision(delta, self.strength(scale).detach()).variance()
+        variance = doubled(self.curvature).precision(delta, self.data_weight(noise_precision).detach()).variance()
         return summed(1 - delta * variance, prior, self.space)
 
-    def _shares(self, prior: Prior, strength: Tensor) -> Tensor | None:
-        """(D,): `strength l / (strength l + p)` by eigenvalues alone; summed by group, the effective dimensions.
+    def _shares(self, prior: Prior, data_weight: Tensor) -> Tensor | None:
+        """(D,): `data_weight l / (data_weight l + p)` by eigenvalues alone; summed by group, the effective dimensions.
 
         Eigenvectors in float32 are not quite of length one, on a GPU less so. None where there is no such form.
         """
@@ -124,7 +127,7 @@ class EvidenceProblem:
         values = self.curvature.spectrum(prior.stretches(self.space), base)
         if values is None:
             return None
-        scaled = strength.double() * values.double()
+        scaled = data_weight.double() * values.double()
         plain = prior if base is None else Prior.scalar(prior.precision)  # the ratios are in the eigenvalues
         return scaled / (scaled + plain.delta(self.space, self.mode).detach().double())
 
@@ -132,8 +135,8 @@ class EvidenceProblem:
         """In words: at which weights the evidence is taken."""
         if self.linear is None:
             return TRAINED
-        scale = float(noise_scale(self.likelihood, noise))
-        if self.linear.under(prior, scale, self.temperature, self.space):
+        noise_precision = float(noise_precision_at(self.likelihood, noise))
+        if self.linear.under(prior, noise_precision, self.temperature, self.space):
             return LINEAR
         return f"{LINEAR}, found under another prior, noise or temperature; find it again by at_linear_mode"
 

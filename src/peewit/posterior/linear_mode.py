@@ -28,13 +28,13 @@ class LinearMode:
     each time that the gradient g was taken.
 
     Attributes:
-        displacement: From the trained weights to the mode (D,): `theta* - theta~`.
+        displacement: From the trained weights to the mode (D,): `theta_lin - theta_hat`.
         energy: Energy of the linear model at the mode, summed over the data.
         rest: Part of `-log p` that depends on the targets alone, summed over the data.
         prior: The prior that the mode belongs to.
-        scale: Scale of the likelihood that the mode belongs to: 1 / noise variance.
+        noise_precision: 1 / noise variance that the mode belongs to.
         temperature: The temperature that the mode belongs to.
-        losses: Regularised losses, `strength * energy + 1/2 |theta - mu|^2`, in nats.
+        losses: Regularised losses, `data_weight * energy + 1/2 |theta - mu|^2`, in nats.
         decrements: `1/2 g^T P^-1 g`: about how far the loss is above its minimum, in nats.
         gradients: Lengths `|g|` of the gradient.
         passes: Products taken so far.
@@ -52,7 +52,7 @@ class LinearMode:
     energy: float
     rest: float
     prior: Prior
-    scale: float
+    noise_precision: float
     temperature: float
     losses: tuple[float, ...]
     decrements: tuple[float, ...]
@@ -67,10 +67,10 @@ class LinearMode:
         """The last of `decrements`: about how far the loss is above its minimum, in nats."""
         return self.decrements[-1]
 
-    def under(self, prior: Prior, scale: float, temperature: float, space: Space) -> bool:
+    def under(self, prior: Prior, noise_precision: float, temperature: float, space: Space) -> bool:
         """Whether the mode belongs to this prior, noise and temperature, to rounding."""
-        numbers = torch.tensor([self.scale, self.temperature], dtype=torch.float64, device="cpu")
-        asked = torch.tensor([scale, temperature], dtype=torch.float64, device="cpu")
+        numbers = torch.tensor([self.noise_precision, self.temperature], dtype=torch.float64, device="cpu")
+        asked = torch.tensor([noise_precision, temperature], dtype=torch.float64, device="cpu")
         if not torch.allclose(numbers, asked, rtol=1e-5, atol=0.0):
             return False
         if prior is self.prior:
@@ -87,5 +87,5 @@ class LinearMode:
         return (
             f"LinearMode({len(self.losses) - 1} steps, {self.products:g} products, {state}: {self.stopped})\n"
             f"  loss {self.losses[0]:.6g} -> {self.losses[-1]:.6g}, decrement {self.decrements[0]:.3g} -> "
-            f"{self.decrement:.3g}, |theta* - theta~| {float(self.displacement.norm()):.4g}"
+            f"{self.decrement:.3g}, |theta_lin - theta_hat| {float(self.displacement.norm()):.4g}"
         )

@@ -89,8 +89,8 @@ class PosteriorState:
     @cached_property
     def precision(self) -> Blocks:
         """The posterior precision at this prior and noise."""
-        scale = self.problem.strength(self.likelihood.scale)
-        return self.curvature.precision(self.prior.delta(self.space, self.weights), scale)
+        data_weight = self.problem.data_weight(self.likelihood.noise_precision)
+        return self.curvature.precision(self.prior.delta(self.space, self.weights), data_weight)
 
     @cached_property
     def conditions(self) -> tuple[tuple[Peak, float], ...]:
@@ -101,7 +101,7 @@ class PosteriorState:
         peaks: list[Peak] = getattr(self.curvature, "peaks", list)()
         if not peaks:
             return
-        strength = self.problem.strength(self.likelihood.scale).detach().double()
+        data_weight = self.problem.data_weight(self.likelihood.noise_precision).detach().double()
         delta = self.prior.delta(self.space, self.weights).detach()
         whole = self.space.mask is not None
         means = [
@@ -109,14 +109,14 @@ class PosteriorState:
             for peak in peaks
         ]
         values = torch.stack([peak.largest.detach().double() for peak in peaks]) / torch.stack(means).double()
-        yield from zip(peaks, (values * strength.to(values.device)).tolist(), strict=True)
+        yield from zip(peaks, (values * data_weight.to(values.device)).tolist(), strict=True)
 
     @property
     def has_own_linear_mode(self) -> bool:
         """Whether the linear mode was found under this very prior, noise and temperature."""
         linear = self.linear_mode
         return linear is not None and linear.under(
-            self.prior, float(self.likelihood.scale), self.temperature, self.space
+            self.prior, float(self.likelihood.noise_precision), self.temperature, self.space
         )
 
     def checked_prior(self, prior: Prior | Number) -> Prior:

@@ -31,8 +31,9 @@ def check_linear(linear: LinearMode | None, mode: Tensor, space: Space) -> None:
     report = (linear.losses, linear.decrements, linear.gradients, linear.passes)
     if len({len(each) for each in report}) != 1 or not linear.losses:
         raise PeewitError("its linear mode's report has columns of different lengths")
-    if not linear.scale > 0 or not linear.temperature > 0:
-        raise PeewitError(f"its linear mode has scale {linear.scale} and temperature {linear.temperature}")
+    if not linear.noise_precision > 0 or not linear.temperature > 0:
+        words = f"noise precision {linear.noise_precision} and temperature {linear.temperature}"
+        raise PeewitError(f"its linear mode has {words}")
     check_prior(linear.prior, space)
 
 

@@ -2,7 +2,7 @@
 
 At a mode that belongs to its precisions the partial derivative of the evidence is the total one, so both meet at a
 maximum of the evidence itself. A turn takes the mode, then either MacKay's update, or Newton's step on the evidence
-with the mode's own answer to it by the fitted posterior, `d theta* / d log delta_g = - P^-1 Lambda_g (theta* - mu)`.
+with the mode's answer to it by the fitted posterior, `d theta_lin / d log delta_g = - P^-1 Lambda_g (theta_lin - mu)`.
 The mode answers more strongly than that says, so groups that keep their direction go further with every turn.
 """
 
@@ -93,7 +93,7 @@ class Turns:
     def mode(self, place: Place, tolerance: float) -> tuple[Profile, Tensor]:
         """The evidence as a function of precisions and noise at the mode of the linear model that these have.
 
-        And (groups,) how strongly the mode answers: `c_g = sum_g v P^-1 v` with `v = Lambda (theta* - mu)`.
+        And (groups,) how strongly the mode answers: `c_g = sum_g v P^-1 v` with `v = Lambda (theta_lin - mu)`.
         """
         target = Target.of(self.at(place))
         self.log.extend(self.solver.solve(target, tolerance, SOLVE))
@@ -176,8 +176,8 @@ def falling(point: Point, answers: Tensor, steady: Tensor | bool) -> Tensor:
 def newton(problem: Profile, point: Point, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
     """(groups + 1,): Newton's step on the evidence with a mode that follows; NaN where that is no way uphill.
 
-    `-d2 / dz_g^2 = (spread_g + pull_g) / 2 - c_g`, with the scale `c_g - degree spread_g / 2`, of the scale itself
-    `scale energy / T - sum c + degree^2 sum spread / 2`.
+    `-d2 / dz_g^2 = (spread_g + pull_g) / 2 - c_g`, with the noise precision beta `c_g - degree spread_g / 2`, in beta
+    twice `beta energy / T - sum c + degree^2 sum spread / 2`.
     """
     degree = problem.question.degree
     held = 0.5 * (point.spread + point.pull)

@@ -1,4 +1,4 @@
-"""Climbing the evidence: Newton's method on log precisions and log scale, and MacKay's fixed point."""
+"""Climbing the evidence: Newton's method on log precisions and log noise precision, and MacKay's fixed point."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HISTORY = 20
 
 @dataclass(frozen=True)
 class Range:
-    """What may be changed, and how far: logarithms of precisions and of the scale."""
+    """What may be changed, and how far: logarithms of precisions and of the noise precision."""
 
-    free: Tensor  # (groups + 1,) booleans; the last is the scale
+    free: Tensor  # (groups + 1,) booleans; the last is the noise precision
     low: Tensor
     high: Tensor
 
@@ -49,7 +49,7 @@ class Path:
 
 def vector(place: Place) -> Tensor:
     """(groups + 1,)."""
-    return torch.cat([place.precision, torch.tensor([place.scale], dtype=torch.float64, device="cpu")])
+    return torch.cat([place.precision, torch.tensor([place.noise_precision], dtype=torch.float64, device="cpu")])
 
 
 def place_of(z: Tensor) -> Place:
@@ -58,19 +58,18 @@ def place_of(z: Tensor) -> Place:
 
 
 def gradient_of(profile: Profile, point: Point) -> Tensor:
-    """(groups + 1,): `1/2 (gamma_g - p_g |theta_g - mu_g|^2)`, and `n / 2T - scale energy / T - degree gamma / 2`."""
+    """(groups + 1,): `1/2 (gamma_g - p_g |theta_g - mu_g|^2)`, and `n / 2T - beta energy / T - degree gamma / 2`."""
     question = profile.question
-    scale = 0.5 * question.totals.scalars / question.temperature - point.surprise
-    scale -= 0.5 * question.degree * float(point.gamma.sum())
-    own = torch.tensor([scale], dtype=torch.float64, device="cpu")
-    return torch.cat([0.5 * (point.gamma - point.pull), own])
+    slope = 0.5 * question.totals.scalars / question.temperature - point.surprise
+    slope -= 0.5 * question.degree * float(point.gamma.sum())
+    return torch.cat([0.5 * (point.gamma - point.pull), torch.tensor([slope], dtype=torch.float64, device="cpu")])
 
 
 def newton(profile: Profile, point: Point, given: Tensor, open_: Tensor) -> Tensor:
-    """Minus the inverse of the second derivative, times a vector: precisions meet in the scale alone.
+    """Minus the inverse of the second derivative, times a vector: precisions meet in the noise precision alone.
 
-    `-d2 / dz_g^2 = (spread_g + pull_g) / 2`, with the scale `- degree spread_g / 2`, of the scale itself
-    `scale energy / T + degree^2 sum spread / 2`.
+    `-d2 / dz_g^2 = (spread_g + pull_g) / 2`, with the noise precision beta `- degree spread_g / 2`, in beta twice
+    `beta energy / T + degree^2 sum spread / 2`.
     """
     degree = profile.question.degree
     spread = torch.where(open_[:-1], point.spread, 0.0)
@@ -186,9 +185,9 @@ def mackay(profile: Profile, allowed: Range, point: Point) -> Tensor:
     if taken <= 0.5 * number:
         variance = errors / max(number - taken, 1e-300)
     else:
-        variance = (errors + taken * math.exp(-point.place.scale)) / number
-    scale = precision.new_tensor([-math.log(max(variance, 1e-300))])
-    z = torch.where(allowed.free, torch.cat([precision, scale]), vector(point.place))
+        variance = (errors + taken * math.exp(-point.place.noise_precision)) / number
+    noise_precision = precision.new_tensor([-math.log(max(variance, 1e-300))])
+    z = torch.where(allowed.free, torch.cat([precision, noise_precision]), vector(point.place))
     return allowed.clip(z)
 
 

@@ -33,7 +33,7 @@ def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[flo
         raise PeewitError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
     if asked.noise and "noise" not in named:
         raise PeewitError("The noise on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
-    made = {"prior": [mean], "noise": [float(la.likelihood.scale) ** -0.5], "temperature": [la.temperature]}
+    made = {"prior": [mean], "noise": [float(la.likelihood.noise_precision) ** -0.5], "temperature": [la.temperature]}
     for name, values in named.items():
         found = [positive(value) for value in values] if listable(values) else []
         own = [value for value in found if value is not None]

@@ -55,7 +55,7 @@ def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     shared = SharedPredictions(la, repeated(asked.validation, la.weights.device), asked.predict)
     coordinates, mean = Coordinates.of(la)
     own = [asked.prior, asked.noise, asked.temperature]
-    noise = float(la.likelihood.scale) ** -0.5
+    noise = float(la.likelihood.noise_precision) ** -0.5
     ends = [asked.limits, noise_limits(la) if asked.noise else (noise, noise), TEMPERATURES]
     begin = [math.log(value) for value in (mean, noise, la.temperature)]
     places = [place for place, free in enumerate(own) if free]

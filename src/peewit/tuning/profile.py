@@ -1,7 +1,8 @@
-"""The evidence as a function of log precisions and log scale alone: what tuning climbs.
+"""The evidence as a function of log precisions and log noise precision alone: what tuning climbs.
 
-It is concave in both together for every curvature without negative eigenvalues: `|scale H + sum_g p_g D_g|` is a
-polynomial with no negative coefficients, so the logarithm of it is convex in the logarithms of its arguments.
+It is concave in both together for every curvature without negative eigenvalues: `|beta H + sum_g p_g D_g|` is a
+polynomial in the noise precision beta and in p with no negative coefficients, so the logarithm of it is convex in the
+logarithms of its arguments.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from ..weights.groups import GroupRows
 
 @dataclass(frozen=True)
 class Place:
-    """Log precisions (groups,) and the log scale, on the CPU in float64."""
+    """Log precisions (groups,) and the log noise precision, on the CPU in float64."""
 
     precision: Tensor
-    scale: float
+    noise_precision: float
 
     @property
     def noise(self) -> float:
         """The standard deviation."""
-        return math.exp(-0.5 * self.scale)
+        return math.exp(-0.5 * self.noise_precision)
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Point:
     place: Place
     value: float
     gamma: Tensor  # (groups,): effective dimensions
-    spread: Tensor  # (groups,): `sum r (1 - r)` over shares r = scale l / (scale l + p), or no less than it
+    spread: Tensor  # (groups,): `sum r (1 - r)` over shares r = w l / (w l + p), w the data weight; or no less than it
     pull: Tensor  # (groups,): p |theta - mu|^2
-    surprise: float  # scale * energy / temperature
+    surprise: float  # noise_precision * energy / temperature
 
     @property
     def finite(self) -> bool:
@@ -73,42 +74,43 @@ class Profile:
         return self.eigenvalues is not None
 
     def start(self) -> Place:
-        """The prior's own precisions and the likelihood's own scale."""
-        scale = math.log(float(self.question.likelihood.scale))
-        return Place(self.prior.precision.detach().cpu().double().log(), scale)
+        """The prior's own precisions and the likelihood's own noise precision."""
+        noise_precision = math.log(float(self.question.likelihood.noise_precision))
+        return Place(self.prior.precision.detach().cpu().double().log(), noise_precision)
 
     def at(self, place: Place) -> Point:
         """Never touches the data."""
         question = self.question
-        scale = torch.tensor(place.scale, dtype=torch.float64, device="cpu").exp()
-        strength = scale.pow(question.degree) / question.temperature  # on the CPU: the device is asked once a step
+        noise_precision = torch.tensor(place.noise_precision, dtype=torch.float64, device="cpu").exp()
+        # On the CPU: the device is asked once a step.
+        data_weight = noise_precision.pow(question.degree) / question.temperature
         spectral = self.eigenvalues is not None
-        gamma, spread, volume = (self._spectral if spectral else self._general)(place, strength)
-        energy = float(scale * question.totals.energy) / question.temperature
-        constant = float(question.likelihood.log_z(question.totals.scalars, scale)) + question.totals.rest
+        gamma, spread, volume = (self._spectral if spectral else self._general)(place, data_weight)
+        energy = float(noise_precision * question.totals.energy) / question.temperature
+        constant = float(question.likelihood.log_z(question.totals.scalars, noise_precision)) + question.totals.rest
         constant = constant / question.temperature
         pull = place.precision.exp() * self.squares
         value = -energy - constant - 0.5 * (float(pull.sum()) + volume)
         return Point(place, value, gamma, spread, pull, energy)
 
-    def _spectral(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
-        """`r = scale l / (scale l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
+    def _spectral(self, place: Place, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
+        """`r = data_weight l / (data_weight l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
         rows = self.eigenvalues
         assert rows is not None
         made = []
-        for ratio in rows.parts((strength.log() - place.precision).exp()):
+        for ratio in rows.parts((data_weight.log() - place.precision).exp()):
             volume = ratio.log1p().sum(1)
             share = ratio.div_(1 + ratio)
             made.append(torch.stack([share.sum(1), share.mul_(share).sum(1), volume]))
         gathered = rows.sums(torch.cat(made, 1).cpu())  # of all sums at once: the device is asked one time
         return gathered[0], gathered[0] - gathered[1], float(gathered[2].sum())
 
-    def _general(self, place: Place, strength: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _general(self, place: Place, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """By the posterior precision itself; spreads are those of shares that are equal within each group."""
         question, mode = self.question, self.question.mode
         delta = self.prior.with_precision(place.precision.exp()).delta(question.space, mode)
         try:
-            precision = question.curvature.precision(delta, strength.to(mode.device))
+            precision = question.curvature.precision(delta, data_weight.to(mode.device))
             volume = float(precision.logdet() - delta.log().sum())
             shares = 1 - delta.double() * precision.variance().double()
         except ValueError:  # not positive definite to rounding: no posterior here

@@ -166,7 +166,7 @@ def test_dense_products_in_float64(at_once: bool, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(rounding, "amplified", amplified)
     batches, rows = batches_of(5, 5, dtype=torch.float32, chunks=1 if at_once else 2)
-    source = source_of(*batches, likelihood=SimpleNamespace(scale=1e8), space=SPACE)
+    source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e8), space=SPACE)
     made = pw.Block().measure(source)
     wide = rows.double()
     close(made.matrices[(A, B)], wide[:, :6].T @ wide[:, :6])
@@ -181,7 +181,7 @@ def test_later_batches_stay_in_dense_sums(monkeypatch: pytest.MonkeyPatch) -> No
     errors = iter([0.0, 0.05, 0.0])
     monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(next(errors) / 4e-8 / 3))
     batches, rows = batches_of(2, 6, 1, dtype=torch.float32)
-    source = source_of(*batches, likelihood=SimpleNamespace(scale=1e8))
+    source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e8))
     made = measure_groups(source, [(A, B, C)])
     wide = rows.double()
     torch.testing.assert_close(made.matrices[(A, B, C)], wide.T @ wide, rtol=1e-5, atol=1e-4)
@@ -198,7 +198,7 @@ def test_dense_sums_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = DenseSums({(A, B): positive(6).float(), (C,): positive(3)})
     made = measure_groups(source_of(*batches_of(5, dtype=torch.float32)[0]), groups, None, earlier)
     assert [made.matrices[group].dtype for group in groups] == [torch.float32, torch.float64]
-    strong = {"likelihood": SimpleNamespace(scale=1e8), "data": SimpleNamespace(one_shot=True)}
+    strong = {"likelihood": SimpleNamespace(noise_precision=1e8), "data": SimpleNamespace(one_shot=True)}
     batches, _ = batches_of(5, 4, dtype=torch.float32)
     assert measure_groups(source_of(*batches, **strong), groups).matrices[(C,)].dtype == torch.float64
 

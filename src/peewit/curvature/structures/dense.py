@@ -77,11 +77,11 @@ def mirrored(total: Tensor) -> Tensor:
     return total
 
 
-def with_diagonal(matrix: Tensor, scale: Tensor, diagonal: Tensor) -> Tensor:
-    """`scale matrix + diag(diagonal)`, as one new matrix where no gradient flows."""
-    if matrix.requires_grad or scale.requires_grad or diagonal.requires_grad:
-        return scale * matrix + torch.diag(diagonal)
-    made = scale * matrix
+def with_diagonal(matrix: Tensor, data_weight: Tensor, diagonal: Tensor) -> Tensor:
+    """`data_weight matrix + diag(diagonal)`, as one new matrix where no gradient flows."""
+    if matrix.requires_grad or data_weight.requires_grad or diagonal.requires_grad:
+        return data_weight * matrix + torch.diag(diagonal)
+    made = data_weight * matrix
     made.diagonal().add_(diagonal)
     return made
 
@@ -285,15 +285,15 @@ class DenseCurvature:
 
     elementwise = True
 
-    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
-        """`scale H + diag(delta)` per group."""
+    def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """`data_weight H + diag(delta)` per group."""
         space = self.space
         blocks = []
         for parts, matrix in self.matrices.items():
             mask = None if space.mask is None else space.mask.to(matrix.device)
             slices = self._slices(parts)
             own = torch.cat([delta[piece] for piece in slices])
-            operator = DenseOperator(with_diagonal(matrix, scale.to(matrix), own))
+            operator = DenseOperator(with_diagonal(matrix, data_weight.to(matrix), own))
             blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
         return Blocks(blocks, space.size)
 

@@ -71,7 +71,7 @@ class DiagCurvature:
 
     elementwise = True
 
-    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
+    def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
         """One diagonal operator per weight tensor."""
         space, start, blocks = self.space, 0, []
         for part in space.parts():
@@ -80,7 +80,7 @@ class DiagCurvature:
             diagonal = self.diagonal[place] if mask is None else self.diagonal[place][mask]
             own = slice(start, start + diagonal.numel())
             start = own.stop
-            operator = DiagonalOperator((scale.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
+            operator = DiagonalOperator((data_weight.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
             blocks.append(OperatorBlock((part,), (own,), operator))
         return Blocks(blocks, space.size)
 

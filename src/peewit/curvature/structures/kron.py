@@ -251,14 +251,14 @@ class KronSpectrum:
         """The factors, made when a prior needs them: the sums are held anyway."""
         return None if self.factors is None else sides(self.factors)
 
-    def precision(self, delta: Tensor, scale: Tensor, key: Key, numbers: Tensor | None = None) -> RotatedOperator:
-        """`scale H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
-        scale = scale.to(self.values)
+    def precision(self, delta: Tensor, data_weight: Tensor, key: Key, numbers: Tensor | None = None) -> RotatedOperator:
+        """`data_weight H + diag(delta)` for delta (G, O, I); `numbers` alike: which of them are one number."""
+        data_weight = data_weight.to(self.values)
         same = delta.detach() if numbers is None else numbers
         if not any(same.stride()) or bool((same == same[:1, :1, :1]).all()):
-            return self._rotated(scale * self.values + delta[:1, :1, :1], self.left, self.right, delta.dtype)
+            return self._rotated(data_weight * self.values + delta[:1, :1, :1], self.left, self.right, delta.dtype)
         rows, columns = self._product(delta, key, numbers)
-        return self._scaled(rows, columns, scale, key)
+        return self._scaled(rows, columns, data_weight, key)
 
     def _rotated(
         self, values: Tensor, left: Tensor | None, right: Tensor | None, dtype: torch.dtype, dual: Dual | None = None
@@ -328,11 +328,13 @@ class KronSpectrum:
             whitened(found[1], self.right, columns[:, 0, :], key[0].name),
         )
 
-    def _scaled(self, rows: Tensor, columns: Tensor, scale: Tensor, key: Key) -> RotatedOperator:
-        """`D^1/2 (scale D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
+    def _scaled(self, rows: Tensor, columns: Tensor, data_weight: Tensor, key: Key) -> RotatedOperator:
+        """`D^1/2 (data_weight D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
         sides = self._whitened(rows, columns, key)
         (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = sides
-        values = scale * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
+        values = (
+            data_weight * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
+        )
         _, height, width = self.layout.matrix
         volume = values.new_zeros((), dtype=torch.float64)
         for side, held, times in ((rows[:, :, 0], above, width), (columns[:, 0, :], beside, height)):
@@ -373,22 +375,26 @@ class KronCurvature:
 
     elementwise = False
 
-    def precision(self, delta: Tensor, scale: Tensor, numbers: Tensor | None = None) -> Blocks:
-        """`scale H + diag(delta)`: one precision per weight keeps the eigenbases."""
+    def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """`data_weight H + diag(delta)`: one precision per weight keeps the eigenbases."""
         made = []
         for key, spectrum in self.blocks.items():
             slices = tuple(self.space.place(part) for part in key)
             own = None if numbers is None else self._matrix(numbers, key, spectrum)
-            operator = spectrum.precision(self._matrix(delta, key, spectrum), scale, key, own)
+            operator = spectrum.precision(self._matrix(delta, key, spectrum), data_weight, key, own)
             made.append(OperatorBlock(key, slices, operator, joint=spectrum.weight))
         for part, value in self.others.items():
             place = self.space.place(part)
             if value.dim() == 2:
                 made.append(
-                    OperatorBlock((part,), (place,), DenseOperator(scale.to(value) * value + torch.diag(delta[place])))
+                    OperatorBlock(
+                        (part,), (place,), DenseOperator(data_weight.to(value) * value + torch.diag(delta[place]))
+                    )
                 )
             else:
-                made.append(OperatorBlock((part,), (place,), DiagonalOperator(scale.to(value) * value + delta[place])))
+                made.append(
+                    OperatorBlock((part,), (place,), DiagonalOperator(data_weight.to(value) * value + delta[place]))
+                )
         for place, part in self._unseen():
             made.append(OperatorBlock((part,), (place,), DiagonalOperator(delta[place])))
         return Blocks(made, self.space.size)

@@ -120,9 +120,9 @@ class Rounding(Generic[Key]):
 
     @property
     def strength(self) -> float:
-        """The likelihood's scale over the prior precision."""
+        """The likelihood's noise precision over the prior precision."""
         degree: int = getattr(self.source.kind, "degree", 1)
-        return float(self.source.likelihood.scale) ** degree / self.source.least
+        return float(self.source.likelihood.noise_precision) ** degree / self.source.least
 
     def shown(self, largest: Mapping[Own, Tensor]) -> set[Own]:
         """Blocks whose rounding in float32 would show beside the prior after all data, from their norms so far."""
