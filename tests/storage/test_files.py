@@ -167,7 +167,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
     la = posterior()
     la.save(tmp_path / "a.safetensors")
     texts, names = content_of(tmp_path / "a.safetensors")
-    assert texts["format"] == "6" and texts["version"] == pw.__version__
+    assert texts["format"] == str(format.FORMAT) and texts["version"] == pw.__version__
     for name in la.space.names:
         assert any(name in each for each in names)
     content = json.loads(texts["peewit"])
