@@ -157,7 +157,7 @@ def test_predictions_are_not_asked_for_in_vain() -> None:
     with pytest.raises(ValueError, match="makes no predictions"):
         la.tune(at="linear_mode", train=data, predict={"link": "mc"})
     with pytest.raises(ValueError, match="belongs to one prior"):
-        la.at_linear_mode(data).tune("validation", validation=data, predict={"mean": "linear"})
+        la.at_linear_mode(data).tune("validation", validation=data, predict={"at": "linear_mode"})
 
 
 def test_advice_that_was_followed_is_not_given_again() -> None:
