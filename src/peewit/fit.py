@@ -35,7 +35,7 @@ from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
 from .runtime.memory import Budget, budget
 from .runtime.progress import Progress
-from .runtime.random import DEFAULT_SEED, seed_of
+from .runtime.random import seed_of
 from .tracing.knowledge import Plan
 from .tracing.selection import Weights, select
 from .weights.space import Space, trainable
@@ -283,6 +283,9 @@ def products(
     *,
     weights: Weights = "all",
     curvature: str | CurvatureKind | Hessian | Auto = "ggn",
+    memory: float | None = None,
+    progress: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Products:
     """Multiply vectors by the curvature of the energy, matrix-free: `products(...).mv(v)` passes over the data once.
 
@@ -295,7 +298,10 @@ def products(
         likelihood: How targets are distributed given the outputs, as in `pw.fit`.
         weights: The weights that vectors hold, as in `pw.fit`, except that `pw.Subnetwork.largest_variance` is refused.
         curvature: Which curvature: "ggn", "fisher", "empirical", "hessian" or "auto", or a value such as
-            `pw.MonteCarlo(3)`. Labels are drawn with a fixed seed.
+            `pw.MonteCarlo(3)`.
+        memory: Bytes for temporary results of a product. None for whole batches and all vectors at once.
+        progress: Whether products show a progress bar.
+        generator: Source of the seed for drawn labels, which the Fisher matrix needs. None for a fixed seed.
 
     Returns:
         A `pw.Products`, whose `mv` multiplies.
@@ -310,10 +316,17 @@ def products(
         torch.Size([51])
     """
     model = unwrapped(model)
+    kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
+    if isinstance(kind, Hessian) and kind.clip:
+        raise PeewitError(
+            "curvature=Hessian(clip=True) in products, which hold no matrix whose eigenvalues could be clipped; use "
+            "Hessian() here, or fit with structure='full'."
+        )
+    checked_generator(generator)
     batches = Batches(data, device_of(model))
     if batches.one_shot:
         raise PeewitError("Products pass over the data every time; a one-shot iterator was given.")
-    limit = budget(None, device_of(model))
+    limit = budget(memory, device_of(model))
 
     def variance() -> Tensor:
         raise PeewitError("Subnetwork.largest_variance needs a fit; use its mask here.")
@@ -323,6 +336,8 @@ def products(
         select(model, weights, lambda: batches.first()[0], limit, variance),
         batches,
         named(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
-        named(curvature, curvatures.NAMES, "curvature", "name"),
-        DEFAULT_SEED,
+        kind,
+        seed_of(generator, 62),
+        memory,
+        Progress(progress),
     )

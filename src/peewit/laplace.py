@@ -368,8 +368,9 @@ class Laplace:
             predict: options of `predict` for the predictions that are scored, such as {"link": "mc"}.
             at: the weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the
                 linearised model, which is found on `train` and changes with the precisions.
-            memory: bytes for data and outputs that are kept between passes, with `at="linear_mode"`.
-            progress: whether to show a bar, with `at="linear_mode"`.
+            memory: bytes for data and outputs that are kept between passes with `at="linear_mode"`, and for temporary
+                results with `validation`; None for a limit that fits. The evidence at the trained weights needs none.
+            progress: whether to show progress bars.
 
         Returns:
             A new `Laplace` with the tuned values; its `trace` says how they were found.
@@ -422,8 +423,10 @@ class Laplace:
         joint: bool = False,
         variance_only: bool = False,
         memory: float | None = None,
+        generator: torch.Generator | None = None,
         create_graph: bool = False,
         at: At = "trained_weights",
+        progress: bool = False,
     ) -> Functional:
         """Compute mean and covariance of the outputs at x, noise excluded.
 
@@ -436,10 +439,12 @@ class Laplace:
             joint: Whether to compute covariances between inputs too.
             variance_only: Whether to compute variances alone.
             memory: Bytes for temporary results. None for the limit that the posterior has.
+            generator: Source of random numbers for a covariance that is estimated. None for a fixed seed.
             create_graph: Whether mean and covariance can be differentiated in x, which has to require gradients; also
                 under `no_grad`.
             at: The weights at which the mean is taken: "trained_weights" for the network's own output, or "linear_mode"
                 for the output of the linear model at its mode (see `at_linear_mode`).
+            progress: Whether to show a progress bar.
 
         Returns:
             A `pw.Functional`: `mean` (B, ...) and `cov` (B, *positions, C, C). `cov` is (B, C, B, C) over flattened
@@ -449,17 +454,35 @@ class Laplace:
             PeewitError: `joint` and `variance_only` are both given, `joint` or `create_graph` is asked of more than 256
                 outputs per example, `x` has no examples or does not require gradients with `create_graph`, the
                 posterior has no linear mode and `at` asks for it, or the network has changed since the fit.
-            ArgumentTypeError: `x` holds no tensors.
+            ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            NotFiniteError: `x`, the outputs or their covariance hold NaN or Inf.
 
         Example:
             >>> la.functional(x[:5], joint=True).cov.shape
             torch.Size([5, 3, 5, 3])
         """
-        return functional(self.state, x, joint, variance_only, memory, create_graph, at)
+        return functional(
+            self.state,
+            x,
+            joint=joint,
+            variance_only=variance_only,
+            memory=memory,
+            generator=generator,
+            create_graph=create_graph,
+            at=at,
+            progress=progress,
+        )
 
     @entry_point
     def functional_samples(
-        self, x: Inputs, samples: int, generator: torch.Generator | None = None, *, at: At = "trained_weights"
+        self,
+        x: Inputs,
+        samples: int,
+        generator: torch.Generator | None = None,
+        *,
+        at: At = "trained_weights",
+        memory: float | None = None,
+        progress: bool = False,
     ) -> Tensor:
         """Draw outputs of the linearised network, at n draws of the weights; each draw is the same at all inputs.
 
@@ -469,6 +492,8 @@ class Laplace:
             generator: Source of random numbers. None for torch's global generator.
             at: "trained_weights" for draws around the trained weights, or "linear_mode" for draws around the mode of
                 the linear model.
+            memory: Bytes for temporary results. None for the limit that the posterior has.
+            progress: Whether to show a progress bar.
 
         Returns:
             Outputs (S, B, ...), S draws.
@@ -477,12 +502,13 @@ class Laplace:
             PeewitError: `samples` is no positive whole number, `x` has no examples, the posterior has no linear mode
                 and `at` asks for it, or the network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            NotFiniteError: `x` or the outputs hold NaN or Inf.
 
         Example:
             >>> la.functional_samples(x[:5], 10).shape
             torch.Size([10, 5, 3])
         """
-        return functional_samples(self.state, x, samples, generator, at)
+        return functional_samples(self.state, x, samples, generator, at=at, memory=memory, progress=progress)
 
     @entry_point
     def predict(
@@ -497,6 +523,7 @@ class Laplace:
         generator: torch.Generator | None = None,
         create_graph: bool = False,
         at: At = "trained_weights",
+        progress: bool = False,
     ) -> Prediction:
         """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
@@ -514,6 +541,7 @@ class Laplace:
             create_graph: Whether the prediction can be differentiated in x, which has to require gradients.
             at: "trained_weights" to predict around the network's own outputs, or "linear_mode" to predict around those
                 of the linear model at its mode.
+            progress: Whether to show a progress bar.
 
         Returns:
             A `pw.Prediction`. The likelihood decides its class: `pw.Classes`, `pw.Binary`, `pw.Regression`,
@@ -524,6 +552,7 @@ class Laplace:
                 or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, the posterior has
                 no linear mode and `at` asks for it, or the network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            NotFiniteError: `x`, the outputs or their covariance hold NaN or Inf.
 
         Example:
             >>> pred = la.predict(x[:5])
@@ -541,6 +570,7 @@ class Laplace:
             generator=generator,
             create_graph=create_graph,
             at=at,
+            progress=progress,
         )
 
     def coverage(self) -> Coverage:
@@ -556,11 +586,13 @@ class Laplace:
         return coverage_of(self.state)
 
     @entry_point
-    def diagnose(self, train: Any) -> Diagnosis:
+    def diagnose(self, train: Any, *, memory: float | None = None, progress: bool = False) -> Diagnosis:
         """Check whether the network is fit for this, in sentences with what to do.
 
         Args:
             train: The training data, as in `pw.fit`; one pass is made over it. A one-shot iterator is refused.
+            memory: Bytes for temporary results: batches are cut into pieces that fit. None for batches as they come.
+            progress: Whether to show a progress bar.
 
         Returns:
             A `pw.Diagnosis`.
@@ -576,8 +608,7 @@ class Laplace:
             >>> isinstance(la.diagnose((x, y)), pw.Diagnosis)
             True
         """
-        network_of(self.state, None)  # refuses a network that has changed
-        return diagnose(self.state, train)
+        return diagnose(self.state, train, memory, progress)
 
     @entry_point
     def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
@@ -604,8 +635,8 @@ class Laplace:
             >>> first.update((x[40:], y[40:])).N
             60
         """
-        network = network_of(self.state, memory)
-        state = updated(self.state, data, network, Progress(progress))
+        network = network_of(self.state, memory, progress)
+        state = updated(self.state, data, network)
         warn_of_rounding(state)
         return Laplace(state)
 
@@ -689,6 +720,7 @@ def load(
     likelihood: str | Likelihood | None = None,
     *,
     memory: float | None = None,
+    progress: bool = False,
 ) -> Laplace:
     """Read a saved posterior of this very network: other weights, a damaged file or a newer format is refused.
 
@@ -697,6 +729,7 @@ def load(
         model: The network that the posterior was fitted to, with the same weights and buffers.
         likelihood: The likelihood of the fit, where the file could not hold it, as with `pw.Custom`. None else.
         memory: Bytes for temporary results. None for a limit that fits the device.
+        progress: Whether to show a bar while the curvature is decomposed.
 
     Returns:
         The posterior, a `pw.Laplace`, on the network's device.
@@ -713,15 +746,19 @@ def load(
         >>> torch.equal(again.predict(x).probs, la.predict(x).probs)
         True
     """
-    return Laplace(loading.load(path, model, likelihood, memory))
+    return Laplace(loading.load(path, model, likelihood, memory, progress))
 
 
-def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
+def validation_nll(
+    la: Laplace, data: Any, *, memory: float | None = None, progress: bool = False, **predict: Any
+) -> float:
     """Compute the mean negative log probability per example of the predictive, over all batches of `data`.
 
     Args:
         la: The posterior.
         data: Data that the network was not trained on, as in `pw.fit`.
+        memory: Bytes for temporary results. None for the limit that the posterior has.
+        progress: Whether to show a progress bar.
         **predict: Options of `la.predict`, such as `link="mc"`.
 
     Returns:
@@ -735,4 +772,4 @@ def validation_nll(la: Laplace, data: Any, **predict: Any) -> float:
         >>> pw.validation_nll(la, (x, y)) > 0
         True
     """
-    return validation.validation_nll(la.state, data, predict)
+    return validation.validation_nll(la.state, data, {"memory": memory, **predict}, Progress(progress))

@@ -177,3 +177,22 @@ def test_the_noise_scales_the_hessian_once() -> None:
     la = fitted(model, x, y, "classification", "full", curvature="hessian", weights=masked)
     exact = dense.hessian(model, x, y, "classification", names_of(model))
     assert relative(curvature_of(la), exact[masked][:, masked]) < EXACT
+
+
+def test_products_refuse_to_clip() -> None:
+    """They hold no matrix; a fit clips."""
+    model, x = built(torch.nn.Linear(2, 2)), normal(4, 2)
+    with pytest.raises(pw.PeewitError, match=r"Hessian\(clip=True\) in products.*use Hessian\(\) here, or fit"):
+        pw.products(model, (x, classes(2, 4)), "classification", curvature=pw.Hessian(clip=True))
+
+
+def test_products_draw_labels_from_a_generator() -> None:
+    """The same generator gives the same labels, another one others; a fixed seed is the default."""
+    model, data = built(torch.nn.Linear(2, 2)), (normal(9, 2), classes(2, 9))
+    v = torch.ones(6, dtype=torch.float64)
+    made = [
+        pw.products(model, data, "classification", curvature="fisher", generator=generator).mv(v)
+        for generator in (seeded(0), seeded(0), seeded(1), None, None)
+    ]
+    assert torch.equal(made[0], made[1]) and torch.equal(made[3], made[4])
+    assert not torch.equal(made[0], made[2]) and not torch.equal(made[0], made[3])

@@ -401,7 +401,7 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"at": "linear_mode", "method": "grid"}, r"at='linear_mode' with method='grid'.*use method='evidence'"),
         ({"train": ()}, r"train= was given.*use at='linear_mode' with it"),
-        ({"memory": 1e9}, r"memory= and progress= are for passes over the training data, with at='linear_mode'"),
+        ({"memory": 1e9}, r"memory= is for passes over data; use it with at=.linear_mode. or validation="),
         (
             {"at": "linear_mode", "train": (), "parameters": ["temperature"]},
             r"The evidence cannot choose a temperature",

@@ -440,7 +440,7 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
     assert pw.validation_nll(la, data, link="mc") == 2.0
     with pytest.warns(pw.TuningWarning, match="smallest value"):
         la.tune("grid", grid=[0.5, 1.0], validation=data, predict={"method": "sampled"})
-    assert asked == [{"link": "mc"}, {"method": "sampled"}, {"method": "sampled"}]
+    assert asked == [{"memory": None, **options} for options in ({"link": "mc"}, *[{"method": "sampled"}] * 2)]
 
 
 @pytest.mark.parametrize(
@@ -459,8 +459,11 @@ def test_scores_are_those_of_predictions(name: str, structure: str, prior: str, 
     la = case.fit(structure, prior=PRIORS[prior])
     number = len(case.y)
     batches = [(moved(case.x[place]), moved(case.y[place])) for place in (slice(0, 2), slice(2, 3), slice(3, number))]
-    tuned = la.tune("grid", grid={"prior": [0.3, 4.0], "temperature": [1.0, 5.0]}, validation=batches, predict=options)
-    tuned_by_search = la.tune("validation", validation=batches, predict=options, steps=2)
+    own = {name: value for name, value in options.items() if name == "memory"}
+    scored = {name: value for name, value in options.items() if name != "memory"}
+    grid = {"prior": [0.3, 4.0], "temperature": [1.0, 5.0]}
+    tuned = la.tune("grid", grid=grid, validation=batches, predict=scored, **own)
+    tuned_by_search = la.tune("validation", validation=batches, predict=scored, steps=2, **own)
     for trace in (tuned.trace, tuned_by_search.trace):
         settings = list(zip(trace.values, trace.precisions, trace.temperatures, strict=True))
         for value, precision, temperature in settings[::3]:
@@ -503,10 +506,10 @@ def test_jacobians_are_pulled_back_once(monkeypatch: pytest.MonkeyPatch) -> None
     la.tune("validation", validation=data)
     assert passes == [9]
     passes.clear()
-    la.tune("grid", grid=[0.01, 0.1, 1.0], validation=data, predict={"memory": 1.0})
+    la.tune("grid", grid=[0.01, 0.1, 1.0], validation=data, memory=1.0)
     assert passes == [1] * 9
     passes.clear()
-    la.tune("validation", validation=data, predict={"memory": 1.0}, steps=1)
+    la.tune("validation", validation=data, memory=1.0, steps=1)
     assert len(passes) > 18 and len(passes) % 9 == 0  # a pass for the first line, one for the simplex, and more
 
 

@@ -635,8 +635,12 @@ def test_what_tune_does_unless_it_is_told() -> None:
             ValueError,
             "at='linear_mode' passes over the training data; give it as train=",
         ),
-        ({"passing": Passing(memory=1.0)}, ValueError, "memory= and progress= are for passes"),
-        ({"passing": Passing(progress=True)}, ValueError, "memory= and progress= are for passes"),
+        ({"passing": Passing(memory=1.0)}, ValueError, "memory= is for passes over data"),
+        (
+            {"method": "grid", "validation": (), "predict": {"memory": 1.0}},
+            ValueError,
+            "memory= is an option of tune itself",
+        ),
         (
             {"passing": Passing("linear_mode"), "method": "validation"},
             ValueError,

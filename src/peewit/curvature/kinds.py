@@ -165,7 +165,7 @@ class Hessian:
     `Hessian()`. A fit passes over the data several times, so it refuses one-shot iterators.
 
     Args:
-        clip: True sets negative eigenvalues to 0 in a fit; products keep them.
+        clip: True sets negative eigenvalues to 0 in a fit; products refuse it, since they hold no matrix.
 
     Attributes:
         name: What `curvature=` calls it; not to be changed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -16,15 +17,18 @@ from ..network.batches import Batches
 from ..network.failures import output_of
 from ..network.finite import InExample, Watch
 from ..network.isolation import isolated
-from ..network.nests import Inputs
+from ..network.nests import Inputs, count, take
 from ..runtime.memory import budget
+from ..runtime.progress import QUIET, Progress
 from ..tracing.forward_mode import Push, rounding
 from ..tracing.knowledge import Plan
+from ..tracing.tracer import Tracer
 from ..weights.space import Space
 from ..weights.vectors import flatten, unflatten
 from .kinds import Auto, CurvatureKind, Hessian, OutputView
 
 WITHOUT = "which curvature='hessian' needs; use curvature='ggn', or choose weights= after that operation."
+BYTES = 8.0  # per example and vector, in those that a forward pass keeps: the graph, and the product in it
 
 
 class PlainWeightNorm(TorchFunctionMode):
@@ -72,17 +76,21 @@ class Products:
         space: Space,
         data: Batches,
         likelihood: Likelihood,
-        kind: CurvatureKind | Hessian | Auto,
+        curvature: CurvatureKind | Hessian | Auto,
         seed: int = 0,
+        memory: float | None = None,
+        progress: Progress = QUIET,
     ) -> None:
         self.model = model
         self.space = space
         self.data = data
         self.likelihood = likelihood
-        self.kind = kind
+        self.curvature = curvature
         self.seed = seed
+        self.memory = memory
+        self.progress = progress
         self.symmetric = False  # whether second derivatives were seen to be so
-        self.push = Push(model, space, Plan(), budget(None, data.device))
+        self.push = Push(model, space, Plan(), budget(memory, data.device))
 
     def mv(self, v: Tensor) -> Tensor:
         """Multiply vectors by the curvature of the energy (noise precision 1), in one pass over the data.
@@ -116,33 +124,49 @@ class Products:
             raise PeewitError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
         seen, watch = 0, Watch()
         form: Form | None = None  # of the batch before
-        with isolated(self.model, parameters), sdpa_kernel([SDPBackend.MATH]), PlainWeightNorm():
-            for inputs, targets in watch.count_batches(self.data):
-                try:
-                    made, number, form = self._batch(inputs, targets, flat, seen, form)
-                except InExample as error:
-                    raise watch.locate(error) from None
-                total += made
-                seen += number
+        with (
+            closing(self.progress),
+            isolated(self.model, parameters),
+            sdpa_kernel([SDPBackend.MATH]),
+            PlainWeightNorm(),
+        ):
+            for inputs, targets in watch.count_batches(self.progress.track(self.data, len(self.data), "products")):
+                for chosen, vectors in self._pieces(inputs, len(flat)):
+                    try:
+                        for some in vectors:
+                            made, form = self._batch(take(inputs, chosen), targets[chosen], flat[some], seen, form)
+                            total[some] += made
+                    except InExample as error:
+                        raise watch.locate(error, seen) from None
+                    seen += chosen.stop - chosen.start
         return total.reshape(v.shape)
 
-    def _batch(
-        self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None
-    ) -> tuple[Tensor, int, Form]:
+    def _pieces(self, inputs: Inputs, vectors: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Examples and vectors that fit the memory together; all of a batch where no limit was given."""
+        if self.memory is None:
+            yield slice(0, count(inputs)), [slice(0, vectors)]
+            return
+        plan, limit = self.push.plan, self.push.budget
+        each = BYTES * Tracer(self.model, self.space.names, limit, plan).cost(inputs)
+        for chosen in limit.slices(count(inputs), each):
+            yield chosen, list(limit.slices(vectors, each * (chosen.stop - chosen.start)))
+
+    def _batch(self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None) -> tuple[Tensor, Form]:
         parameters = [self.model.get_parameter(name) for name in self.space.names]
         output = output_of(self.model, inputs)
         labels = Labelled.of(self.likelihood, output, targets, before).checked()
         form, likelihood = labels.form, labels.likelihood
-        if isinstance(self.kind, Hessian):
+        if isinstance(self.curvature, Hessian):
             energy = labels.energy(labels.flat(output)).sum()
             try:
                 gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
                 self._check_symmetry(gradients, v.dtype)
                 made = [self._pull(gradients, unflatten(one, self.space)) for one in v]
-                return torch.stack(made), len(output), form
+                return torch.stack(made), form
             except NotImplementedError as error:
                 raise PeewitError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
-        kind = self.kind.choose(form, likelihood)[0] if isinstance(self.kind, Auto) else self.kind
+        kind = self.curvature
+        kind = kind.choose(form, likelihood)[0] if isinstance(kind, Auto) else kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
         view = OutputView(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
         probes = form.restore(kind.probes(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
@@ -154,7 +178,7 @@ class Products:
             self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
             for one in combined.to(output.dtype)
         ]
-        return torch.stack(made), len(output), form
+        return torch.stack(made), form
 
     def _check_symmetry(self, gradients: tuple[Tensor | None, ...], dtype: torch.dtype) -> None:
         """Refuse second derivatives that are not those of the gradients, by random vectors, in the first batch."""

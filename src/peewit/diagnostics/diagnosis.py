@@ -13,6 +13,7 @@ from ..linear_model.find import check_energy
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import count
+from ..posterior.network import network_of
 from ..priors.invariance import invariant_sets
 from .checks import Finding, Step, at_mode, at_trained, evidences, fitted, likelihood, rounded, straddled, switched_off
 from .gradients import examine
@@ -89,15 +90,16 @@ def found_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
     return () if count(inputs) < 2 else invariant_sets(la.model, data)
 
 
-def diagnose(la: PosteriorState, data: Any) -> Diagnosis:
+def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool) -> Diagnosis:
     """Look at the network's first batch for invariant sets, then pass over the data once."""
+    network = network_of(la, memory, progress)  # refuses one that has changed
     if Batches(data, la.weights.device).one_shot:
         raise PeewitError(
             "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
             "list of batches or tensors."
         )
     sets = la.prior.sets or found_sets(la, data)
-    seen = examine(la, data)
+    seen = examine(la, data, network if memory is not None else None, network.progress)
     if seen.examples != la.N:
         raise PeewitError(
             f"data has {seen.examples} examples, and the posterior was fitted to {la.N}; expected the training data."

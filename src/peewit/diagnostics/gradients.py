@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from ..network.failures import output_of
 from ..network.finite import InExample, Watch
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count, take
+from ..posterior.network import Network
+from ..runtime.progress import QUIET, Progress
 from ..weights.groups import Groups
 from ..weights.vectors import flatten
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 PIECES = 16  # gradients at least, to tell how much they vary
 ROWS = 1 << 16  # labelled positions for which the best constant is sought
 ROUNDS = 100  # of the search for it
+COST = 6.0  # of a pass there and back, in those of a pass forward
 
 
 @dataclass
@@ -98,19 +102,23 @@ def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) 
     return -(wanted * yes + (1 - wanted) * no), known
 
 
-def examine(la: PosteriorState, data: Any) -> Seen:
-    """Pass over the data once; gradients are summed, and their squares by the groups of the prior."""
+def examine(la: PosteriorState, data: Any, network: Network | None = None, progress: Progress = QUIET) -> Seen:
+    """Pass over the data once; gradients are summed, and their squares by the groups of the prior.
+
+    With a network, batches are cut into pieces that fit its budget.
+    """
     space, groups = la.space, la.prior.stretches(la.space)
     parameters = [la.model.get_parameter(name) for name in space.names]
     zeros = torch.zeros(la.D, dtype=torch.promote_types(la.weights.dtype, torch.float32), device=la.weights.device)
     seen = Seen(zeros, zeros.clone(), torch.zeros(groups.count, dtype=torch.float64, device="cpu"))
     batches, watch = Batches(data, la.weights.device), Watch()
-    with isolated(la.model, parameters):
-        for inputs, targets in cut(watch.count_batches(batches), len(batches)):
+    shown = progress.track(batches, len(batches), "gradients")
+    with closing(progress), isolated(la.model, parameters):
+        for inputs, targets in cut(watch.count_batches(shown), len(batches), network):
             try:
                 gradients = piece(la, inputs, targets, seen)
             except InExample as error:
-                raise watch.locate(error) from None
+                raise watch.locate(error, seen.examples) from None
             filled = {
                 name: torch.zeros_like(parameter) if each is None else each.detach().to_dense()
                 for name, parameter, each in zip(space.names, parameters, gradients, strict=True)
@@ -125,12 +133,21 @@ def examine(la: PosteriorState, data: Any) -> Seen:
     return seen
 
 
-def cut(batches: Any, number: int) -> Iterator[tuple[Inputs, Tensor]]:
-    """Batches, in pieces where they are too few to tell how much gradients vary."""
+def fitting(network: Network, x: Inputs) -> int:
+    """How many of the examples one gradient may be taken of."""
+    network.outputs(x)  # so that its cost is known
+    return network.budget.count(COST * network.plan.cost(x), count(x))
+
+
+def cut(
+    batches: Iterable[tuple[Inputs, Tensor]], number: int, network: Network | None
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """Batches, in pieces where they are too few to tell how much gradients vary, or too large for the memory."""
     pieces = -(-PIECES // number) if 0 < number < PIECES else 1
     for inputs, targets in batches:
         examples = count(inputs)
         step = max(1, -(-examples // pieces))
+        step = step if network is None else min(step, fitting(network, inputs))
         for start in range(0, examples, step):
             chosen = slice(start, start + step)
             yield take(inputs, chosen), targets[chosen]

@@ -51,7 +51,7 @@ def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
 
 def curvature_of(source: Source, structure: Structure, sums: Any, space: Space) -> Curvature:
     """The sums decomposed for the weights that are used."""
-    with add_remark(source), source.budget.arithmetic.passes():
+    with add_remark(source), source.progress.working("decomposition"), source.budget.arithmetic.passes():
         made = decompose(structure, source.kind, sums, space)
     wait(device_of(source.model))
     return made

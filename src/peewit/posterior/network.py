@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from ..network.isolation import isolated
 from ..network.nests import Inputs, count, map_tensors, take
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
+from ..runtime.progress import Progress
 from ..tracing.forward_mode import Push
 from ..tracing.knowledge import Plan
 from ..tracing.tape import Tape
@@ -51,6 +52,7 @@ class Network:
     plan: Plan
     budget: Budget
     axis: int | None  # of the outputs, in one example's output
+    progress: Progress = field(default_factory=Progress)
 
     def prepare(self, x: Inputs) -> Inputs:
         """Inputs on the network's device, usable in a graph."""
@@ -78,6 +80,8 @@ class Network:
         except BaseException:
             self.plan.restore(kept)
             raise
+        finally:
+            self.progress.close()
 
     def form(self, output: Tensor) -> Form:
         """Where the outputs are in this network's output."""
@@ -86,7 +90,12 @@ class Network:
     def slices(self, x: Inputs, probes: int | None = None) -> Iterator[slice]:
         """Slices of the examples whose output gradients (some probes) fit the budget; call inside `isolated`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if probes is None else probes
-        return self.budget.slices(count(x), (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
+        return self.pieces(x, (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
+
+    def pieces(self, x: Inputs, bytes_each: float, share: float = 0.5) -> Iterator[slice]:
+        """Slices of the examples that take so many bytes each, with a bar where progress is shown."""
+        found = list(self.budget.slices(count(x), bytes_each, share))
+        return self.progress.track(found, len(found), "outputs")
 
     def tapes(self, x: Inputs, create_graph: bool = False, probes: int | None = None) -> Iterator[Tape]:
         """Forward passes over those slices."""
@@ -116,7 +125,7 @@ class Network:
         return [self.model.get_parameter(name) for name in self.space.names]
 
 
-def network_of(state: PosteriorState, memory: float | None) -> Network:
+def network_of(state: PosteriorState, memory: float | None, progress: bool = False) -> Network:
     """The network of a posterior, ready for a question; refused where it has changed since the fit."""
     if not state.identity.is_same(state.model):
         raise PeewitError(
@@ -127,4 +136,4 @@ def network_of(state: PosteriorState, memory: float | None) -> Network:
     limit = own if memory is None else budget(memory, state.weights.device, own.arithmetic)
     if state.arithmetic == "auto" and ill_conditioned(state):
         limit = replace(limit, arithmetic=as_arithmetic("float32"))
-    return Network(state.model, state.space, state.plan.later, limit, state.axis)
+    return Network(state.model, state.space, state.plan.later, limit, state.axis, Progress(progress))

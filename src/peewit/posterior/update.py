@@ -19,7 +19,6 @@ from ..network.values import change_tensors
 from ..priors.prior import Prior
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import budget
-from ..runtime.progress import Progress
 from ..tracing.knowledge import Plan
 from ..weights.space import Space
 from .measure import curvature_of, sums_of
@@ -33,7 +32,7 @@ Value = TypeVar("Value")
 OLD_BASES = "later data measured along the eigenvectors of the first"
 
 
-def updated(la: PosteriorState, data: Any, network: Network, progress: Progress) -> PosteriorState:
+def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
     device = device_of(la.model)
     plan = copied(la.plan)
@@ -46,7 +45,7 @@ def updated(la: PosteriorState, data: Any, network: Network, progress: Progress)
         network.budget,
         plan,
         la.seed,
-        progress,
+        network.progress,
     )
     source.first, source.form, source.least = la.N, la.totals.form, la.prior.least
     began = time.perf_counter()

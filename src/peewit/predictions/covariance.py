@@ -235,8 +235,7 @@ def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
 
 def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = False) -> Functional:
     """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
-    means, lines = [], []
-    slices = list(network.slices(x))
+    means, lines, earlier = [], [], list[slice]()
     tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph, predicting=True)
     kept = alone if create_graph else torch.detach
 
@@ -244,13 +243,14 @@ def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = 
         tape = tracer.trace(take(x, chosen))
         return kept(tape.output), tape.pull_outputs()
 
-    for place, rows in enumerate(slices):
+    for rows in network.slices(x):
         mean, found = pulled(rows)
         means.append(mean)
-        line = [kept(precision.cross(found, pulled(columns)[1])) for columns in slices[:place]]
+        line = [kept(precision.cross(found, pulled(columns)[1])) for columns in earlier]
         lines.append([*line, kept(precision.cross(found, found))])
+        earlier.append(rows)
     whole = [
-        torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(slices))], 2)
-        for i in range(len(slices))
+        torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(lines))], 2)
+        for i in range(len(lines))
     ]
     return Functional(torch.cat(means), torch.cat(whole))

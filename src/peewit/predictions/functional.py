@@ -11,7 +11,7 @@ from ..network.nests import Inputs
 from ..posterior.linear_mode import At
 from ..posterior.network import TooManyOutputs, network_of
 from ..posterior.state import PosteriorState
-from ..runtime.random import DEFAULT_SEED, drawing
+from ..runtime.random import drawing, seed_of
 from . import covariance, means, samples
 from .covariance import Functional
 
@@ -19,30 +19,43 @@ from .covariance import Functional
 def functional(
     la: PosteriorState,
     x: Inputs,
+    *,
     joint: bool,
     variance_only: bool,
     memory: float | None,
+    generator: torch.Generator | None,
     create_graph: bool,
     at: At,
+    progress: bool,
 ) -> Functional:
     """The Gaussian over the outputs at x; estimated from samples where there are many outputs."""
     shift = means.displacement(la, at)
     if joint and variance_only:
         raise PeewitError("joint=True and variance_only=True exclude each other; expected at most one of them.")
-    network = network_of(la, memory)
+    checked_generator(generator)
+    network = network_of(la, memory, progress)
     try:
         made = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
     except TooManyOutputs as many:
         many.refuse(joint, create_graph, "Use functional_samples, which is jointly right at any size.")
-        made = samples.sampled_functional(network, la, x, DEFAULT_SEED, variance_only)
+        made = samples.sampled_functional(network, la, x, seed_of(generator, 31), variance_only)
     return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
 
 
-def functional_samples(la: PosteriorState, x: Inputs, number: int, generator: torch.Generator | None, at: At) -> Tensor:
+def functional_samples(
+    la: PosteriorState,
+    x: Inputs,
+    number: int,
+    generator: torch.Generator | None,
+    *,
+    at: At,
+    memory: float | None,
+    progress: bool,
+) -> Tensor:
     """(S, B, ...): outputs of the linearised network at S draws of the weights, the same draw at all inputs."""
     checked_generator(generator)
     shift = means.displacement(la, at)
     with drawing(generator, la.weights.device):
         deviations = la.deviations(number, generator)
         deviations = deviations if shift is None else deviations + shift
-        return samples.functional_samples(network_of(la, None), x, deviations)
+        return samples.functional_samples(network_of(la, memory, progress), x, deviations)

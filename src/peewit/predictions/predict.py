@@ -12,9 +12,8 @@ from ..likelihoods import Form
 from ..messages.arguments import checked_generator
 from ..messages.names import spelled
 from ..network.nests import Inputs
-from ..posterior import network
 from ..posterior.linear_mode import At
-from ..posterior.network import TooManyOutputs, network_of
+from ..posterior.network import Network, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED, seed_of
 from . import covariance, means, samples
 from .families import made_of
@@ -39,21 +38,21 @@ def predict(
     generator: torch.Generator | None = None,
     create_graph: bool = False,
     at: At = "trained_weights",
+    progress: bool = False,
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
     question = Question.of(la.likelihood, method, link, samples, joint, create_graph, at)
     checked_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
         ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
-        return made_of(ask(la, x, question, memory, generator), la.likelihood, question.link)
+        return made_of(ask(la, network_of(la, memory, progress), x, question, generator), la.likelihood, question.link)
 
 
 def linearised(
-    la: PosteriorState, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+    la: PosteriorState, network: Network, x: Inputs, question: Question, generator: torch.Generator | None
 ) -> Normal:
     """The Gaussian over the outputs of the linearised network."""
     shift = means.displacement(la, question.at)
-    network = network_of(la, memory)
     seed = seed_of(generator, 31)
     mean = None if shift is None else means.linear(network, x, shift, question.create_graph)
     try:
@@ -78,7 +77,7 @@ def linearised(
     return Normal(form, network.budget, mean, blocks, question.samples, seed, joint=made.cov)
 
 
-def normal(network: network.Network, made: covariance.Functional, question: Question, seed: int) -> Normal:
+def normal(network: Network, made: covariance.Functional, question: Question, seed: int) -> Normal:
     """A mean and covariances of the outputs, in flat form."""
     form = network.form(made.mean)
     mean = form.flatten(made.mean)
@@ -88,24 +87,23 @@ def normal(network: network.Network, made: covariance.Functional, question: Ques
 
 
 def _estimated(
-    la: PosteriorState, network: network.Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
+    la: PosteriorState, network: Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
 ) -> Normal:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.plan.shape(x))
     if form.outputs <= samples.SAMPLES:
-        made = samples.sampled_functional(network, la, x, DEFAULT_SEED, False)
+        made = samples.sampled_functional(network, la, x, seed, False)
         mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
         return Normal(form, network.budget, mean, made.cov.reshape(*mean.shape, -1), question.samples, seed)
-    made = samples.sampled_factor(network, la, x, DEFAULT_SEED)
+    made = samples.sampled_factor(network, la, x, seed)
     mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
     return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
 
 
 def sampled(
-    la: PosteriorState, x: Inputs, question: Question, memory: float | None, generator: torch.Generator | None
+    la: PosteriorState, network: Network, x: Inputs, question: Question, generator: torch.Generator | None
 ) -> Samples:
     """Outputs of the network itself at weights drawn from the posterior, the same draws at all inputs."""
-    network = network_of(la, memory)
     if generator is None:
         generator = torch.Generator(la.weights.device).manual_seed(DEFAULT_SEED)
     step = network.budget.count(8.0 * la.D * la.weights.element_size(), question.samples, 0.4)

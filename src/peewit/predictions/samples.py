@@ -56,7 +56,7 @@ def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     made = []
     # Fused attention has no forward mode.
     with sdpa_kernel([SDPBackend.MATH]):
-        for chosen in network.budget.slices(count(x), 8 * cost):
+        for chosen in network.pieces(x, 8 * cost):
             part = take(x, chosen)
             step = network.budget.count(8 * cost * count(part), len(deviations))
             pushed = [network.push(part, some) for some in deviations.split(step)]
@@ -85,7 +85,7 @@ def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], c
         with torch.enable_grad():
             network.outputs(x)  # so that its cost is known
         for some in deviations:
-            slices = network.budget.slices(count(x), 2.0 * network.plan.cost(x) * len(some), 0.4)
+            slices = network.pieces(x, 2.0 * network.plan.cost(x) * len(some), 0.4)
             rows.append(torch.cat([_at(network, take(x, chosen), some) for chosen in slices], 1))
         made = torch.cat(rows)
         refuse_broken([made.detach().transpose(0, 1)], x)
@@ -144,7 +144,7 @@ def sampled_factor(network: Network, la: PosteriorState, x: Inputs, seed: int) -
 def _outputs(network: Network, x: Inputs) -> Tensor:
     """(B, ...): the network's outputs, without a graph."""
     with network.asked():
-        parts = list(network.slices(x))
+        parts = network.slices(x)
         with torch.no_grad():
             return torch.cat([call(network.model, take(x, chosen)) for chosen in parts])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..network.batches import Batches
 from ..network.nests import Inputs, count, map_tensors
 from ..posterior.network import Network, TooManyOutputs, network_of
+from ..runtime.progress import QUIET, Progress
 from ..runtime.random import DEFAULT_SEED
 from . import covariance
 from .families import made_of
@@ -52,6 +54,7 @@ class SharedPredictions:
     la: PosteriorState
     batches: Batches
     options: Mapping[str, Any]  # of `predict`
+    progress: Progress = QUIET
     kept: list[LinearisedPiece] | None = field(default=None, init=False)  # of all examples, once seen, if they fit
     simple: bool = field(init=False)  # whether predictions are made from Jacobians at all
 
@@ -65,7 +68,7 @@ class SharedPredictions:
                 return self._read_shared(settings, value)
             except TooManyOutputs:  # their covariances are made of samples
                 self.simple = False
-        return [read_predictions(setting(), self.batches, self.options, value) for setting in settings]
+        return [read_predictions(setting(), self.batches, self.options, value, self.progress) for setting in settings]
 
     def _read_shared(
         self, settings: Sequence[Setting], value: Callable[[Prediction, Tensor], Value]
@@ -82,14 +85,15 @@ class SharedPredictions:
                 for own, setting in zip(values, settings, strict=True):
                     own.append(value(piece.predict(setting(), question), piece.targets))
 
-        self._visit(visit, self.options.get("memory"))
+        with closing(self.progress):
+            self._visit(visit, self.options.get("memory"))
         return values
 
     def _visit(self, visit: Callable[[LinearisedPiece], None], memory: float | None) -> None:
         """Every piece of the data, from memory where all of them are there."""
         network = network_of(self.la, memory)  # refuses a network that has changed
         if self.kept is not None:
-            for piece in self.kept:
+            for piece in self.progress.track(self.kept, len(self.kept), "validation"):
                 visit(piece)
             return
         room = SHARE * (network.budget.bytes if memory is not None else max(network.budget.bytes, KEPT))
@@ -105,7 +109,7 @@ class SharedPredictions:
             kept = None if kept is None or room < 0 else [*kept, piece]
 
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-            for inputs, targets in self.batches:
+            for inputs, targets in self.progress.track(self.batches, len(self.batches), "validation"):
                 if not self.batches.stored:  # a reader may write the next batch over this one, whose pieces are kept
                     inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
                 covariance.each_jacobian(network, inputs, functools.partial(take, targets))
@@ -113,8 +117,13 @@ class SharedPredictions:
 
 
 def read_predictions(
-    la: PosteriorState, batches: Batches, options: Mapping[str, Any], value: Callable[[Prediction, Tensor], Value]
+    la: PosteriorState,
+    batches: Batches,
+    options: Mapping[str, Any],
+    value: Callable[[Prediction, Tensor], Value],
+    progress: Progress = QUIET,
 ) -> list[Value]:
     """A value of the prediction for each batch and the targets beside it."""
-    with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-        return [value(predict(la, inputs, **options), targets) for inputs, targets in batches]
+    shown = progress.track(batches, len(batches), "validation")
+    with torch.random.fork_rng(devices=[]), closing(progress):  # a shuffled loader draws from the global generator
+        return [value(predict(la, inputs, **options), targets) for inputs, targets in shown]

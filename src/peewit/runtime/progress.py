@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,7 +29,19 @@ class Progress:
         self.bars.append(track(items, description=what, total=total or None, transient=True, console=bar))
         yield from self.bars[-1]
 
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """A bar that moves while the block lasts, for work whose length is not known."""
+        try:
+            for _ in self.track([None], 0, what):
+                yield
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Take bars down that an exception left standing."""
         while self.bars:
             self.bars.pop().close()
+
+
+QUIET = Progress()

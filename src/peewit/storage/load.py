@@ -27,6 +27,7 @@ from ..posterior.measure import decompose
 from ..posterior.state import PosteriorState
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
+from ..runtime.progress import Progress
 from ..runtime.version import __version__
 from ..weights.space import Space
 from .checks import check_linear, check_space, check_values
@@ -35,7 +36,11 @@ from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, PLAIN, STRUCTURES,
 
 
 def load(
-    path: str | os.PathLike[str], model: nn.Module, likelihood: str | Likelihood | None, memory: float | None
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    likelihood: str | Likelihood | None,
+    memory: float | None,
+    progress: bool,
 ) -> PosteriorState:
     """A saved posterior of this very network."""
     model = unwrapped(model)
@@ -53,7 +58,8 @@ def load(
     try:
         content = parsed(texts["peewit"])
         compare(content, model)
-        return assembled(content, model, tensors, device, given, limit)
+        with Progress(progress).working("decomposition"):
+            return assembled(content, model, tensors, device, given, limit)
     except MismatchError as error:
         raise MismatchError(f"{source}: {error}") from None
     except (ValueError, RecursionError, OverflowError) as error:

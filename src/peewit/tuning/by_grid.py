@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from ..messages.errors import PeewitError
 from ..posterior.trace import Step
-from ..predictions.shared import SharedPredictions
 from .by_evidence import noise_of
 from .by_validation import Coordinates, chosen
 from .options import Settings, listable, positive
 from .profile import Place, profile
-from .validation import mean_nlls, repeated
+from .validation import mean_nlls, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -54,8 +53,7 @@ def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
         scores = [-problem.at(Place(middle + math.log(mean), -2 * math.log(noise))).value for mean, noise, _ in places]
     else:
         made = [coordinates.setting(asked, place) for place in places]
-        shared = SharedPredictions(la, repeated(asked.validation, la.weights.device), asked.predict)
-        scores = mean_nlls(shared, made)
+        scores = mean_nlls(shared_predictions(la, asked), made)
     sign = -1.0 if asked.validation is None else 1.0
     steps = [
         Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..posterior.trace import Step, Trace
-from ..predictions.shared import Setting, SharedPredictions
+from ..predictions.shared import Setting
 from ..priors.prior import Prior
 from .by_evidence import noise_limits, noise_of
 from .options import TEMPERATURES, Settings
-from .validation import mean_nlls, minimise, repeated, scan
+from .validation import mean_nlls, minimise, scan, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -52,7 +52,7 @@ class Coordinates:
 
 def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    shared = SharedPredictions(la, repeated(asked.validation, la.weights.device), asked.predict)
+    shared = shared_predictions(la, asked)
     coordinates, mean = Coordinates.of(la)
     own = [asked.prior, asked.noise, asked.temperature]
     noise = float(la.likelihood.noise_precision) ** -0.5

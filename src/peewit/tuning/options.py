@@ -31,18 +31,18 @@ Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
 
 @dataclass(frozen=True)
 class Passing:
-    """At which weights the evidence is taken, and how the training data are passed over for it."""
+    """At which weights the evidence is taken, and how data are passed over."""
 
     at: At = "trained_weights"
     memory: float | None = None
     progress: bool = False
 
-    def check(self, method: str, train: Any) -> None:
+    def check(self, method: str, train: Any, validated: bool) -> None:
         """Refuse what does not belong together."""
         check_at(self.at)
         if self.at == "trained_weights":
-            if self.memory is not None or self.progress:
-                raise PeewitError("memory= and progress= are for passes over the training data, with at='linear_mode'.")
+            if self.memory is not None and not validated:
+                raise PeewitError("memory= is for passes over data; use it with at='linear_mode' or validation=.")
             if train is not None:
                 raise PeewitError(
                     "train= was given, but nothing here passes over the training data; use at='linear_mode' with it, "
@@ -164,7 +164,7 @@ def checked(
         )
     if method not in METHODS:
         raise PeewitError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
-    passing.check(method, train)
+    passing.check(method, train, validation is not None)
     check_kinds(grid, steps, tolerance, predict)
     named = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
     noisy = isinstance(la.likelihood, WithNoise)
@@ -204,6 +204,9 @@ def predict_options(predict: Mapping[str, Any] | None, method: str) -> dict[str,
     options = dict(predict or {})
     if options and method in ("evidence", "fixed_point"):
         raise PeewitError(f"predict= was given, but method={method!r} makes no predictions; leave it out.")
+    for name in ("memory", "progress"):
+        if name in options:
+            raise PeewitError(f"predict={options!r}: {name}= is an option of tune itself; give it there.")
     if options.get("at", "trained_weights") != "trained_weights":
         raise PeewitError(
             f"predict={options!r}: a mode of the linear model belongs to one prior, and many are tried here; leave at= "

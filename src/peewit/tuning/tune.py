@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..messages.warnings import TuningWarning, warn
 from ..posterior.resolution import warn_of_rounding
 from ..priors.prior import Number, Prior
+from ..runtime.progress import Progress
 from .by_evidence import by_evidence
 from .by_grid import by_grid
 from .by_validation import by_validation
@@ -38,5 +39,7 @@ def dispatch(la: PosteriorState, asked: Settings, start: Prior | Number | None) 
         return alternate(la, asked, start)
     if asked.validation is None:
         la = replace(la, linear_mode=None)  # the evidence at the trained weights
-    made = {"evidence": by_evidence, "fixed_point": by_evidence, "validation": by_validation, "grid": by_grid}
-    return made[asked.method](la, asked)
+    if asked.validation is not None or asked.method == "validation":
+        return by_grid(la, asked) if asked.method == "grid" else by_validation(la, asked)
+    with Progress(asked.passing.progress).working("evidence"):
+        return by_grid(la, asked) if asked.method == "grid" else by_evidence(la, asked)

@@ -14,6 +14,8 @@ from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..predictions.prediction import Prediction
 from ..predictions.shared import Setting, SharedPredictions, read_predictions
+from ..runtime.progress import QUIET, Progress
+from .options import Settings
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -23,10 +25,10 @@ Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to 
 
 
 @entry_point
-def validation_nll(la: PosteriorState, data: Any, options: Mapping[str, Any]) -> float:
+def validation_nll(la: PosteriorState, data: Any, options: Mapping[str, Any], progress: Progress = QUIET) -> float:
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
     batches = Batches(data, la.weights.device, "The validation data")
-    return mean(read_predictions(la, batches, options, summed_nll))
+    return mean(read_predictions(la, batches, options, summed_nll, progress))
 
 
 def mean_nlls(shared: SharedPredictions, settings: Sequence[Setting]) -> list[float]:
@@ -42,6 +44,12 @@ def summed_nll(prediction: Prediction, targets: Tensor) -> tuple[float, int]:
 def mean(sums: Sequence[tuple[float, int]]) -> float:
     """Per example, of sums over some examples each."""
     return sum(total for total, _ in sums) / sum(examples for _, examples in sums)
+
+
+def shared_predictions(la: PosteriorState, asked: Settings) -> SharedPredictions:
+    """Those that `tune` scores."""
+    batches, passing = repeated(asked.validation, la.weights.device), asked.passing
+    return SharedPredictions(la, batches, {**asked.predict, "memory": passing.memory}, Progress(passing.progress))
 
 
 def repeated(data: Any, device: torch.device) -> Batches:
