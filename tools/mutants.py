@@ -44,6 +44,7 @@ PARTS = {
         "peewit/priors/prior.py",
         "peewit/weights/groups.py",
         "peewit/tuning/*.py",
+        "peewit/predictions/shared.py",
     ],
 }
 PRELOADED = ("torch", "torch.func", "numpy", "scipy.stats", "safetensors.torch", "rich.console", "typer", "pytest")

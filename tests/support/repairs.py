@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from peewit.tracing import graph, tracer
-from peewit.tracing.layers import contractions, elementwise, linear, references
+from peewit.tracing.layers import contractions, elementwise, linear, weight_views
 from peewit.tracing.layers.contract import Lift
 from peewit.tracing.recording import HANDLERS, Recording, following
 from peewit.tracing.tape import Tape
@@ -43,11 +43,15 @@ def ways_around_a_use(patch: Patch) -> None:
 
 def weights_in_other_strides(patch: Patch) -> None:
     """A weight that is not contiguous has no rows, and so no Kronecker form."""
-    own, matrices = references.Ref.is_rows.fget, linear.matrices
-    patch.setattr(references.Ref, "is_rows", property(lambda ref: ref.parameter.is_contiguous() and own(ref)))
+    own, matrix_layout = weight_views.WeightView.is_rows.fget, linear.matrix_layout
+    patch.setattr(
+        weight_views.WeightView, "is_rows", property(lambda view: view.parameter.is_contiguous() and own(view))
+    )
     for module in (linear, contractions):
         patch.setattr(
-            module, "matrices", lambda ref, *args: matrices(ref, *args) if ref.parameter.is_contiguous() else None
+            module,
+            "matrix_layout",
+            lambda view, *args: matrix_layout(view, *args) if view.parameter.is_contiguous() else None,
         )
 
 
@@ -126,7 +130,7 @@ def places_in_memory(patch: Patch) -> None:
 
     def contributions(rule: Any, use: Any, inputs: Any, grad: Tensor) -> Iterator[Any]:
         for each in own(rule, use, inputs, grad):
-            weight = use.refs["weight"].parameter
+            weight = use.views["weight"].parameter
             every = torch.arange(weight.numel(), device=weight.device)
             places = every.as_strided(weight.shape, weight.stride()).flatten()
             yield each._replace(value=torch.zeros_like(each.value).index_copy(2, places, each.value))
@@ -136,14 +140,14 @@ def places_in_memory(patch: Patch) -> None:
 
 def complex_views(patch: Patch) -> None:
     """Real weights that are seen as complex numbers are taken for a view like any other."""
-    own = references.Ref.of
+    own = weight_views.WeightView.of
 
-    def of(name: str, tensor: Tensor, parameter: Tensor) -> references.Ref | None:
+    def of(name: str, tensor: Tensor, parameter: Tensor) -> weight_views.WeightView | None:
         if tensor.dtype == parameter.dtype:
             return own(name, tensor, parameter)
-        return references.Ref(name, tensor, parameter, 0, tuple(tensor.stride()))
+        return weight_views.WeightView(name, tensor, parameter, 0, tuple(tensor.stride()))
 
-    patch.setattr(references.Ref, "of", staticmethod(of))
+    patch.setattr(weight_views.WeightView, "of", staticmethod(of))
 
 
 class Product(elementwise.ElementwiseRule):
@@ -159,13 +163,13 @@ def complex_products(patch: Patch) -> None:
     own = HANDLERS[torch.mul]
 
     def multiply(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        ref = recorder.resolve(args[1])
-        if ref is None or not args[0].is_complex():
+        view = recorder.resolve(args[1])
+        if view is None or not args[0].is_complex():
             return own(recorder, func, args, kwargs)
         output = func(args[0], recorder.alias(args[1]))
-        axes = elementwise.stretched(tuple(args[1].shape), tuple(output.shape))
+        axes = elementwise.broadcast_axes(tuple(args[1].shape), tuple(output.shape))
         inputs = (args[0].expand(output.shape),)
-        return recorder.record(Product("multiplied parameter"), output, {"weight": ref}, inputs, axes)
+        return recorder.record(Product("multiplied parameter"), output, {"weight": view}, inputs, axes)
 
     for function in (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__):
         patch.setitem(HANDLERS, function, multiply)

@@ -29,7 +29,7 @@ from peewit.tracing import generic
 from peewit.tracing.doubling import doubled
 from peewit.tracing.forward_mode import Push
 from peewit.tracing.knowledge import Plan
-from peewit.tracing.layers.conv.geometry import Alike
+from peewit.tracing.layers.conv.geometry import TapGroup
 from peewit.tracing.layers.embedding import EMBEDDING
 from peewit.tuning.alternate import newton
 from peewit.weights.ranges import WeightRange
@@ -292,7 +292,7 @@ def test_batches_of_single_tokens_and_of_sequences(lengths: tuple[int, int]) -> 
 )
 def test_neighbours_of_equal_length_are_one_product(intervals: Any, expected: list[tuple[int, int, int]]) -> None:
     """Start, length and number of each; a gap or another length begins a new one."""
-    assert Alike(0, 0, (), intervals, ()).batches() == expected
+    assert TapGroup(0, 0, (), intervals, ()).batches() == expected
 
 
 class Unread(nn.Module):
@@ -413,7 +413,7 @@ def test_padding_may_be_counted_from_the_end(padding: int | None) -> None:
     hessian = torch.diag_embed(shares) - shares[:, :, None] * shares[:, None, :]
     assert relative(curvature_of(la), torch.einsum("ncd,nck,nke->de", rows, hessian, rows)) < 1e-8
     weight: Any = SimpleNamespace(parameter=model.table, part=None)
-    use: Any = SimpleNamespace(refs={"weight": weight}, options=None)
+    use: Any = SimpleNamespace(views={"weight": weight}, options=None)
     (made,) = EMBEDDING.contributions(use, (x,), torch.randn(1, 3, 3, 3, device=DEVICE))
     seen = made.value.acts(slice(1, 3))
     assert torch.equal(seen, torch.eye(4, dtype=torch.long, device=DEVICE)[x[1:3]][:, None])

@@ -20,13 +20,13 @@ from peewit.kernels import gradients as kernel_gradients
 from peewit.posterior.network import network_of
 from peewit.runtime.memory import Budget
 from peewit.tracing.layers import HANDLERS, attention
-from peewit.tracing.layers.attention import Attention, for_probes, gradients
+from peewit.tracing.layers.attention import Attention, gradients, gradients_of_probes
 from peewit.tracing.layers.conv import rule as conv
 from peewit.tracing.layers.conv.rule import Window, patches, rotated_patches
-from peewit.tracing.layers.norm import frozen_batch_norm, layer_norm, over_positions
-from peewit.tracing.layers.pooling import PlacedPool, Pool, max_pool
-from peewit.tracing.layers.references import Ref
+from peewit.tracing.layers.norm import frozen_batch_norm, layer_norm, sum_positions
+from peewit.tracing.layers.pooling import ScatteredMaxPool, TiledMaxPool, max_pool
 from peewit.tracing.layers.unbind import Unbind
+from peewit.tracing.layers.weight_views import WeightView
 from peewit.tracing.tracer import Tracer
 
 
@@ -108,7 +108,7 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
     monkeypatch.setattr(attention, "products_rounded", lambda: rounded)
     for attempted in (available.attempted, lambda _: None):
         monkeypatch.setattr(available, "attempted", attempted)
-        found = for_probes(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
+        found = gradients_of_probes(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
         for one, right in zip(found, expected, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
     assert asked == [lead if len(lead) == 2 else (math.prod(lead), 1)]
@@ -210,7 +210,7 @@ def test_layer_norm_by_rows(
     values |= {"weight": normal(*shape), "bias": normal(*shape)} if affine else {}
     for options in ({}, {"eps": 1e-3}):
         ours = layer_norm(RECORDER, values | options)
-        assert "RowNorm" in ours.grad_fn.name()
+        assert "FrozenLayerNorm" in ours.grad_fn.name()
         same_gradients(ours, F.layer_norm(**values, **options), [given])
 
 
@@ -223,7 +223,7 @@ def test_where_layer_norms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ours(recorder: Any = RECORDER, **values: Any) -> bool:
         made = layer_norm(recorder, plain | values)
-        return made.grad_fn is not None and "RowNorm" in made.grad_fn.name()
+        return made.grad_fn is not None and "FrozenLayerNorm" in made.grad_fn.name()
 
     assert ours() and ours(weight=normal(5)) and ours(bias=normal(5))
     assert not ours(SimpleNamespace(probes=False, second=False))
@@ -258,7 +258,7 @@ def test_sums_over_positions(sums: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(available, "attempted", attempted)
         for other in (beside, None, later):
             asked.clear()
-            found = over_positions(grad, other, sums)
+            found = sum_positions(grad, other, sums)
             assert asked == ([other] if attempted is kept and other is not later else [])
             for one, right in zip(found, moments(grad, other, sums), strict=True):
                 assert (one is None) == (right is None)
@@ -289,7 +289,7 @@ def test_max_pooling(kernel: tuple[int, int], shape: tuple[int, ...]) -> None:
     """Equal numbers in a window too: the first of them takes the gradient, as in torch."""
     torch.manual_seed(0)
     given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
-    same_gradients(Pool.apply(given, *kernel), F.max_pool2d(given, kernel), [given])
+    same_gradients(TiledMaxPool.apply(given, *kernel), F.max_pool2d(given, kernel), [given])
 
 
 WINDOWS: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -311,7 +311,7 @@ def test_max_pooling_over_any_windows(name: str, shape: tuple[int, ...]) -> None
     torch.manual_seed(0)
     given = torch.randint(0, 3, shape, device=DEVICE).double().requires_grad_()
     apart, options = WINDOWS[name]
-    same_gradients(PlacedPool.apply(given, apart, options), F.max_pool2d(given, **options), [given])
+    same_gradients(ScatteredMaxPool.apply(given, apart, options), F.max_pool2d(given, **options), [given])
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU scatters nothing")
@@ -322,7 +322,7 @@ def test_which_windows_meet(name: str) -> None:
     given = torch.randint(0, 3, (3, 2, 7, 8)).double().requires_grad_()
     apart, options = WINDOWS[name]
     ours = max_pool(RECORDER, F.max_pool2d, (given,), options)
-    assert ours.grad_fn.name() == "PlacedPoolBackward" and ours.grad_fn.apart == apart
+    assert ours.grad_fn.name() == "ScatteredMaxPoolBackward" and ours.grad_fn.apart == apart
     same_gradients(ours, F.max_pool2d(given, **options), [given])
     plain = [
         max_pool(SimpleNamespace(probes=True, second=True), F.max_pool2d, (given,), options),
@@ -365,7 +365,7 @@ def test_which_windows_are_pooled_on_a_gpu(
     given = torch.randn(shape, dtype=torch.float64, device=DEVICE).as_subclass(OnGpu).requires_grad_()
     with torch._C.DisableTorchFunctionSubclass():
         found = max_pool(RECORDER, F.max_pool2d, (given, *args), options)
-        assert (found.grad_fn.name() == "PoolBackward") == ours
+        assert (found.grad_fn.name() == "TiledMaxPoolBackward") == ours
         assert torch.equal(found, F.max_pool2d(given, *args, **options))
 
 
@@ -545,9 +545,9 @@ def test_convolutions_of_pieces(name: str) -> None:
     options |= {"groups": groups} | ({"output_padding": window.output_padding} if transposed else {})
     outputs = [KINDS[dims][transposed](each, weight, bias, **options) for each in given]
     grads = torch.randn(3, 2, *outputs[0].shape, dtype=torch.float64, device=DEVICE)
-    refs = {"weight": Ref.of("weight", weight, weight), "bias": Ref.of("bias", bias, bias)}
+    views = {"weight": WeightView.of("weight", weight, weight), "bias": WeightView.of("bias", bias, bias)}
     rule = conv.CONV_TRANSPOSED if transposed else conv.CONV
-    use: Any = SimpleNamespace(options=window, refs=refs)
+    use: Any = SimpleNamespace(options=window, views=views)
     for each in rule.contributions(use, (given,), grads):
         term = each.value
         acts = term.acts(slice(None))
@@ -567,7 +567,7 @@ def test_large_images_are_turned_by_a_convolution(folds: tuple[int, ...]) -> Non
     torch.manual_seed(0)
     window, own = Window((3, 2), (1, 1), (1, 0), (1, 1), 1), torch.randn(2, 4, 3, 2)
     given, basis = torch.randn(5, *folds, 4, 6, 6), torch.randn(1, 24, 24)
-    use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", own, own)})
+    use: Any = SimpleNamespace(options=window, views={"weight": WeightView.of("weight", own, own)})
 
     def acts(given: Tensor) -> Any:
         (made,) = conv.CONV.contributions(use, (given,), torch.randn(1, 5, *folds, 2, 6, 5))
@@ -597,7 +597,7 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
     weight = torch.randn(2, 4, 3, 2)
     given = torch.randn(5, 4, 6, 5)
     basis = torch.randn(1, 24, 24)
-    asked, kept = [], conv.turned_patches
+    asked, kept = [], conv.rotated_operand
 
     def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> operands.Operand:
         asked.append("patches")
@@ -612,12 +612,12 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
     monkeypatch.setattr(operands, "shortened", shortened)
     monkeypatch.setattr(operands, "rotation_top", {24: 5}.__getitem__)
     monkeypatch.setattr(operands, "worth_parts", lambda *_: large)
-    use: Any = SimpleNamespace(options=window, refs={"weight": Ref.of("weight", weight, weight)})
+    use: Any = SimpleNamespace(options=window, views={"weight": WeightView.of("weight", weight, weight)})
     shown = given.as_subclass(OnGpu) if gpu else given
     with torch._C.DisableTorchFunctionSubclass():
         (made,) = conv.CONV.contributions(use, (shown,), torch.randn(1, 5, 2, 6, 4))
         # Slices keep saying that they are on a GPU.
-        monkeypatch.setattr(conv, "turned_patches", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest))
+        monkeypatch.setattr(conv, "rotated_operand", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest))
         operand = made.value.acts.turned(slice(1, 4), basis, two, torch.float16)
     assert asked == (["patches"] if two and large else ["short"] if gpu and not two else [])
     assert operand.two == two and operand.scale.shape == (3,)

@@ -16,7 +16,7 @@ from environment import DEVICE
 from fitting import cut
 from networks import Network, parameter
 from peewit.tracing import routing
-from peewit.tracing.layers.examples import Owned
+from peewit.tracing.layers.examples import OwnedRows
 from tables import curvature_of, moved, relative, table
 
 ROUTED = (
@@ -197,10 +197,10 @@ def test_without_scaled_gradients(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_are_put_where_their_examples_are() -> None:
     """Each example's rows in order, zeros in empty places, and one place at least."""
     rows = torch.arange(1.0, 6.0)[:, None]
-    made = Owned.of(0, torch.tensor([2, 0, 2, 2, 0]), 4)
+    made = OwnedRows.of(0, torch.tensor([2, 0, 2, 2, 0]), 4)
     assert made.split(rows, 4)[..., 0].tolist() == [[2, 5, 0], [0, 0, 0], [1, 3, 4], [0, 0, 0]]
     assert made.counted.sum(1).tolist() == [2, 0, 3, 0]
-    assert Owned.of(0, torch.zeros(0, dtype=torch.long), 3).split(rows[:0], 3).tolist() == [[[0.0]]] * 3
+    assert OwnedRows.of(0, torch.zeros(0, dtype=torch.long), 3).split(rows[:0], 3).tolist() == [[[0.0]]] * 3
     assert torch.equal(made.split(rows.expand(2, 5, 1), 4, 1), made.split(rows, 4).expand(2, 4, 3, 1))
 
 

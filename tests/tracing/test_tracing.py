@@ -1347,7 +1347,7 @@ def test_the_layer_whose_output_is_the_networks(kind: str, shape: tuple[int, ...
     model, x = make(), normal(*shape)
     tape = tracer_of(model).trace(x)
     used = tape.outermost
-    assert (None if used is None else used.refs["weight"].name) == (None if outer is None else f"{outer}.weight")
+    assert (None if used is None else used.views["weight"].name) == (None if outer is None else f"{outer}.weight")
     assert tape.closed is closed
     assert sorted((weight.name, bias.name) for weight, bias in tape.pairs().items()) == pairs
     expected = dense.jacobian(copy.deepcopy(model).cpu(), x.cpu(), list(tape.parameters)).to(DEVICE)

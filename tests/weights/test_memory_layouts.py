@@ -21,7 +21,7 @@ from environment import DEVICE
 from fitting import built, names_of, normal, weights_of
 from networks import Network, parameter
 from peewit.tracing.layers.examples import BatchAxis
-from peewit.tracing.layers.references import Ref
+from peewit.tracing.layers.weight_views import WeightView
 from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -136,29 +136,29 @@ def test_places_of_views(view: str, gaps: bool) -> None:
         if gaps:
             p.data = with_gaps(p.data)
         seen, expected = VIEWS[view](p), VIEWS[view](numbers)
-        ref = Ref.of("p", seen, p)
-        assert ref is not None
-        assert torch.equal(ref.index(), expected)
+        found = WeightView.of("p", seen, p)
+        assert found is not None
+        assert torch.equal(found.index(), expected)
         flat = expected.flatten()
-        assert ref.is_rows == torch.equal(flat, torch.arange(flat[0], flat[0] + len(flat)))
+        assert found.is_rows == torch.equal(flat, torch.arange(flat[0], flat[0] + len(flat)))
 
 
 def test_views_without_a_place() -> None:
     """Elements that share memory, that are another dtype's, or that are not the parameter's have no place in it."""
     spread = nn.Parameter(torch.randn(4, 1).expand(4, 3))
-    assert Ref.of("p", spread, spread) is not None
-    assert Ref.of("p", spread[1:], spread) is None
+    assert WeightView.of("p", spread, spread) is not None
+    assert WeightView.of("p", spread[1:], spread) is None
     pairs = nn.Parameter(torch.randn(3, 2))
-    assert Ref.of("p", torch.view_as_complex(pairs), pairs) is None
+    assert WeightView.of("p", torch.view_as_complex(pairs), pairs) is None
     part = nn.Parameter(torch.randn(10)[2:6])
-    assert Ref.of("p", part.as_strided((3,), (1,), 3), part) is not None
-    assert Ref.of("p", part.as_strided((3,), (1,), 4), part) is None  # beyond its end
-    assert Ref.of("p", part.as_strided((3,), (1,), 0), part) is None  # before its beginning
+    assert WeightView.of("p", part.as_strided((3,), (1,), 3), part) is not None
+    assert WeightView.of("p", part.as_strided((3,), (1,), 4), part) is None  # beyond its end
+    assert WeightView.of("p", part.as_strided((3,), (1,), 0), part) is None  # before its beginning
     apart = nn.Parameter(torch.randn(4, 6)[:, ::2])
-    assert Ref.of("p", apart.as_strided((2,), (2,), 0), apart) is not None
-    assert Ref.of("p", apart.as_strided((2,), (1,), 0), apart) is None  # between its elements
+    assert WeightView.of("p", apart.as_strided((2,), (2,), 0), apart) is not None
+    assert WeightView.of("p", apart.as_strided((2,), (1,), 0), apart) is None  # between its elements
     last = nn.Parameter(torch.randn(2, 3, 4).transpose(1, 2))  # in memory the second axis is the innermost
-    assert Ref.of("p", last.transpose(1, 2).flatten(1), last) is None  # 0, 3, 6, 9, 1, ...: not evenly apart
+    assert WeightView.of("p", last.transpose(1, 2).flatten(1), last) is None  # 0, 3, 6, 9, 1, ...: not evenly apart
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_views_without_a_place() -> None:
 def test_which_views_are_transposed(shape: tuple[int, ...], view: Callable[[Tensor], Tensor], turned: bool) -> None:
     """By the order of the last two axes in the parameter; of an axis of one the other is taken for the first."""
     p = nn.Parameter(torch.randn(shape))
-    ref = Ref.of("p", view(p), p)
-    assert ref is not None and ref.transposed == turned
+    found = WeightView.of("p", view(p), p)
+    assert found is not None and found.transposed == turned
 
 
 def test_empty_views() -> None:
     """They are at the beginning, in order; so are parameters without elements."""
     for p in (nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3, 4).T), nn.Parameter(torch.randn(0, 3))):
-        ref = Ref.of("p", p[p.shape[0] :, 1:], p)
-        assert ref is not None and ref.is_rows and (ref.start, ref.steps) == (0, (2, 1))
+        found = WeightView.of("p", p[p.shape[0] :, 1:], p)
+        assert found is not None and found.is_rows and (found.start, found.steps) == (0, (2, 1))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_where_examples_can_be(axis: int, fold: str, shape: tuple[int, ...], exa
     assert BatchAxis(axis, fold).fits(shape, examples) == fits
 
 
-def over_positions(p: nn.Parameter, apply: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+def sum_positions(p: nn.Parameter, apply: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     """A layer whose outputs (B, 4, 3, 2) meet a parameter (4, 3, 2), (B, 4) to (B, 2)."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def test_posteriors_of_views(meeting: str, order: tuple[int, ...]) -> None:
     """Precision, covariance and its diagonal equal dense ones, under a precision of its own for every weight."""
     inverse = tuple(order.index(axis) for axis in range(3))
     values = normal(4, 3, 2, seed=5)
-    model = built(over_positions(nn.Parameter(values), MEETINGS[meeting]))
+    model = built(sum_positions(nn.Parameter(values), MEETINGS[meeting]))
     x, y = normal(6, 4), normal(6, 2, seed=3)
     names = names_of(model)
     exact, jacobian = dense.ggn(model, x, y, "regression", names), dense.jacobian(model, x, names)

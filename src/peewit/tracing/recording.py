@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from .knowledge import Plan, Signature
 from .layers import HANDLERS
-from .layers.contract import Lift, Rule, Use, output_edge, settled
-from .layers.elementwise import stretched
+from .layers.contract import Lift, Rule, Tensors, Use, Views, copy_if_fragile, output_edge
+from .layers.elementwise import broadcast_axes
 from .layers.examples import batch_axes
-from .layers.references import Ref
+from .layers.weight_views import Sizes, WeightView
 
 
 def following(roots: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
@@ -100,20 +100,20 @@ class Recording(TorchFunctionMode):
         """Note that `torch.vmap` is wrong for what the network calls here: the generic rule does without."""
         self.plan.vectorised = False
 
-    def resolve(self, tensor: Any) -> Ref | None:
+    def resolve(self, tensor: Any) -> WeightView | None:
         """The selected parameter that a tensor is, or is a view of."""
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
             return None
         for parameter in (tensor, tensor._base):
             name = self.names.get(id(parameter))
             if parameter is not None and name is not None and name not in self.plan.generic:
-                return Ref.of(name, tensor, parameter)
+                return WeightView.of(name, tensor, parameter)
         return None
 
     def alias(self, tensor: Tensor) -> Tensor:
         """The same values, behind a node at which the search for unrecorded uses stops."""
-        ref = self.resolve(tensor)
-        return self._alias(tensor, () if ref is None else (ref.name,))
+        view = self.resolve(tensor)
+        return self._alias(tensor, () if view is None else (view.name,))
 
     def _alias(self, tensor: Tensor, names: tuple[str, ...]) -> Tensor:
         made = tensor.view_as(tensor)
@@ -125,23 +125,17 @@ class Recording(TorchFunctionMode):
         return "/".join((*what, str(self.calls[what])))
 
     def record(
-        self,
-        rule: Rule,
-        output: Tensor,
-        refs: dict[str, Ref],
-        inputs: tuple[Tensor, ...],
-        axes: tuple[int, ...],
-        options: Any = None,
+        self, rule: Rule, output: Tensor, views: Views, inputs: Tensors, axes: Sizes, options: Any = None
     ) -> Tensor:
         """Note a call and return its output."""
-        key = self._numbered(rule.name, *(ref.name for ref in refs.values()))
+        key = self._numbered(rule.name, *(view.name for view in views.values()))
         if key in self.plan.copied:
             inputs = tuple(each.clone() for each in inputs)
-        output = settled(output)
+        output = copy_if_fragile(output)
         use = Use(
             key=key,
             rule=rule,
-            refs=refs,
+            views=views,
             inputs=inputs,
             options=options,
             edge=output_edge(output),
@@ -173,22 +167,31 @@ class Recording(TorchFunctionMode):
         """
         if not self.open or tensor.grad_fn is None or tensor.is_complex():
             return None
-        axes = stretched(tuple(tensor.shape), shape)
+        axes = broadcast_axes(tuple(tensor.shape), shape)
         uses = self._uses_below(tensor) if batch_axes(shape, axes, self.examples) else ()
         if not uses:
             return None
         made = self._alias(tensor, tuple({name for use in uses for name in use.names})).expand(shape)
         key = self._numbered("lift", *(use.key for use in uses))
-        source, edge = get_gradient_edge(tensor), get_gradient_edge(made)
-        self.lifts.append(Lift(key, source, tuple(tensor.shape), tensor.dtype, edge, tuple(shape), axes, uses))
-        self.outputs[edge.node] = None
+        lift = Lift(
+            key=key,
+            source=get_gradient_edge(tensor),
+            small=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            edge=get_gradient_edge(made),
+            shape=tuple(shape),
+            axes=axes,
+            uses=uses,
+        )
+        self.lifts.append(lift)
+        self.outputs[lift.edge.node] = None
         self.fresh.append(key)
         return made
 
-    def broadcast(self, rule: Rule, ref: Ref, shape: tuple[int, ...]) -> Tensor:
+    def broadcast(self, rule: Rule, view: WeightView, shape: tuple[int, ...]) -> Tensor:
         """A parameter broadcast to a shape, noted there."""
-        axes = stretched(tuple(ref.tensor.shape), tuple(shape))
-        made = self.record(rule, self.alias(ref.tensor).expand(shape), {"weight": ref}, (), axes)
+        axes = broadcast_axes(tuple(view.tensor.shape), tuple(shape))
+        made = self.record(rule, self.alias(view.tensor).expand(shape), {"weight": view}, (), axes)
         self.fresh.append(self.uses[-1].key)
         return made
 

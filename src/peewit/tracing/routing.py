@@ -17,7 +17,7 @@ from torch import Tensor
 from ..network.failures import FAILURES
 from ..network.nests import take
 from .layers.contract import Use
-from .layers.examples import Owned
+from .layers.examples import OwnedRows
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Routing:
         return (place.split(gradient.reshape(use.shape), self.tape.examples)[~chosen] != 0).any()
 
     def _own(self, use: Use, owners: Tensor) -> None:
-        self.tape.owned[use.key] = Owned.of(use.axes[0], owners, self.tape.examples)
+        self.tape.owned[use.key] = OwnedRows.of(use.axes[0], owners, self.tape.examples)
 
     def _settle(self, use: Use, owners: Tensor, none: Tensor) -> None:
         found = self._by_value(use, owners, none) if bool(none.any()) else owners

@@ -109,7 +109,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
         tracer.cost(inputs)  # says what is wrong with the inputs, where something is
         tape = tracer.trace(inputs)
         reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
-        found = [use for use in tape.uses if use.rule.matrix and "weight" in use.refs and use.key in reached]
+        found = [use for use in tape.uses if use.rule.matrix and "weight" in use.views and use.key in reached]
         if not found:
             raise PeewitError(
                 "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."

@@ -22,8 +22,8 @@ from .generic import generic_rows
 from .knowledge import Plan, Signature, signature
 from .layers.contract import Contribution, Lift, Use, is_reshaped, output_edge
 from .layers.conv.rule import ConvRule
-from .layers.elementwise import align, reduce_to
-from .layers.examples import BatchAxis, Owned
+from .layers.elementwise import pad_shape, sum_broadcast
+from .layers.examples import BatchAxis, OwnedRows
 from .layers.linear import BilinearRule, LinearRule
 
 WHOLE = BatchAxis(0, "whole")
@@ -46,7 +46,7 @@ class Tape:
     budget: Budget
     dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
     create_graph: bool = False
-    owned: dict[str, Owned] = field(default_factory=dict)  # by key: uses whose rows are this or that example's
+    owned: dict[str, OwnedRows] = field(default_factory=dict)  # by key: uses whose rows are this or that example's
 
     @property
     def direct(self) -> list[Use]:
@@ -92,10 +92,10 @@ class Tape:
         if gradient is None:
             return [None] * len(lift.uses)
         each = self._split(gradient, lift.key, lift.shape)
-        aligned, axis = align(lift.small, len(lift.shape)), self.axis(lift.key)
+        aligned, axis = pad_shape(lift.small, len(lift.shape)), self.axis(lift.key)
         if axis is not None and axis.fold == "none":
             aligned = aligned[: axis.axis] + aligned[axis.axis + 1 :]
-        each = reduce_to(each, aligned, 2).reshape(*each.shape[:2], *lift.small)
+        each = sum_broadcast(each, aligned, 2).reshape(*each.shape[:2], *lift.small)
         if all(same_edge(use.edge, lift.source) for use in lift.uses):
             return [each]
         probes = each.to(lift.dtype).flatten(0, 1)
@@ -227,7 +227,7 @@ class Tape:
                 continue
             for contribution in use.rule.contributions(use, self._inputs(use), gradients[use.key]):
                 if use.key in self.owned and isinstance(contribution.value, Term):
-                    contribution = contribution._replace(value=self.owned[use.key].counts(contribution.value))
+                    contribution = contribution._replace(value=self.owned[use.key].mask(contribution.value))
                 found.setdefault(contribution.part.name, []).append(contribution)
                 self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
         made: dict[WeightRange, Matrix | Explicit] = {}
@@ -255,13 +255,13 @@ class Tape:
         for use in self.uses:
             if not use.rule.matrix:
                 continue
-            weight, bias = use.refs.get("weight"), use.refs.get("bias")
-            parts = [None if ref is None else ref.part for ref in (weight, bias)]
+            weight, bias = use.views.get("weight"), use.views.get("bias")
+            parts = [None if view is None else view.part for view in (weight, bias)]
             turned = weight is not None and weight.transposed
             for own, other in (parts, parts[::-1]):
                 if own is not None:
                     partners.setdefault(own, set()).add(None if other is None else (other, turned))
-        weights = {use.refs["weight"].part for use in self.uses if "weight" in use.refs}
+        weights = {use.views["weight"].part for use in self.uses if "weight" in use.views}
         made: dict[WeightRange, WeightRange] = {}
         for part in weights:
             (found,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
@@ -275,7 +275,7 @@ class Tape:
     def _size(self, name: str) -> int:
         return self.parameters[name].numel()
 
-    def axis(self, key: str) -> BatchAxis | Owned | None:
+    def axis(self, key: str) -> BatchAxis | OwnedRows | None:
         """Where the examples are in a use's output, or in what was broadcast."""
         if key in self.owned:
             return self.owned[key]

@@ -30,7 +30,7 @@ from peewit.kernels import jacobians as kernel_jacobians
 from peewit.kernels import products as kernel_products
 from peewit.runtime.memory import Budget
 from peewit.tracing.layers import linear
-from peewit.tracing.layers.contractions import Letters, fits
+from peewit.tracing.layers.contractions import Letters, are_valid
 from saving import assert_same
 from tables import curvature_of, moved, relative, table
 
@@ -125,7 +125,7 @@ def test_equations(number: int) -> None:
 )
 def test_letters_that_are_right(words: str, given: tuple[int, ...], weight: tuple[int, ...], right: bool) -> None:
     """Each once in an operand, of one size, and summed over in both or in none."""
-    assert fits(Letters(*words.split()), torch.empty(given), torch.empty(weight)) == right
+    assert are_valid(Letters(*words.split()), torch.empty(given), torch.empty(weight)) == right
 
 
 def test_when_gradients_go_through_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_when_gradients_go_through_the_input_alone(monkeypatch: pytest.MonkeyPat
         values = {"given": given, "weight": weight, "bias": bias} | other
         recorder: Any = SimpleNamespace(second=second, exact=exact)
         asked = (recorder, *values.values(), dict.fromkeys(found.split()))
-        return linear.input_alone(*asked), linear.recorded_alone(*asked)
+        return linear.only_input_gradient(*asked), linear.wants_exact_gradient(*asked)
 
     assert both() == both(bias=None) == both(found="weight", bias=bias.detach()) == (True, True)
     assert asked == 3 * [2 * 3 * 20]
@@ -321,7 +321,7 @@ def test_gradients_through_transposed_weights_in_parts(monkeypatch: pytest.Monke
         return grad @ weight
 
     monkeypatch.setattr(kernel_products, "in_parts", lambda *_: True)
-    monkeypatch.setattr(linear, "exactly", note)
+    monkeypatch.setattr(linear, "exact_product", note)
     turned, plain = both_ways()
     x, y = normal(6, 3, 4), torch.arange(6) % 3
     wide = fitted(turned, x, y, "classification").functional(moved(x)).cov

@@ -17,19 +17,26 @@ from peewit.kernels import available
 from peewit.kernels import products as kernel_products
 from peewit.tracing.layers import linear
 from peewit.tracing.layers.conv import gradients
-from peewit.tracing.layers.conv.gradients import Convolution, Geometry, as_they_are, in_parts, of_probes, through
-from peewit.tracing.layers.pulling import pulled
+from peewit.tracing.layers.conv.gradients import (
+    Convolution,
+    GradientGeometry,
+    gradient_as_it_is,
+    gradient_in_parts,
+    gradient_of_probes,
+    input_gradient,
+)
+from peewit.tracing.layers.pulling import apply_to_probes
 
 GEOMETRIES = {
-    "plain": ((5, 9, 7), (8, 5, 3, 3), Geometry((5, 9, 7), (1, 1), (0, 0), (1, 1))),
-    "padded": ((40, 6, 6), (70, 40, 3, 3), Geometry((40, 6, 6), (1, 1), (1, 1), (1, 1))),
-    "strided": ((33, 9, 8), (12, 33, 3, 2), Geometry((33, 9, 8), (2, 3), (1, 0), (1, 1))),
-    "dilated": ((4, 11, 11), (65, 4, 3, 3), Geometry((4, 11, 11), (1, 2), (2, 1), (2, 3))),
-    "of one pixel": ((64, 4, 4), (64, 64, 1, 1), Geometry((64, 4, 4), (2, 2), (0, 0), (1, 1))),
+    "plain": ((5, 9, 7), (8, 5, 3, 3), GradientGeometry((5, 9, 7), (1, 1), (0, 0), (1, 1))),
+    "padded": ((40, 6, 6), (70, 40, 3, 3), GradientGeometry((40, 6, 6), (1, 1), (1, 1), (1, 1))),
+    "strided": ((33, 9, 8), (12, 33, 3, 2), GradientGeometry((33, 9, 8), (2, 3), (1, 0), (1, 1))),
+    "dilated": ((4, 11, 11), (65, 4, 3, 3), GradientGeometry((4, 11, 11), (1, 2), (2, 1), (2, 3))),
+    "of one pixel": ((64, 4, 4), (64, 64, 1, 1), GradientGeometry((64, 4, 4), (2, 2), (0, 0), (1, 1))),
 }
 
 
-def case(name: str, examples: int = 3) -> tuple[Tensor, Tensor, Tensor, Geometry]:
+def case(name: str, examples: int = 3) -> tuple[Tensor, Tensor, Tensor, GradientGeometry]:
     """Inputs, weight, output gradients and geometry."""
     torch.manual_seed(0)
     shape, kernel, geometry = GEOMETRIES[name]
@@ -38,7 +45,7 @@ def case(name: str, examples: int = 3) -> tuple[Tensor, Tensor, Tensor, Geometry
     return given, weight, torch.randn_like(output), geometry
 
 
-def expected(given: Tensor, weight: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def expected(given: Tensor, weight: Tensor, grad: Tensor, geometry: GradientGeometry) -> Tensor:
     """By autograd in float64."""
     wide = given.double().requires_grad_()
     output = F.conv2d(wide, weight.double(), None, geometry.stride, geometry.padding, geometry.dilation)
@@ -57,9 +64,9 @@ def test_as_exact_as_float32(name: str, piece: int) -> None:
     given, weight, grad, geometry = case(name)
     right = expected(given, weight, grad, geometry)
     geometry = geometry._replace(piece=piece)
-    assert error(in_parts(grad, weight, geometry), right) < 3e-6
-    assert error(as_they_are(grad.double(), weight.double(), geometry), right) < 1e-13
-    assert through(grad[:0], weight, geometry).shape == (0, *geometry.given)
+    assert error(gradient_in_parts(grad, weight, geometry), right) < 3e-6
+    assert error(gradient_as_it_is(grad.double(), weight.double(), geometry), right) < 1e-13
+    assert input_gradient(grad[:0], weight, geometry).shape == (0, *geometry.given)
 
 
 def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,18 +75,20 @@ def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None
     right, matrix = expected(given, weight, grad, geometry), torch.randn(grad.shape[-1], 4, device=DEVICE)
     asked: list[str] = []
 
-    def parts(*given: Tensor | Geometry) -> Tensor:
+    def parts(*given: Tensor | GradientGeometry) -> Tensor:
         asked.append("convolution" if len(given) == 3 else "product")
-        return as_they_are(*given) if len(given) == 3 else given[0] @ given[1]
+        return gradient_as_it_is(*given) if len(given) == 3 else given[0] @ given[1]
 
-    monkeypatch.setattr(gradients, "in_parts", parts)
+    monkeypatch.setattr(gradients, "gradient_in_parts", parts)
     monkeypatch.setattr(kernel_products, "product", parts)
 
     def both(dtype: torch.dtype = torch.float32, **change: bool) -> list[str]:
         asked.clear()
-        made = through(grad.to(dtype), weight.to(dtype), geometry._replace(**change))
+        made = input_gradient(grad.to(dtype), weight.to(dtype), geometry._replace(**change))
         assert error(made, right) < 1e-5
-        torch.testing.assert_close(linear.exactly(grad.to(dtype), matrix.to(dtype)), grad.to(dtype) @ matrix.to(dtype))
+        torch.testing.assert_close(
+            linear.exact_product(grad.to(dtype), matrix.to(dtype)), grad.to(dtype) @ matrix.to(dtype)
+        )
         return list(asked)
 
     assert both() == ["convolution", "product"]
@@ -121,10 +130,12 @@ def test_probes_are_examples() -> None:
     """Gradients of many outputs at once, and one at a time."""
     given, weight, grad, geometry = case("strided")
     probes = torch.stack([grad, 2 * grad.flip(0), -grad])
-    at_once = torch.vmap(lambda each: pulled(of_probes, each, weight, geometry))(probes)
+    at_once = torch.vmap(lambda each: apply_to_probes(gradient_of_probes, each, weight, geometry))(probes)
     for made, each in zip(at_once, probes, strict=True):
         assert error(made, expected(given, weight, each, geometry)) < 3e-6
-    inner = torch.vmap(lambda each: pulled(of_probes, each, weight, geometry), in_dims=1)(probes.transpose(0, 1))
+    inner = torch.vmap(lambda each: apply_to_probes(gradient_of_probes, each, weight, geometry), in_dims=1)(
+        probes.transpose(0, 1)
+    )
     torch.testing.assert_close(inner, at_once)
     asked = given.clone().requires_grad_()
     output = Convolution.apply(asked, weight, None, geometry)
@@ -143,12 +154,14 @@ def test_how_gradients_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kernel_products, "in_parts", lambda x, operations: not x.requires_grad and (asked.append(operations) or True)
     )
-    own = Geometry((64, 6, 5), (1, 2), (1, 0), (2, 1))
+    own = GradientGeometry((64, 6, 5), (1, 2), (1, 0), (2, 1))
     given = torch.empty(2, 64, 6, 5)
 
-    def found(weight: tuple[int, ...] = (64, 64, 3, 2), exact: bool = True, room: float = 8 << 30) -> Geometry | None:
+    def found(
+        weight: tuple[int, ...] = (64, 64, 3, 2), exact: bool = True, room: float = 8 << 30
+    ) -> GradientGeometry | None:
         recorder: Any = SimpleNamespace(exact=exact, room=room)
-        return gradients.chosen(recorder, given, torch.empty(weight, requires_grad=True), own)
+        return gradients.choose_geometry(recorder, given, torch.empty(weight, requires_grad=True), own)
 
     roomy, least = gradients.ROOMY, gradients.PIECE
     assert found() == own._replace(parts=True, piece=8 << 25) and asked == [2 * 6 * 5 * 64 * 64 * 3 * 2]
@@ -186,11 +199,11 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], bool]]
     """Weights and ways of all gradients to come, with the CPU taken for a GPU and nothing too small."""
     calls: list[tuple[tuple[int, ...], bool]] = []
 
-    def note(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    def note(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
         calls.append((tuple(weight.shape), geometry.parts))
-        return through(grad, weight, geometry)
+        return input_gradient(grad, weight, geometry)
 
-    monkeypatch.setattr(gradients, "through", note)
+    monkeypatch.setattr(gradients, "input_gradient", note)
     monkeypatch.setattr(gradients, "on_gpu", lambda _: True)
     monkeypatch.setattr(gradients, "NARROWEST", 1)
     monkeypatch.setattr(gradients, "convolutions_rounded", lambda: False)

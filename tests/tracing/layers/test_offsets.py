@@ -159,7 +159,7 @@ def test_large_matrices_are_mirrored_in_squares(monkeypatch: pytest.MonkeyPatch)
 
 def test_long_sums_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU takes long sums in parts."""
-    monkeypatch.setattr(patch_moments, "pieces", lambda left, right: 2 if left.shape[1] % 2 == 0 else 1)
+    monkeypatch.setattr(patch_moments, "count_pieces", lambda left, right: 2 if left.shape[1] % 2 == 0 else 1)
     check(normal(2, 3, 5, 4), Window((3, 3), (1, 1), (1, 1), (1, 1), 1))
     check(normal(4, 3, 9), Window((3,), (2,), (1,), (1,), 1))
 
@@ -189,8 +189,8 @@ def test_long_sums_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_how_many_pieces(long: int, channels: int, width: int, parts: int) -> None:
     """On a GPU equal ones of 512 rows at least, as many as 256 tiles of 64 x 64 numbers take; one on a CPU."""
     left, right = (SimpleNamespace(shape=(1, long, each), is_cuda=True) for each in (channels, width))
-    assert patch_moments.pieces(left, right) == parts
-    assert patch_moments.pieces(SimpleNamespace(is_cuda=False), right) == 1
+    assert patch_moments.count_pieces(left, right) == parts
+    assert patch_moments.count_pieces(SimpleNamespace(is_cuda=False), right) == 1
 
 
 def test_gradients_flow_through_the_sums() -> None:
@@ -237,7 +237,7 @@ def test_factors_with_ones_masks_and_gradients(
     groups: int, bias: bool, reduced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every element of the factor and its gradient, with several images to an example, and some positions left out."""
-    monkeypatch.setattr(patch_moments, "worth", lambda *given: True)
+    monkeypatch.setattr(patch_moments, "is_worthwhile", lambda *given: True)
     window = Window((3, 2), (1, 2), (1, 0), (1, 1), groups)
     x = normal(3, 2, 4, 5, 6).to(DEVICE)
     mask = (normal(3, 2 * 15) > 0).to(DEVICE)
@@ -260,7 +260,7 @@ NETWORKS = ["conv1d", "conv2d", "conv2d_same", "conv2d_groups", "depthwise", "co
 def test_fits_by_offsets_are_those_of_the_definition(name: str, bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole fits of the networks in the table against dense loops, with offsets wherever they can be."""
     used = []
-    monkeypatch.setattr(patch_moments, "worth", lambda *given: used.append(given) or True)
+    monkeypatch.setattr(patch_moments, "is_worthwhile", lambda *given: used.append(given) or True)
     case = table(name)
     expected = case.kron(bias=bias)
     for memory in (None, 1):
@@ -285,7 +285,7 @@ def test_the_cheaper_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def taken(channels: int, size: int, kernel: int, images: int, cuda: bool = False) -> bool:
         axis = Axis(kernel, 1, 1, kernel // 2, kernel // 2, size)
-        return geometry.worth((axis, axis), images, channels, 1, cuda)
+        return geometry.is_worthwhile((axis, axis), images, channels, 1, cuda)
 
     assert taken(64, 32, 3, 32) and taken(128, 16, 3, 32) and taken(256, 8, 3, 128) and taken(512, 4, 3, 128)
     assert taken(16, 14, 5, 128) and not taken(64, 32, 3, 128, cuda=True)
@@ -302,18 +302,20 @@ def test_operations_are_counted() -> None:
     """13 offsets of a 3 x 3 kernel at most, less what lies outside of the image."""
     axis = Axis(3, 1, 1, 1, 1, 10)
     columns = [3 * 10, 5 * 10, 5 * 10]  # moved copies have zeros at the border, rows end there
-    assert geometry.counted((axis, axis))[0] == sum(wide * tall for wide, tall in zip(columns, (10, 9, 8), strict=True))
+    assert geometry.count_costs((axis, axis))[0] == sum(
+        wide * tall for wide, tall in zip(columns, (10, 9, 8), strict=True)
+    )
     strided = Axis(3, 2, 1, 1, 1, 10)
-    assert geometry.counted((strided, strided))[0] < 0.55 * 81 * strided.places**2
+    assert geometry.count_costs((strided, strided))[0] < 0.55 * 81 * strided.places**2
 
 
 def test_budgets_hold() -> None:
     """Copies of no more images at a time than fit half of the budget."""
     x = normal(64, 4, 9, 9)
     axes = Window((3, 3), (1, 1), (1, 1), (1, 1), 1).axes((9, 9))
-    each = geometry.copies(axes, 4) * x.dtype.itemsize
+    each = geometry.count_copies(axes, 4) * x.dtype.itemsize
     for budget in (1, 4 * each, 20 * each):
-        slices = list(patch_moments.blocks(x, axes, 1, Budget(budget)))
+        slices = list(patch_moments.example_blocks(x, axes, 1, Budget(budget)))
         assert [index for chosen in slices for index in range(64)[chosen]] == list(range(64))
         assert max(chosen.stop - chosen.start for chosen in slices) <= max(1, budget // (2 * each))
 

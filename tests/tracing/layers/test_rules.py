@@ -19,12 +19,19 @@ from peewit.jacobians.layout import Layout
 from peewit.kernels import available
 from peewit.network.workarounds import ConstantPadding, UnchangedTables
 from peewit.tracing.layers import HANDLERS
-from peewit.tracing.layers.contract import Contribution, channels, is_reshaped, output_edge, positions_last, settled
-from peewit.tracing.layers.contractions import Letters, written
-from peewit.tracing.layers.elementwise import align, reduce_to, stretched
-from peewit.tracing.layers.examples import BatchAxis, Owned, batch_axes
+from peewit.tracing.layers.contract import (
+    Contribution,
+    copy_if_fragile,
+    is_reshaped,
+    output_edge,
+    positions_last,
+    split_channels,
+)
+from peewit.tracing.layers.contractions import Letters, parse_equation
+from peewit.tracing.layers.elementwise import broadcast_axes, pad_shape, sum_broadcast
+from peewit.tracing.layers.examples import BatchAxis, OwnedRows, batch_axes
 from peewit.tracing.layers.norm import frozen_batch_norm
-from peewit.tracing.layers.references import Ref
+from peewit.tracing.layers.weight_views import WeightView
 from peewit.weights.ranges import WeightRange
 
 EXAMPLES, PROBES = 3, 2
@@ -41,25 +48,25 @@ class Noting:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters, self.uses, self.mapped, self.shown = parameters, [], True, []
 
-    def resolve(self, tensor: Any) -> Ref | None:
+    def resolve(self, tensor: Any) -> WeightView | None:
         for number, each in enumerate(self.parameters):
             if isinstance(tensor, Tensor) and (tensor is each or tensor._base is each):
-                return Ref.of(str(number), tensor, each)
+                return WeightView.of(str(number), tensor, each)
         return None
 
     def alias(self, tensor: Tensor) -> Tensor:
         return tensor.view_as(tensor)
 
-    def record(self, rule: Any, output: Tensor, refs: Any, inputs: Any, axes: Any, options: Any = None) -> Tensor:
-        use = SimpleNamespace(rule=rule, refs=refs, inputs=inputs, axes=axes, options=options, cache={})
+    def record(self, rule: Any, output: Tensor, views: Any, inputs: Any, axes: Any, options: Any = None) -> Tensor:
+        use = SimpleNamespace(rule=rule, views=views, inputs=inputs, axes=axes, options=options, cache={})
         use.shape = tuple(output.shape)
         self.uses.append(use)
         use.output = output
         return output
 
-    def broadcast(self, rule: Any, ref: Ref, shape: tuple[int, ...]) -> Tensor:
-        axes = stretched(tuple(ref.tensor.shape), tuple(shape))
-        return self.record(rule, ref.tensor.expand(shape), {"weight": ref}, (), axes)
+    def broadcast(self, rule: Any, view: WeightView, shape: tuple[int, ...]) -> Tensor:
+        axes = broadcast_axes(tuple(view.tensor.shape), tuple(shape))
+        return self.record(rule, view.tensor.expand(shape), {"weight": view}, (), axes)
 
     def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         return None
@@ -315,7 +322,7 @@ def test_operands_that_are_no_tensors() -> None:
 )
 def test_letters_of_equations(equation: str, first: int, second: int, letters: tuple[str, ...] | None) -> None:
     """With free ones in place of dots, and the product's in the order of the alphabet where no arrow is."""
-    found = written(equation, torch.empty([1] * first), torch.empty([1] * second))
+    found = parse_equation(equation, torch.empty([1] * first), torch.empty([1] * second))
     assert found == (None if letters is None else Letters(*letters))
 
 
@@ -463,15 +470,15 @@ def test_scales_that_are_computed(name: str, monkeypatch: pytest.MonkeyPatch) ->
     found = torch.autograd.grad(output, [given, below], probe, retain_graph=True)
     for one, right in zip(found, torch.autograd.grad(func(*args, **kwargs), [given, below], probe), strict=True):
         torch.testing.assert_close(one, right)
-    assert [set(use.refs) for use in recorder.uses] == [{"bias"}]
+    assert [set(use.views) for use in recorder.uses] == [{"bias"}]
     _, _, kwargs = NORMS[name][0](scale, shift)
     args = (given, (4,), scale, shift) if name == "layer norm" else (given,)
     for second in (False, True):
         recorder = Noting([scale, shift])
         recorder.probes, recorder.second = True, second
         output = HANDLERS[func](recorder, func, args, kwargs)
-        assert (output.grad_fn.name() in ("FrozenBatchNormBackward", "RowNormBackward")) == (not second)
-        assert [set(use.refs) for use in recorder.uses] == [{"weight", "bias"}]
+        assert (output.grad_fn.name() in ("FrozenBatchNormBackward", "FrozenLayerNormBackward")) == (not second)
+        assert [set(use.views) for use in recorder.uses] == [{"weight", "bias"}]
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -549,11 +556,11 @@ def test_parameters_that_are_changed_in_place() -> None:
 def test_gradients_are_summed_where_a_shape_was_stretched() -> None:
     """Over axes of one alone, which stay."""
     grad = normal(2, 3, 4, 5, 1)
-    assert torch.equal(reduce_to(grad, (4, 5, 1), 2), grad)
-    torch.testing.assert_close(reduce_to(grad, (1, 5, 1), 2), grad.sum(2, keepdim=True))
-    torch.testing.assert_close(reduce_to(grad, (1, 1, 1), 2), grad.sum((2, 3), keepdim=True))
-    assert align((4,), 3) == (1, 1, 4) and align((2, 4), 2) == (2, 4)
-    assert stretched((4,), (3, 2, 4)) == (0, 1) and stretched((2, 1), (3, 2, 4)) == (0, 2)
+    assert torch.equal(sum_broadcast(grad, (4, 5, 1), 2), grad)
+    torch.testing.assert_close(sum_broadcast(grad, (1, 5, 1), 2), grad.sum(2, keepdim=True))
+    torch.testing.assert_close(sum_broadcast(grad, (1, 1, 1), 2), grad.sum((2, 3), keepdim=True))
+    assert pad_shape((4,), 3) == (1, 1, 4) and pad_shape((2, 4), 2) == (2, 4)
+    assert broadcast_axes((4,), (3, 2, 4)) == (0, 1) and broadcast_axes((2, 1), (3, 2, 4)) == (0, 2)
 
 
 @pytest.mark.parametrize("skip", [0, 1])
@@ -582,7 +589,7 @@ def test_places_where_examples_could_be() -> None:
 def test_rows_of_examples() -> None:
     """Each has as many places as the one with most; empty ones are zeros that do not count."""
     owners = torch.tensor([2, 0, 2, 2, 0], device=DEVICE)
-    owned = Owned.of(1, owners, 4)
+    owned = OwnedRows.of(1, owners, 4)
     rows = normal(2, 5, 3)
     parted = owned.split(rows, 4)
     assert parted.shape == (4, 2, 3, 3)
@@ -594,15 +601,15 @@ def test_rows_of_examples() -> None:
     assert torch.equal(owned.split(rows[None], 4, 1), expected[None])
     assert owned.counted.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
     acts = Acts(lambda examples: normal(4, 1, 6, 2)[examples], 2, 6)
-    term = owned.counts(Term(acts, normal(1, 4, 1, 6, 2)))
+    term = owned.mask(Term(acts, normal(1, 4, 1, 6, 2)))
     assert term.counted.tolist()[0] == [True] * 4 + [False] * 2
     masked = torch.ones(4, 6, dtype=torch.bool, device=DEVICE)
     masked[0, 1] = False
     assert (
-        owned.counts(Term(acts, term.grad, counted=masked)).counted.tolist()[0]
+        owned.mask(Term(acts, term.grad, counted=masked)).counted.tolist()[0]
         == [True, False] + [True] * 2 + [False] * 2
     )
-    assert Owned.of(0, owners[:0], 2).rows.shape == (2, 1)
+    assert OwnedRows.of(0, owners[:0], 2).rows.shape == (2, 1)
 
 
 def test_positions_and_channels() -> None:
@@ -610,12 +617,12 @@ def test_positions_and_channels() -> None:
     x = normal(2, 3, 4, 5)
     assert torch.equal(positions_last(x, 1, 20), x.flatten(2)) and torch.equal(positions_last(x, 0, 5), x.flatten(0, 2))
     folded = normal(2, 7, 6, 4, 5)  # an example's seven images of six channels
-    made = channels(folded, 1, 2, 3)
+    made = split_channels(folded, 1, 2, 3)
     assert made.shape == (2, 3, 7 * 20, 2)
     for group, fold, channel in ((0, 0, 0), (2, 6, 1), (1, 3, 0)):
         place = folded[:, fold, 2 * group + channel, 3, 2]
         assert torch.equal(made[:, group, 20 * fold + 5 * 3 + 2, channel], place)
-    assert torch.equal(channels(folded[:, 0], 1, 2, 1)[:, 0], folded[:, 0].flatten(2).mT)
+    assert torch.equal(split_channels(folded[:, 0], 1, 2, 1)[:, 0], folded[:, 0].flatten(2).mT)
 
 
 def test_edges_that_survive_changes_in_place() -> None:
@@ -634,6 +641,6 @@ def test_edges_that_survive_changes_in_place() -> None:
         (computed.T.T, True, False),
     ]
     for view, whole, copied in views:
-        assert is_reshaped(view) == whole and (settled(view) is not view) == copied
-        assert torch.equal(settled(view), view)
+        assert is_reshaped(view) == whole and (copy_if_fragile(view) is not view) == copied
+        assert torch.equal(copy_if_fragile(view), view)
         assert output_edge(view).node is (view._base if whole else view).grad_fn

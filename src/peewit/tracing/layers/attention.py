@@ -15,7 +15,7 @@ from ...kernels import available
 from ...kernels import gradients as kernel_gradients
 from ...runtime.arithmetic import products_rounded
 from .contract import Handler
-from .pulling import pulled
+from .pulling import apply_to_probes
 
 # Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
 LARGEST_CPU, LARGEST_CUDA = 1 << 12, 1 << 16
@@ -71,7 +71,7 @@ def gradients(
     return of_query, of_key, of_value
 
 
-def for_probes(
+def gradients_of_probes(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, shares: Tensor, scale: float
 ) -> tuple[Tensor, ...]:
     """Gradients (K, ..., T, e), (..., T, d), (..., S, d), (..., S, e), (..., T, S) -> (K, ...) of the next three."""
@@ -110,7 +110,7 @@ class Attention(torch.autograd.Function):
         scale = ctx.options.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         shares = weights(query, key, ctx.options, scale)
-        return *pulled(for_probes, grads[0], query, key, value, shares, scale), None
+        return *apply_to_probes(gradients_of_probes, grads[0], query, key, value, shares, scale), None
 
 
 def weights(query: Tensor, key: Tensor, options: dict[str, Any], scale: float) -> Tensor:

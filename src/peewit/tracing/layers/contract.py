@@ -1,7 +1,8 @@
-"""What a layer rule is: it recognises a call that applies a selected weight, and turns gradients into Jacobians."""
+"""The contract of a layer rule, which turns gradients into Jacobians, and of the handler that records its calls."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -13,50 +14,52 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ...jacobians.factored import Term
 from ...jacobians.layout import Layout
 from ...weights.ranges import WeightRange
-from .examples import _product
-from .references import Ref
+from .weight_views import Sizes, WeightView
+
+Tensors = tuple[Tensor, ...]
+Views = dict[str, WeightView]  # by role: "weight" or "bias"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Use:
-    """One recorded call: which parameters, which inputs, and the gradient edge of its output."""
+    """A recorded call: its parameters, its inputs, and the gradient edge of its output."""
 
     key: str
     rule: Rule
-    refs: dict[str, Ref]
-    inputs: tuple[Tensor, ...]
+    views: Views
+    inputs: Tensors
     options: Any
     edge: GradientEdge
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]  # output axes that may hold the examples
+    shape: Sizes
+    axes: Sizes  # output axes that may hold the examples
     dtype: torch.dtype  # of the output
     below: tuple[Any, ...]  # autograd nodes of the inputs
-    versions: tuple[int, ...]
+    versions: Sizes
     lifted: bool  # whether its output has no examples, and gradients per example where it is broadcast to them
     cache: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters in this call."""
-        return tuple(ref.name for ref in self.refs.values())
+        return tuple(view.name for view in self.views.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lift:
     """A tensor without examples, broadcast into one that has them: there its gradient is per example."""
 
     key: str
     source: GradientEdge  # of the tensor
-    small: tuple[int, ...]  # its shape
+    small: Sizes  # its shape
     dtype: torch.dtype
     edge: GradientEdge  # of the tensor as it was broadcast
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    shape: Sizes
+    axes: Sizes
     uses: tuple[Use, ...]  # that the tensor depends on
 
 
 class Contribution(NamedTuple):
-    """One use's share in the Jacobian of a range of a parameter: a factored term or explicit rows (K, B, P)."""
+    """What one use adds to the Jacobian of a range of a parameter: a factored term or explicit rows (K, B, P)."""
 
     part: WeightRange
     value: Term | Tensor
@@ -64,76 +67,65 @@ class Contribution(NamedTuple):
 
 
 class Rule(Protocol):
-    """A layer family: `name` for the coverage table, `matrix` whether its weight has a Kronecker form."""
+    """The rule of a family of layers: its `name` in the table of coverage, and whether its weight is a `matrix`."""
 
     name: str
     matrix: bool
 
-    def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What the rule needs of the recorded inputs, in their own shapes."""
+    def prepare(self, use: Use, inputs: Tensors) -> Tensors:
+        """Compute what the rule needs of the recorded inputs, in their own shapes."""
         ...
 
-    def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
-        """Inputs (B, ...) and output gradients (K, B, ...), examples first, to Jacobians."""
+    def contributions(self, use: Use, inputs: Tensors, grad: Tensor) -> Iterator[Contribution]:
+        """The Jacobians from inputs (B, ...) and output gradients (K, B, ...), examples first."""
         ...
 
 
 class PlainInputs:
-    """For rules that need their inputs as they came."""
+    """The base of rules that need their inputs unchanged."""
 
-    def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def prepare(self, use: Use, inputs: Tensors) -> Tensors:
         """The recorded inputs."""
         return inputs
 
 
 class Recorder(Protocol):
-    """What handlers need of the recording mode.
+    """What handlers use of the recording."""
 
-    `second` says that gradients will be differentiated again, `exact` that products are to be as exact as float32's,
-    `probes` that several gradients will be pulled back at once, `room` is the budget in bytes, and `open` says that an
-    output has no examples.
-    """
+    exact: bool  # whether products are to be as exact as in float32
+    probes: bool  # whether several gradients will be pulled back at once
+    room: float  # bytes of the budget
+    second: bool  # whether gradients will be differentiated again
+    open: bool  # whether some output has no examples
 
-    exact: bool
-    probes: bool
-    room: float
-    second: bool
-    open: bool
-
-    def resolve(self, tensor: Any) -> Ref | None:
+    def resolve(self, tensor: Any) -> WeightView | None:
         """The selected parameter that a tensor is, or is a view of."""
         ...
 
     def alias(self, tensor: Tensor) -> Tensor:
-        """The same values, behind a node at which the search for unrecorded uses stops."""
+        """The same values behind a node of their own, at which the search for unrecorded uses stops."""
         ...
 
     def record(
-        self,
-        rule: Rule,
-        output: Tensor,
-        refs: dict[str, Ref],
-        inputs: tuple[Tensor, ...],
-        axes: tuple[int, ...],
-        options: Any = None,
+        self, rule: Rule, output: Tensor, views: Views, inputs: Tensors, axes: Sizes, options: Any = None
     ) -> Tensor:
-        """Note a call and return its output."""
+        """Note a call and return its output; the examples may be along any of `axes`."""
         ...
 
-    def broadcast(self, rule: Rule, ref: Ref, shape: tuple[int, ...]) -> Tensor:
-        """A parameter broadcast to a shape, noted there."""
+    def broadcast(self, rule: Rule, view: WeightView, shape: Sizes) -> Tensor:
+        """Broadcast a parameter to a shape, and note the result as a use."""
         ...
 
-    def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-        """A tensor without examples, broadcast to a shape and noted; None where it is not such a tensor."""
+    def lift(self, tensor: Tensor, shape: Sizes) -> Tensor | None:
+        """Broadcast a tensor without examples to a shape, and note it; None where the tensor has examples."""
         ...
 
     def refuse_mapping(self) -> None:
-        """Note that `torch.vmap` is wrong for what the network calls here: the generic rule does without."""
+        """Note that `torch.vmap` is wrong for an operation of the network, so that the generic rule avoids it."""
         ...
 
     def show_result(self, output: Tensor) -> None:
-        """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
+        """Keep the result of an operation whose operands were just broadcast, if the recording is watched."""
         ...
 
     def __enter__(self) -> Any:
@@ -159,28 +151,28 @@ def is_reshaped(output: Tensor) -> bool:
 def output_edge(output: Tensor) -> GradientEdge:
     """The gradient edge of a call's output that survives in-place changes to it.
 
-    An in-place operation on a view rewrites the view's own node, so the edge of what it is a view of is taken.
+    An in-place operation on a view rewrites the view's own node, so this is the edge of what it is a view of.
     """
     return get_gradient_edge(output._base if output._base is not None and is_reshaped(output) else output)
 
 
-def settled(output: Tensor) -> Tensor:
-    """A call's output; a copy where it is a view that no edge of its own would survive in-place changes to."""
+def copy_if_fragile(output: Tensor) -> Tensor:
+    """Copy an output if it is a view whose edge would not survive in-place changes; else return it."""
     base = output._base
     return output if base is None or base.grad_fn is None or is_reshaped(output) else output.clone()
 
 
 def positions_last(tensor: Tensor, lead: int, width: int) -> Tensor:
     """(lead..., positions..., rest) -> (lead..., T, width); `width` may cover several trailing axes."""
-    positions = _product(tensor.shape[lead:]) // width
+    positions = math.prod(tensor.shape[lead:]) // width
     return tensor.reshape(*tensor.shape[:lead], positions, width)
 
 
-def channels(tensor: Tensor, lead: int, spatial: int, groups: int) -> Tensor:
+def split_channels(tensor: Tensor, lead: int, spatial: int, groups: int) -> Tensor:
     """(lead..., [fold], C, spatial...) -> (lead..., G, T, C / G): positions are folds and places."""
     shape = tensor.shape
     width = shape[len(shape) - spatial - 1]
-    folded = tensor.reshape(*shape[:lead], -1, groups, width // groups, _product(shape[len(shape) - spatial :]))
+    folded = tensor.reshape(*shape[:lead], -1, groups, width // groups, math.prod(shape[len(shape) - spatial :]))
     # (lead, F, G, W, L) -> (lead, G, F, L, W)
     order = [*range(lead), lead + 1, lead, lead + 3, lead + 2]
     return folded.permute(order).reshape(*shape[:lead], groups, -1, width // groups)

@@ -15,23 +15,23 @@ from torch import Tensor
 from ...jacobians.layout import Layout
 from ...weights.ranges import WeightRange
 from .contract import Contribution, Handler, PlainInputs, Recorder, Use
-from .references import Ref
+from .weight_views import WeightView
 
 
-def reduce_to(grad: Tensor, aligned: tuple[int, ...], lead: int) -> Tensor:
-    """Sum gradients (lead..., shape...) over the axes along which `aligned` was broadcast, and drop none."""
+def sum_broadcast(grad: Tensor, aligned: tuple[int, ...], lead: int) -> Tensor:
+    """Sum gradients (lead..., shape...) over the axes along which `aligned` was broadcast, and keep these axes."""
     summed = [lead + axis for axis, size in enumerate(aligned) if size == 1 and grad.shape[lead + axis] > 1]
     return grad.sum(summed, keepdim=True) if summed else grad
 
 
-def align(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
-    """A shape with ones in front, as broadcasting sees it."""
+def pad_shape(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
+    """A shape with ones in front, as broadcasting adds them."""
     return (1,) * (dims - len(shape)) + tuple(shape)
 
 
-def stretched(shape: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast_axes(shape: tuple[int, ...], output: tuple[int, ...]) -> tuple[int, ...]:
     """Axes along which a shape is broadcast: the examples can only be there."""
-    return tuple(axis for axis, size in enumerate(align(shape, len(made))) if size == 1)
+    return tuple(axis for axis, size in enumerate(pad_shape(shape, len(output))) if size == 1)
 
 
 class ElementwiseRule(PlainInputs):
@@ -44,17 +44,17 @@ class ElementwiseRule(PlainInputs):
 
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
         """Gradients (K, B, shape of the output without its examples)."""
-        ref: Ref = use.refs["weight"]
-        aligned = align(tuple(ref.tensor.shape), len(use.shape))
+        view: WeightView = use.views["weight"]
+        aligned = pad_shape(tuple(view.tensor.shape), len(use.shape))
         axis = use.cache["axis"]
         if axis is not None:  # the parameter has size one along the examples (checked when recorded)
             aligned = aligned[:axis] + aligned[axis + 1 :]
-        value = reduce_to(grad, aligned, 2).reshape(*grad.shape[:2], -1)
-        size = ref.parameter.numel()
-        if not (ref.is_rows and ref.tensor.numel() == size):
+        value = sum_broadcast(grad, aligned, 2).reshape(*grad.shape[:2], -1)
+        size = view.parameter.numel()
+        if not (view.is_rows and view.tensor.numel() == size):
             whole = value.new_zeros(*value.shape[:2], size)
-            value = whole.index_add(2, ref.index().flatten(), value)
-        yield Contribution(WeightRange(ref.name, 0, size), value, Layout.plain(1, size, 1))
+            value = whole.index_add(2, view.index().flatten(), value)
+        yield Contribution(WeightRange(view.name, 0, size), value, Layout.plain(1, size, 1))
 
 
 ADD = ElementwiseRule("added parameter")
@@ -62,20 +62,22 @@ MULTIPLY = ElementwiseRule("multiplied parameter")
 EXPAND = ElementwiseRule("expanded parameter")
 
 
-def _binary(rule: ElementwiseRule) -> Handler:
+def binary_handler(rule: ElementwiseRule) -> Handler:
+    """A handler for an operation of two tensors, element by element."""
+
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "out" in kwargs or len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
             return func(*args, **kwargs)
         operands = list(args)
-        for place, own in enumerate(args):
-            if place == 0 and func in IN_PLACE:
+        for number, operand in enumerate(args):
+            if number == 0 and func in IN_PLACE:
                 continue  # what is changed in place is not a value to be recorded
-            ref = recorder.resolve(own)
-            if ref is None and not recorder.open:
+            view = recorder.resolve(operand)
+            if view is None and not recorder.open:
                 continue
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-            made = recorder.lift(own, shape) if ref is None else recorder.broadcast(rule, ref, shape)
-            operands[place] = own if made is None else made
+            broadcast = recorder.lift(operand, shape) if view is None else recorder.broadcast(rule, view, shape)
+            operands[number] = operand if broadcast is None else broadcast
         output = func(*operands, **kwargs)
         recorder.show_result(output)
         return output
@@ -85,21 +87,21 @@ def _binary(rule: ElementwiseRule) -> Handler:
 
 def expand(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`p.expand(...)`, `p.expand_as(...)`, `p.repeat(...)` where it only repeats axes of size one."""
-    own = args[0] if args else None
-    ref = recorder.resolve(own)
-    if ref is None and not (recorder.open and isinstance(own, Tensor)):
+    tensor = args[0] if args else None
+    view = recorder.resolve(tensor)
+    if view is None and not (recorder.open and isinstance(tensor, Tensor)):
         return func(*args, **kwargs)
-    assert isinstance(own, Tensor)
+    assert isinstance(tensor, Tensor)
     with torch.no_grad():
-        shape = tuple(func(own.detach(), *args[1:], **kwargs).shape)
-    if any(old not in (1, new) for old, new in zip(align(tuple(own.shape), len(shape)), shape, strict=True)):
+        shape = tuple(func(tensor.detach(), *args[1:], **kwargs).shape)
+    if any(old not in (1, new) for old, new in zip(pad_shape(tuple(tensor.shape), len(shape)), shape, strict=True)):
         return func(*args, **kwargs)
-    made = recorder.lift(own, shape) if ref is None else recorder.broadcast(EXPAND, ref, shape)
-    if made is None:
+    expanded = recorder.lift(tensor, shape) if view is None else recorder.broadcast(EXPAND, view, shape)
+    if expanded is None:
         return func(*args, **kwargs)
-    recorder.show_result(made)
+    recorder.show_result(expanded)
     # `repeat` gives memory of its own, which the network may write to.
-    return made.clone() if func is torch.Tensor.repeat else made
+    return expanded.clone() if func is torch.Tensor.repeat else expanded
 
 
 def prelu(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,11 +111,11 @@ def prelu(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
     if recorder.resolve(weight) is None or not given.dim() or weight.dtype != given.dtype:
         return func(*args, **kwargs)
     shaped = weight.view(-1, *[1] * max(given.dim() - 2, 0))  # channels are the second axis
-    ref = recorder.resolve(shaped)
-    if ref is None:
+    view = recorder.resolve(shaped)
+    if view is None:
         return func(*args, **kwargs)
     recorder.refuse_mapping()
-    output = torch.where(given > 0, given, given * recorder.broadcast(MULTIPLY, ref, tuple(given.shape)))
+    output = torch.where(given > 0, given, given * recorder.broadcast(MULTIPLY, view, tuple(given.shape)))
     recorder.show_result(output)
     return output
 
@@ -137,8 +139,8 @@ EXPANDING = (
     *(torch.broadcast_to, torch.Tensor.broadcast_to),
 )
 HANDLERS: dict[Any, Handler] = {
-    **dict.fromkeys(ADDING, _binary(ADD)),
-    **dict.fromkeys(MULTIPLYING, _binary(MULTIPLY)),
+    **dict.fromkeys(ADDING, binary_handler(ADD)),
+    **dict.fromkeys(MULTIPLYING, binary_handler(MULTIPLY)),
     **dict.fromkeys(EXPANDING, expand),
     F.prelu: prelu,
     torch.prelu: prelu,

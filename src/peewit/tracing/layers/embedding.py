@@ -24,7 +24,7 @@ class EmbeddingRule(PlainInputs):
 
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
         """Tokens (B, ...), gradients (K, B, ..., E)."""
-        weight = use.refs["weight"]
+        weight = use.views["weight"]
         tokens = inputs[0].reshape(len(inputs[0]), -1).long()
         vocabulary, width = weight.parameter.shape
         grad = positions_last(grad, 2, width).unsqueeze(2)
@@ -48,8 +48,8 @@ def embedding(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     values = dict(zip(names, args, strict=False)) | kwargs
     weight, tokens = values["weight"], values["input"]
-    ref = recorder.resolve(weight)
-    if ref is None or ref.tensor.numel() != ref.parameter.numel() or not ref.is_rows:
+    view = recorder.resolve(weight)
+    if view is None or view.tensor.numel() != view.parameter.numel() or not view.is_rows:
         return look_up(func, args, kwargs)
     padding = values.get("padding_idx")
     if padding is not None and padding < 0:
@@ -59,7 +59,7 @@ def embedding(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...
         applied = shrink_rows(applied, values["max_norm"], values.get("norm_type", 2.0))
     # Options that only change how torch stores the weight's gradient are left out: that gradient is never made.
     output = func(tokens, applied, padding)
-    return recorder.record(EMBEDDING, output, {"weight": ref}, (tokens,), tuple(range(output.dim() - 1)), padding)
+    return recorder.record(EMBEDDING, output, {"weight": view}, (tokens,), tuple(range(output.dim() - 1)), padding)
 
 
 HANDLERS: dict[Any, Handler] = {F.embedding: embedding}

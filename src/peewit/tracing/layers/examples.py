@@ -1,4 +1,4 @@
-"""Where the examples are in a tensor."""
+"""Where a tensor has its examples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...jacobians.factored import Term
 
 @dataclass(frozen=True)
 class BatchAxis:
-    """Where the examples are in a tensor: an axis of their own, or folded into one before or after other positions."""
+    """Where a tensor has its examples: along an axis of their own, or folded into one with other positions."""
 
     axis: int
-    # "none", "major" (example varies slowest), "minor" (fastest), "whole" (a single example, no axis), or "owned": rows
-    # are found to be this or that example's in each batch, and split by `Owned`.
+    # "none", "major" (examples vary slowest), "minor" (fastest), "whole" (a single example, no axis), or "owned": each
+    # batch tells which example a row belongs to, and `OwnedRows` splits it.
     fold: str
 
     def split(self, tensor: Tensor, examples: int, skip: int = 0) -> Tensor:
@@ -28,8 +28,8 @@ class BatchAxis:
         if self.fold == "none":
             return tensor.movedim(axis, skip)
         sizes = (examples, -1) if self.fold == "major" else (-1, examples)
-        parted: Tensor = tensor.unflatten(axis, sizes)
-        return parted.movedim(axis if self.fold == "major" else axis + 1, skip)
+        unfolded: Tensor = tensor.unflatten(axis, sizes)
+        return unfolded.movedim(axis if self.fold == "major" else axis + 1, skip)
 
     def fits(self, shape: torch.Size | tuple[int, ...], examples: int) -> bool:
         """Whether a tensor of this shape can have its examples here."""
@@ -44,8 +44,8 @@ class BatchAxis:
 
 
 @dataclass(frozen=True)
-class Owned:
-    """Rows of one batch along an axis, each of one example: T places for each example, of which some are empty."""
+class OwnedRows:
+    """The rows of a batch along an axis, each of which belongs to one example: T places for each, some empty."""
 
     axis: int
     rows: Tensor  # (B, T): numbers of rows; how many rows there are, where a place is empty
@@ -53,15 +53,15 @@ class Owned:
     fold: ClassVar[str] = "owned"
 
     @staticmethod
-    def of(axis: int, owners: Tensor, examples: int) -> Owned:
-        """From each row's example (R,); at least one place, so that no product is empty."""
+    def of(axis: int, owners: Tensor, examples: int) -> OwnedRows:
+        """From the example of each row (R,); at least one place, so that no product is empty."""
         order = owners.argsort(stable=True)
         counts = owners.bincount(minlength=examples)
         sorted_owners = owners[order]
         places = torch.arange(len(owners), device=owners.device) - (counts.cumsum(0) - counts)[sorted_owners]
         size = max(1, int(counts.max()))
         rows = owners.new_full((examples, size), len(owners)).index_put((sorted_owners, places), order)
-        return Owned(axis, rows, rows < len(owners))
+        return OwnedRows(axis, rows, rows < len(owners))
 
     def split(self, tensor: Tensor, examples: int, skip: int = 0) -> Tensor:
         """Move the examples to axis `skip`, and leave T places in place of the rows: zeros where they are empty."""
@@ -69,24 +69,17 @@ class Owned:
         shape = [*tensor.shape]
         shape[axis] = 1
         padded = torch.cat([tensor, tensor.new_zeros(shape)], axis)
-        parted: Tensor = padded.index_select(axis, self.rows.flatten()).unflatten(axis, self.rows.shape)
-        return parted.movedim(axis, skip)
+        places: Tensor = padded.index_select(axis, self.rows.flatten()).unflatten(axis, self.rows.shape)
+        return places.movedim(axis, skip)
 
-    def counts(self, term: Term) -> Term:
-        """The term, with empty places left out of its input factor; places vary slower than its other positions."""
-        every = self.counted.repeat_interleave(term.acts.positions // self.counted.shape[1], 1)
-        return replace(term, counted=every if term.counted is None else every & term.counted)
+    def mask(self, term: Term) -> Term:
+        """Leave empty places out of a term's input factor; places vary slower than its other positions."""
+        counted = self.counted.repeat_interleave(term.acts.positions // self.counted.shape[1], 1)
+        return replace(term, counted=counted if term.counted is None else counted & term.counted)
 
 
 def batch_axes(shape: tuple[int, ...], axes: tuple[int, ...], examples: int) -> list[BatchAxis]:
     """All places where the examples could be, the likeliest first."""
-    found = [BatchAxis(axis, "none") for axis in axes]
-    found += [BatchAxis(axis, fold) for axis in axes for fold in ("major", "minor")]
-    return [place for place in found if place.fits(shape, examples)]
-
-
-def _product(sizes: torch.Size | tuple[int, ...]) -> int:
-    made = 1
-    for size in sizes:
-        made *= size
-    return made
+    places = [BatchAxis(axis, "none") for axis in axes]
+    places += [BatchAxis(axis, fold) for axis in axes for fold in ("major", "minor")]
+    return [place for place in places if place.fits(shape, examples)]

@@ -1,9 +1,9 @@
-"""Linear maps: `F.linear` and `F.bilinear`, and the rule that `contractions` share with them."""
+"""Linear maps: `F.linear` and `F.bilinear`, and what `contractions` share with them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,25 +17,21 @@ from ...jacobians.inputs import Acts
 from ...jacobians.layout import Layout
 from ...kernels import available
 from ...kernels import products as kernel_products
-from .contract import Contribution, Handler, PlainInputs, Recorder, Use, positions_last
-from .pulling import pulled
-from .references import Ref, Sizes, in_order
+from .contract import Contribution, Handler, PlainInputs, Recorder, Use, Views, positions_last
+from .pulling import apply_to_probes
+from .weight_views import Sizes, WeightView, in_order
 
 
-def bias_term(grad: Tensor) -> Term:
-    """A bias is a weight whose input is one: gradients (K, B, G, T, O)."""
-    _, _, groups, positions, _ = grad.shape
+def bias_contribution(view: WeightView, grad: Tensor) -> Contribution:
+    """The Jacobian of a bias from gradients (K, B, G, T, O): a weight whose input is one, a single group's."""
+    grad = grad if grad.shape[2] == 1 else grad.transpose(2, 3).flatten(3).unsqueeze(2)
+    _, count, _, positions, width = grad.shape
 
     def ones(examples: slice) -> Tensor:
-        return grad.new_ones(len(range(grad.shape[1])[examples]), groups, positions, 1)
+        return grad.new_ones(len(range(count)[examples]), 1, positions, 1)
 
-    return Term(Acts(ones, 1, positions, constant=True), grad)
-
-
-def bias_contribution(ref: Ref, grad: Tensor) -> Contribution:
-    """The Jacobian of a bias from gradients (K, B, G, T, O): one vector, groups or not."""
-    whole = grad if grad.shape[2] == 1 else grad.transpose(2, 3).flatten(3).unsqueeze(2)
-    return Contribution(ref.part, bias_term(whole), Layout.plain(1, whole.shape[-1], 1))
+    term = Term(Acts(ones, 1, positions, constant=True), grad)
+    return Contribution(view.part, term, Layout.plain(1, width, 1))
 
 
 @dataclass(frozen=True)
@@ -48,28 +44,28 @@ class Axes:
     groups: tuple[int, ...]
     rows: tuple[int, ...]
 
-    def arranged(self, tensor: Tensor, lead: int, examples: int | None, dims: int) -> Tensor:
+    def arrange(self, tensor: Tensor, lead: int, examples: int | None, dims: int) -> Tensor:
         """(lead..., `dims` axes without that of the examples, columns...) -> (lead..., G, T, rows or columns)."""
         here = [axis for axis in range(dims) if axis != examples]
         positions = [axis for axis in here if axis not in self.groups and axis not in self.rows]
         order = [lead + here.index(axis) for axis in (*self.groups, *positions, *self.rows)]
         sizes = [tensor.shape[axis] for axis in order]
         groups, places = len(self.groups), len(self.groups) + len(positions)
-        turned = tensor.permute(*range(lead), *order, *range(lead + len(here), tensor.dim()))
-        width = math.prod(turned.shape[lead + places :])
-        return turned.reshape(*tensor.shape[:lead], math.prod(sizes[:groups]), math.prod(sizes[groups:places]), width)
+        ordered = tensor.permute(*range(lead), *order, *range(lead + len(here), tensor.dim()))
+        width = math.prod(ordered.shape[lead + places :])
+        return ordered.reshape(*tensor.shape[:lead], math.prod(sizes[:groups]), math.prod(sizes[groups:places]), width)
 
 
-def matrices(ref: Ref, groups: int = 0, rows: int = 1) -> tuple[Layout, bool] | None:
+def matrix_layout(view: WeightView, groups: int = 0, rows: int = 1) -> tuple[Layout, bool] | None:
     """How the parameter holds a view (groups..., rows..., columns...), and whether its columns come first there.
 
     None where the view is not a contiguous range of the parameter, in some order of its axes.
     """
-    return _matrices(tuple(ref.tensor.shape), ref.steps, groups, rows)
+    return _matrix_layout(tuple(view.tensor.shape), view.steps, groups, rows)
 
 
 @cache
-def _matrices(shape: Sizes, steps: Sizes, groups: int, rows: int) -> tuple[Layout, bool] | None:
+def _matrix_layout(shape: Sizes, steps: Sizes, groups: int, rows: int) -> tuple[Layout, bool] | None:
     count = len(shape)
     inside = sorted(range(count), key=lambda axis: (-steps[axis], -shape[axis]))
     if not in_order(tuple(shape[axis] for axis in inside), tuple(steps[axis] for axis in inside)):
@@ -98,19 +94,20 @@ class LinearRule(PlainInputs):
         if axes is None:
             grad = positions_last(grad, 2, grad.shape[-1]).unsqueeze(2)
         else:
-            grad = axes.arranged(grad, 2, use.cache["axis"], len(use.shape))
-        weight = use.refs.get("weight")
+            grad = axes.arrange(grad, 2, use.cache["axis"], len(use.shape))
+        weight = use.views.get("weight")
         if weight is not None:
             if axes is None:
-                act, seen = positions_last(inputs[0], 1, inputs[0].shape[-1]).unsqueeze(1), matrices(weight)
+                act, held = positions_last(inputs[0], 1, inputs[0].shape[-1]).unsqueeze(1), matrix_layout(weight)
             else:
-                act = axes.arranged(inputs[0], 1, use.cache["axis"], len(use.shape))
-                seen = matrices(weight, len(axes.groups), len(axes.rows))
-            assert seen is not None
+                act = axes.arrange(inputs[0], 1, use.cache["axis"], len(use.shape))
+                held = matrix_layout(weight, len(axes.groups), len(axes.rows))
+            assert held is not None
+            layout, flipped = held
             acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
-            yield Contribution(weight.part, Term(acts, grad, flipped=seen[1]), seen[0])
-        if "bias" in use.refs:
-            yield bias_contribution(use.refs["bias"], grad)
+            yield Contribution(weight.part, Term(acts, grad, flipped=flipped), layout)
+        if "bias" in use.views:
+            yield bias_contribution(use.views["bias"], grad)
 
 
 class BilinearRule(PlainInputs):
@@ -122,31 +119,29 @@ class BilinearRule(PlainInputs):
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
         """Inputs (B, ..., I1) and (B, ..., I2), gradients (K, B, ..., O)."""
         grad = positions_last(grad, 2, grad.shape[-1]).unsqueeze(2)
-        if "weight" in use.refs:
+        if "weight" in use.views:
             first, second = (positions_last(each, 1, each.shape[-1]) for each in inputs)
             width = first.shape[-1] * second.shape[-1]
 
             def outer(examples: slice) -> Tensor:
-                made = first[examples].unsqueeze(-1) * second[examples].unsqueeze(-2)
-                return made.flatten(-2).unsqueeze(1)
+                products = first[examples].unsqueeze(-1) * second[examples].unsqueeze(-2)
+                return products.flatten(-2).unsqueeze(1)
 
             acts = Acts(outer, width, first.shape[1], scratch=first.shape[1] * width)
-            yield Contribution(use.refs["weight"].part, Term(acts, grad), Layout.plain(1, grad.shape[-1], width))
-        if "bias" in use.refs:
-            yield bias_contribution(use.refs["bias"], grad)
+            yield Contribution(use.views["weight"].part, Term(acts, grad), Layout.plain(1, grad.shape[-1], width))
+        if "bias" in use.views:
+            yield bias_contribution(use.views["bias"], grad)
 
 
-def exactly(grad: Tensor, weight: Tensor) -> Tensor:
-    """`grad @ weight` in parts, or in one where kernels do not run."""
-    made = (
-        None
-        if grad.dtype != torch.float32 or available.broken
-        else available.attempted(lambda: kernel_products.product(grad, weight))
-    )
-    return grad @ weight if made is None else made
+def exact_product(grad: Tensor, weight: Tensor) -> Tensor:
+    """`grad @ weight` by a kernel that is as exact as float32; by torch where kernels do not run."""
+    product = None
+    if grad.dtype == torch.float32 and not available.broken:
+        product = available.attempted(lambda: kernel_products.product(grad, weight))
+    return grad @ weight if product is None else product
 
 
-class Exact(torch.autograd.Function):
+class ExactLinear(torch.autograd.Function):
     """Torch's linear map with such gradients; its weight and bias are recorded and need none here."""
 
     @staticmethod
@@ -157,81 +152,86 @@ class Exact(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Through the input alone."""
+        """The gradient of the input alone."""
         (weight,) = ctx.saved_tensors
-        return pulled(exactly, grads[0], weight), None, None
+        return apply_to_probes(exact_product, grads[0], weight), None, None
 
 
 LINEAR = LinearRule()
 BILINEAR = BilinearRule()
 
 
-def usable_matrix(ref: Ref | None) -> Ref | None:
-    """The reference, if it is a whole matrix or a range of its rows, or the transpose of such."""
-    return ref if ref is not None and ref.tensor.dim() == 2 and matrices(ref) is not None else None
+def usable_matrix(view: WeightView | None) -> WeightView | None:
+    """The view, if it is a whole matrix or a range of its rows, or the transpose of such."""
+    return view if view is not None and view.tensor.dim() == 2 and matrix_layout(view) is not None else None
 
 
-def usable_range(ref: Ref | None) -> Ref | None:
-    """The reference, if it is a contiguous range of its parameter."""
-    return ref if ref is not None and ref.is_rows else None
+def usable_range(view: WeightView | None) -> WeightView | None:
+    """The view, if it is a contiguous range of its parameter."""
+    return view if view is not None and view.is_rows else None
+
+
+def usable_views(
+    recorder: Recorder,
+    values: Mapping[str, Any],
+    usable_weight: Callable[[WeightView | None], WeightView | None] = usable_range,
+) -> Views:
+    """The weight and the bias of a call, if they are selected parameters that the rule can use."""
+    weight = usable_weight(recorder.resolve(values.get("weight")))
+    bias = usable_range(recorder.resolve(values.get("bias")))
+    return {role: view for role, view in (("weight", weight), ("bias", bias)) if view is not None}
 
 
 def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.linear(input, weight, bias)`."""
     values = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    given, weight, bias = values["input"], values["weight"], values.get("bias")
-    refs = {"weight": usable_matrix(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
-    found = {role: ref for role, ref in refs.items() if ref is not None}
-    if not found or weight.dim() != 2:
+    views = usable_views(recorder, values, usable_matrix)
+    if not views or values["weight"].dim() != 2:
         return func(*args, **kwargs)
-    return applied(recorder, found, given, weight, bias, func)
+    return apply_linear(recorder, views, values["input"], values["weight"], values.get("bias"), func)
 
 
-def applied(
-    recorder: Recorder, found: dict[str, Ref], given: Tensor, weight: Tensor, bias: Any, apply: Callable[..., Any]
+def apply_linear(
+    recorder: Recorder, views: Views, given: Tensor, weight: Tensor, bias: Any, apply: Callable[..., Any]
 ) -> Any:
-    """`apply(given, weight, bias)`, which is `F.linear` with a weight (O, I), recorded; `found` are of its weights."""
-    weight = recorder.alias(weight) if "weight" in found else weight
-    bias = recorder.alias(bias) if "bias" in found else bias
-    if recorded_alone(recorder, given, weight, bias, found):
-        apply = Exact.apply
+    """Record `apply(given, weight, bias)`, which is `F.linear` with a weight (O, I); `views` are of its weights."""
+    weight = recorder.alias(weight) if "weight" in views else weight
+    bias = recorder.alias(bias) if "bias" in views else bias
+    if wants_exact_gradient(recorder, given, weight, bias, views):
+        apply = ExactLinear.apply
     output = apply(given, weight, bias)
-    return recorder.record(LINEAR, output, found, (given,), tuple(range(output.dim() - 1)))
+    return recorder.record(LINEAR, output, views, (given,), tuple(range(output.dim() - 1)))
 
 
-def recorded_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
-    """Whether a large linear map in float32 on a GPU is asked for no more than gradients through its input."""
-    if not recorder.exact or not input_alone(recorder, given, weight, bias, found):
+def wants_exact_gradient(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, views: Views) -> bool:
+    """Whether a large linear map in float32 on a GPU only needs the gradient of its input."""
+    if not recorder.exact or not only_input_gradient(recorder, given, weight, bias, views):
         return False
     if bias is not None and bias.dim() != 1:
         return False
     return kernel_products.in_parts(weight.detach(), math.prod(given.shape[:-1]) * weight.numel())
 
 
-def input_alone(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, found: dict[str, Ref]) -> bool:
-    """Whether gradients through the input, once, are all that is asked of a layer, in the dtype of its weight."""
+def only_input_gradient(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, views: Views) -> bool:
+    """Whether a layer only needs the gradient of its input, once, in the dtype of its weight."""
     if recorder.second or not given.requires_grad or weight.dtype != given.dtype:
         return False
     if torch.is_autocast_enabled(given.device.type):
         return False
-    others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in found and each is not None]
+    others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in views and each is not None]
     return not any(each.requires_grad for each in others)
 
 
 def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.bilinear(input1, input2, weight, bias)`."""
     values = dict(zip(("input1", "input2", "weight", "bias"), args, strict=False)) | kwargs
-    weight = values["weight"]
-    bias: Any = values.get("bias")
-    refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
-    found = {role: ref for role, ref in refs.items() if ref is not None}
-    if not found:
+    views = usable_views(recorder, values)
+    if not views:
         return func(*args, **kwargs)
-    weight = recorder.alias(weight) if "weight" in found else weight
-    bias = recorder.alias(bias) if "bias" in found else bias
-    output = func(values["input1"], values["input2"], weight, bias)
+    values |= {role: recorder.alias(values[role]) for role in views}
+    output = func(**values)
     inputs = (values["input1"], values["input2"])
-    return recorder.record(BILINEAR, output, found, inputs, tuple(range(output.dim() - 1)))
+    return recorder.record(BILINEAR, output, views, inputs, tuple(range(output.dim() - 1)))
 
 
 HANDLERS: dict[Any, Handler] = {F.linear: linear, F.bilinear: bilinear}

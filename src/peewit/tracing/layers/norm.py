@@ -15,9 +15,9 @@ from ...jacobians.layout import Layout
 from ...kernels import available
 from ...kernels import gradients as kernel_gradients
 from ...messages.errors import PeewitError
-from .contract import Contribution, Handler, Recorder, Use, channels, positions_last
+from .contract import Contribution, Handler, Recorder, Use, positions_last, split_channels
 from .linear import usable_range
-from .pulling import pulled
+from .pulling import apply_to_probes
 
 
 class NormRule:
@@ -31,28 +31,28 @@ class NormRule:
 
     def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The normalised input, made again from the input: keeping it would double what a forward pass holds."""
-        return (use.options[1](inputs[0]),) if "weight" in use.refs else ()
+        return (use.options[1](inputs[0]),) if "weight" in use.views else ()
 
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
         """Normalised inputs (B, ...), gradients (K, B, ...)."""
-        size = next(iter(use.refs.values())).tensor.numel()
+        size = next(iter(use.views.values())).tensor.numel()
         spatial = use.options[0]
 
         def rows(tensor: Tensor, lead: int) -> Tensor:  # (lead, T, P)
             if self.per_channel:
-                return channels(tensor, lead, spatial, 1).squeeze(lead)
+                return split_channels(tensor, lead, spatial, 1).squeeze(lead)
             return positions_last(tensor, lead, size)
 
         gradient = rows(grad, 2)
         layout = Layout.plain(1, size, 1)
-        normalised = rows(inputs[0], 1).to(gradient.dtype) if "weight" in use.refs else None
-        of_weight, of_bias = over_positions(gradient, normalised, "bias" in use.refs)
+        normalised = rows(inputs[0], 1).to(gradient.dtype) if "weight" in use.views else None
+        of_weight, of_bias = sum_positions(gradient, normalised, "bias" in use.views)
         for role, value in (("weight", of_weight), ("bias", of_bias)):
             if value is not None:
-                yield Contribution(use.refs[role].part, value, layout)
+                yield Contribution(use.views[role].part, value, layout)
 
 
-def over_positions(grad: Tensor, normalised: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
+def sum_positions(grad: Tensor, normalised: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
     """(K, B, T, P), (B, T, P) -> (K, B, P): sums over T of their products, and of gradients where asked for."""
     if available.usable(grad) and (normalised is None or not normalised.requires_grad):
         made = available.attempted(lambda: kernel_gradients.moments(grad, normalised, sums))
@@ -93,7 +93,9 @@ def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     return applied
 
 
-def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int) -> Tensor:
+def layer_norm_gradient(
+    grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int
+) -> Tensor:
     """Gradients (K, ..., width) of a layer norm's output -> of its input; `slope` is one over the deviation."""
     rows, flat = given.reshape(-1, width), grad.reshape(grad.shape[0], -1, width)
     mean, slope = mean.reshape(-1, 1), slope.reshape(-1, 1)
@@ -111,7 +113,7 @@ def through_rows(grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weigh
     return made.reshape(grad.shape)
 
 
-class RowNorm(torch.autograd.Function):
+class FrozenLayerNorm(torch.autograd.Function):
     """Torch's layer norm with such a gradient; scale and shift are recorded elsewhere and need none here."""
 
     @staticmethod
@@ -125,7 +127,7 @@ class RowNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
-        return pulled(through_rows, grads[0], *ctx.saved_tensors, ctx.width), None, None, None, None
+        return apply_to_probes(layer_norm_gradient, grads[0], *ctx.saved_tensors, ctx.width), None, None, None, None
 
 
 def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
@@ -146,7 +148,7 @@ def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
         made: Tensor = F.layer_norm(**values)
         return made
     fixed = [None if each is None else each.detach() for each in (weight, bias)]
-    applied: Tensor = RowNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
+    applied: Tensor = FrozenLayerNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
     return applied
 
 
@@ -157,10 +159,10 @@ def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
 
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = dict(zip(names, args, strict=False)) | kwargs
-        refs = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
-        found = {role: ref for role, ref in refs.items() if ref is not None}
+        views = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
+        found = {role: view for role, view in views.items() if view is not None}
         if name == "batch norm" and values.get("training", False):
-            whose = next((ref.name for ref in found.values()), "a batch norm without scale and shift")
+            whose = next((view.name for view in found.values()), "a batch norm without scale and shift")
             raise PeewitError(
                 f"{whose!r} normalises with the statistics of the batch in evaluation mode, so that examples depend on "
                 "each other and none has a likelihood of its own; expected running statistics "

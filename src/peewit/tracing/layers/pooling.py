@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .contract import Handler, Recorder
-from .conv.geometry import counts
-from .pulling import pulled
+from .conv.geometry import per_axis
+from .pulling import apply_to_probes
 
 
-class Pool(torch.autograd.Function):
+class TiledMaxPool(torch.autograd.Function):
     """Over windows side by side, without scattering; a gradient goes to the first largest number, as torch's does."""
 
     @staticmethod
@@ -40,7 +40,7 @@ class Pool(torch.autograd.Function):
         return spread.flatten(-2).flatten(-3, -2), None, None
 
 
-def scattered(grad: Tensor, index: Tensor, sizes: tuple[int, int], apart: bool) -> Tensor:
+def scatter_gradients(grad: Tensor, index: Tensor, sizes: tuple[int, int], apart: bool) -> Tensor:
     """Gradients (K, ..., h, w) -> (K, ..., H, W): each to its place (..., h, w), where windows may meet."""
     made = grad.new_zeros(*grad.shape[:-2], sizes[0] * sizes[1])
     places = index.flatten(-2).expand(*grad.shape[:-2], -1)
@@ -49,7 +49,7 @@ def scattered(grad: Tensor, index: Tensor, sizes: tuple[int, int], apart: bool) 
     return made.reshape(*grad.shape[:-2], *sizes)
 
 
-class PlacedPool(torch.autograd.Function):
+class ScatteredMaxPool(torch.autograd.Function):
     """The same over any windows, by scattering: on a CPU that is faster."""
 
     @staticmethod
@@ -64,7 +64,7 @@ class PlacedPool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """All probes with the same places."""
         (index,) = ctx.saved_tensors
-        return pulled(scattered, grads[0], index, ctx.sizes, ctx.apart), None, None
+        return apply_to_probes(scatter_gradients, grads[0], index, ctx.sizes, ctx.apart), None, None
 
 
 def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -75,24 +75,24 @@ def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
     indices = values.pop("return_indices", False)
     if not isinstance(given, Tensor) or not given.requires_grad or indices or recorder.second:
         return func(*args, **kwargs)
-    kernel, stride = counts(values["kernel_size"], 2), values.get("stride")
-    step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else counts(stride, 2)
-    dilation = counts(values.get("dilation", 1), 2)
+    kernel, stride = per_axis(values["kernel_size"], 2), values.get("stride")
+    step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else per_axis(stride, 2)
+    dilation = per_axis(values.get("dilation", 1), 2)
     if given.is_cuda:
         side_by_side = (
             given.dim() == 4
             and step == kernel
-            and counts(values.get("padding", 0), 2) == (0, 0)
+            and per_axis(values.get("padding", 0), 2) == (0, 0)
             and dilation == (1, 1)
             and given.shape[-2] % kernel[0] == 0
             and given.shape[-1] % kernel[1] == 0
         )
-        return Pool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+        return TiledMaxPool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
     if not recorder.probes or not given.numel() or given.device.type != "cpu":
         return func(*args, **kwargs)
     apart = all(step[axis] > dilation[axis] * (kernel[axis] - 1) for axis in range(2))
     options = {name: value for name, value in values.items() if name != "input"}
-    return PlacedPool.apply(given, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return ScatteredMaxPool.apply(given, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 HANDLERS: dict[Any, Handler] = {F.max_pool2d: max_pool}

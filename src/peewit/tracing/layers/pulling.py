@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Probes(torch.autograd.Function):
+class ProbeFunction(torch.autograd.Function):
     """A function of gradients with probes in front, as an operation that takes a batch of probes as it is."""
 
     @staticmethod
@@ -29,6 +29,6 @@ class Probes(torch.autograd.Function):
         return made, 0 if isinstance(made, Tensor) else (0,) * len(made)
 
 
-def pulled(function: Callable[..., Any], grad: Tensor, *rest: Any) -> Any:
+def apply_to_probes(function: Callable[..., Any], grad: Tensor, *rest: Any) -> Any:
     """`function(grad, *rest)` for one probe; it takes gradients (K, ...) and gives one tensor (K, ...) or several."""
-    return Probes.apply(function, grad, *rest)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return ProbeFunction.apply(function, grad, *rest)  # type: ignore[no-untyped-call]  # torch does not annotate it

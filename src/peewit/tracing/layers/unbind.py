@@ -15,7 +15,7 @@ from torch import Tensor
 from .contract import Handler, Recorder
 
 
-def together(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int = 0) -> Tensor:
+def stack_in_order(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int = 0) -> Tensor:
     """Stack (lead..., ...) along an axis behind `lead` others; `order` has the axes as memory is to have them."""
     shape = list(parts[0].shape)
     shape.insert(lead + axis, len(parts))
@@ -27,13 +27,13 @@ def together(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int =
     return turned
 
 
-class Together(torch.autograd.Function):
+class StackInOrder(torch.autograd.Function):
     """Stacking as an operation that takes a batch of probes as it is."""
 
     @staticmethod
     def forward(axis: int, order: tuple[int, ...], *parts: Tensor) -> Tensor:
         """(..., ...) of every part."""
-        return together(list(parts), axis, order)
+        return stack_in_order(list(parts), axis, order)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -47,7 +47,7 @@ class Together(torch.autograd.Function):
             part.expand(size, *part.shape) if dim is None else part.movedim(dim, 0)
             for part, dim in zip(parts, in_dims[2:], strict=True)
         ]
-        return together(whole, axis, order, 1), 0
+        return stack_in_order(whole, axis, order, 1), 0
 
 
 class Unbind(torch.autograd.Function):
@@ -64,7 +64,7 @@ class Unbind(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Together again."""
-        return Together.apply(ctx.axis, ctx.order, *grads), None  # type: ignore[no-untyped-call]  # torch's
+        return StackInOrder.apply(ctx.axis, ctx.order, *grads), None  # type: ignore[no-untyped-call]  # torch's
 
 
 def unbind(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

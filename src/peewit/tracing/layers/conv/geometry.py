@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-Range = tuple[int, int]
-Cell = tuple[Range, ...]  # one interval of every inner axis
+Interval = tuple[int, int]
+Cell = tuple[Interval, ...]  # one interval of every inner axis
 
 # What else takes time, in multiplications and additions of a large product, as measured on a CPU.
 COPIED = 80  # a number copied to another order
@@ -23,7 +23,7 @@ FINISHED = 300  # a number of the result: summed over windows, mirrored, put in 
 CALL = 5e5  # of torch
 
 
-def counts(value: Any, dims: int) -> tuple[int, ...]:
+def per_axis(value: Any, dims: int) -> tuple[int, ...]:
     """A whole number for each axis, from one for all or one each, of whatever kind torch takes."""
     if not isinstance(value, list | tuple):
         return (operator.index(value),) * dims
@@ -70,7 +70,7 @@ class Axis:
         first = self.phase(tap) + self.stride * low
         return slice(first, first + self.stride * (high - low), self.stride)
 
-    def window(self, tap: int, partner: int) -> Range:
+    def window(self, tap: int, partner: int) -> Interval:
         """The pixels, as a range in the tap's phase, that it sees while its partner sees a pixel of the image too."""
         starts = self.start(tap), self.start(partner)
         counts = self.count(self.phase(tap)), self.count(self.phase(partner))
@@ -80,7 +80,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Alike:
+class TapGroup:
     """Taps of one phase with partners `offset` taps on: what they see differs by where their windows end alone.
 
     Windows are unions of `intervals`; `runs` says of which, for each tap.
@@ -89,10 +89,10 @@ class Alike:
     phase: int
     offset: int
     taps: tuple[int, ...]
-    intervals: tuple[Range, ...]
-    runs: tuple[Range, ...]
+    intervals: tuple[Interval, ...]
+    runs: tuple[Interval, ...]
 
-    def offsets(self, axis: Axis) -> Range:
+    def offsets(self, axis: Axis) -> Interval:
         """The least offset from one of these taps to any tap, and how many there are."""
         return -self.taps[-1], axis.kernel - self.taps[0] + self.taps[-1]
 
@@ -112,7 +112,7 @@ class Alike:
         return made
 
 
-def alike(phase: int, offset: int, taps: tuple[int, ...], windows: list[Range]) -> Alike:
+def group_taps(phase: int, offset: int, taps: tuple[int, ...], windows: list[Interval]) -> TapGroup:
     """Cut the union of the windows at every end of one of them."""
     filled = [window for window in windows if window[0] < window[1]]
     bounds = sorted({bound for window in filled for bound in window})
@@ -125,10 +125,10 @@ def alike(phase: int, offset: int, taps: tuple[int, ...], windows: list[Range]) 
         (sum(start < low for start, _ in intervals), sum(start < high for start, _ in intervals))
         for low, high in windows
     )
-    return Alike(phase, offset, taps, intervals, runs)
+    return TapGroup(phase, offset, taps, intervals, runs)
 
 
-def by_phase(axis: Axis, taps: range) -> dict[int, tuple[int, ...]]:
+def taps_by_phase(axis: Axis, taps: range) -> dict[int, tuple[int, ...]]:
     """The taps of every phase."""
     made: dict[int, tuple[int, ...]] = {}
     for tap in taps:
@@ -137,21 +137,21 @@ def by_phase(axis: Axis, taps: range) -> dict[int, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1024)
-def pairs(axis: Axis) -> tuple[Alike, ...]:
+def tap_pairs(axis: Axis) -> tuple[TapGroup, ...]:
     """Pairs of a tap and one that is not before it, by phase and offset."""
     return tuple(
-        alike(phase, offset, taps, [axis.window(tap, tap + offset) for tap in taps])
+        group_taps(phase, offset, taps, [axis.window(tap, tap + offset) for tap in taps])
         for offset in range(axis.kernel)
-        for phase, taps in by_phase(axis, range(axis.kernel - offset)).items()
+        for phase, taps in taps_by_phase(axis, range(axis.kernel - offset)).items()
     )
 
 
 @lru_cache(maxsize=1024)
-def singles(axis: Axis) -> tuple[Alike, ...]:
+def single_taps(axis: Axis) -> tuple[TapGroup, ...]:
     """Taps by phase, whatever their partners see: zeros stand for what is outside of the image."""
     return tuple(
-        alike(phase, 0, taps, [axis.window(tap, tap) for tap in taps])
-        for phase, taps in by_phase(axis, range(axis.kernel)).items()
+        group_taps(phase, 0, taps, [axis.window(tap, tap) for tap in taps])
+        for phase, taps in taps_by_phase(axis, range(axis.kernel)).items()
     )
 
 
@@ -160,9 +160,9 @@ def with_rows(axes: Sequence[Axis]) -> tuple[Axis, ...]:
     return tuple(axes) if len(axes) > 1 else (Axis(1, 1, 1, 0, 0, 1), *axes)
 
 
-def bases_of(inner: Sequence[Axis]) -> Iterable[tuple[Alike, ...]]:
+def phases_together(inner: Sequence[Axis]) -> Iterable[tuple[TapGroup, ...]]:
     """The phases of all inner axes together."""
-    return itertools.product(*(singles(axis) for axis in inner))
+    return itertools.product(*(single_taps(axis) for axis in inner))
 
 
 def taps_of(inner: Sequence[Axis]) -> list[int]:
@@ -170,12 +170,12 @@ def taps_of(inner: Sequence[Axis]) -> list[int]:
     return [axis.kernel for axis in inner]
 
 
-def cells_of(bases: Sequence[Alike]) -> list[Cell]:
+def cells_of(bases: Sequence[TapGroup]) -> list[Cell]:
     """Intervals of all inner axes together, the last running fastest."""
     return list(itertools.product(*(base.intervals for base in bases)))
 
 
-def centre_of(inner: Sequence[Axis], bases: Sequence[Alike]) -> tuple[int, int]:
+def centre_of(inner: Sequence[Axis], bases: Sequence[TapGroup]) -> tuple[int, int]:
     """Where the offset zero is among those of the inner axes; where those begin that are not before it in the first."""
     made = first = 0
     for place, (axis, base) in enumerate(zip(inner, bases, strict=True)):
@@ -185,29 +185,29 @@ def centre_of(inner: Sequence[Axis], bases: Sequence[Alike]) -> tuple[int, int]:
     return made, first
 
 
-def copies(axes: Sequence[Axis], channels: int) -> int:
+def count_copies(axes: Sequence[Axis], channels: int) -> int:
     """How many numbers are copied per example at a time: the image with its margins, and that moved by offsets."""
     outer, *inner = with_rows(axes)
     image = outer.size * math.prod(axis.size + 2 * axis.reach for axis in inner)
     moved = max(
         math.prod(base.pixels * base.offsets(axis)[1] for axis, base in zip(inner, bases, strict=True))
-        for bases in bases_of(inner)
+        for bases in phases_together(inner)
     )
     return (image + outer.size * moved) * channels
 
 
 @lru_cache(maxsize=1024)
-def counted(axes: tuple[Axis, ...]) -> tuple[int, int, int, int]:
+def count_costs(axes: tuple[Axis, ...]) -> tuple[int, int, int, int]:
     """Per image and pair of channels multiplications and sums kept; copies per image and channel; and calls."""
     outer, *inner = with_rows(axes)
     operations = kept = moved = calls = 0
-    for bases in bases_of(inner):
+    for bases in phases_together(inner):
         pixels = math.prod(base.pixels for base in bases)
         cells = len(cells_of(bases))
         taps = math.prod(len(base.taps) for base in bases)
         offsets = math.prod(base.offsets(axis)[1] for axis, base in zip(inner, bases, strict=True))
         moved += outer.size * pixels * offsets
-        for pair in pairs(outer):
+        for pair in tap_pairs(outer):
             width = offsets - centre_of(inner, bases)[1] if pair.offset == 0 else offsets
             operations += pair.pixels * pixels * width
             kept += len(pair.intervals) * cells * width
@@ -215,14 +215,14 @@ def counted(axes: tuple[Axis, ...]) -> tuple[int, int, int, int]:
     return operations, kept, moved, calls
 
 
-def worth(axes: tuple[Axis, ...], images: int, channels: int, groups: int, cuda: bool) -> bool:
+def is_worthwhile(axes: tuple[Axis, ...], images: int, channels: int, groups: int, cuda: bool) -> bool:
     """Whether offsets take less time than unfolded patches, for `channels` per group."""
     taps = math.prod(axis.kernel for axis in axes)
     if taps == 1 or channels == 1:  # nothing to share; or products of vectors, which sum less exactly
         return False
     if cuda:  # large products run on the tensor cores at ten times the rate, which no count of operations here knows
         return False
-    operations, _, moved, calls = counted(axes)
+    operations, _, moved, calls = count_costs(axes)
     width, rows = channels * taps, images * math.prod(axis.places for axis in axes)
     # Large symmetric products are done by their lower blocks.
     share = 0.65 if width >= 512 and rows >= width else 1.0

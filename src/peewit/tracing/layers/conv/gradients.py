@@ -19,7 +19,7 @@ from ....kernels import available
 from ....kernels import products as kernel_products
 from ....runtime.arithmetic import convolutions_rounded, switched
 from ..contract import Recorder
-from ..pulling import pulled
+from ..pulling import apply_to_probes
 
 NARROWEST = 64  # channels on either side, below which tensor cores gain nothing
 # Bytes of gradients that are split at a time, and the share of all of them: of small pieces only, the host is slower
@@ -29,7 +29,7 @@ SHARE = 32  # of a budget for a piece: it takes five times its size in parts, an
 ROOMY = 4 << 30  # bytes of a budget for which that room is no matter
 
 
-class Geometry(NamedTuple):
+class GradientGeometry(NamedTuple):
     """Of a convolution with one group, the shape (C, H, W) of what it is given, and how its gradients are done."""
 
     given: tuple[int, ...]
@@ -61,7 +61,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, (channels * height * width, 1, width * channels, channels))
 
 
-def in_parts(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def gradient_in_parts(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W): three convolutions of numbers of 11 bits."""
     made = grad.new_empty(grad.shape[0], *geometry.given)
     high, low = kernel_products.rounded(weight)
@@ -74,7 +74,7 @@ def in_parts(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     return made
 
 
-def as_they_are(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def gradient_as_it_is(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W): one convolution, whose own room is bounded by the size of pieces."""
     made = grad.new_empty(grad.shape[0], *geometry.given)
     for some, place in geometry.pieces(grad, made):
@@ -82,19 +82,19 @@ def as_they_are(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     return made
 
 
-def through(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def input_gradient(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """The gradients in parts where they are to be, or in one where kernels do not run."""
     if not grad.numel():
         return grad.new_zeros(grad.shape[0], *geometry.given)
     made = None
     if geometry.parts and grad.dtype == torch.float32 and not available.broken:
-        made = available.attempted(lambda: in_parts(grad, weight, geometry))
-    return as_they_are(grad, weight, geometry) if made is None else made
+        made = available.attempted(lambda: gradient_in_parts(grad, weight, geometry))
+    return gradient_as_it_is(grad, weight, geometry) if made is None else made
 
 
-def of_probes(grad: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def gradient_of_probes(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(K, B, O, H', W') -> (K, B, C, H, W): probes are more examples."""
-    made = through(grad.flatten(0, 1), weight, geometry)
+    made = input_gradient(grad.flatten(0, 1), weight, geometry)
     return made.reshape(*grad.shape[:2], *made.shape[1:])
 
 
@@ -102,7 +102,7 @@ class Convolution(torch.autograd.Function):
     """Torch's convolution with such gradients; its weight and bias are recorded and need none here."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, geometry: GradientGeometry) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W')."""
         ctx.save_for_backward(weight)
         ctx.geometry = geometry
@@ -112,7 +112,7 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Through the input alone."""
         (weight,) = ctx.saved_tensors
-        return pulled(of_probes, grads[0], weight, ctx.geometry), None, None, None
+        return apply_to_probes(gradient_of_probes, grads[0], weight, ctx.geometry), None, None, None
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -120,7 +120,9 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def chosen(recorder: Recorder, given: Tensor, weight: Tensor, geometry: Geometry) -> Geometry | None:
+def choose_geometry(
+    recorder: Recorder, given: Tensor, weight: Tensor, geometry: GradientGeometry
+) -> GradientGeometry | None:
     """The geometry with how its gradients are done; None where torch's own are as good."""
     if not on_gpu(given):
         return None

@@ -22,19 +22,19 @@ from torch import Tensor
 
 from ....runtime.memory import Budget
 from .geometry import (
-    Alike,
     Axis,
     Cell,
-    Range,
-    bases_of,
+    Interval,
+    TapGroup,
     cells_of,
     centre_of,
-    copies,
-    counted,
-    pairs,
+    count_copies,
+    count_costs,
+    is_worthwhile,
+    phases_together,
+    tap_pairs,
     taps_of,
     with_rows,
-    worth,
 )
 
 CPU_BLOCK = 16 << 20  # bytes of moved copies at a time: larger blocks leave the cache, and are paged in anew each time
@@ -55,7 +55,7 @@ class PatchMoments:
         dims = len(self.axes)
         channels = self.given.shape[-dims - 1]
         images = math.prod(self.given.shape[: -dims - 1])
-        return worth(self.axes, images, channels // self.groups, self.groups, self.given.is_cuda)
+        return is_worthwhile(self.axes, images, channels // self.groups, self.groups, self.given.is_cuda)
 
     def first(self, examples: slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """(b, G, C / G * kernel): sums over places."""
@@ -83,50 +83,50 @@ def second_moments(
     outer, *inner = with_rows(axes)
     channels = given.shape[1] // groups
     dtype = torch.promote_types(given.dtype, dtype)
-    found: dict[tuple[tuple[Alike, ...], Alike, Cell], Tensor] = {}
-    for chosen in blocks(given, axes, groups, budget, dtype):
+    found: dict[tuple[tuple[TapGroup, ...], TapGroup, Cell], Tensor] = {}
+    for chosen in example_blocks(given, axes, groups, budget, dtype):
         part = given[chosen].to(dtype)
         split = part.reshape(part.shape[0], groups, channels, *part.shape[2:])
         order = (1, *range(3, split.dim()), 0, 2)  # (G, spatial..., n, C): moved images are then whole blocks
         margins = [size for axis in reversed(inner) for size in (axis.reach, axis.reach)]
         image = F.pad(split.permute(order), [0, 0, 0, 0, *margins])
-        for bases in bases_of(inner):
+        for bases in phases_together(inner):
             for cell in cells_of(bases):
                 for pair, made in cell_products(image, outer, inner, bases, cell):
                     key = bases, pair, cell
                     found[key] = made if key not in found else found[key].add_(made)
     side = (outer.kernel, *taps_of(inner), channels)
     made = given.new_empty((groups, *side, *side), dtype=dtype)
-    for bases in bases_of(inner):
-        for pair in pairs(outer):
+    for bases in phases_together(inner):
+        for pair in tap_pairs(outer):
             cells = {cell: found.pop((bases, pair, cell)) for cell in cells_of(bases) if pair.intervals}
-            fill(made, inner, pair, bases, cells)
+            fill_blocks(made, inner, pair, bases, cells)
     taps = outer.kernel * math.prod(taps_of(inner))
-    whole = mirrored(made.view(groups, taps * channels, taps * channels))
+    whole = mirror(made.view(groups, taps * channels, taps * channels))
     return whole.view(groups, taps, channels, taps, channels).permute(0, 2, 1, 4, 3)
 
 
-def blocks(
+def example_blocks(
     given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
 ) -> Iterable[slice]:
     """Slices of examples whose copies fit the budget, and on a CPU its cache where sums are small beside them."""
     size = torch.promote_types(given.dtype, dtype).itemsize
-    each = copies(axes, given.shape[1]) * size
+    each = count_copies(axes, given.shape[1]) * size
     if given.is_cuda:
         return budget.slices(given.shape[0], each)
-    sums = 2 * counted(tuple(axes))[1] * groups * (given.shape[1] // groups) ** 2 * size
+    sums = 2 * count_costs(tuple(axes))[1] * groups * (given.shape[1] // groups) ** 2 * size
     block = min(budget.bytes / 2, max(CPU_BLOCK, sums))
     return Budget(int(block)).slices(given.shape[0], each, 1.0)
 
 
 def cell_products(
-    image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[Alike], cell: Cell
-) -> Iterable[tuple[Alike, Tensor]]:
+    image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[TapGroup], cell: Cell
+) -> Iterable[tuple[TapGroup, Tensor]]:
     """For each of the outer pairs (R, G, C, E, C): products over intervals of rows, in one cell of the other axes."""
     centre, first = centre_of(inner, bases)
     phases = {outer.phase(tap) for tap in range(outer.kernel)}
     moved = {phase: moved_copies(image, outer, inner, bases, cell, phase) for phase in phases}
-    for pair in pairs(outer):
+    for pair in tap_pairs(outer):
         if not pair.intervals:
             continue
         shift = outer.start(pair.taps[0] + pair.offset) - outer.start(pair.taps[0])
@@ -136,7 +136,7 @@ def cell_products(
 
 
 def moved_copies(
-    image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[Alike], cell: Cell, phase: int
+    image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[TapGroup], cell: Cell, phase: int
 ) -> Tensor:
     """(G, rows, pixels * n, E, C): the pixels of one cell moved by every offset, in all rows of one phase."""
     stride = image.stride()
@@ -160,7 +160,7 @@ def moved_copies(
     return seen.contiguous().view(groups, rows, math.prod(sizes) * count, math.prod(offsets), channels)
 
 
-def interval_products(left: Tensor, right: Tensor, pair: Alike, shift: int) -> Tensor:
+def interval_products(left: Tensor, right: Tensor, pair: TapGroup, shift: int) -> Tensor:
     """(G, rows, m, C) and (G, rows, m, E, C) -> (R, G, C, E, C): one product per interval of rows."""
     groups, _, pixels, channels = left.shape
     width = right.shape[3]
@@ -171,28 +171,30 @@ def interval_products(left: Tensor, right: Tensor, pair: Alike, shift: int) -> T
         if groups == 1:
             rows = left[0, inside].reshape(number, length * pixels, channels)
             columns = right[0, moved].reshape(number, length * pixels, width * channels)
-            made.append(products(rows, columns).unsqueeze(1))
+            made.append(batched_products(rows, columns).unsqueeze(1))
         else:
             for place in range(number):
                 one = slice(start + place * length, start + (place + 1) * length)
                 rows = left[:, one].reshape(groups, length * pixels, channels)
                 columns = right[:, one.start + shift : one.stop + shift]
-                made.append(products(rows, columns.reshape(groups, length * pixels, width * channels)).unsqueeze(0))
+                made.append(
+                    batched_products(rows, columns.reshape(groups, length * pixels, width * channels)).unsqueeze(0)
+                )
     return torch.cat(made).view(-1, groups, channels, width, channels)
 
 
-def products(left: Tensor, right: Tensor) -> Tensor:
+def batched_products(left: Tensor, right: Tensor) -> Tensor:
     """(b, n, C) and (b, n, m) -> (b, C, m)."""
     batch, _, channels = left.shape
     if batch > 1:
         return left.mT @ right
-    parts = pieces(left, right)
+    parts = count_pieces(left, right)
     if parts == 1:
         return (left[0].T @ right[0]).unsqueeze(0)
     return (left.reshape(parts, -1, channels).mT @ right.reshape(parts, -1, right.shape[-1])).sum(0, keepdim=True)
 
 
-def pieces(left: Tensor, right: Tensor) -> int:
+def count_pieces(left: Tensor, right: Tensor) -> int:
     """In how many equal parts a long sum is taken: on a GPU so many that all of it has work."""
     if not left.is_cuda:
         return 1
@@ -202,13 +204,15 @@ def pieces(left: Tensor, right: Tensor) -> int:
     return next((parts for parts in range(wanted, 1, -1) if long % parts == 0), 1)
 
 
-def fill(made: Tensor, inner: Sequence[Axis], pair: Alike, bases: Sequence[Alike], cells: dict[Cell, Tensor]) -> None:
+def fill_blocks(
+    made: Tensor, inner: Sequence[Axis], pair: TapGroup, bases: Sequence[TapGroup], cells: dict[Cell, Tensor]
+) -> None:
     """Write the blocks of the outer taps of `pair` and the inner taps of `bases`, from sums (R, G, C, E, C) by cell."""
     places = [dict(zip(base.taps, base.runs, strict=True)) for base in bases]
-    rows: dict[Range, dict[Cell, Tensor]] = {}
+    rows: dict[Interval, dict[Cell, Tensor]] = {}
     for tap, run in zip(pair.taps, pair.runs, strict=True):
         if run not in rows:
-            rows[run] = {cell: over(sums, run) for cell, sums in cells.items()}
+            rows[run] = {cell: sum_interval(sums, run) for cell, sums in cells.items()}
         for own in itertools.product(*places):
             # (G, C, inner..., C): the blocks of this tap with all that are `offset` on along the first axis.
             target = made.select(1, tap)
@@ -223,15 +227,15 @@ def fill(made: Tensor, inner: Sequence[Axis], pair: Alike, bases: Sequence[Alike
             if not values:
                 target.zero_()
                 continue
-            target.copy_(partners(total(values), inner, bases, own, pair.offset == 0))
+            target.copy_(partner_blocks(sum_tensors(values), inner, bases, own, pair.offset == 0))
 
 
-def over(sums: Tensor, run: Range) -> Tensor:
+def sum_interval(sums: Tensor, run: Interval) -> Tensor:
     """The sum over a range of the first axis."""
     return sums[run[0]] if run[1] == run[0] + 1 else sums[run[0] : run[1]].sum(0)
 
 
-def total(values: Sequence[Tensor]) -> Tensor:
+def sum_tensors(values: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
     made = values[0] if len(values) == 1 else values[0] + values[1]
     for value in values[2:]:
@@ -239,7 +243,9 @@ def total(values: Sequence[Tensor]) -> Tensor:
     return made
 
 
-def partners(sums: Tensor, inner: Sequence[Axis], bases: Sequence[Alike], own: Sequence[int], half: bool) -> Tensor:
+def partner_blocks(
+    sums: Tensor, inner: Sequence[Axis], bases: Sequence[TapGroup], own: Sequence[int], half: bool
+) -> Tensor:
     """(G, C, E, C) by offset -> (G, C, inner..., C) by the partner of the inner taps `own`, a view."""
     spans = [base.offsets(axis) for axis, base in zip(inner, bases, strict=True)]
     if half:
@@ -251,7 +257,7 @@ def partners(sums: Tensor, inner: Sequence[Axis], bases: Sequence[Alike], own: S
     return sums
 
 
-def mirrored(matrix: Tensor) -> Tensor:
+def mirror(matrix: Tensor) -> Tensor:
     """(G, n, n) symmetric, from what is on and above its diagonal."""
     width = matrix.shape[-1]
     if matrix.is_cuda or width <= 2 * TILE:

@@ -15,11 +15,11 @@ from ....jacobians.factored import Term
 from ....jacobians.inputs import Acts
 from ....jacobians.layout import Layout
 from ....kernels import operands
-from ..contract import Contribution, Handler, PlainInputs, Recorder, Use, channels
-from ..linear import bias_contribution, input_alone, usable_range
-from ..references import Ref
-from .geometry import Axis, counts
-from .gradients import Convolution, Geometry, chosen
+from ..contract import Contribution, Handler, PlainInputs, Recorder, Use, split_channels
+from ..linear import bias_contribution, only_input_gradient, usable_range
+from ..weight_views import WeightView
+from .geometry import Axis, per_axis
+from .gradients import Convolution, GradientGeometry, choose_geometry
 from .moments import PatchMoments
 
 
@@ -120,7 +120,7 @@ def rotated_patches(given: Tensor, window: Window, basis: Tensor, last: bool = T
     return made.reshape(made.shape[0], groups, width, -1).transpose(-1, -2)  # type: ignore[no-any-return]  # one of three
 
 
-def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
+def rotated_operand(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
     """The same as a 16-bit operand, made of numbers of 16 bits where one part is asked for on a GPU."""
     if two or not given.is_cuda:
         return operands.split(rotated_patches(given.float(), window, basis, last=False), 0, two, half)
@@ -130,7 +130,7 @@ def turned_patches(given: Tensor, window: Window, basis: Tensor, two: bool, half
     return operands.Operand(made, made, part.scale * factor, False)
 
 
-def large(axes: tuple[Axis, ...], width: int, channels: int) -> bool:
+def is_large(axes: tuple[Axis, ...], width: int, channels: int) -> bool:
     """Whether images are large beside the number of what one position sees: rotating by a convolution is faster."""
     return 4 * math.prod(axis.places for axis in axes) >= width > channels
 
@@ -148,18 +148,18 @@ class ConvRule(PlainInputs):
         """Inputs (B, [fold], C, spatial...), gradients (K, B, [fold], O, spatial...)."""
         window: Window = use.options
         dims = len(window.kernel)
-        grad = channels(grad, 2, dims, window.groups)
-        if "weight" in use.refs:
-            weight = use.refs["weight"]
+        grad = split_channels(grad, 2, dims, window.groups)
+        if "weight" in use.views:
+            weight = use.views["weight"]
             given = inputs[0]
             see = transposed_patches if self.transposed else patches
             _, _, groups, positions, rows = grad.shape
             width = weight.tensor.numel() // (groups * rows)
 
             def act(examples: slice) -> Tensor:
-                chosen = given[examples]
-                count = chosen.shape[0]
-                seen = see(chosen.reshape(-1, *chosen.shape[chosen.dim() - dims - 1 :]), window)
+                part = given[examples]
+                count = part.shape[0]
+                seen = see(part.reshape(-1, *part.shape[part.dim() - dims - 1 :]), window)
                 # (count * folds, G, L, width) -> (count, G, folds * L, width)
                 seen = seen.reshape(count, -1, *seen.shape[1:])
                 return seen.transpose(1, 2).reshape(count, groups, -1, width)
@@ -167,13 +167,13 @@ class ConvRule(PlainInputs):
             def turned(examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
                 if two and operands.worth_parts(given, basis):  # there is no fast convolution in float32
                     return operands.rotated(act(examples).float(), basis, 0, two, half)
-                return turned_patches(given[examples], window, basis, two, half)
+                return rotated_operand(given[examples], window, basis, two, half)
 
             def rotated(examples: slice, basis: Tensor) -> Tensor:
-                chosen = given[examples]
-                seen = rotated_patches(chosen.reshape(-1, *chosen.shape[chosen.dim() - 3 :]), window, basis)
+                part = given[examples]
+                seen = rotated_patches(part.reshape(-1, *part.shape[part.dim() - 3 :]), window, basis)
                 # (count * folds, 1, L, width) -> (count, 1, folds * L, width)
-                return seen.reshape(chosen.shape[0], 1, -1, seen.shape[-1])
+                return seen.reshape(part.shape[0], 1, -1, seen.shape[-1])
 
             acts = Acts(act, width, positions, scratch=2 * groups * positions * width)
             if not self.transposed:
@@ -182,10 +182,10 @@ class ConvRule(PlainInputs):
                 if given.dim() == dims + 2:
                     acts = replace(acts, turned=turned)
                 if dims == 2 and groups == 1 and given.dtype == torch.float32 and not given.is_cuda:
-                    acts = replace(acts, rotated=rotated) if large(axes, width, given.shape[-3]) else acts
+                    acts = replace(acts, rotated=rotated) if is_large(axes, width, given.shape[-3]) else acts
             yield Contribution(weight.part, Term(acts, grad), self._layout(weight.tensor, window, rows, width))
-        if "bias" in use.refs:
-            yield bias_contribution(use.refs["bias"], grad)
+        if "bias" in use.views:
+            yield bias_contribution(use.views["bias"], grad)
 
     def _layout(self, weight: Tensor, window: Window, rows: int, width: int) -> Layout:
         groups = window.groups
@@ -199,16 +199,16 @@ CONV = ConvRule("convolution", transposed=False)
 CONV_TRANSPOSED = ConvRule("transposed convolution", transposed=True)
 
 
-def applied(
-    recorder: Recorder, func: Callable[..., Any], values: dict[str, Any], window: Window, found: dict[str, Ref]
+def apply_convolution(
+    recorder: Recorder, func: Callable[..., Any], values: dict[str, Any], window: Window, found: dict[str, WeightView]
 ) -> Tensor:
     """The convolution itself; where its gradients are done otherwise, with those."""
     given, weight, bias = values["input"], values["weight"], values.get("bias")
     plain = len(window.kernel) == 2 and window.groups == 1 and not isinstance(window.padding, str)
-    if plain and input_alone(recorder, given, weight, bias, found):
+    if plain and only_input_gradient(recorder, given, weight, bias, found):
         assert not isinstance(window.padding, str)
-        own = Geometry(tuple(given.shape[1:]), window.stride, window.padding, window.dilation)
-        geometry = chosen(recorder, given, weight, own)
+        own = GradientGeometry(tuple(given.shape[1:]), window.stride, window.padding, window.dilation)
+        geometry = choose_geometry(recorder, given, weight, own)
         if geometry is not None:
             made: Tensor = Convolution.apply(given, weight, bias, geometry)  # type: ignore[no-untyped-call]  # torch's
             return made
@@ -220,15 +220,15 @@ NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 NAMES_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 
-def convolution(dims: int, transposed: bool) -> Handler:
+def convolution_handler(dims: int, transposed: bool) -> Handler:
     """A handler for `F.convNd` or `F.conv_transposeNd`."""
 
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = NAMES_TRANSPOSED if transposed else NAMES
         values = dict(zip(names, args, strict=False)) | kwargs
         weight, bias, given = values["weight"], values.get("bias"), values["input"]
-        refs = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
-        found = {role: ref for role, ref in refs.items() if ref is not None}
+        views = {"weight": usable_range(recorder.resolve(weight)), "bias": usable_range(recorder.resolve(bias))}
+        found = {role: view for role, view in views.items() if view is not None}
         if not found or given.dim() != dims + 2:
             return func(*args, **kwargs)
         for role in found:
@@ -236,23 +236,23 @@ def convolution(dims: int, transposed: bool) -> Handler:
         padding = values.get("padding", 0)
         window = Window(
             kernel=tuple(weight.shape[2:]),
-            stride=counts(values.get("stride", 1), dims),
-            padding=padding if isinstance(padding, str) else counts(padding, dims),
-            dilation=counts(values.get("dilation", 1), dims),
+            stride=per_axis(values.get("stride", 1), dims),
+            padding=padding if isinstance(padding, str) else per_axis(padding, dims),
+            dilation=per_axis(values.get("dilation", 1), dims),
             groups=values.get("groups", 1),
-            output_padding=counts(values.get("output_padding", 0), dims),
+            output_padding=per_axis(values.get("output_padding", 0), dims),
         )
-        output = func(**values) if transposed else applied(recorder, func, values, window, found)
+        output = func(**values) if transposed else apply_convolution(recorder, func, values, window, found)
         return recorder.record(CONV_TRANSPOSED if transposed else CONV, output, found, (given,), (0,), window)
 
     return handler
 
 
 HANDLERS: dict[Any, Handler] = {
-    F.conv1d: convolution(1, False),
-    F.conv2d: convolution(2, False),
-    F.conv3d: convolution(3, False),
-    F.conv_transpose1d: convolution(1, True),
-    F.conv_transpose2d: convolution(2, True),
-    F.conv_transpose3d: convolution(3, True),
+    F.conv1d: convolution_handler(1, False),
+    F.conv2d: convolution_handler(2, False),
+    F.conv3d: convolution_handler(3, False),
+    F.conv_transpose1d: convolution_handler(1, True),
+    F.conv_transpose2d: convolution_handler(2, True),
+    F.conv_transpose3d: convolution_handler(3, True),
 }

@@ -13,7 +13,7 @@ from ...weights.ranges import WeightRange
 
 
 @dataclass(frozen=True)
-class Ref:
+class WeightView:
     """A tensor in a call, recognised as (a view of) a selected parameter.
 
     Element (i, j, ...) of the view is number `start + i * steps[0] + j * steps[1] + ...` of the flattened parameter,
@@ -27,16 +27,16 @@ class Ref:
     steps: tuple[int, ...]
 
     @staticmethod
-    def of(name: str, tensor: Tensor, parameter: Tensor) -> Ref | None:
+    def of(name: str, tensor: Tensor, parameter: Tensor) -> WeightView | None:
         """The reference; None where the view's elements are not such numbers of the parameter."""
         if tensor is parameter:
-            return Ref(name, tensor, parameter, 0, own_steps(tuple(tensor.shape)))
+            return WeightView(name, tensor, parameter, 0, own_steps(tuple(tensor.shape)))
         if tensor.dtype != parameter.dtype:  # real numbers seen as complex ones, or bits as other numbers
             return None
         offset = tensor.storage_offset() - parameter.storage_offset()
         sizes = tuple(tensor.shape), tensor.stride(), tuple(parameter.shape), parameter.stride()
         found = steps_of(offset, *sizes)
-        return None if found is None else Ref(name, tensor, parameter, *found)
+        return None if found is None else WeightView(name, tensor, parameter, *found)
 
     @property
     def part(self) -> WeightRange:
@@ -57,7 +57,7 @@ class Ref:
         first, second = list(zip(self.steps, self.tensor.shape, strict=True))[-2:]
         return second > first
 
-    def permuted(self, order: tuple[int, ...]) -> Ref:
+    def permuted(self, order: tuple[int, ...]) -> WeightView:
         """The same elements with the view's axes in another order."""
         steps = tuple(self.steps[axis] for axis in order)
         return replace(self, tensor=self.tensor.permute(order), steps=steps)
