@@ -16,7 +16,7 @@ from .curvature import structures
 from .curvature.contracts import Structure
 from .curvature.kinds import Auto, CurvatureKind, Hessian
 from .curvature.products import Products
-from .curvature.stream import Source
+from .curvature.stream import MeasurementTask, Source
 from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood
 from .messages.arguments import checked_generator
@@ -36,7 +36,6 @@ from .priors.prior import Number, Prior, as_prior
 from .runtime.memory import Budget, budget
 from .runtime.progress import Progress
 from .runtime.random import seed_of
-from .tracing.knowledge import Plan
 from .tracing.selection import Weights, select
 from .weights.space import Space, trainable
 
@@ -100,18 +99,17 @@ def fit(
         Laplace(D=51, N=60, Diag, ggn, Categorical)
     """
     asked = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, at)
-    source = Source(
-        asked.model,
-        asked.space,
-        asked.batches,
-        asked.likelihood,
-        asked.kind,
-        asked.working,
-        Plan(),
-        asked.seed,
-        Progress(progress),
+    task = MeasurementTask(
+        model=asked.model,
+        space=asked.space,
+        data=asked.batches,
+        likelihood=asked.likelihood,
+        kind=asked.kind,
+        budget=asked.working,
+        seed=asked.seed,
         least=asked.prior.least,
     )
+    source = Source(task, progress=Progress(progress))
     began = time.perf_counter()
     sums = sums_of(source, asked.structure)
     state = assemble(asked, source, sums, time.perf_counter() - began)
@@ -227,7 +225,7 @@ def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> Poste
         weights=trained.to(torch.promote_types(trained.dtype, asked.budget.arithmetic.dtype)),
         plan=source.plan,
         budget=asked.budget,
-        reason=source.reason or f"{kind.name}, as asked",
+        reason=source.choice.reason or f"{kind.name}, as asked",
         rules={name: " + ".join(sorted(source.plan.used.get(name, ()))) for name in asked.space.names},
         timings={"measure": seconds, "decompose": time.perf_counter() - began},
         identity=asked.identity,

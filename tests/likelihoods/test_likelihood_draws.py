@@ -32,7 +32,7 @@ def hashed(count: int, positions: int = 1, seed: int = 3) -> Hashed:
 @DRAWN
 def test_draws_do_not_depend_on_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, in parts, and by one example at a time: the same curvature; another generator gives another one."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)  # small batches are not put together
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)  # small batches are not put together
     case = BY_NAME[name]
     whole = curvature_of(fit(case, "full", pw.MonteCarlo(8)))
     assert torch.equal(curvature_of(fit(case, "full", pw.MonteCarlo(8))), whole)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import peewit as pw
 from fitting import built, classes, fitted, normal
-from peewit.curvature import stream
+from peewit.curvature import pieces
 from peewit.priors.groupings import Layerwise, ScaleInvariant
 from tables import moved
 
@@ -80,7 +80,7 @@ def test_groups_keep_their_precisions_when_weights_are_added() -> None:
 @pytest.mark.parametrize("together", [2048, 10], ids=["put together", "one by one"])
 def test_a_reader_may_write_over_its_last_batch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches outlive the next one: they are put together, and read ahead."""
-    monkeypatch.setattr(stream, "MERGED_EXAMPLES", together)
+    monkeypatch.setattr(pieces, "MERGED_EXAMPLES", together)
     x, y = normal(30, 3), classes(3, 30)
     model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
 

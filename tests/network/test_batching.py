@@ -45,7 +45,7 @@ def test_batches_do_not_matter(name: str, structure: str, monkeypatch: pytest.Mo
             assert relative(expected, case.ggn[index][:, index]) < EXACT
         for sizes in ([1] * 5, [3, 2], [1, 4], [2, 2, 1]):
             for merge in (2048, 1):  # small batches are put together or not
-                monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", merge)
+                monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", merge)
                 model = case.case.make()[0].to(DEVICE)
                 data = cut(case.x, case.y, sizes)
                 la = pw.fit(model, data, case.likelihood, structure=structure, curvature=kind)
@@ -61,7 +61,7 @@ def test_routed_weights_have_one_block_however_batches_are_cut(
     name: str, structure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that see no example of a batch, or the rule of another layer there, are still one block."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     case = table(name)
     for sizes in ([5], [1] * 5, [3, 2], [1, 4]):
         model = case.case.make()[0].to(DEVICE)
@@ -103,7 +103,7 @@ def test_weights_without_a_gradient_whose_rows_are_all_equal(
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.b(torch.tanh(x + stop(net.a(0 * x))).flatten(1))
 
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     model = built(Network(forward, a=nn.Linear(2, 2), b=nn.Linear(8, 3)))
     x, y = normal(6, 4, 2), classes(3, 6)
     found = torch.autograd.grad(model(x).sum(), [*model.parameters()], allow_unused=True)

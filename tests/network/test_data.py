@@ -191,7 +191,7 @@ def test_passes_with_other_labels() -> None:
 @pytest.mark.parametrize("merge", [2048, 1])
 def test_sequences_of_several_lengths(build: Any, structure: str, merge: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of different lengths in one loader, one of them as long as it has examples."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", merge)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", merge)
     model = built(build())
     shapes = [(3, 2), (3, 3), (2, 1), (4, 3), (1, 3)]
     batches = [(classes(5, *shape, seed=i), classes(3, *shape, seed=20 + i)) for i, shape in enumerate(shapes)]

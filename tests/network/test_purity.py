@@ -128,7 +128,7 @@ ERRORS = (Failure("in the middle"), KeyboardInterrupt())
 @pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
 def test_a_loader_that_fails(name: str, structure: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception from the data reaches the caller as it is, and nothing is left behind."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     model, x, y, likelihood = prepared(name)
     before = snapshot(model)
     with pytest.raises(type(error)) as caught:
@@ -167,7 +167,7 @@ class Fragile(nn.Module):
 @pytest.mark.parametrize("error", ERRORS, ids=["exception", "interrupt"])
 def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in any forward pass of a fit, prediction or product leaves nothing behind."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     model = built(Fragile(error)).to(DEVICE).train()
     x, y = moved(normal(6, 4)), moved(classes(3, 6))
     batches = cut(x, y, [2, 2, 2])
@@ -201,7 +201,7 @@ def test_a_network_that_fails(which: int, error: BaseException, monkeypatch: pyt
 
 def test_wrong_labels_in_a_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label out of range in the second batch is refused, and nothing is left behind."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     model, x, y, likelihood = prepared("train_mode")
     y = y.clone()
     y[3] = 17

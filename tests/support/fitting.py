@@ -13,7 +13,7 @@ import peewit as pw
 from cases import randomise
 from environment import DEVICE
 from peewit.curvature.kinds import GGN
-from peewit.curvature.stream import Source
+from peewit.curvature.stream import MeasurementTask, Source
 from peewit.network.batches import Batches
 from peewit.network.isolation import isolated
 from peewit.network.modules import device_of
@@ -77,10 +77,17 @@ def measured(model: nn.Module, data: Any, likelihood: Any, structure: Any, **opt
     model = copy.deepcopy(model).to(DEVICE)
     device = device_of(model)
     space = make_space(model, trainable(model))
-    kind = options.pop("kind", GGN())
-    source = Source(model, space, Batches(data, device), likelihood, kind, budget(None, device), **options)
+    task = MeasurementTask(
+        model=model,
+        space=space,
+        data=Batches(data, device),
+        likelihood=likelihood,
+        kind=options.pop("kind", GGN()),
+        budget=budget(None, device),
+        **options,
+    )
     with isolated(model, [model.get_parameter(name) for name in space.names]):
-        return structure.measure(source)
+        return structure.measure(Source(task))
 
 
 def covered(values: Tensor, expected: Tensor, deviations: float = 5.0) -> bool:

@@ -23,10 +23,11 @@ class Known(SimpleNamespace):
 
 def source_of(*batches: Any, **options: Any) -> Any:
     """By default with the prior precision 1, and data that can be passed over again."""
-    given = {"exact": set(), "kind": SimpleNamespace(degree=1), "least": 1.0, "budget": ROOM, "batches": batches}
-    given["expected"] = 0
-    given["likelihood"], given["data"] = SimpleNamespace(noise_precision=1.0), SimpleNamespace(one_shot=False)
-    return Known(**{**given, **options})
+    given = {"exact": frozenset(), "kind": SimpleNamespace(degree=1), "batches": batches}
+    given = {name: options.pop(name, value) for name, value in given.items()}
+    data = SimpleNamespace(one_shot=options.pop("one_shot", False), expected=options.pop("expected", 0))
+    task = {"least": 1.0, "budget": ROOM, "likelihood": SimpleNamespace(noise_precision=1.0), "data": data, **options}
+    return Known(**given, task=SimpleNamespace(**task))
 
 
 class Probes:

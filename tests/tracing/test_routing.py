@@ -50,7 +50,7 @@ def test_routed_weights_have_the_rule_of_their_layer(name: str) -> None:
 @pytest.mark.parametrize("name", ROUTED)
 def test_batches_do_not_matter_to_factors(name: str, approx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kronecker factors equal loops however the data is cut, examples alone included."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     case = table(name)
     for sizes in ([1] * 5, [1, 4]):
         model = case.case.make()[0].to(DEVICE)
@@ -94,7 +94,7 @@ def fitted(x: Tensor, sizes: list[int], structure: Any = "kron") -> tuple[nn.Mod
 
 def test_as_many_rows_as_before_and_other_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that looked as if an axis held their examples, until a batch has the same number, of others."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     even = [[1, -1]] * 4
     for later in list(itertools.permutations([[1, 1], [-1, -1], [1, -1], [-1, 1]]))[::4]:
         x = tokens([*even, *later])
@@ -110,7 +110,7 @@ def test_as_many_rows_as_before_and_other_owners(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("sizes", [[3, 2], [1] * 5, [5]])
 def test_an_expert_without_tokens(structure: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first batch, in a later one, or in all: its weights keep the prior, and count where inputs go to it."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", 1)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
     for signs in ([[1, 1]] * 3 + [[-1, 1]] * 2, [[-1, 1]] * 3 + [[1, 1]] * 2, [[1, 1]] * 5, [[-1, -1]] * 5):
         x = tokens(signs)
         model, la, y = fitted(x, sizes, structure)

@@ -717,7 +717,7 @@ def test_examples_that_meet_behind_batches_of_equal_ones(
     how: str, sizes: list[int], merged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are found with the first batch that has two examples that differ, put together with others or not."""
-    monkeypatch.setattr("peewit.curvature.stream.MERGED_EXAMPLES", merged)
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", merged)
     x, y = normal(9, 4), classes(3, 9)
     x[:6] = x[0]
     model = built(Network(MEETINGS[how], a=nn.Linear(4, 6), b=nn.Linear(6, 3))).to(DEVICE)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..curvature.pieces import LabelledPiece
 from ..likelihoods import Bernoulli, Categorical
-from ..linear_model.passes import Part, Passes
+from ..linear_model.passes import Passes
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call, with_weights
 from ..network.isolation import entry_point
-from ..network.nests import count, take
+from ..network.nests import count
 from ..posterior.network import network_of
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
@@ -233,51 +234,51 @@ def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, example
     zeros = torch.zeros(len(where), dtype=torch.float64)
     sums = Sums(zeros, zeros.clone(), zeros.clone())
     with passes.asked(), torch.no_grad():
-        for part in first(passes, examples):
-            slopes = [passes.push(part, axis) for axis in axes]
+        for piece in first(passes, examples):
+            slopes = [passes.push(piece, axis) for axis in axes]
             for number, place in enumerate(where.tolist()):
                 step = sum(coordinate * axis for coordinate, axis in zip(place, axes, strict=True))
-                network = outputs(la, part, step)
+                network = outputs(la, piece, step)
                 pushed = sum(coordinate * slope for coordinate, (_, slope) in zip(place, slopes, strict=True))
-                sums.loss[number] += energy(part, network)
-                sums.linear[number] += energy(part, slopes[0][0] + pushed)
-                sums.right[number] += int(right(part, network)[0])
-            sums.positions += right(part, slopes[0][0])[1]
-            sums.examples += count(part.inputs)
+                sums.loss[number] += energy(piece, network)
+                sums.linear[number] += energy(piece, slopes[0][0] + pushed)
+                sums.right[number] += int(right(piece, network)[0])
+            sums.positions += right(piece, slopes[0][0])[1]
+            sums.examples += count(piece.inputs)
     return sums
 
 
-def first(passes: Passes, examples: int | None) -> Iterator[Part]:
+def first(passes: Passes, examples: int | None) -> Iterator[LabelledPiece]:
     """The first so many examples."""
     left = examples
-    for part in passes.parts("landscape"):
-        number = count(part.inputs)
+    for piece in passes.pieces.pass_over("landscape"):
+        number = count(piece.inputs)
         if left is not None and number >= left:
             kept = slice(0, left)
-            yield Part(take(part.inputs, kept), part.labels.some(kept))
+            yield piece.some(kept)
             return
-        yield part
+        yield piece
         left = None if left is None else left - number
 
 
-def outputs(la: Laplace, part: Part, step: Tensor) -> Tensor:
+def outputs(la: Laplace, piece: LabelledPiece, step: Tensor) -> Tensor:
     """(N, T, C): the network's at the trained weights plus a step (D,)."""
     pieces = unflatten(step, la.space)
     weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
-    made = call(with_weights(la.model, weights), part.inputs)
+    made = call(with_weights(la.model, weights), piece.inputs)
     restore_buffers(la.model)
-    return part.labels.flat(made)
+    return piece.labels.flat(made)
 
 
-def energy(part: Part, f: Tensor) -> float:
+def energy(piece: LabelledPiece, f: Tensor) -> float:
     """Summed over examples."""
-    return float(part.labels.energy(f).double().sum())
+    return float(piece.labels.energy(f).double().sum())
 
 
-def right(part: Part, f: Tensor) -> tuple[int, int]:
+def right(piece: LabelledPiece, f: Tensor) -> tuple[int, int]:
     """How many classes are right, of how many; none where there are no classes."""
-    likelihood, y = part.labels.likelihood, part.labels.y
+    likelihood, y = piece.labels.likelihood, piece.labels.y
     if isinstance(likelihood, Categorical):
         known = likelihood.labelled(y)
         classes = y.argmax(-1) if y.dim() == 3 else y

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..curvature.stream import apart
+from ..curvature.totals import differ
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..messages.warnings import TuningWarning, warn
@@ -117,7 +117,7 @@ def check_energy(la: PosteriorState, energy: float) -> None:
     """Say so where the data have another energy under the network than those that it was fitted to."""
     weights = [la.model.get_parameter(name) for name in la.space.names]
     coarsest = max(weights, key=lambda weight: torch.finfo(weight.dtype).eps)
-    if apart(la.totals.energy, energy, la.N, coarsest):
+    if differ(la.totals.energy, energy, la.N, coarsest):
         warn(
             f"The network's energy is {energy:.6g} on this data and was {la.totals.energy:.6g} on the data it was "
             "fitted to: other data, or augmentations drawn anew? What is said here is of this data.",

@@ -8,16 +8,17 @@ stiff directions of the blocks are added to the plane, and stay in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..curvature.pieces import LabelledPiece
 from ..likelihoods import score
 from ..runtime.arithmetic import switched
 from .objective import Target, norm
-from .passes import Part, Passes
+from .passes import Passes
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
 from .stopping import MORE, Facts, Log, Stopping, checked, noted, rounding, sized, transposed
@@ -35,7 +36,7 @@ class Solver:
     facts: Facts = field(default_factory=Facts)
     products: float = 0.0
     d: Tensor | None = None  # (D,)
-    parts: list[Part] = field(default_factory=list)  # without their inputs
+    pieces: list[LabelledPiece] = field(default_factory=list)  # without their inputs
     u: list[Tensor] = field(default_factory=list)  # f + J e
     w: list[Tensor] = field(default_factory=list)  # J d
     old: int = 0  # steps since the outputs were made from the weights
@@ -85,7 +86,7 @@ class Solver:
         columns = {place: self.directions.columns(place, blocks[place], own) for place, own in by_block.items()}
         made: dict[int, list[Tensor]] = {place: [] for place in by_block}
         vector = torch.zeros_like(self.e)
-        for part in self.passes.parts("directions"):
+        for piece in self.passes.pieces.pass_over("directions"):
             for place, own in columns.items():
                 names = {each.name for each in blocks[place].parts}
                 pushed = []
@@ -93,7 +94,7 @@ class Solver:
                     pieces = blocks[place].put(own.combined(unit))
                     for chosen, value in pieces:
                         vector[chosen] = value
-                    pushed.append(self.passes.push(part, vector, names)[1])
+                    pushed.append(self.passes.push(piece, vector, names)[1])
                     for chosen, _ in pieces:
                         vector[chosen] = 0
                 made[place].append(torch.stack(pushed))
@@ -120,32 +121,32 @@ class Solver:
         space = self.passes.network.space
         total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
         first = not self.u
-        for number, part in enumerate(self.passes.parts("gradient")):
+        for number, piece in enumerate(self.passes.pieces.pass_over("gradient")):
 
-            def probe(f: Tensor, number: int = number, part: Part = part) -> Tensor:
+            def probe(f: Tensor, number: int = number, piece: LabelledPiece = piece) -> Tensor:
                 if first:
-                    self._keep(part, f, f)
-                return score(part.labels.likelihood, self.u[number], part.labels.y) * target.data_weight
+                    self._keep(piece, f, f)
+                return score(piece.labels.likelihood, self.u[number], piece.labels.y) * target.data_weight
 
-            self.passes.pull(part, probe, total)
+            self.passes.pull(piece, probe, total)
         self.products += 0.5
         g = total if space.mask is None else total[space.mask.to(total.device)]
         target.add_gradient(self.e, g)
         return g
 
-    def _keep(self, part: Part, f: Tensor, u: Tensor) -> None:
+    def _keep(self, piece: LabelledPiece, f: Tensor, u: Tensor) -> None:
         """An example's outputs, and its share of the facts."""
-        self.parts.append(Part(None, part.labels))
+        self.pieces.append(replace(piece, inputs=None))
         self.u.append(u.clone() if u is f else u)  # f may be the network's own memory
-        noted(self.facts, part, f)
+        noted(self.facts, piece, f)
 
     def refresh(self) -> None:
         """The outputs of the linear model from the weights themselves: one product with J."""
         first = not self.u
-        for number, part in enumerate(self.passes.parts("outputs")):
-            f, pushed = self.passes.push(part, self.e)
+        for number, piece in enumerate(self.passes.pieces.pass_over("outputs")):
+            f, pushed = self.passes.push(piece, self.e)
             if first:
-                self._keep(part, f, f + pushed)
+                self._keep(piece, f, f + pushed)
             else:
                 self.u[number] = f + pushed
         self.products += 0.5
@@ -158,8 +159,8 @@ class Solver:
     def _energies(self) -> tuple[float, float]:
         """Summed, and the sum of their sizes."""
         total = torch.zeros(2, dtype=torch.float64, device=self.e.device)
-        for part, u in zip(self.parts, self.u, strict=True):
-            total += sized(part.labels.energy(u))
+        for piece, u in zip(self.pieces, self.u, strict=True):
+            total += sized(piece.labels.energy(u))
         energy, size = total.tolist()
         return energy, size
 
@@ -171,18 +172,18 @@ class Solver:
 
     def _advance(self, target: Target, z: Tensor, squared: float, slack: float) -> float:
         """To the least loss over z, the last step and the directions: one product with J; says what it gained."""
-        q = [self.passes.push(part, z)[1] for part in self.passes.parts("product")]
+        q = [self.passes.push(piece, z)[1] for piece in self.passes.pieces.pass_over("product")]
         self.products += 0.5
         vectors = [z] if self.d is None else [z, self.d]
         outputs = [q] if self.d is None else [q, self.w]
         half, linear, gram = self._products(target, vectors)
         number = len(linear)
-        stiff = [self.directions.outputs(place) for place in range(len(self.parts))]
+        stiff = [self.directions.outputs(place) for place in range(len(self.pieces))]
 
         def along(c: Tensor, second: bool) -> Tensor:
             made = [
-                energy_terms(part.labels.likelihood, u, own, part.labels.y, c, more, second)
-                for part, u, more, *own in zip(self.parts, self.u, stiff, *outputs, strict=True)
+                energy_terms(piece.labels.likelihood, u, own, piece.labels.y, c, more, second)
+                for piece, u, more, *own in zip(self.pieces, self.u, stiff, *outputs, strict=True)
             ]
             return target.data_weight * torch.stack(made).sum(0).cpu()
 
@@ -232,7 +233,7 @@ class Solver:
 
 
 def combined(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
-    """`c_i v_i`, part by part; the vectors are used up."""
+    """`c_i v_i`, piece by piece; the vectors are used up."""
     made = [each.mul_(numbers[0]) for each in outputs[0]]
     for more, number in zip(outputs[1:], numbers[1:], strict=True):
         for each, other in zip(made, more, strict=True):

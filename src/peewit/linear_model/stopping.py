@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..curvature.pieces import LabelledPiece
 from ..messages.errors import PeewitError
-from .passes import Part
 
 ROUNDING = 1e3  # of the loss's own rounding: decrements below it are as good as none
 EXACT = 1e-3  # the share of the tolerance below which a decrement is believed
@@ -109,11 +109,11 @@ class Stopping:
         return self.stale >= STALE
 
 
-def noted(facts: Facts, part: Part, f: Tensor) -> None:
+def noted(facts: Facts, piece: LabelledPiece, f: Tensor) -> None:
     """Add an example's share to the facts."""
     facts.examples += len(f)
-    facts.energy += float(part.labels.energy(f).sum(dtype=torch.float64))
-    facts.rest += float(part.labels.likelihood.rest(part.labels.y))
+    facts.energy += float(piece.labels.energy(f).sum(dtype=torch.float64))
+    facts.rest += float(piece.labels.likelihood.rest(piece.labels.y))
 
 
 def sized(energy: Tensor) -> Tensor:

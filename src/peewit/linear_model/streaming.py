@@ -60,7 +60,7 @@ class Streamed:
         """Nothing is kept that could have aged."""
 
     def _accepted(self, target: Target, before: float, slack: float) -> tuple[float, Tensor]:
-        """Loss and gradient where the last step led, or at the longest part of it that lowers the loss."""
+        """Loss and gradient where the last step led, or at the longest piece of it that lowers the loss."""
         for _ in range(HALVINGS):
             loss, g = self._pass(target)
             if self.d is None or before == math.inf or loss <= before + slack:
@@ -79,14 +79,14 @@ class Streamed:
         total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
         first = not self.facts.examples
         energy = torch.zeros(2, dtype=torch.float64, device=self.e.device)
-        for part in self.passes.parts("gradient"):
-            f, pushed = self.passes.push(part, self.e)
+        for piece in self.passes.pieces.pass_over("gradient"):
+            f, pushed = self.passes.push(piece, self.e)
             if first:
-                noted(self.facts, part, f)
+                noted(self.facts, piece, f)
             u = f + pushed
-            energy += sized(part.labels.energy(u))
-            given = score(part.labels.likelihood, u, part.labels.y) * target.data_weight
-            self.passes.pull(part, functools.partial(alone, given), total)
+            energy += sized(piece.labels.energy(u))
+            given = score(piece.labels.likelihood, u, piece.labels.y) * target.data_weight
+            self.passes.pull(piece, functools.partial(alone, given), total)
         self.products += 1.0
         g = total if space.mask is None else total[space.mask.to(total.device)]
         target.add_gradient(self.e, g)
@@ -102,10 +102,10 @@ class Streamed:
         number = len(vectors)
         zero = torch.zeros(number, dtype=torch.float64, device="cpu")
         total = torch.zeros(1 + number + number * number, dtype=torch.float64, device=self.e.device)
-        for part in self.passes.parts("product"):
-            f, pushed = self.passes.push(part, self.e)
-            along = [self.passes.push(part, vector)[1] for vector in vectors]
-            total += energy_terms(part.labels.likelihood, f + pushed, along, part.labels.y, zero)
+        for piece in self.passes.pieces.pass_over("product"):
+            f, pushed = self.passes.push(piece, self.e)
+            along = [self.passes.push(piece, vector)[1] for vector in vectors]
+            total += energy_terms(piece.labels.likelihood, f + pushed, along, piece.labels.y, zero)
         self.products += 0.5 * (1 + number)
         _, linear, gram = target.products(self.e, vectors)
         made = target.data_weight * total.cpu()

@@ -40,6 +40,7 @@ class Batches:
         self.name = name  # in messages
         self.batch_size = batch_size
         self.examples: int | None = None  # of a whole pass
+        self.first_count = 0  # of examples in the first batch, once it came
         self.pair = (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
         )
@@ -88,9 +89,10 @@ class Batches:
         except TypeError:
             return 0
 
-    def expected(self, batch: int) -> int:
-        """Estimate how many examples a pass has from how many its first batch has; 0 where that is unknown."""
-        return count(self.data[0]) if self.pair else self.examples or batch * len(self)
+    @property
+    def expected(self) -> int:
+        """About how many examples a pass has, once its first batch came; 0 where it cannot be told."""
+        return count(self.data[0]) if self.pair else self.examples or self.first_count * len(self)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Batches, moved to the device; at least one, of at least one example."""
@@ -105,6 +107,7 @@ class Batches:
                     f"Targets are a {type(targets).__name__}; expected a tensor with one entry per example, by {how}."
                 )
             self._refuse_lengths(number, targets, "A batch")
+            self.first_count = self.first_count or number
             if number:
                 yield map_tensors(self._move, inputs), self._move(targets)
             seen += number

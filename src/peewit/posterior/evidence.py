@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..curvature.contracts import Curvature
-from ..curvature.stream import Totals
+from ..curvature.totals import Totals
 from ..likelihoods import Likelihood, WithNoise
 from ..likelihoods.contract import checked_noise
 from ..messages.errors import PeewitError

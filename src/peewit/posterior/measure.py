@@ -13,7 +13,8 @@ from torch import nn
 from ..curvature.contracts import Curvature, Structure
 from ..curvature.kinds import Auto, CurvatureKind, Empirical, Hessian
 from ..curvature.products import hessian_matrix
-from ..curvature.stream import PlanChanged, Source
+from ..curvature.restart import PassRestart
+from ..curvature.stream import Source
 from ..curvature.structures.dense import DenseSums, Full
 from ..likelihoods import Gaussian, Labelled
 from ..messages.errors import PeewitError
@@ -35,9 +36,10 @@ def decompose(structure: Structure, kind: CurvatureKind | Hessian | Auto, sums: 
 
 def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
     """A structure's sums over the data, or over these and earlier ones; the network is held in evaluation mode."""
-    selected = [source.model.get_parameter(name) for name in source.space.names]
-    passes = source.budget.arithmetic.passes()
-    with isolated(source.model, selected), closing(source.progress), add_remark(source), passes:
+    task = source.task
+    selected = [task.model.get_parameter(name) for name in task.space.names]
+    passes = task.budget.arithmetic.passes()
+    with isolated(task.model, selected), closing(source.progress), add_remark(source), passes:
         if isinstance(source.kind, Hessian):
             sums = measure_hessian(source, structure)
             sums = sums if earlier is None else sums.after(earlier)
@@ -45,15 +47,15 @@ def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
             sums = measure(source, structure.measure)
         else:
             sums = measure(source, lambda source: structure.more(source, earlier))
-        wait(device_of(source.model))
+        wait(device_of(task.model))
     return sums
 
 
 def curvature_of(source: Source, structure: Structure, sums: Any, space: Space) -> Curvature:
     """The sums decomposed for the weights that are used."""
-    with add_remark(source), source.progress.working("decomposition"), source.budget.arithmetic.passes():
+    with add_remark(source), source.progress.working("decomposition"), source.task.budget.arithmetic.passes():
         made = decompose(structure, source.kind, sums, space)
-    wait(device_of(source.model))
+    wait(device_of(source.task.model))
     return made
 
 
@@ -62,34 +64,38 @@ def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
     for _ in range(8):
         try:
             return measurement(source)
-        except PlanChanged as change:
-            if source.data.one_shot:
+        except PassRestart as reason:
+            if source.task.data.one_shot:
                 raise PeewitError(
-                    f"{change} only in a later batch, and the data is a one-shot iterator; expected a DataLoader, a "
+                    f"{reason} only in a later batch, and the data is a one-shot iterator; expected a DataLoader, a "
                     "list of batches or tensors, which can be passed over again."
                 ) from None
-            source.totals = source.measured = None
-            source.plan.used.clear()
+            source.restart(reason)
     raise PeewitError("The network applies its weights differently in every pass over the data.")
 
 
 def measure_hessian(source: Source, structure: Structure) -> Any:
     """The full Hessian of the energy, in place of a structure's own measurement."""
+    task = source.task
     if not isinstance(structure, Full):
         raise PeewitError(
             f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and "
             "products only; use structure='full', or curvature='ggn'."
         )
-    if source.data.one_shot:
+    if task.data.one_shot:
         raise PeewitError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
-    assert isinstance(source.kind, Hessian)
-    gradients = replace(source, kind=Empirical())
-    for batch in gradients:  # totals, and which weights are used
+    gradients = Source(replace(task, kind=Empirical()), source.plan, source.progress)
+    measure(gradients, pull_all)  # totals, and which weights are used
+    source.totals, source.remark = gradients.totals, gradients.remark
+    matrix = hessian_matrix(task.model, task.space, task.data, task.likelihood)
+    return DenseSums({tuple(task.space.parts()): matrix}, task.space.mask)
+
+
+def pull_all(source: Source) -> None:
+    """Pull all probes back, and add nothing up."""
+    for batch in source:
         for _ in batch.probes():
             pass
-    source.totals = gradients.totals
-    matrix = hessian_matrix(source.model, source.space, source.data, source.likelihood)
-    return DenseSums({tuple(source.space.parts()): matrix}, source.space.mask)
 
 
 def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:

@@ -114,6 +114,11 @@ class Network:
             Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
         return math.prod(self.plan.shape(x))
 
+    def cost(self, x: Inputs) -> int:
+        """Bytes of one example's layer outputs; call inside `evaluation`."""
+        self.outputs(x)
+        return self.plan.cost(x)
+
     @property
     def push(self) -> Push:
         """Products with the Jacobian; call inside `isolated`, under the plain attention kernel."""

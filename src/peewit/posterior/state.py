@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..curvature.blocks import Blocks
 from ..curvature.contracts import Curvature, Peak, Structure
 from ..curvature.kinds import CurvatureKind, Hessian
-from ..curvature.stream import Totals
+from ..curvature.totals import Totals
 from ..likelihoods import Likelihood, WithNoise
 from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError

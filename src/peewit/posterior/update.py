@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..curvature.stream import Source, Totals
+from ..curvature.stream import MeasurementTask, Source
 from ..curvature.structures import EKFAC
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
@@ -36,18 +36,19 @@ def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
     device = device_of(la.model)
     plan = copied(la.plan)
-    source = Source(
-        la.model,
-        la.asked,
-        Batches(data, device),
-        la.likelihood,
-        la.curvature_kind,
-        network.budget,
-        plan,
-        la.seed,
-        network.progress,
+    task = MeasurementTask(
+        model=la.model,
+        space=la.asked,
+        data=Batches(data, device),
+        likelihood=la.likelihood,
+        kind=la.curvature_kind,
+        budget=network.budget,
+        seed=la.seed,
+        first=la.N,
+        form=la.totals.form,
+        least=la.prior.least,
     )
-    source.first, source.form, source.least = la.N, la.totals.form, la.prior.least
+    source = Source(task, plan, network.progress)
     began = time.perf_counter()
     sums = sums_of(source, la.structure, la.sums)
     measured = time.perf_counter()
@@ -58,7 +59,7 @@ def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     weights = space.vector(la.model).to(la.weights.dtype) if space.names != la.space.names else la.weights
     curvature = curvature_of(source, la.structure, sums, space)
     assert source.totals is not None
-    totals = together(la.totals, source.totals)
+    totals = la.totals + source.totals
     return replace(
         la,
         space=space,
@@ -80,17 +81,6 @@ def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
 def copied(plan: Plan) -> Plan:
     """What is known of a network, for a measurement that may learn more: which weights it uses is asked anew."""
     return replace(plan.copy(), used={})
-
-
-def together(first: Totals, second: Totals) -> Totals:
-    """Of both data."""
-    return Totals(
-        first.examples + second.examples,
-        first.scalars + second.scalars,
-        first.energy + second.energy,
-        first.rest + second.rest,
-        first.form,
-    )
 
 
 def prior_of(la: PosteriorState, space: Space) -> Prior:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..curvature import structures
 from ..curvature.contracts import Structure
 from ..curvature.kinds import CurvatureKind, Hessian
-from ..curvature.stream import Totals
+from ..curvature.totals import Totals
 from ..messages.errors import PeewitError
 from ..posterior.linear_mode import LinearMode
 from ..priors.prior import Prior

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..curvature import kinds, structures
-from ..curvature.stream import Totals
 from ..curvature.structures.dense import DenseSums
 from ..curvature.structures.factors import KronFactors, KronSums
+from ..curvature.totals import Totals
 from ..jacobians import layout
 from ..network.identity import digest, named_tensors
 from ..posterior.linear_mode import LinearMode

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import likelihoods
 from ..curvature.contracts import Structure
 from ..curvature.kinds import CurvatureKind, Hessian
-from ..curvature.stream import Totals
+from ..curvature.totals import Totals
 from ..likelihoods import Likelihood
 from ..messages.errors import MismatchError, NotFiniteError, PeewitError
 from ..messages.names import named

@@ -198,7 +198,7 @@ def test_dense_sums_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = DenseSums({(A, B): positive(6).float(), (C,): positive(3)})
     made = measure_groups(source_of(*batches_of(5, dtype=torch.float32)[0]), groups, None, earlier)
     assert [made.matrices[group].dtype for group in groups] == [torch.float32, torch.float64]
-    strong = {"likelihood": SimpleNamespace(noise_precision=1e8), "data": SimpleNamespace(one_shot=True)}
+    strong = {"likelihood": SimpleNamespace(noise_precision=1e8), "one_shot": True}
     batches, _ = batches_of(5, 4, dtype=torch.float32)
     assert measure_groups(source_of(*batches, **strong), groups).matrices[(C,)].dtype == torch.float64
 

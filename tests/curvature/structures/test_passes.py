@@ -161,7 +161,7 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
     parts = [matrix_of(torch.full((n, 1, 1, 40), 1.0), torch.full((1, n, 1, 1, 34), 1.0)) for n in (1, 9)]
     batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
     monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
-    source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e9), data=SimpleNamespace(one_shot=True))
+    source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e9), one_shot=True)
     made = Measurement("expand", "separate", Rounding(source))
     for batch in batches:
         made.add(batch)
@@ -192,9 +192,7 @@ def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch
 
 def measurement_of(sums: KronSums, **options: Any) -> Measurement:
     """With sums that are there, of data that were looked at or not."""
-    source = source_of(
-        likelihood=SimpleNamespace(noise_precision=options.pop("scale", 1.0)), data=SimpleNamespace(one_shot=True)
-    )
+    source = source_of(likelihood=SimpleNamespace(noise_precision=options.pop("scale", 1.0)), one_shot=True)
     return Measurement("expand", "separate", Rounding(source, **options), sums)
 
 

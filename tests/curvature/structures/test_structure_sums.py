@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fitting import normal
-from peewit.curvature.stream import Held, PlanChanged, held_bytes
+from peewit.curvature.batch import KeptChunks, bytes_of
+from peewit.curvature.restart import PassRestart
 from peewit.curvature.structures import factors, rounding
 from peewit.curvature.structures.factors import KronFactors, KronSums, add_gradients, add_inputs, add_other
 from peewit.curvature.structures.rounding import Rounding
@@ -494,13 +495,13 @@ def chunk(size: int) -> dict[WeightRange, Any]:
 def test_probes_are_kept_where_they_fit() -> None:
     """All of them or none, by the bytes of their gradients; those of one chunk always."""
     one, two = chunk(1), chunk(1)
-    assert held_bytes(one) == 80
+    assert bytes_of(one) == 80
     for room, calls in ((160, 1), (159, 2)):
         batch = batch_of(1, one, two)
-        held = Held(batch, replace(ROOM, spare=room))
+        held = KeptChunks(batch, replace(ROOM, spare=room))
         assert list(held) == [one, two] and list(held) == [one, two] and batch.probes.calls == calls
     batch = batch_of(1, one)
-    held = Held(batch, replace(ROOM, spare=0))
+    held = KeptChunks(batch, replace(ROOM, spare=0))
     assert list(held) == list(held) == [one] and batch.probes.calls == 1
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     assert budget(800, cpu).spare == budget(800, gpu).spare == 100  # memory that was asked for is scarce
@@ -510,7 +511,7 @@ def test_probes_are_kept_where_they_fit() -> None:
 def test_probes_that_a_reader_leaves() -> None:
     """What was gone through in part is not kept."""
     batch = batch_of(1, chunk(1), chunk(1))
-    held = Held(batch, replace(ROOM, spare=1 << 20))
+    held = KeptChunks(batch, replace(ROOM, spare=1 << 20))
     next(iter(held))
     assert not held.kept and len(list(held)) == 2 and batch.probes.calls == 2
 
@@ -572,7 +573,7 @@ def test_matrices_with_products_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
         return matrix[0, 0, 0]
 
     monkeypatch.setattr(rounding, "amplified", amplified)
-    own: Rounding[str] = Rounding(source_of(data=SimpleNamespace(one_shot=True)), {"e"})
+    own: Rounding[str] = Rounding(source_of(one_shot=True), {"e"})
     own.due(batch_of(10))
     assert own.judge(of_errors(a=0.025, b=0.035, c=0.08, e=9.0)) == {"b", "c"}
     assert own.first and own.exact == {"b", "c", "e"} and own.rounded == {} and own.lost == set()
@@ -607,9 +608,9 @@ def test_data_are_passed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
     own.due(batch_of(3))
     assert own.judge(of_errors(b=0.08)) == {"b"}
     own.due(batch_of(12))
-    with pytest.raises(PlanChanged, match="A weight turned out to need products in float64"):
+    with pytest.raises(PassRestart, match="A weight turned out to need products in float64") as caught:
         own.judge(of_errors(b=0.12, c=0.08, d=0.02))
-    assert source.exact == {"s", "e", "a", "b", "c"}
+    assert caught.value.exact == {"s", "e", "a", "b", "c"}
 
 
 def test_errors_of_products() -> None:

@@ -17,10 +17,11 @@ from ...network.finite import NotFiniteCurvature
 from ...weights.groups import Groups
 from ...weights.ranges import WeightRange
 from ...weights.space import Space
+from ..batch import KeptChunks
 from ..blocks import Blocks, OperatorBlock, rows_of
 from ..contracts import Peak
 from ..operators import DenseOperator
-from ..stream import Held, Source
+from ..stream import Source
 from .common import added, check_shape, cleared, filled, floored
 from .factors import CHUNK, CHUNK_CUDA, CHUNKS_CUDA
 from .rounding import Rounding, in_float64
@@ -109,11 +110,11 @@ class Block:
 
     def measure(self, source: Source) -> DenseSums:
         """(P, P) per module."""
-        return measure_groups(source, self.groups(source.space))
+        return measure_groups(source, self.groups(source.task.space))
 
     def more(self, source: Source, earlier: DenseSums) -> DenseSums:
         """Sums over earlier data and this."""
-        return measure_groups(source, self.groups(source.space), None, earlier).after(earlier)
+        return measure_groups(source, self.groups(source.task.space), None, earlier).after(earlier)
 
     def check(self, sums: DenseSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -139,11 +140,15 @@ class Full:
 
     def measure(self, source: Source) -> DenseSums:
         """(D, D)."""
-        return measure_groups(source, [tuple(source.space.parts())], source.space.mask)
+        return self._measure(source)
 
     def more(self, source: Source, earlier: DenseSums) -> DenseSums:
         """Sums over earlier data and this."""
-        return measure_groups(source, [tuple(source.space.parts())], source.space.mask, earlier).after(earlier)
+        return self._measure(source, earlier).after(earlier)
+
+    def _measure(self, source: Source, earlier: DenseSums | None = None) -> DenseSums:
+        space = source.task.space
+        return measure_groups(source, [tuple(space.parts())], space.mask, earlier)
 
     def check(self, sums: DenseSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -228,7 +233,7 @@ def measure_groups(
     sums: dict[Group, Tensor] = {}
     for batch in source:
         first = rounding.begins(batch)
-        probes = Held(batch, source.budget) if first else batch.probes()
+        probes = KeptChunks(batch, source.task.budget) if first else batch.probes()
         chosen = None if mask is None else mask.to(batch.tape.output.device)
         measure_chunks(probes, groups, chosen, rounding, sums)
         found = judge(sums, rounding) if rounding.due(batch) else set()

@@ -66,7 +66,7 @@ class Kron:
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
         """Sums over earlier data and this."""
-        return joined_sums(earlier, measure_factors(self.approx, self.bias, source, earlier), source.space)
+        return joined_sums(earlier, measure_factors(self.approx, self.bias, source, earlier), source.task.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -116,14 +116,14 @@ class EKFAC:
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
         """Sums over earlier data and this, in the eigenbases of the earlier."""
-        return joined_sums(earlier, self._measure(source, earlier), source.space)
+        return joined_sums(earlier, self._measure(source, earlier), source.task.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
         check_sums(sums, space, corrected=True)
 
     def _measure(self, source: Source, earlier: KronSums) -> KronSums:
-        if source.data.one_shot:
+        if source.task.data.one_shot:
             raise PeewitError(
                 "structure='ekfac' passes over the data twice, and a one-shot iterator was given; "
                 "expected a DataLoader, a list of batches or tensors."

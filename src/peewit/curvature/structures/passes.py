@@ -11,7 +11,8 @@ from torch import Tensor
 from ...jacobians.explicit import Explicit
 from ...jacobians.factored import Matrix
 from ...weights.ranges import WeightRange
-from ..stream import Batch, Chunk, Held, Source
+from ..batch import Batch, Chunk, KeptChunks
+from ..stream import Source
 from .common import accumulate
 from .factors import Asked, Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
 from .rounding import SMALL, Rounding, norm
@@ -38,7 +39,7 @@ class Measurement:
     def add(self, batch: Batch) -> None:
         """Measure a batch; if it is the first, again what needs products in float64."""
         first = self.rounding.begins(batch)
-        probes = Held(batch, self.rounding.source.budget) if first else batch.probes()
+        probes = KeptChunks(batch, self.rounding.source.task.budget) if first else batch.probes()
         self._measure(batch, probes)
         if not self.rounding.due(batch):
             return

@@ -16,7 +16,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..stream import Batch, PlanChanged, Source
+from ..batch import Batch
+from ..restart import PassRestart
+from ..stream import Source
 
 EPS = 1e-7  # of the largest eigenvalue: rounding of sums and eigenvectors in float32
 SHOWS = 0.03  # of the prior precision: rounding above it is avoided, so that a tuned prior may be much smaller
@@ -64,7 +66,7 @@ class Rounding(Generic[Key]):
         """
         self.seen += batch.examples
         self.wide = batch.tape.dtype == torch.float64
-        near = self.judged and 2 * self.seen > self.source.expected > 0
+        near = self.judged and 2 * self.seen > self.source.task.data.expected > 0
         return not self.wide and self.seen >= LOOKS * self.judged and not near
 
     def over(self) -> bool:
@@ -85,9 +87,8 @@ class Rounding(Generic[Key]):
         worst = dict(zip(own, sizes, strict=True))
         found = {key for key, error in worst.items() if error > NEAR and key not in self.exact}
         late = set() if self.first else {key for key, error in worst.items() if error > LATE}
-        if late and not self.source.data.one_shot:
-            self.source.exact |= self.exact | found | late
-            raise PlanChanged("A weight turned out to need products in float64")
+        if late and not self.source.task.data.one_shot:
+            raise PassRestart("A weight turned out to need products in float64", self.exact | found | late)
         if self.ended:
             self.lost |= {key for key in late if float(self._error(key, *matrices[key], less=SHOWS)) > LOST}
         self.take(found, matrices)
@@ -105,7 +106,7 @@ class Rounding(Generic[Key]):
 
     def _error(self, key: Key, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:
         """How far variances may be off when all data are summed and the prior precision is `less` times as large."""
-        coarse = self.source.budget.arithmetic.parts(predicting=False) == 1
+        coarse = self.source.task.budget.arithmetic.parts(predicting=False) == 1
         each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
         ridge = less * ridge / self.growth
         error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
@@ -116,13 +117,14 @@ class Rounding(Generic[Key]):
         """All data over those seen so far: exact where their number is known, else a guess that is rather too large."""
         if self.ended:
             return 1.0
-        return max(1.0, self.source.expected / max(self.seen, 1)) if self.source.expected else float(MORE)
+        expected = self.source.task.data.expected
+        return max(1.0, expected / max(self.seen, 1)) if expected else float(MORE)
 
     @property
     def strength(self) -> float:
         """The likelihood's noise precision over the prior precision."""
         degree: int = getattr(self.source.kind, "degree", 1)
-        return float(self.source.likelihood.noise_precision) ** degree / self.source.least
+        return float(self.source.task.likelihood.noise_precision) ** degree / self.source.task.least
 
     def shown(self, largest: Mapping[Own, Tensor]) -> set[Own]:
         """Blocks whose rounding in float32 would show beside the prior after all data, from their norms so far."""

@@ -1,0 +1,124 @@
+"""Data with labels in pieces whose activations fit the budget: small batches are put together, large ones are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import Form, Labelled, Likelihood
+from ..network.batches import Batches, merge_batches
+from ..network.finite import InExample, Watch
+from ..network.nests import Inputs, count, take, tensors
+from ..runtime.memory import Budget
+from ..runtime.progress import Progress
+from ..tracing.knowledge import Plan
+
+Item = TypeVar("Item")
+MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
+MERGED_CPU, MERGED_CUDA = 64 << 20, 24 << 30  # and so many bytes of activations, or the budget
+ACTIVATIONS = 7  # bytes that a pass takes for each byte of layer outputs
+
+
+class Measured(Protocol):
+    """A network that knows what its examples take."""
+
+    @property
+    def plan(self) -> Plan:
+        """What was learnt about it."""
+        ...
+
+    def cost(self, inputs: Inputs) -> int:
+        """Bytes of one example's layer outputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class LabelledPiece:
+    """Some examples, with targets in the likelihood's form."""
+
+    inputs: Inputs
+    labels: Labelled
+    ignored: bool = False  # whether some labels of its batch are ignored
+
+    def some(self, chosen: slice) -> LabelledPiece:
+        """Some of the examples."""
+        return LabelledPiece(take(self.inputs, chosen), self.labels.some(chosen), self.ignored)
+
+
+class LabelCheck:
+    """What was asked about a batch of targets: answers are waited for only when they are read."""
+
+    def __init__(self, inputs: Inputs, labels: Labelled) -> None:
+        self.inputs, self.labels = inputs, labels
+        flags = torch.stack([labels.valid(), labels.likelihood.labelled(labels.y).all()])
+        self.flags = flags.to("cpu", non_blocking=True)
+        self.event = torch.cuda.Event() if flags.is_cuda else None
+        if self.event is not None:
+            self.event.record()
+
+    def checked(self) -> LabelledPiece:
+        """The batch; raises where some targets are wrong."""
+        if self.event is not None:
+            self.event.synchronize()
+        valid, labelled = self.flags.tolist()
+        if not valid:
+            raise self.labels.wrong()
+        return LabelledPiece(self.inputs, self.labels, not labelled)
+
+
+@dataclass(kw_only=True)
+class Pieces:
+    """Data under a likelihood, for passes of a network over it; every pass has the same pieces."""
+
+    data: Batches
+    likelihood: Likelihood
+    network: Measured
+    budget: Budget
+    form: Form | None  # of the outputs of the batch before
+    progress: Progress = field(default_factory=Progress)
+
+    def pass_over(self, title: str, watch: Watch | None = None) -> Iterator[LabelledPiece]:
+        """All examples, once."""
+        watch, seen = watch or Watch(), 0
+        batches = watch.count_batches(self.progress.track(self.data, len(self.data), title))
+        merged = merge_batches(batches, lambda inputs: self._most(inputs, watch), self.data.stored)
+        for check in read_ahead(self._check(*batch) for batch in merged):
+            number = count(check.inputs)
+            cost = self.network.cost(check.inputs)  # examples that differ may come with the last of those put together
+            try:
+                whole = check.checked()
+            except InExample as error:
+                raise watch.locate(error, seen) from None
+            seen += number
+            for chosen in self.budget.slices(number, ACTIVATIONS * cost, 1.0):
+                yield whole.some(chosen)
+
+    def _most(self, inputs: Inputs, watch: Watch) -> int:
+        """Up to how many examples small batches are put together: beyond this size it saves no time."""
+        try:
+            cost = self.network.cost(inputs)
+        except InExample as error:
+            raise watch.locate(error) from None
+        cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
+        return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (ACTIVATIONS * cost)))
+
+    def _check(self, inputs: Inputs, targets: Tensor) -> LabelCheck:
+        """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
+        shape = (count(inputs), *self.network.plan.shape(inputs))
+        labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.form)
+        self.form = labels.form
+        return LabelCheck(inputs, labels)
+
+
+def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, each fetched while the one before is worked on: answers from a GPU are then there in time."""
+    held: list[Item] = []
+    for item in items:
+        if held:
+            yield held.pop()
+        held.append(item)
+    yield from held
