@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import peewit as pw
 import reference_dense as dense
@@ -196,3 +197,48 @@ def test_products_draw_labels_from_a_generator() -> None:
     ]
     assert torch.equal(made[0], made[1]) and torch.equal(made[3], made[4])
     assert not torch.equal(made[0], made[2]) and not torch.equal(made[0], made[3])
+
+
+class Off(nn.Module):
+    """A weight below a unit that is off for the first examples, and a function that torch differentiates once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 1).double(), nn.Linear(1, 2).double()
+        self.first.weight.data.fill_(1.0)
+        self.first.bias.data.fill_(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1) -> (B, 2)."""
+        return self.last(torch.relu(Once.apply(self.first(x))))
+
+
+class Once(torch.autograd.Function):
+    """A cube."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        """z^3."""
+        ctx.save_for_backward(z)
+        return z**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """3 z^2."""
+        return grad * 3 * ctx.saved_tensors[0].square()
+
+
+def test_products_are_tried_on_examples_that_reach_every_weight() -> None:
+    """The first examples have no gradient at one of them, and would not show that second derivatives are wrong."""
+    torch.manual_seed(0)
+    model, y = Off(), normal(8, 2)
+    x = torch.linspace(-2.0, 2.0, 8, dtype=torch.float64)[:, None]
+    rows = torch.stack(
+        [
+            torch.cat([g.flatten() for g in torch.autograd.grad(out, list(model.parameters()), retain_graph=True)])
+            for out in model(x).flatten()
+        ]
+    )
+    found = pw.products(model, (x, y), "regression").mv(torch.eye(rows.shape[1], dtype=torch.float64))
+    torch.testing.assert_close(found, rows.T @ rows)

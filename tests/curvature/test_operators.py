@@ -29,6 +29,7 @@ from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import spread
 from peewit.jacobians.stacked import Stacked
 from peewit.weights.ranges import WeightRange
+from stand_ins import ROOM
 
 close = torch.testing.assert_close
 
@@ -497,3 +498,14 @@ def test_jacobians_of_blocks() -> None:
     assert isinstance(alone, Stacked) and torch.equal(
         alone.rows(slice(0, 1)).unflatten(-1, (3, 5))[..., -1], torch.zeros(2, 1, 3, dtype=torch.float64, device=DEVICE)
     )
+
+
+def test_a_range_that_was_not_used_has_zeros() -> None:
+    """As many as it has weights, wherever it begins."""
+    parts = WeightRange("a", 0, 2), WeightRange("b", 2, 5)
+    block = OperatorBlock(parts, (slice(0, 2), slice(2, 5)), DiagonalOperator(torch.ones(5, device=DEVICE)))
+    value = normal(2, 4, 2)
+    made = block.jacobian({parts[0]: Explicit(value, ROOM)})
+    assert made is not None
+    rows = made.rows(slice(0, 4))
+    assert torch.equal(rows, torch.cat([value, torch.zeros(2, 4, 3, dtype=torch.float64, device=DEVICE)], -1))

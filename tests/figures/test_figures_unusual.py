@@ -98,7 +98,7 @@ def test_yes_is_the_class_of_a_binary_probability() -> None:
     assert figure.data[3].y[0] == pytest.approx(probability, rel=1e-4)
 
 
-def test_samples_of_the_network_are_not_said_to_reach_the_linear_model() -> None:
+def test_captions_about_samples_of_the_network() -> None:
     small = case("regression")
     la = small.fit("full")
     own, other = (figures.monte_carlo(la, small.x[:4], 3, method=method) for method in ("linearised", "sampled"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from jacobian_cases import (
 )
 from peewit.jacobians import factored, layout
 from peewit.jacobians.explicit import Explicit
-from peewit.jacobians.factored import LARGEST_GRID, Term
+from peewit.jacobians.factored import LARGEST_GRID, Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout, join, part_ways
 from peewit.jacobians.output_layer import (
@@ -47,6 +48,7 @@ from peewit.jacobians.stacked import Stacked
 from peewit.kernels import available, operands
 from peewit.kernels import jacobians as kernel_jacobians
 from peewit.runtime.memory import Budget
+from stand_ins import ROOM
 
 
 def bases(layout: Layout, asked: str) -> dict[str, Tensor | None]:
@@ -466,3 +468,36 @@ def test_one_probe_for_each_output() -> None:
         expected[number] = 1
         assert torch.equal(made[number].flatten(1), expected.expand(EXAMPLES, 6))
     assert torch.equal(identity_probes(output[:1]), made[:, :1])
+
+
+def used_twice(tokens: bool) -> Matrix:
+    """A bias of a layer that is applied twice, to several positions, or an embedding that is."""
+    terms = []
+    for seed, positions in ((1, 3), (2, 2)):
+        grad = normal(2, 4, 1, positions, 5, seed=seed)
+        if tokens:
+            index = torch.randint(3, (4, positions), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+            hot = torch.nn.functional.one_hot(index, 3).double().unsqueeze(1)
+            acts = Acts(lambda chosen, hot=hot: hot[chosen], 3, positions, index=index)
+        else:
+            ones = torch.ones(4, 1, positions, 1, dtype=torch.float64, device=DEVICE)
+            acts = Acts(lambda chosen, ones=ones: ones[chosen], 1, positions, constant=True)
+        terms.append(Term(acts, grad))
+    return Matrix(tuple(terms), Layout.plain(1, 5, 3 if tokens else 1), ROOM)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_every_use_of_a_weight_counts(tokens: bool) -> None:
+    """Squares, covariances and variances, from loops over examples, uses and positions."""
+    matrix = used_twice(tokens)
+    rows = torch.zeros(2, 4, 5, matrix.layout.matrix[2], dtype=torch.float64, device=DEVICE)
+    for term in matrix.terms:
+        acts = term.acts(slice(0, 4))
+        for example, position in itertools.product(range(4), range(term.acts.positions)):
+            for probe in range(2):
+                rows[probe, example] += torch.outer(term.grad[probe, example, 0, position], acts[example, 0, position])
+    weight = normal(1, 5, matrix.layout.matrix[2], seed=3).square()
+    covariance = torch.einsum("kboi,oi,lboi->bkl", rows, weight[0], rows)
+    torch.testing.assert_close(matrix.square_sum()[0], rows.square().sum((0, 1)))
+    torch.testing.assert_close(matrix.quad(weight), covariance)
+    torch.testing.assert_close(matrix.variance(weight), covariance.diagonal(dim1=-2, dim2=-1))

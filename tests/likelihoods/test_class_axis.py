@@ -14,6 +14,7 @@ import peewit as pw
 from environment import DEVICE
 from fitting import built, classes, normal
 from peewit.likelihoods import Form
+from peewit.likelihoods.categorical import fitting_axes
 from tables import moved, relative
 
 CLASSES = 3
@@ -206,3 +207,12 @@ def test_outputs_are_flattened_and_restored(form: Form, positions: int, outputs:
     one = f.reshape(-1, *form.shape)[-1]
     rows = [one] if form.axis is None or form.whole else list(one.movedim(form.axis, -1).reshape(-1, outputs))
     assert torch.equal(flat.reshape(-1, positions, outputs)[-1], torch.stack([row.reshape(-1) for row in rows]))
+
+
+def test_axes_of_classes() -> None:
+    """Never the examples'; and one output is none, whatever the labels' shape."""
+    assert fitting_axes((3, 3), torch.zeros(3)) == [1]
+    assert fitting_axes((3, 3, 3), torch.zeros(3, 3)) == [1, 2]
+    for labels in (torch.zeros(5, 1), torch.zeros(5)):
+        with pytest.raises(ValueError, match="the network has one output"):
+            pw.Categorical().form(torch.zeros(5, 1), labels.long())

@@ -423,7 +423,7 @@ def said(likelihood: Any, f: Tensor, node: Any) -> list[tuple[str, str]]:
     return [(str(each.message), each.filename) for each in caught]
 
 
-def test_what_is_said_of_probabilities() -> None:
+def test_a_warning_for_probabilities_as_outputs() -> None:
     """Word by word, where the caller is; nothing of logits, though they be between 0 and 1."""
     logits = normal(4, 1, 3).requires_grad_()
     sure, unsure = logits.softmax(-1), logits.sigmoid()
@@ -500,7 +500,7 @@ def test_a_sigmoid_at_the_end() -> None:
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full"])
 @pytest.mark.parametrize("kind", ["ggn", "fisher", "empirical"])
-def test_row_09_ignored_labels_add_no_curvature(structure: str, kind: str) -> None:
+def test_ignored_labels_add_no_curvature(structure: str, kind: str) -> None:
     """Examples whose labels are all ignored change neither curvature nor evidence, whatever the index is."""
     model = built(nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
     x, y = classes(6, 4, 5), classes(3, 4, 5)
@@ -515,7 +515,7 @@ def test_row_09_ignored_labels_add_no_curvature(structure: str, kind: str) -> No
         assert many.state.totals.scalars == few.state.totals.scalars == 20
 
 
-def test_row_09_ignored_tokens_are_those_of_torch() -> None:
+def test_ignored_tokens_are_those_of_torch() -> None:
     """With class weights: the GGN of torch's own cross entropy, and not that of all tokens."""
     model = built(nn.Sequential(nn.Embedding(6, 3), nn.Tanh(), nn.Linear(3, 3)))
     x, y = classes(6, 4, 5), classes(3, 4, 5)
@@ -537,7 +537,7 @@ def test_row_09_ignored_tokens_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 @pytest.mark.parametrize("axis", [True, False])
-def test_row_10_networks_with_one_logit(structure: str, axis: bool) -> None:
+def test_networks_with_one_logit(structure: str, axis: bool) -> None:
     """`p (1 - p)` times the outer product of gradients: neither zero nor certain."""
     model = row(1) if axis else scalar()
     x, y = normal(6, 3), classes(2, 6, 1) if axis else classes(2, 6)
@@ -553,7 +553,7 @@ def test_row_10_networks_with_one_logit(structure: str, axis: bool) -> None:
         fitted(model, x, y.reshape(6), "classification")
 
 
-def test_row_10_one_logit_is_two_classes() -> None:
+def test_one_logit_is_two_classes() -> None:
     """The same curvature and energy as a network whose two logits differ by that one."""
     one = scalar()
     pair = Network(lambda self, x: torch.stack([0 * (f := self.head(x)[:, 0]), f], -1), head=copy.deepcopy(one.head))
@@ -565,7 +565,7 @@ def test_row_10_one_logit_is_two_classes() -> None:
 
 @pytest.mark.parametrize("likelihood", ["regression", "binary", "count", pw.Gaussian("residuals")], ids=str)
 @pytest.mark.parametrize("shape", [(5, 1), (5,), (1, 3), (5, 3, 1)], ids=str)
-def test_row_16_targets_are_never_broadcast(likelihood: Any, shape: tuple[int, ...]) -> None:
+def test_targets_are_never_broadcast(likelihood: Any, shape: tuple[int, ...]) -> None:
     """Whatever would broadcast against outputs (5, 3) is refused."""
     y = torch.ones(shape, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"differ; expected equal shapes|inputs"):
@@ -585,7 +585,7 @@ def test_row_16_targets_are_never_broadcast(likelihood: Any, shape: tuple[int, .
     ],
     ids=lambda given: given if isinstance(given, str) else "custom",
 )
-def test_row_17_nan_is_an_error(likelihood: Any, where: str) -> None:
+def test_nan_is_an_error(likelihood: Any, where: str) -> None:
     """In a target or an input, in a batch that is not the first: no fit comes out of it."""
     model, x = row(4), normal(8, 3)
     y = torch.ones(8, 2 if likelihood == "heteroscedastic" else 4, dtype=torch.float64)

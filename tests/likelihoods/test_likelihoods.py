@@ -579,7 +579,7 @@ def test_hessians_of_custom_energies() -> None:
 
 
 @pytest.mark.parametrize(("lowest", "said"), [(-1.5e-4, True), (-0.7e-4, False), (0.0, False)])
-def test_negative_curvature_beyond_rounding_is_said(lowest: float, said: bool) -> None:
+def test_a_warning_for_negative_curvature_beyond_rounding(lowest: float, said: bool) -> None:
     """From a ten-thousandth of the largest on, of whatever size that is; and where it was asked for."""
     f, y = torch.zeros(2, 1, 2, dtype=torch.float64), torch.zeros(2, 1, 2, dtype=torch.float64)
     for size in (1e-3, 1.0, 1e3):
@@ -605,3 +605,34 @@ def test_custom_distributions_take_outputs_in_their_shape() -> None:
     likelihood.bound(Form(1, (2, 3), whole=True)).distribution(f)
     assert torch.equal(seen[0], f[:, :, 0]) and torch.equal(seen[1], f.reshape(7, 5, 2, 3))
     assert pw.Custom(lambda f, y: f.sum(1)).distribution(f) is None
+
+
+@pytest.mark.parametrize("parameters", ["natural", "mean_variance", "mean_log_variance"])
+def test_every_form_of_a_gaussian_has_its_natural_parameters(parameters: str) -> None:
+    """Mean over variance, and minus half of one over variance."""
+    mean, variance = torch.tensor([[0.3, -2.0]]).double(), torch.tensor([[0.5, 4.0]]).double()
+    outputs = {
+        "natural": (mean / variance, -0.5 / variance),
+        "mean_variance": (mean, variance),
+        "mean_log_variance": (mean, variance.log()),
+    }
+    first, second = pw.HeteroscedasticGaussian(parameters).natural(torch.cat(outputs[parameters], -1))
+    torch.testing.assert_close(first, mean / variance)
+    torch.testing.assert_close(second, -0.5 / variance)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 5])
+def test_natural_parameters_of_any_number_of_outputs(outputs: int) -> None:
+    """The first half of the outputs, and the second."""
+    f = normal(4, 2 * outputs)
+    first, second = pw.HeteroscedasticGaussian(parameters="natural").natural(f)
+    assert torch.equal(first, f[:, :outputs]) and torch.equal(second, f[:, outputs:])
+
+
+def test_one_deviation_for_each_output() -> None:
+    """Or one for all, or one that is yet to be found."""
+    f = y = torch.zeros(4, 2)
+    for noise in (0.1, "residuals", [0.1, 0.2]):
+        assert pw.Gaussian(noise).form(f, y).outputs == 2
+    with pytest.raises(ValueError, match="has 3 numbers, and the network 2 outputs"):
+        pw.Gaussian([0.1, 0.2, 0.3]).form(f, y)

@@ -1,4 +1,4 @@
-"""What a critical reader found at the mode of the linear model and around it, each as a test."""
+"""The linear mode at its edges: steps that run out, other priors, readers that reuse memory, wrapped networks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def separable() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("precision", [1e-4, 1e-2, 1.0])
-def test_what_is_said_to_be_left_is_about_what_is_left(precision: float) -> None:
+def test_the_error_estimate_of_the_linear_mode(precision: float) -> None:
     """The curvature at the trained weights alone would say ten times less."""
     model, x, y = separable()
     data = moved(x), moved(y)
@@ -43,7 +43,7 @@ def test_what_is_said_to_be_left_is_about_what_is_left(precision: float) -> None
     assert usual.linear_mode.losses[-1] - exact.linear_mode.losses[-1] < 0.03  # of 0.01
 
 
-def test_turns_that_run_out_end_at_the_best_place() -> None:
+def test_tuning_that_runs_out_of_steps_ends_at_its_best_point() -> None:
     """Not at one that was still to be tried."""
     model, x, y = separable()
     for steps in (2, 3, 4, 5):
@@ -139,7 +139,7 @@ def test_sets_of_another_network_are_refused() -> None:
         fitted(model, x, y, "classification", prior=pw.Prior(Layerwise((("nope.weight",),)), torch.ones(1)))
 
 
-def test_a_noise_at_its_limit_is_said() -> None:
+def test_a_warning_for_a_noise_at_its_limit() -> None:
     """Also at the mode of the linear model, which fits these targets exactly."""
     x = normal(30, 3)
     y = x @ normal(3, 1, seed=4)
@@ -149,7 +149,7 @@ def test_a_noise_at_its_limit_is_said() -> None:
         la.tune(at="linear_mode", train=(moved(x), moved(y)))
 
 
-def test_predictions_are_not_asked_for_in_vain() -> None:
+def test_options_of_predictions_that_tuning_ignores_are_refused() -> None:
     """Options that could not be followed are refused."""
     model, x, y = separable()
     data = moved(x), moved(y)
@@ -160,7 +160,7 @@ def test_predictions_are_not_asked_for_in_vain() -> None:
         la.at_linear_mode(data).tune("validation", validation=data, predict={"at": "linear_mode"})
 
 
-def test_advice_that_was_followed_is_not_given_again() -> None:
+def test_no_findings_after_tuning_at_the_linear_mode() -> None:
     """A posterior tuned at the mode of the linear model need not be at one of the network's own."""
     model, x, y = separable()
     data = moved(x), moved(y)
@@ -170,7 +170,7 @@ def test_advice_that_was_followed_is_not_given_again() -> None:
     assert found["mode"].severity == found["evidence"].severity == "fine"
 
 
-def test_a_diagnosis_of_other_data_says_so() -> None:
+def test_a_warning_for_a_diagnosis_of_other_data() -> None:
     """As many examples, but not those of the fit."""
     model, x, y = separable()
     la = fitted(model, x, y, "classification", "kron")

@@ -48,7 +48,7 @@ def test_calibration_error_is_that_of_torchmetrics(bins: int, sharpness: float) 
     assert ece(probs, labels, bins) == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_row_23_calibration_error_keeps_the_surest_predictions() -> None:
+def test_calibration_error_keeps_the_surest_predictions() -> None:
     """Confidences of .99 and above, 1 included, count: dropped, these would score 0."""
     probs = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.995, 0.005], [0.99, 0.01]], dtype=torch.float64, device=DEVICE)
     labels = torch.tensor([0, 1, 1, 1], device=DEVICE)

@@ -75,7 +75,7 @@ def test_joint_classes(name: str) -> None:
 # Rows of the table of failures elsewhere
 
 
-def test_row_12_labels_of_several_inputs_are_drawn_from_one_function() -> None:
+def test_labels_of_several_inputs_are_drawn_from_one_function() -> None:
     """The correlation between new observations is the posterior's: neither one nor zero."""
     case = table("scalar_output")
     la = case.fit("full")
@@ -89,7 +89,7 @@ def test_row_12_labels_of_several_inputs_are_drawn_from_one_function() -> None:
 
 
 @pytest.mark.parametrize("options", [{"link": "mc", "samples": 128}, {"method": "sampled", "samples": 16}], ids=str)
-def test_row_13_generators_are_used_in_predictions(options: Any) -> None:
+def test_generators_are_used_in_predictions(options: Any) -> None:
     """Predictions repeat by themselves and with the same seed, differ with another, and leave the global state."""
     case = table("mlp")
     la = case.fit("kron")
@@ -438,3 +438,33 @@ def test_a_bandit_with_thompson_sampling() -> None:
         seen_y.append(rewards[chosen] + noise)
     first, last = sum(regret[:40]), sum(regret[80:])
     assert last < 0.3 * first and sum(regret[80:]) / 40 < 0.1 * float(rewards.max() - rewards.mean())
+
+
+class Flattened(nn.Module):
+    """A head that sees the tokens of all examples in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 3) -> (B, T, 2)."""
+        hidden = self.first(x).tanh()
+        return self.head(hidden.reshape(-1, 4)).reshape(*x.shape[:2], 2)
+
+
+@pytest.mark.parametrize("weights", ["all", "head.*"])
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_output_covariances_of_a_head_on_tokens_in_a_row(structure: str, weights: str) -> None:
+    """From the operator's own covariance and the dense Jacobian."""
+    model = Flattened().double().to(DEVICE)
+    x, y = torch.randn(5, 3, 3).double().to(DEVICE), torch.randn(5, 3, 2).double().to(DEVICE)
+    la = pw.fit(model, (x, y), "regression", structure=structure, weights=weights)
+    identity = torch.eye(la.D, dtype=torch.float64, device=DEVICE)
+    covariance = torch.linalg.inv(la.precision.mv(identity).cpu())
+    jacobian = dense.jacobian(Flattened().double(), x.cpu(), list(la.space.names))
+    expected = dense.joint_functional_covariance(jacobian, covariance)
+    assert relative(la.functional(x, joint=True).cov.reshape(30, 30), expected) < 1e-8
+    variance = la.functional(x, variance_only=True).cov.reshape(-1)
+    assert relative(variance, expected.diagonal()) < 1e-8

@@ -557,3 +557,35 @@ def test_names_in_a_few_words() -> None:
         names[9]
     some = pw.Prior.diagonal().names(MASKED)
     assert list(some) == ["a.weight[0]", "a.weight[5]", "a.bias[1]", "b[0]", "c[0]"] and len(some) == 5
+
+
+class Unread(nn.Module):
+    """Weights that nothing depends on, before two that are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.unread, self.first = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
+        self.second = nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3) -> (B, 2)."""
+        return self.second(self.first(x).tanh())
+
+
+@pytest.mark.parametrize(("precision", "left"), [(2.0, [2.0]), ([2.0, 3.0, 4.0], [3.0, 4.0])])
+def test_precisions_of_unused_weights_are_dropped(precision: Any, left: list[float]) -> None:
+    """One for all stays one; of several, those of the weights that are used stay."""
+    model = Unread().double().to(DEVICE)
+    data = torch.randn(6, 3).double().to(DEVICE), torch.randn(6, 2).double().to(DEVICE)
+    for prior in (pw.Prior.layerwise(precision), pw.Prior.scale_invariant(model, data, precision=precision)):
+        la = pw.fit(model, data, "regression", prior=prior)
+        assert la.space.names == ("first.weight", "second.weight")
+        assert la.prior.precision.reshape(-1).tolist() == left
+        expected = torch.tensor(left).expand(2).double().repeat_interleave(torch.tensor([12, 8]))
+        torch.testing.assert_close(la.prior.delta(la.space, la.weights).cpu(), expected)
+
+
+def test_a_prior_is_around_zero() -> None:
+    """Unless it is told otherwise."""
+    assert pw.Prior("scalar", torch.ones(1)).mean == 0.0

@@ -38,7 +38,7 @@ def with_metric(report: Report, place: int, **changes: Estimate) -> Report:
     return with_method(report, place, metrics={**report.methods[place].metrics, **changes})
 
 
-def test_an_overconfident_network_is_said_to_be_one() -> None:
+def test_the_sentence_about_an_overconfident_network() -> None:
     calibrated, changed, unknown = answers(classification())
     assert calibrated.mood == POOR and "too sure of itself" in calibrated.verdict
     assert "7.4 percentage points (95 % interval: 6.6 to 8.2)" in said(calibrated)
@@ -122,7 +122,7 @@ def test_noticing_unknown_inputs(rate: float, mood: str, verdict: str) -> None:
     assert found.mood == mood and verdict in found.verdict
 
 
-def test_what_was_not_measured_is_said_to_be_open() -> None:
+def test_the_sentence_about_what_was_not_measured() -> None:
     bare = with_method(classification(), 0, detection={}, shifts={}, attacks={})
     found = answers(bare)[2]
     assert found.mood == OPEN and "cannot say what happens outside the test data" in said(found)
@@ -163,7 +163,7 @@ def test_without_intervals_no_difference_is_called_real() -> None:
     assert "95 % interval" not in said(found[0])
 
 
-def test_a_small_test_is_said_to_be_one() -> None:
+def test_the_sentence_about_a_small_test_set() -> None:
     one = Reliability((0.0, 0.5, 1.0), (0.0, 0.7), (0.0, 0.0), (0, 1))
     report = with_metric(with_method(classification(), 1, reliability=one), 1, ece=Estimate(0.7, 0.7, 0.7))
     assert answers(report)[0].mood == OPEN and "too small to tell" in answers(report)[0].verdict
@@ -204,7 +204,7 @@ def test_a_posterior_alone_is_not_called_the_network() -> None:
         ((0.9, 0.5), (0.5, 0.55), "does not fall with it"),
     ],
 )
-def test_what_disturbance_does(right: tuple[float, ...], sure: tuple[float, ...], words: str) -> None:
+def test_sentences_about_corrupted_inputs(right: tuple[float, ...], sure: tuple[float, ...], words: str) -> None:
     shift = Shift((0.0, 1.0), {"accuracy": tuple(map(near, right)), "confidence": tuple(map(near, sure))})
     holes = Shift((0.0, 1.0), {"accuracy": (near(math.nan),) * 2, "confidence": (near(math.nan),) * 2})
     changes = {"shifts": {"noise": shift, "blur": holes}, "attacks": {}, "detection": {}}
@@ -252,7 +252,7 @@ def test_intervals_of_numbers(held: float, mood: str, verdict: str) -> None:
         (math.inf, False, "∞"), (math.nan, True, "–"), (-0.25, False, "-0.250"),
     ],
 )  # fmt: skip
-def test_numbers_as_people_read_them(value: float, percent: bool, text: str) -> None:
+def test_formats_of_numbers(value: float, percent: bool, text: str) -> None:
     assert words.number(value, percent).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
@@ -298,7 +298,7 @@ def test_the_gallery_says_what_was_predicted() -> None:
     assert gallery(replace(classification(), surest=(specimen(1, True, image=False),), least_sure=())) is None
 
 
-def test_nothing_is_said_of_unknown_inputs_without_any() -> None:
+def test_no_sentence_about_unknown_inputs_without_any() -> None:
     pytest.importorskip("plotly", reason="no plotly")
     from peewit.report.page import made
 
@@ -436,7 +436,7 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         page.write(regression(), tmp_path / "no" / "such.html")
 
 
-def test_odd_reports_make_pages() -> None:
+def test_unusual_reports_make_pages() -> None:
     """One method, no classes, nothing beside: all that can be missing is missing."""
     pytest.importorskip("plotly", reason="no plotly")
     from peewit.report.page import made

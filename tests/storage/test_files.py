@@ -271,7 +271,7 @@ def row_18(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 @pytest.mark.parametrize("what", ["one bit", "order", "buffer", "counter", "dtype", "names", "shapes", "more"])
-def test_row_18_state_loaded_onto_another_network(what: str, tmp_path: Path) -> None:
+def test_state_loaded_onto_another_network(what: str, tmp_path: Path) -> None:
     """Other weights, another curvature or other indices are refused, with the reason."""
     la = posterior()
     la.save(tmp_path / "a.safetensors")
@@ -280,7 +280,7 @@ def test_row_18_state_loaded_onto_another_network(what: str, tmp_path: Path) -> 
         pw.load(tmp_path / "a.safetensors", model)
 
 
-def test_row_18_untied_weights(tmp_path: Path) -> None:
+def test_untied_weights(tmp_path: Path) -> None:
     """Equal values under two names are not one weight."""
     model = built(tied_linears())
     inputs = next(p.shape[1] for p in model.parameters() if p.dim() == 2)

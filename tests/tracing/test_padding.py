@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 import peewit as pw
 from environment import DEVICE
 from fitting import built, classes, covered, fitted, normal, seeded
-from tables import moved, relative
+from peewit.tracing.layers.embedding import EMBEDDING
+from tables import curvature_of, moved, relative
 
 PADDING = 2
 
@@ -99,3 +101,35 @@ def test_files_and_updates_keep_it(tmp_path: Any) -> None:
     la.save(tmp_path / "posterior")
     for other in (pw.load(tmp_path / "posterior", model), la.update((moved(x), moved(y)))):
         assert bool((other.sample(3)[:, 4 * PADDING : 4 * (PADDING + 1)] == 0.5).all())
+
+
+@pytest.mark.parametrize("padding", [None, 1, -2])
+def test_padding_may_be_counted_from_the_end(padding: int | None) -> None:
+    """Rows of a table by torch's gradients; tokens are seen as one-hot vectors."""
+    torch.manual_seed(0)
+
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(4, 3)), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.nn.functional.embedding(x, self.table, padding).tanh().mean(1))
+
+    model = Looked().double().to(DEVICE)
+    x, y = torch.tensor([[0, 1, 2], [3, 3, 1], [2, 2, 0]], device=DEVICE), torch.tensor([0, 1, 0], device=DEVICE)
+    la = pw.fit(model, (x, y), "classification", structure="full", prior=1.0)
+    assert la.coverage()["table"].rule == "embedding" and not la.state.plan.corrections
+    jacobian = []
+    for output in model(x):
+        grads = [torch.autograd.grad(each, list(model.parameters()), retain_graph=True) for each in output]
+        jacobian.append(torch.stack([torch.cat([part.flatten() for part in grad]) for grad in grads]))
+    rows = torch.stack(jacobian)
+    shares = model(x).detach().softmax(-1)
+    hessian = torch.diag_embed(shares) - shares[:, :, None] * shares[:, None, :]
+    assert relative(curvature_of(la), torch.einsum("ncd,nck,nke->de", rows, hessian, rows)) < 1e-8
+    weight: Any = SimpleNamespace(parameter=model.table, part=None)
+    use: Any = SimpleNamespace(views={"weight": weight}, options=None)
+    (made,) = EMBEDDING.contributions(use, (x,), torch.randn(1, 3, 3, 3, device=DEVICE))
+    seen = made.value.acts(slice(1, 3))
+    assert torch.equal(seen, torch.eye(4, dtype=torch.long, device=DEVICE)[x[1:3]][:, None])

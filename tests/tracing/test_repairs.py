@@ -80,7 +80,7 @@ MISREADINGS = {
 
 @pytest.mark.parametrize("verified", [True, False])
 @pytest.mark.parametrize("name", MISREADINGS)
-def test_kept_networks_tell(name: str, verified: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_networks_notice_each_misreading(name: str, verified: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that were kept because of it: by what the verification corrects, and without it by wrong numbers."""
     MISREADINGS[name].put_back(monkeypatch)
     if not verified:
@@ -89,7 +89,7 @@ def test_kept_networks_tell(name: str, verified: bool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", MISREADINGS)
-def test_a_random_network_tells(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_networks_notice_each_misreading(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the first that have the step in question, by the checks that it gets."""
     options = MISREADINGS[name].options
     seeds = [seed for seed in range(COUNT) if options & set(random_network(seed).options)][:FEW]

@@ -593,7 +593,7 @@ class Full(nn.Module):
         raise torch.OutOfMemoryError("no room")
 
 
-def test_memory_that_runs_out_is_said_as_such() -> None:
+def test_the_error_when_memory_runs_out() -> None:
     """By whatever pass it was: no slower way and no other explanation."""
     x, model = normal(3, 3), Full(True).double().to(DEVICE)
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
@@ -1455,3 +1455,14 @@ def test_gradients_that_are_not_finite_say_nothing(finite: int) -> None:
     tape = tracer_of(model).trace(x)
     (use,) = tape.uses
     assert tape.axis(use.key) == BatchAxis(0, "none") and not tape.generic
+
+
+@pytest.mark.parametrize(
+    ("examples", "rows"), [(1, [0]), (2, [0, 1, 1, 0]), (3, [0, 1, 2, 0, 2, 1]), (5, [0, 1, 2, 0, 2, 1])]
+)
+def test_examples_are_doubled_in_another_order(examples: int, rows: list[int]) -> None:
+    """Up to three of them; the second order is no flip and no roll of the first, so that neither passes for it."""
+    inputs = {"x": 10.0 * torch.arange(examples)[:, None], "y": torch.arange(examples)}
+    made: Any = doubled(inputs)
+    assert made["y"].tolist() == rows
+    assert made["x"].flatten().tolist() == [10.0 * row for row in rows]

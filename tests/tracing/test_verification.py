@@ -419,7 +419,7 @@ def test_a_wrong_generic_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert not la.state.plan.vectorised and la.coverage()["w"].rule == "generic"
 
 
-def test_no_rule_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_no_rule_gets_right_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What disagrees even one example at a time is refused by name."""
     own = generic._one_by_one
     monkeypatch.setattr(generic, "_one_by_one", lambda *args: {k: 1.5 * rows for k, rows in own(*args).items()})
@@ -581,7 +581,7 @@ def test_what_a_network_kept_after_the_fit_does_not_go_stale() -> None:
     assert la.model.kept["biases"] is kept and la.model.gain is gain
 
 
-def test_what_a_network_kept_before_the_fit_is_said() -> None:
+def test_a_warning_for_what_a_network_kept_before_the_fit() -> None:
     """With its graph it would be wrong at other weights; without it hides the weight that it was computed from."""
     x, y = moved(normal(7, 4)), moved(classes(3, 7))
     model = built(Caching()).to(DEVICE).eval()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import peewit as pw
+from environment import DEVICE
 from fitting import built, classes, fitted, normal
 from tables import moved, relative
 
@@ -53,7 +54,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_asked_of_tune_is_refused(name: str) -> None:
+def test_bad_arguments_of_tune_are_refused(name: str) -> None:
     """Before any work is done, with what was expected."""
     options, message = NONSENSE[name]
     with pytest.raises((TypeError, ValueError), match=message):
@@ -202,3 +203,28 @@ def test_a_posterior_is_not_called() -> None:
     la = fitted(built(nn.Linear(3, 2)), normal(6, 3), classes(2, 6), "classification", "kron")
     with pytest.raises(TypeError, match=r"la\.predict\(x\)"):
         la(normal(2, 3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limits": (1e-4, 1e-3)},
+        {"method": "fixed_point", "limits": (1e-4, 1e-3)},
+        {"method": "grid", "grid": [1e-5, 1e-4]},
+        {"method": "validation", "steps": 2},
+        {"at": "linear_mode", "limits": (1e-4, 1e-3)},
+    ],
+    ids=["evidence", "fixed_point", "grid", "validation", "linear"],
+)
+def test_warnings_of_tuning_point_at_the_call(options: dict[str, Any]) -> None:
+    """At the line of the user who asked, whatever tunes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(DEVICE)
+    data = torch.randn(20, 3).double().to(DEVICE), torch.randn(20, 2).double().to(DEVICE)
+    la = pw.fit(model, data, pw.Gaussian(0.5))
+    given = (
+        {"validation": data} if options.get("method") == "validation" else {"train": data} if "at" in options else {}
+    )
+    with pytest.warns(pw.TuningWarning) as found:
+        la.tune(**given, **options)
+    assert {each.filename for each in found} == {__file__}

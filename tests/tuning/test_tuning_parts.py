@@ -140,7 +140,7 @@ def test_names_of_groups_in_warnings() -> None:
     assert listed(names, torch.ones(5, dtype=torch.bool)) == "'a', 'b', 'c' and 2 more groups"
 
 
-def test_what_is_odd_about_precisions() -> None:
+def test_warnings_about_precisions() -> None:
     """Without curvature, switched off, or at one of the limits; what was not free is not spoken of."""
     names = ["without", "off", "low", "high", "fine", "fixed"]
     place = Place(torch.tensor([1.0, 0.01, 0.01, 100.0, 1.0, 100.0], dtype=torch.float64).log(), 0.0)
@@ -193,7 +193,7 @@ def bounded(sizes: list[int], flat: list[bool], prior: bool, noise: bool) -> tup
     return bounds(la, asked, SimpleNamespace(sizes=torch.tensor(sizes), flat=torch.tensor(flat)))  # type: ignore[arg-type]
 
 
-def test_what_may_change_and_how_far() -> None:
+def test_parameters_that_may_change_and_their_limits() -> None:
     """Groups with weights and curvature within the limits, and the noise within its own."""
     sizes, flat = [3, 0, 2, 5, 0], [False, False, True, False, True]
     allowed, without = bounded(sizes, flat, True, True)
@@ -312,7 +312,7 @@ def test_eigenvalues_below_zero_by_rounding() -> None:
     assert rounded(values)[4] == -5.0 and rounded(values)[3] == 0.0
 
 
-def test_what_can_still_move_uphill() -> None:
+def test_free_parameters_of_an_ascent() -> None:
     """Free, and not at a limit that the slope leads out of."""
     free = torch.tensor([True, True, True, True, False, True, True])
     allowed = Range(free, torch.zeros(7), torch.ones(7))
@@ -378,7 +378,7 @@ def test_the_fixed_point_ends_where_little_is_left(
     assert len(short.points) == expected + 1
 
 
-def test_the_fixed_point_that_is_there_already_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fixed_point_at_the_optimum_and_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing moves: it ends at once. No posterior: it says so."""
     problem = stepping(1.0, 1.0, monkeypatch)
     allowed = Range(torch.ones(2, dtype=torch.bool), torch.full((2,), -9.0).double(), torch.full((2,), 9.0).double())
@@ -592,7 +592,7 @@ def settings(noise_there: bool = True, **given: Any) -> Any:
     return checked(SimpleNamespace(likelihood=likelihood), **usual | given)  # type: ignore[arg-type]
 
 
-def test_what_tune_does_unless_it_is_told() -> None:
+def test_defaults_of_tune() -> None:
     """Noise where there is one, on a grid where it has values; steps for each number that is searched."""
     linear = Passing("linear_mode")
     for given, noise, steps, tolerance in (
@@ -701,7 +701,7 @@ def test_what_tune_does_unless_it_is_told() -> None:
     ],
     ids=str,
 )
-def test_what_tune_refuses(given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_refusals_of_tune(given: dict[str, Any], error: type[Exception], words: str) -> None:
     """Each by what was given, with what to do."""
     with pytest.raises(error, match=words):
         settings(**given)

@@ -22,7 +22,7 @@ from peewit.jacobians.layout import Layout
 from peewit.runtime.memory import Budget
 from peewit.tracing.layers.conv import geometry
 from peewit.tracing.layers.conv import moments as patch_moments
-from peewit.tracing.layers.conv.geometry import Axis
+from peewit.tracing.layers.conv.geometry import Axis, TapGroup
 from peewit.tracing.layers.conv.moments import PatchMoments
 from peewit.tracing.layers.conv.rule import Window, patches
 from peewit.weights.ranges import WeightRange
@@ -327,3 +327,16 @@ def test_pointwise_kernels_make_no_patches() -> None:
         seen = patches(x, Window((1, 1), (stride, stride), (0, 0), (1, 1), 1))
         assert seen.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() or stride == 2
         assert torch.equal(seen[:, 0].mT.reshape(2, 3, -1), x[:, :, ::stride, ::stride].flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        (((0, 2), (2, 4), (4, 5), (5, 6)), [(0, 2, 2), (4, 1, 2)]),
+        (((0, 2), (2, 3), (3, 5)), [(0, 2, 1), (2, 1, 1), (3, 2, 1)]),
+        (((0, 2), (3, 5), (5, 7)), [(0, 2, 1), (3, 2, 2)]),
+    ],
+)
+def test_neighbours_of_equal_length_are_one_product(intervals: Any, expected: list[tuple[int, int, int]]) -> None:
+    """Start, length and number of each; a gap or another length begins a new one."""
+    assert TapGroup(0, 0, (), intervals, ()).batches() == expected

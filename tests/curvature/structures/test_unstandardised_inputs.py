@@ -141,7 +141,7 @@ def test_variances_and_evidence(case: str, structure: str) -> None:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_other_questions(structure: str) -> None:
+def test_samples_and_tuning_agree_with_float64(structure: str) -> None:
     """Samples, other priors and noises, and tuning agree with the same network in float64."""
     net, x, y = weather(200, 40)
     la = pw.fit(net, (x, y), pw.Gaussian(0.5), structure=structure)
@@ -207,7 +207,7 @@ def test_joint_bias() -> None:
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 @pytest.mark.parametrize("offsets", [False, True])
-def test_pixels(approx: str, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_of_large_pixels(approx: str, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution of bright pixels and its bias: from patches, or without them by offsets of its taps."""
     monkeypatch.setattr(PatchMoments, "cheaper", offsets)
     channels, size = 2, 8
@@ -286,7 +286,7 @@ def test_linear_models(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "block"])
-def test_kept_and_converted(structure: str, tmp_path: object) -> None:
+def test_files_and_other_arithmetics_lose_nothing(structure: str, tmp_path: object) -> None:
     """Files and other arithmetics lose nothing."""
     net, x, y = weather(150, 40)
     variance, _ = Perceptron(net, x).answers(structure, 0.1, 0.1, y)
@@ -301,7 +301,7 @@ def test_kept_and_converted(structure: str, tmp_path: object) -> None:
         assert off(made.update([(x[:1], y[:1])]).functional(x[1:]).cov, variance[1:]) < 0.2
 
 
-def test_graph() -> None:
+def test_gradients_in_the_inputs() -> None:
     """Covariances can be differentiated in the inputs as those of the network in float64."""
     net, x, y = weather(150, 40)
     slopes = []
@@ -354,7 +354,7 @@ def test_plain_inputs_stay_in_float32(structure: str) -> None:
     assert network_of(la.state, None).budget.arithmetic.name == "auto"
 
 
-def test_said_where_it_still_shows() -> None:
+def test_a_finding_where_rounding_shows() -> None:
     """A prior far below that of the fit: a finding says so, and another fit needs none."""
     net, x, y = standardised()
     la = pw.fit(net, (x, y), pw.Gaussian(1.0))
@@ -366,7 +366,7 @@ def test_said_where_it_still_shows() -> None:
     assert again.diagnose((x, y))["rounding"].severity == "fine"
 
 
-def test_warning() -> None:
+def test_a_warning_where_rounding_shows() -> None:
     """What a float32 network cannot resolve at all is said at the fit, at an update and after tuning."""
     net, x, y = weather(100)
     far = 1e4 * x

@@ -1,4 +1,4 @@
-"""Networks and calls that once gave wrong numbers, or could: each against dense float64 loops."""
+"""Unusual networks and calls, each against dense float64 loops."""
 
 from __future__ import annotations
 
