@@ -49,7 +49,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Scores:
+class DemoScores:
     """How one way to predict did on the test images, and at telling them from classes never seen."""
 
     name: str
@@ -112,13 +112,13 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> Tensor:
     return log_temperature.detach().exp()
 
 
-def judge(name: str, probs: Tensor, labels: Tensor, unknown: Tensor) -> Scores:
+def judge(name: str, probs: Tensor, labels: Tensor, unknown: Tensor) -> DemoScores:
     """Scores of probabilities (n, C); unknown ones (m, C) are told from them by the entropy of the prediction."""
 
     def entropy(p: Tensor) -> Tensor:
         return -torch.xlogy(p, p).sum(-1)
 
-    return Scores(
+    return DemoScores(
         name,
         accuracy(probs, labels),
         nll(probs, labels),
@@ -128,7 +128,9 @@ def judge(name: str, probs: Tensor, labels: Tensor, unknown: Tensor) -> Scores:
     )
 
 
-def run(quick: bool = False, seed: int = 0, console: Console | None = None, report: Path | None = None) -> list[Scores]:
+def run(
+    quick: bool = False, seed: int = 0, console: Console | None = None, report: Path | None = None
+) -> list[DemoScores]:
     """Train, fit, tune and compare, and write a report where one is wanted; the global random state stays as it was."""
     console = console or Console()
     if report is not None and find_spec("plotly") is None:
@@ -162,7 +164,7 @@ def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool)
     console.print(f"The report, to be opened in a browser: {path.resolve()}", highlight=False, soft_wrap=True)
 
 
-def compare(data: Data, console: Console, epochs: int) -> tuple[list[Scores], dict[str, pw.Laplace]]:
+def compare(data: Data, console: Console, epochs: int) -> tuple[list[DemoScores], dict[str, pw.Laplace]]:
     """The six ways to predict, each with its scores; and the posteriors among them."""
     (x, y), (x_test, y_test) = data.train, data.test
     names = ", ".join(FASHION_MNIST_CLASSES[KNOWN:])
@@ -203,7 +205,7 @@ def stage(console: Console, what: str, total: int | None = None) -> Iterator[Cal
     console.print(f"  {what}: {time.perf_counter() - began:.1f} s", highlight=False)
 
 
-def show(scores: list[Scores], console: Console, quick: bool) -> None:
+def show(scores: list[DemoScores], console: Console, quick: bool) -> None:
     """The table, and what its figures mean."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("way to predict", no_wrap=True)

@@ -19,7 +19,7 @@ from environment import DEVICE
 from evaluating import C, agree, classifier, images, network
 from fitting import Broken, built, classes, normal, seeded
 from peewit.evaluation.attacks import Attack
-from peewit.evaluation.corruptions import Range, corrupted
+from peewit.evaluation.corruptions import InputRange, corrupted
 from peewit.evaluation.methods import dropouts
 from peewit.likelihoods import Form
 from peewit.metrics import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
@@ -145,11 +145,11 @@ def test_shifts_and_attacks_are_measured_on_the_changed_inputs() -> None:
     )
     own = found.methods[0]
     assert own.shifts["noise"].strengths == (0, 1, 2, 3, 4, 5) and own.shifts["r"].strengths == (0, 2, 4)
-    attack = Attack(la.model, la.likelihood, Form(0, (C,)), Range(0.0, 1.0))
+    attack = Attack(la.model, la.likelihood, Form(0, (C,)), InputRange(0.0, 1.0))
     seed = seed_of(seeded(4), 62)
     inputs = {
-        ("shifts", "noise", 3): (corrupted("noise", x, 3.0, Range(0.0, 1.0), 0, seed), y),
-        ("shifts", "rotation", 1): (corrupted("rotation", x, 2.0, Range(0.0, 1.0), 0, seed), y),
+        ("shifts", "noise", 3): (corrupted("noise", x, 3.0, InputRange(0.0, 1.0), 0, seed), y),
+        ("shifts", "rotation", 1): (corrupted("rotation", x, 2.0, InputRange(0.0, 1.0), 0, seed), y),
         ("shifts", "dark", 2): (x * 0.25, y),
         ("shifts", "r", 1): ready[2],
         ("shifts", "r", 2): ready[4],
@@ -180,7 +180,7 @@ def test_some_examples_are_enough_for_shifts() -> None:
     chosen = torch.arange(3, 40, 4, device=DEVICE)
     clean, noisy = found.methods[0].shifts["noise"].metrics["nll"]
     assert clean.value == pytest.approx(nll(la.predict(x[chosen]).probs, y[chosen]))
-    there = corrupted("noise", x[chosen], 1.0, Range(0.0, 1.0), 0, 0)
+    there = corrupted("noise", x[chosen], 1.0, InputRange(0.0, 1.0), 0, 0)
     assert noisy.value == pytest.approx(nll(la.predict(there).probs, y[chosen]))
     assert [each.value for each in again.methods[0].shifts["noise"].metrics["nll"]] == pytest.approx(
         [clean.value, noisy.value]
@@ -420,12 +420,12 @@ def test_strengths_are_explained_where_they_are_shares_of_a_range() -> None:
 
 
 def test_large_and_normalised_images_are_shown_small_and_in_range() -> None:
-    from peewit.evaluation.specimens import shown
+    from peewit.evaluation.specimens import pixels_of
 
-    made = torch.tensor(shown(torch.randn(3, 200, 100), Range(-3.0, 3.0)))
+    made = torch.tensor(pixels_of(torch.randn(3, 200, 100), InputRange(-3.0, 3.0)))
     assert made.shape == (64, 32, 3) and float(made.min()) >= 0 and float(made.max()) <= 1
-    assert shown(torch.randn(5, 8, 8), Range(0.0, 1.0)) is None
-    assert shown(torch.randn(8), Range(0.0, 1.0)) is None
+    assert pixels_of(torch.randn(5, 8, 8), InputRange(0.0, 1.0)) is None
+    assert pixels_of(torch.randn(8), InputRange(0.0, 1.0)) is None
 
 
 def test_very_many_classes_are_measured_without_what_takes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +433,7 @@ def test_very_many_classes_are_measured_without_what_takes_too_much(monkeypatch:
     batches = [(x[:12], y[:12]), (x[12:], y[12:])]
     whole = pw.evaluate(la, batches, intervals=0, ood=x)
     monkeypatch.setattr("peewit.evaluation.gathering.PROBABILITIES", 40)
-    monkeypatch.setattr("peewit.evaluation.answers.MANY_CLASSES", 2)
+    monkeypatch.setattr("peewit.evaluation.scorers.MANY_CLASSES", 2)
     found = pw.evaluate(la, batches, intervals=0, ood=x)
     expected = numbers(whole.methods[0])
     expected.pop("ece_classwise")

@@ -11,14 +11,14 @@ from torch import nn
 import peewit as pw
 from environment import DEVICE
 from peewit.evaluation.attacks import Attack
-from peewit.evaluation.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, Range, corrupted
-from peewit.evaluation.variations import asked
+from peewit.evaluation.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, InputRange, corrupted
+from peewit.evaluation.variations import variations_of
 from peewit.likelihoods import Form
 from snapshots import changed, snapshot
 
 ndimage = pytest.importorskip("scipy.ndimage")
 
-UNIT = Range(0.0, 1.0)
+UNIT = InputRange(0.0, 1.0)
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_rotation_is_that_of_scipy(shape: tuple[int, int]) -> None:
     centre = [(side - 1) / 2 for side in shape]
     offset = [centre[i] - sum(turn[i][j] * centre[j] for j in range(2)) for i in range(2)]
     expected = ndimage.affine_transform(x[0, 0].cpu().numpy(), turn, offset, order=1, mode="grid-constant", cval=3.0)
-    found = corrupted("rotation", x, 2, Range(3.0, 5.0), 0, 0)[0, 0].cpu()
+    found = corrupted("rotation", x, 2, InputRange(3.0, 5.0), 0, 0)[0, 0].cpu()
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
     square = images(1, 1, 8, 8)
     quarter = corrupted("rotation", square, 90 / ROTATION, UNIT, 0, 0)
@@ -75,7 +75,7 @@ def test_contrast_shrinks_about_each_channel() -> None:
 def test_noise_belongs_to_the_example() -> None:
     """The same however batches are cut, on any inputs, and of the size it says."""
     x = images(6, 1, 30, 30) * 4 - 2
-    limits = Range.of(x)
+    limits = InputRange.of(x)
     whole = corrupted("noise", x, 2, limits, 0, 7)
     parts = [corrupted("noise", x[:2], 2, limits, 0, 7), corrupted("noise", x[2:], 2, limits, 2, 7)]
     assert torch.equal(whole, torch.cat(parts))
@@ -89,14 +89,14 @@ def test_noise_belongs_to_the_example() -> None:
 
 
 def test_the_range_of_inputs() -> None:
-    assert Range.of(torch.tensor([0.1, 0.9])) == UNIT
-    assert Range.of(torch.tensor([-1.0, 3.0])) == Range(-1.0, 3.0)
-    assert Range.of(torch.zeros(3) + 7).span == 1.0
+    assert InputRange.of(torch.tensor([0.1, 0.9])) == UNIT
+    assert InputRange.of(torch.tensor([-1.0, 3.0])) == InputRange(-1.0, 3.0)
+    assert InputRange.of(torch.zeros(3) + 7).span == 1.0
     x = torch.tensor([-0.5, 1.5])
-    assert torch.equal(UNIT.clipped(x), torch.tensor([0.0, 1.0])) and torch.equal(Range(0.0, 2.0).clipped(x), x)
+    assert torch.equal(UNIT.clipped(x), torch.tensor([0.0, 1.0])) and torch.equal(InputRange(0.0, 2.0).clipped(x), x)
 
 
-def attack(model: nn.Module, limits: Range) -> Attack:
+def attack(model: nn.Module, limits: InputRange) -> Attack:
     return Attack(model, pw.Categorical(), Form(0, (2,)), limits)
 
 
@@ -104,7 +104,7 @@ def test_attacks_on_a_linear_network_are_the_sign_of_its_weights() -> None:
     model = nn.Linear(4, 2).double().to(DEVICE)
     x, y = torch.randn(5, 4, dtype=torch.float64, device=DEVICE), torch.randint(2, (5,), device=DEVICE)
     before = snapshot(model)
-    own = attack(model, Range(-2.0, 2.0))
+    own = attack(model, InputRange(-2.0, 2.0))
     weight = model.weight.detach()
     away = torch.where((y == 0)[:, None], (weight[1] - weight[0]).sign(), (weight[0] - weight[1]).sign())
     for name in ("fgsm", "pgd"):
@@ -147,18 +147,18 @@ def test_forms_that_shifts_are_asked_for_in() -> None:
     def own(x: torch.Tensor, strength: float) -> torch.Tensor:
         return x
 
-    names = [(one.name, one.strengths) for one in asked(["noise", "blur"], "shifts")]
+    names = [(one.name, one.strengths) for one in variations_of(["noise", "blur"], "shifts")]
     assert names == [("noise", (1, 2, 3, 4, 5)), ("blur", (1, 2, 3, 4, 5))]
-    (one,) = asked({"noise": [3, 1, 0, 1]}, "shifts")
+    (one,) = variations_of({"noise": [3, 1, 0, 1]}, "shifts")
     assert one.strengths == (1.0, 3.0)  # 0 is always there
-    (one,) = asked({"fog": own}, "shifts")
-    assert one.own is own and len(one.strengths) == 5
-    (one,) = asked({"fog": (own, [2])}, "shifts")
+    (one,) = variations_of({"fog": own}, "shifts")
+    assert one.change is own and len(one.strengths) == 5
+    (one,) = variations_of({"fog": (own, [2])}, "shifts")
     assert one.strengths == (2.0,)
-    (one,) = asked({"fog": {2: None, 1: None}}, "shifts")
+    (one,) = variations_of({"fog": {2: None, 1: None}}, "shifts")
     assert one.strengths == (1.0, 2.0) and one.ready is not None
-    (one,) = asked("fgsm", "attacks")
+    (one,) = variations_of("fgsm", "attacks")
     assert one.strengths[0] == 1 / 255
-    (one,) = asked({"pgd": 0.5}, "attacks")
+    (one,) = variations_of({"pgd": 0.5}, "attacks")
     assert one.strengths == (0.5,)
-    assert asked(None, "shifts") == []
+    assert variations_of(None, "shifts") == []

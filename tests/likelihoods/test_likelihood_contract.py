@@ -13,7 +13,7 @@ from torch import Tensor, distributions, nn
 
 import peewit as pw
 from fitting import built, fitted, normal
-from peewit.evaluation.answers import ANSWERS
+from peewit.evaluation.scorers import SCORERS
 from peewit.likelihoods import ALL, NAMES, Form, Labelled, Likelihood, WithNoise
 from peewit.predictions.families import FAMILIES
 from peewit.predictions.options import Question
@@ -239,7 +239,7 @@ def test_a_class_that_only_looks_like_one_is_refused() -> None:
 
 def test_every_likelihood_has_a_row_in_both_tables() -> None:
     """Of links and of what predictions are judged by."""
-    assert set(FAMILIES) == set(ANSWERS)
+    assert set(FAMILIES) == set(SCORERS)
     assert {each().link_family for each in NAMES.values()} | {"other"} == set(FAMILIES)
     assert all("mc" in family.links for family in FAMILIES.values())
 

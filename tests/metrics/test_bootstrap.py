@@ -10,11 +10,11 @@ from torch import Tensor
 
 from peewit.metrics import aupr, aurc, auroc, ece, fpr95, mce
 from peewit.metrics import bootstrap as boot
-from peewit.metrics.bootstrap import Draws, Ranking, Resampling, estimate
+from peewit.metrics.bootstrap import MetricDraws, Ranking, Resampling, estimate
 from peewit.metrics.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
-from peewit.metrics.columns import Columns
 from peewit.metrics.detection import _area as detection_area
 from peewit.metrics.detection import _average_precision, _false_alarms, _grouped, detection
+from peewit.metrics.positions import Positions
 from peewit.metrics.regression import _deviation
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -32,12 +32,12 @@ def lists(drawn: Resampling) -> list[Tensor]:
     return [torch.arange(drawn.examples).repeat_interleave(each.long()) for each in counts_of(drawn).T]
 
 
-def columns() -> Columns:
+def positions() -> Positions:
     labels = torch.randint(C, (N,))
     probs = (torch.randn(N, C) + torch.nn.functional.one_hot(labels, C)).round(decimals=1).double().softmax(-1)
     confidence, predicted = probs.max(-1)
     values = {"confidence": confidence, "correct": (predicted == labels).double(), "pit": torch.rand(N).double()}
-    return Columns(torch.arange(N), N, values, probs, labels)
+    return Positions(owner=torch.arange(N), examples=N, values=values, probs=probs, labels=labels)
 
 
 def test_sets_are_as_large_as_the_data_and_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_sums_are_those_of_lists_and_infinite_where_they_must() -> None:
 
 
 def test_binned_and_ranked_metrics_of_every_set() -> None:
-    own, drawn = columns(), Resampling(N, R, 0)
+    own, drawn = positions(), Resampling(N, R, 0)
     gaps, counts = _gaps(own, drawn, equal_width(own["confidence"], 15), 15)
     areas = _area(*_risks(own, Ranking.of(-own["confidence"]), 1 - own["correct"], drawn))
     deviations = _deviation(own, Ranking.of(own["pit"]), drawn)
@@ -90,7 +90,7 @@ def test_positions_of_an_example_stay_together() -> None:
     """A mean over positions, and an error in bins, where sets are drawn by example."""
     owner = torch.tensor([0, 0, 0, 1, 3, 3])
     values = {"v": torch.randn(6).double(), "confidence": torch.rand(6).double(), "correct": torch.ones(6).double()}
-    own, drawn = Columns(owner, 4, values), Resampling(4, R, 0)
+    own, drawn = Positions(owner=owner, examples=4, values=values), Resampling(4, R, 0)
     means = own.means(("v",), drawn)[:, 0]
     gaps, counts = _gaps(own, drawn, equal_mass(own["confidence"], 3), 3)
     for number, weight in enumerate(counts_of(drawn).T):
@@ -121,14 +121,15 @@ def test_intervals_cover_a_mean_as_often_as_they_say() -> None:
     inside = 0
     for seed in range(400):
         values = torch.randn(50, generator=torch.Generator().manual_seed(seed)).double()
-        own = Columns(torch.arange(50), 50, {"v": values}).drawn(("v",), Resampling(50, 300, seed))["v"].estimate
+        positions = Positions(owner=torch.arange(50), examples=50, values={"v": values})
+        own = positions.drawn(("v",), Resampling(50, 300, seed))["v"].estimate
         inside += own.low <= 0 <= own.high
     assert 0.90 < inside / 400 < 0.97
 
 
 def test_metrics_with_intervals_are_the_metrics() -> None:
     """Whatever the number of draws, one example included; grouped rankings change the interval alone."""
-    own = columns()
+    own = positions()
     assert own.probs is not None and own.labels is not None
     for draws in (0, 30):
         drawn = Resampling(N, draws, 0)
@@ -162,7 +163,7 @@ def test_differences_are_of_the_same_drawn_sets() -> None:
     hard = torch.randn(N).double()
     drawn = Resampling(N, 200, 0)
     one, other = (
-        Columns(torch.arange(N), N, {"nll": values}).drawn(("nll",), drawn)["nll"]
+        Positions(owner=torch.arange(N), examples=N, values={"nll": values}).drawn(("nll",), drawn)["nll"]
         for values in (hard + 0.1 + 0.01 * torch.randn(N).double(), hard)
     )
     found = one.less(other)
@@ -173,4 +174,4 @@ def test_differences_are_of_the_same_drawn_sets() -> None:
     assert found.estimate.value == pytest.approx(one.value - other.value)
     assert found.estimate.low == pytest.approx(sorted(expected)[math.floor(0.025 * 199)])
     assert found.estimate.low > 0 and one.estimate.low < other.estimate.high
-    assert one.less(Draws(0.0, torch.zeros(3))) is None
+    assert one.less(MetricDraws(0.0, torch.zeros(3))) is None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 from torch import Tensor
 
+import peewit as pw
 from environment import DEVICE
 from peewit.metrics import (
     aupr,
@@ -25,13 +28,19 @@ from peewit.metrics import (
     reliability,
 )
 from peewit.metrics.bootstrap import Resampling
-from peewit.metrics.calibration import risk_coverage
-from peewit.metrics.columns import Columns
+from peewit.metrics.calibration import risk_area, risk_coverage
+from peewit.metrics.positions import Positions
 from peewit.metrics.regression import crps_mixture, pit_deviation, pit_shares
 
 oracle = pytest.importorskip("torchmetrics.functional.classification")
 scipy_stats = pytest.importorskip("scipy.stats")
 integrate = pytest.importorskip("scipy.integrate")
+
+
+def positions_of(values: dict[str, Tensor]) -> Positions:
+    """Numbers of examples with one position each."""
+    size = len(next(iter(values.values())))
+    return Positions(owner=torch.arange(size), examples=size, values=values)
 
 
 def drawn(examples: int, classes: int, sharpness: float, decimals: int | None = None) -> tuple[Tensor, Tensor]:
@@ -140,7 +149,7 @@ def test_area_is_the_mean_of_the_curve(case: tuple[Tensor, Tensor]) -> None:
     """With at most 200 examples the curve has a point for each, and ends with the error rate."""
     probs, labels = case[0][:200], case[1][:200]
     confidence, predicted = probs.double().cpu().max(-1)
-    curve = risk_coverage(-confidence, (predicted != labels.cpu()).double())
+    curve = risk_coverage(positions_of({"confidence": confidence, "correct": (predicted == labels.cpu()).double()}))
     assert aurc(probs, labels) == pytest.approx(sum(curve.y) / len(curve.y), rel=1e-10)
     assert curve.y[-1] == pytest.approx(float((predicted != labels.cpu()).double().mean()))
     assert curve.x[-1] == 1.0 and len(curve.x) == len(labels)
@@ -150,14 +159,12 @@ def test_area_of_a_perfect_order_and_of_many_examples() -> None:
     """Grouped values are for intervals alone: the number is of every example."""
     risk = torch.cat([torch.zeros(2500), torch.ones(2500)]).double()
     doubt = torch.arange(5000).double()
-    columns = Columns(torch.arange(5000), 5000, {})
-    from peewit.metrics.calibration import risk_area
-
+    positions = positions_of({"confidence": -doubt, "correct": 1 - risk})
     expected = float((risk.cumsum(0) / torch.arange(1, 5001)).mean())
-    found = risk_area(columns, doubt, risk, Resampling(5000, 20, 0)).estimate
+    found = risk_area(positions, Resampling(5000, 20, 0)).estimate
     assert found.value == pytest.approx(expected, rel=1e-12)
     assert found.low < expected < found.high and found.high - found.low < 0.1
-    assert len(risk_coverage(doubt, risk).x) == 200
+    assert len(risk_coverage(positions).x) == 200
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -229,9 +236,9 @@ def test_crps_of_mixtures_and_of_samples() -> None:
 @pytest.mark.parametrize("size", [1, 50, 3000])
 def test_deviation_of_the_transform_is_that_of_kolmogorov_and_smirnov(size: int) -> None:
     pit = torch.rand(size).double() ** 1.3
-    columns = Columns(torch.arange(size), size, {"pit": pit})
+    positions = positions_of({"pit": pit})
     expected = scipy_stats.kstest(pit.numpy(), "uniform").statistic
-    found = pit_deviation(columns, Resampling(size, 50, 0)).estimate
+    found = pit_deviation(positions, Resampling(size, 50, 0)).estimate
     assert found.value == pytest.approx(expected, rel=1e-9)
     assert found.low <= found.value <= found.high
 
@@ -258,3 +265,23 @@ def test_what_does_not_fit_is_refused() -> None:
             detect(torch.zeros(0), torch.zeros(2))
         with pytest.raises(ValueError, match="NaN"):
             detect(torch.tensor([math.nan]), torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (
+            lambda: crps_gaussian(torch.zeros(3, 1), torch.ones(3), torch.zeros(3)),
+            "mean has shape (3, 1)",
+        ),
+        (lambda: crps_gaussian(torch.zeros(3), torch.tensor([1.0, -1.0, 1.0]), torch.zeros(3)), "negative"),
+        (lambda: crps_gaussian(torch.zeros(2), torch.ones(2), torch.tensor([0.0, torch.nan])), "y holds NaN or Inf"),
+        (lambda: crps_samples(torch.zeros(4, 2), torch.zeros(3)), "samples has shape (4, 2); expected (4, 3)"),
+        (lambda: crps_samples(torch.zeros(0, 3), torch.zeros(3)), "samples has shape (0, 3); expected (1, 3)"),
+        (lambda: crps_samples(torch.tensor(1.0), torch.tensor(1.0)), "samples has shape (); expected (1,)"),
+        (lambda: crps_samples(torch.full((2, 3), torch.inf), torch.zeros(3)), "samples holds NaN or Inf"),
+    ],
+)
+def test_scores_of_numbers_refuse_what_does_not_fit(ask: Callable[[], Tensor], says: str) -> None:
+    with pytest.raises(pw.PeewitError, match=re.escape(says)):
+        ask()

@@ -15,7 +15,7 @@ import numpy
 import pytest
 
 from peewit.evaluation import Report
-from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift
+from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift
 from peewit.report import markup, words
 from peewit.report.page import embedded
 from peewit.report.pictures import gallery, png
@@ -442,7 +442,7 @@ def test_unusual_reports_make_pages() -> None:
     from peewit.report.page import made
 
     full = classification().methods[0]
-    bare = Scores(
+    bare = MethodScores(
         full.name, "", {"nll": Estimate(math.inf, math.nan, math.nan)}, None, Curve((), ()), None, {}, {}, {}, {}, 0.0
     )
     empty = Report("", "classification", (bare,), (), (), None, (), {}, {}, {}, ())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peewit.evaluation import Report
 from peewit.figures import style
-from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
+from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift, Specimen
 
 
 def grid(small: Any) -> Tensor:
@@ -40,12 +40,12 @@ def near(value: float, width: float = 0.02) -> Estimate:
     return Estimate(value, value - width, value + width)
 
 
-def scored(name: str, task: str = "classification") -> Scores:
+def scored(name: str, task: str = "classification") -> MethodScores:
     """Made up."""
     classes = task == "classification"
     own = ("entropy", "mutual_information") if classes else ("epistemic_variance",)
     strain = Shift((0.0, 1.0, 2.0), {each: (near(0.9), near(0.8), near(0.6)) for each in ("accuracy", "confidence")})
-    return Scores(
+    return MethodScores(
         name,
         "A way to predict.",
         {"accuracy": near(0.9), "nll": near(0.4), "coverage90": near(0.85), "odd_one": near(math.nan)},

@@ -7,7 +7,7 @@ import math
 import random
 
 from peewit.evaluation import Report
-from peewit.metrics.results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
+from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift, Specimen
 
 CLASSES = ("t-shirt/top", "trouser", "pullover", "dress")
 
@@ -37,10 +37,10 @@ def shift(fall: float, doubt: float, first: str = "accuracy") -> Shift:
     return Shift(strengths, {first: right, "nll": unsure, "confidence": sure, "uncertainty": unsure})
 
 
-def classifier(name: str, description: str, excess: float, nll: float, auroc: float, posterior: bool) -> Scores:
+def classifier(name: str, description: str, excess: float, nll: float, auroc: float, posterior: bool) -> MethodScores:
     scores = ("confidence", "entropy") + (("mutual_information", "epistemic_variance") if posterior else ())
     ece = abs(excess)
-    return Scores(
+    return MethodScores(
         name=name,
         description=description,
         metrics={
@@ -140,8 +140,8 @@ POSTERIOR = {
 }
 
 
-def regressor(name: str, description: str, held: float, nll: float) -> Scores:
-    return Scores(
+def regressor(name: str, description: str, held: float, nll: float) -> MethodScores:
+    return MethodScores(
         name=name,
         description=description,
         metrics={

@@ -13,7 +13,7 @@ from ..messages.errors import PeewitError
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.isolation import isolated
-from .corruptions import Range
+from .corruptions import InputRange
 
 EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255, 16 / 255)
 STEPS = 10
@@ -28,7 +28,7 @@ class Attack:
     model: nn.Module
     likelihood: Likelihood
     form: Form
-    limits: Range
+    limits: InputRange
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Of the loss of all labels in the inputs."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.bootstrap import Resampling
-from ..metrics.results import Scores
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..predictions.families import family_of
@@ -22,14 +21,14 @@ from ..runtime.progress import Progress
 from ..runtime.random import seed_of
 from . import describing, gathering
 from .attacks import Attack
-from .corruptions import Range
-from .gathering import Gathered
+from .corruptions import InputRange
+from .gathering import MethodNumbers
 from .methods import Method
 from .report import Report
-from .scoring import metrics_of, scores_of
+from .scoring import score_methods
 from .specimens import Gallery, finite_range
-from .subject import Subject
-from .variations import Asked, asked
+from .subject import Baselines, Subject
+from .variations import Variation, variations_of
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -46,12 +45,13 @@ def evaluate(
     ood: Any = None,
     shifts: Any = None,
     attacks: Any = None,
-    baselines: str | Iterable[str] = "auto",
+    baselines: Baselines = "auto",
     validation: Any = None,
     ensemble: Sequence[nn.Module] | None = None,
     classes: Sequence[str] | None = None,
     intervals: int = 1000,
     generator: torch.Generator | None = None,
+    memory: float | None = None,
     progress: bool = False,
     predict: Mapping[str, Any] | None = None,
     shift_examples: int | None = None,
@@ -78,6 +78,7 @@ def evaluate(
         classes: Names of the classes, one each.
         intervals: How often the examples are drawn anew for intervals; 0 for no intervals.
         generator: Source of the seed of these draws, of noise and of dropout. None for a fixed seed.
+        memory: Bytes for temporary results. None for the limit that the posterior has, or one that fits the device.
         progress: Whether to show a progress bar.
         predict: Options of `la.predict`, such as {"link": "mc"}.
         shift_examples: How many test examples, evenly spread, are corrupted and attacked; None for all.
@@ -96,124 +97,102 @@ def evaluate(
         >>> [scores.name for scores in report.methods]
         ['Laplace', 'Plain network']
     """
-    settings = Settings.checked(intervals, generator, predict, shift_examples)
-    wanted = [*asked(shifts, "shifts"), *asked(attacks, "attacks")]
-    subject = Subject.of(la_or_model, likelihood, settings.predict)
+    options = EvaluationOptions.checked(intervals, generator, predict, shift_examples)
+    variations = [*variations_of(shifts, "shifts"), *variations_of(attacks, "attacks")]
+    subject = Subject.of(la_or_model, likelihood, options.predict, memory)
     unknown = unknown_sets(ood)
     batches = Batches(test, subject.device, "test")
-    shown, notes = Progress(progress), list[str]()
-    with torch.random.fork_rng(devices=[]), closing(shown):  # a shuffled loader draws from the global generator
+    bars, notes = Progress(progress), list[str]()
+    with torch.random.fork_rng(devices=[]), closing(bars):  # a shuffled loader draws from the global generator
         first, targets = batches.first()
-        for one in wanted:
-            one.check(first)
+        for variation in variations:
+            variation.check(first)
         subject = subject.formed(first, targets)
         names = class_names(classes, subject)
-        methods = subject.methods(baselines, validation, ensemble, settings.seed, notes)
+        methods = subject.methods(baselines, validation, ensemble, options.seed, notes, bars)
         gallery = Gallery(finite_range(first))
-        found = measured(subject, batches, methods, wanted, settings, shown, gallery)
+        numbers = measure(subject, batches, methods, variations, options, bars, gallery)
         scores = {
-            name: gathering.unlabelled(data, subject.device, methods, shown, f"ood: {name!r}")
+            name: gathering.gather_scores(data, subject.device, methods, bars, f"ood: {name!r}")
             for name, data in unknown.items()
         }
-        made = scored(methods, found, scores, settings)
+        drawn = Resampling(numbers[0].examples, options.intervals, options.seed)
+        results = score_methods(methods, numbers, scores, drawn)
     surest, least = gallery.chosen()
     la = subject.la
     return Report(
         title=title or f"{type(subject.model).__name__}: how sure can we be?",
-        task="regression" if made[0].reliability is None else "classification",
-        methods=made,
+        task="regression" if results[0].reliability is None else "classification",
+        methods=results,
         surest=surest,
         least_sure=least,
         classes=names,
         coverage=() if la is None else describing.coverage_of(la),
         posterior={} if la is None else describing.posterior_of(la),
-        settings=settings_of(subject, found[0], wanted, unknown, settings),
+        settings=settings_of(subject, numbers[0], variations, unknown, options),
         versions=describing.versions(),
-        notes=(*notes, *remarks(subject, made[0].metrics, wanted, gallery.limits, found[0], settings)),
+        notes=(*notes, *remarks(subject, results[0].metrics, variations, gallery.limits, numbers[0], options)),
     )
 
 
-def measured(
+def measure(
     subject: Subject,
     batches: Batches,
     methods: Sequence[Method],
-    wanted: Sequence[Asked],
-    settings: Settings,
-    shown: Progress,
+    variations: Sequence[Variation],
+    options: EvaluationOptions,
+    bars: Progress,
     gallery: Gallery,
-) -> list[Gathered]:
-    """Of every method, the numbers of the test data, as they are and changed."""
+) -> list[MethodNumbers]:
+    """The numbers of every method on the test data, as they are and changed."""
     attack = Attack(subject.model, subject.likelihood, subject.known_form, gallery.limits)
-    makers = {(one.kind, one.name): one.made(attack, settings.seed) for one in wanted if one.ready is None}
-    share = gathering.share_of(batches, settings.shift_examples)
-    found = gathering.labelled(batches, methods, makers, shown, gallery, share)
-    for one in wanted:
-        if one.ready is not None:
-            gathering.ready(one, subject.device, methods, found, f"{one.kind}: {one.name!r}")
-    return found
-
-
-def scored(
-    methods: Sequence[Method],
-    found: Sequence[Gathered],
-    unknown: Mapping[str, Sequence[Mapping[str, Tensor]]],
-    settings: Settings,
-) -> tuple[Scores, ...]:
-    """Metrics of every method, with the same drawn sets for all."""
-    drawn = Resampling(found[0].examples, settings.intervals, settings.seed)
-    others = {
-        name: Resampling(len(next(iter(each[0].values()))), drawn.draws, drawn.seed + 1)
-        for name, each in unknown.items()
-    }
-    columns = [own.columns() for own in found]
-    metrics = [metrics_of(each, drawn) for each in columns]
-    return tuple(
-        scores_of(
-            method,
-            own,
-            columns[place],
-            {name: each[place] for name, each in unknown.items()},
-            drawn,
-            others,
-            metrics[place],
-            metrics[0] if place else {},
-        )
-        for place, (method, own) in enumerate(zip(methods, found, strict=True))
-    )
+    makers = {(each.kind, each.name): each.maker(attack, options.seed) for each in variations if each.ready is None}
+    share = gathering.share_of(batches, options.shift_examples)
+    numbers = gathering.gather(batches, methods, makers, bars, gallery, share)
+    for variation in variations:
+        if variation.ready is not None:
+            gathering.gather_ready(variation, subject.device, methods, numbers, bars)
+    return numbers
 
 
 def settings_of(
-    subject: Subject, found: Gathered, wanted: Sequence[Asked], unknown: Mapping[str, Any], settings: Settings
+    subject: Subject,
+    numbers: MethodNumbers,
+    variations: Sequence[Variation],
+    unknown: Mapping[str, Any],
+    options: EvaluationOptions,
 ) -> dict[str, Any]:
     """What it takes to make the report again."""
     return {
         **(subject.described() if subject.la is None else describing.settings_of(subject.la)),
         "device": describing.device_name(subject.device),
-        "test examples": found.examples,
-        "labelled positions": sum(len(part.owner) for part in found.parts),
-        "bootstrap draws": settings.intervals,
-        "seed": settings.known_seed,
-        "predict": {key: str(value) for key, value in settings.predict.items()},
-        "shifts": {one.name: list(one.strengths) for one in wanted if one.kind == "shifts"},
-        "attacks": {one.name: list(one.strengths) for one in wanted if one.kind == "attacks"},
-        "changed examples": sum(part.examples for part in found.clean),
+        "test examples": numbers.examples,
+        "labelled positions": sum(map(len, numbers.batches)),
+        "bootstrap draws": options.intervals,
+        "seed": options.known_seed,
+        "predict": {key: str(value) for key, value in options.predict.items()},
+        "shifts": {each.name: list(each.strengths) for each in variations if each.kind == "shifts"},
+        "attacks": {each.name: list(each.strengths) for each in variations if each.kind == "attacks"},
+        "changed examples": sum(batch.examples for batch in numbers.clean),
         "unknown data": list(unknown),
     }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Plain options, checked."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Plain arguments of `evaluate`, checked."""
 
     intervals: int
     seed: int
-    known_seed: int  # which makes the generator again
+    known_seed: int  # of the generator, for the report
     predict: Mapping[str, Any]
     shift_examples: int | None
 
     @staticmethod
-    def checked(intervals: Any, generator: torch.Generator | None, predict: Any, shift_examples: Any) -> Settings:
-        """Refuse what is no count, no generator and no options."""
+    def checked(
+        intervals: Any, generator: torch.Generator | None, predict: Any, shift_examples: Any
+    ) -> EvaluationOptions:
+        """Refuse what is no count, no generator or no mapping."""
         if intervals != 0 and not is_count(intervals):
             raise PeewitError(
                 f"intervals={intervals!r} was given; expected how often examples are drawn anew, such as 1000, or 0."
@@ -226,9 +205,13 @@ class Settings:
             raise PeewitError(
                 f"shift_examples={shift_examples!r} was given; expected a positive whole number, or None."
             )
-        seed = seed_of(generator, 62, fixed=0)
-        known_seed = 0 if generator is None else generator.initial_seed()
-        return Settings(int(intervals), seed, known_seed, dict(predict or {}), shift_examples)
+        return EvaluationOptions(
+            intervals=int(intervals),
+            seed=seed_of(generator, 62, fixed=0),
+            known_seed=0 if generator is None else generator.initial_seed(),
+            predict=dict(predict or {}),
+            shift_examples=shift_examples,
+        )
 
 
 def unknown_sets(ood: Any) -> dict[str, Any]:
@@ -261,32 +244,32 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
 def remarks(
     subject: Subject,
     metrics: Mapping[str, Any],
-    wanted: Sequence[Asked],
-    limits: Range,
-    found: Gathered,
-    settings: Settings,
+    variations: Sequence[Variation],
+    limits: InputRange,
+    numbers: MethodNumbers,
+    options: EvaluationOptions,
 ) -> list[str]:
     """What a reader should know about the numbers."""
-    made = []
+    notes = []
     if "crps" not in metrics and "brier" not in metrics:
-        made.append(
+        notes.append(
             f"For {type(subject.likelihood).__name__} the negative log-likelihood is measured, and no calibration."
         )
     if "brier" in metrics and "ece_classwise" not in metrics:
-        made.append("Class-wise calibration is left out: there are too many classes and positions.")
-    ranged = any(one.own is None and one.ready is None and (one.kind, one.name) in RANGED for one in wanted)
-    if ranged and limits != Range(0.0, 1.0):
-        made.append(
+        notes.append("Class-wise calibration is left out: there are too many classes and positions.")
+    ranged = any(each.change is None and each.ready is None and (each.kind, each.name) in RANGED for each in variations)
+    if ranged and limits != InputRange(0.0, 1.0):
+        notes.append(
             f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "
             f"{limits.high:.3g} in the first batch."
         )
-    changed, most = sum(part.examples for part in found.clean), settings.shift_examples
-    if found.clean and most is not None and changed == found.examples > most:
-        made.append(
+    changed, most = sum(batch.examples for batch in numbers.clean), options.shift_examples
+    if numbers.clean and most is not None and changed == numbers.examples > most:
+        notes.append(
             f"The test data could not be counted beforehand: all {changed:,} examples were changed, not {most:,}."
         )
-    if found.clean and changed < found.examples:
-        made.append("Corruptions and attacks were made on an evenly spread part of the test examples.")
-    if any(one.kind == "attacks" for one in wanted):
-        made.append("Attacks are made on the plain network's loss; all methods are asked about the same inputs.")
-    return made
+    if numbers.clean and changed < numbers.examples:
+        notes.append("Corruptions and attacks were made on an evenly spread part of the test examples.")
+    if any(each.kind == "attacks" for each in variations):
+        notes.append("Attacks are made on the plain network's loss; all methods are asked about the same inputs.")
+    return notes

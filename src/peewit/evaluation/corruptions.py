@@ -19,17 +19,17 @@ ROTATION = 15.0  # degrees per strength
 
 
 @dataclass(frozen=True)
-class Range:
+class InputRange:
     """The values that inputs have: exactly 0 to 1 for images in it, else those of the first batch."""
 
     low: float
     high: float
 
     @staticmethod
-    def of(x: Tensor) -> Range:
+    def of(x: Tensor) -> InputRange:
         """Of a first batch."""
         low, high = float(x.min()), float(x.max())
-        return Range(0.0, 1.0) if low >= 0 and high <= 1 else Range(low, high)
+        return InputRange(0.0, 1.0) if low >= 0 and high <= 1 else InputRange(low, high)
 
     @property
     def span(self) -> float:
@@ -41,7 +41,7 @@ class Range:
         return x.clamp(0, 1) if (self.low, self.high) == (0.0, 1.0) else x
 
 
-def noise(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:
+def noise(x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
     """Gaussian noise; every example has its own, the same at all strengths and however batches are cut."""
     generator = torch.Generator("cpu")
     drawn = []
@@ -51,7 +51,7 @@ def noise(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> T
     return limits.clipped(x + strength * NOISE * limits.span * torch.stack(drawn).to(x))
 
 
-def blur(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:
+def blur(x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
     """A Gaussian filter, rows and then columns, with the border repeated."""
     deviation = strength * BLUR * min(x.shape[-2:])
     if deviation == 0:
@@ -70,13 +70,13 @@ def blur(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Te
     return x
 
 
-def contrast(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:
+def contrast(x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
     """Closer to the mean of each image and channel."""
     centre = x.mean((-2, -1), keepdim=True)
     return centre + (x - centre) * max(0.0, 1 - CONTRAST * strength)
 
 
-def rotation(x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:
+def rotation(x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
     """Turned about the centre, counter-clockwise; what comes in at the corners has the least value there is."""
     angle = math.radians(ROTATION * strength)
     rows, columns = x.shape[-2:]
@@ -92,7 +92,7 @@ def rotation(x: Tensor, strength: float, limits: Range, first: int, seed: int) -
 CORRUPTIONS = {"noise": noise, "blur": blur, "contrast": contrast, "rotation": rotation}
 
 
-def corrupted(name: str, x: Tensor, strength: float, limits: Range, first: int, seed: int) -> Tensor:
+def corrupted(name: str, x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
     """Inputs of the same shape and dtype; `first` is the number of the first example."""
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     return CORRUPTIONS[name](wide, strength, limits, first, seed).to(x.dtype)

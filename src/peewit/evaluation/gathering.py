@@ -12,113 +12,110 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..metrics.columns import Columns
+from ..metrics.positions import Positions
 from ..network.batches import Batches, split_batch
 from ..network.nests import Inputs, count, map_tensors, tensors
 from ..runtime.device import wait
 from ..runtime.progress import Progress
-from .answers import Answer, Part, joined
 from .methods import Method
+from .scorers import Scorer
 from .specimens import Gallery
-from .variations import Asked, Make
+from .variations import Make, Variation
 
 PROBABILITIES = 1 << 28  # that are kept of one method, for class-wise calibration
 
 
-@dataclass(eq=False)
-class Gathered:
-    """Of one method: numbers of all positions, scores of all inputs, and the same at every strength."""
+@dataclass(eq=False, kw_only=True)
+class MethodNumbers:
+    """One method's numbers and scores, batch by batch, for the test data as they are and at every strength."""
 
-    parts: list[Part] = field(default_factory=list)
+    batches: list[Positions] = field(default_factory=list)
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
-    changed: dict[tuple[str, str, float], list[Part]] = field(default_factory=dict)
-    ready: set[tuple[str, str]] = field(default_factory=set)  # those with data sets of their own
-    clean: list[Part] = field(default_factory=list)  # of the examples that were changed, as they are
+    changed: dict[tuple[str, str, float], list[Positions]] = field(default_factory=dict)
+    ready: set[tuple[str, str]] = field(default_factory=set)  # variations with data sets of their own
+    clean: list[Positions] = field(default_factory=list)  # the examples that were changed, as they are
     seconds: float = 0.0
 
     @property
     def examples(self) -> int:
         """N."""
-        return sum(part.examples for part in self.parts)
+        return sum(batch.examples for batch in self.batches)
 
-    def columns(self) -> Columns:
+    def positions(self) -> Positions:
         """All batches."""
-        return joined(self.parts)
+        return Positions.joined(self.batches)
 
     def values(self) -> dict[str, Tensor]:
         """(N,) each."""
-        return {name: torch.cat(each) for name, each in self.scores.items()}
+        return {name: torch.cat(batches) for name, batches in self.scores.items()}
 
     def trim(self) -> None:
         """Forget probabilities of all classes where they are too many."""
-        if sum(part.probs.numel() for part in self.parts if part.probs is not None) > PROBABILITIES:
-            self.parts = [replace(part, probs=None) for part in self.parts]
+        if sum(batch.probs.numel() for batch in self.batches if batch.probs is not None) > PROBABILITIES:
+            self.batches = [replace(batch, probs=None) for batch in self.batches]
 
     def keep(self, scores: Mapping[str, Tensor]) -> None:
-        """Those of one batch."""
-        for name, each in scores.items():
-            self.scores.setdefault(name, []).append(each)
+        """The scores of one batch."""
+        for name, values in scores.items():
+            self.scores.setdefault(name, []).append(values)
 
 
-def labelled(
+def gather(
     batches: Batches,
     methods: Sequence[Method],
     makers: Mapping[tuple[str, str], Make],
     progress: Progress,
     gallery: Gallery,
     share: float,
-) -> list[Gathered]:
-    """Of every method, on data with labels; `makers`, by kind and name, change a share of the examples."""
-    made = [Gathered() for _ in methods]
+) -> list[MethodNumbers]:
+    """The numbers of every method on labelled data; `makers`, by kind and name, change a share of the examples."""
+    numbers = [MethodNumbers() for _ in methods]
     seen = 0
     for inputs, targets in progress.track(batches, len(batches), batches.name):
-        for method, own in zip(methods, made, strict=True):
-            predicted, part, seconds = timed(method, inputs, targets, batches.device)
-            own.parts.append(part)
-            own.seconds += seconds
-            own.keep(predicted.scores(targets))
-            if own is made[0]:
-                gallery.visit(inputs, targets, part, seen)
-            own.trim()
+        for method, mine in zip(methods, numbers, strict=True):
+            scorer, positions, seconds = timed(method, inputs, targets, batches.device)
+            mine.batches.append(positions)
+            mine.seconds += seconds
+            mine.keep(scorer.scores(targets))
+            if mine is numbers[0]:
+                gallery.visit(inputs, targets, positions, seen)
+            mine.trim()
         chosen = evenly(seen, count(inputs), share) if makers else []
         if chosen:
-            for own in made:
-                own.clean.append(own.parts[-1].some(chosen))
-            change(picked(inputs, chosen), targets[chosen], methods, made, makers)
+            for mine in numbers:
+                mine.clean.append(mine.batches[-1].of_examples(chosen))
+            change(pick(inputs, chosen), targets[chosen], methods, numbers, makers)
         seen += count(inputs)
-    if not sum(len(part.owner) for part in made[0].parts):
+    if not sum(map(len, numbers[0].batches)):
         raise PeewitError(f"{batches.name}: no position has a label; expected some that are not ignored.")
-    return made
+    return numbers
 
 
 def change(
     inputs: Inputs,
     targets: Tensor,
     methods: Sequence[Method],
-    made: Sequence[Gathered],
+    numbers: Sequence[MethodNumbers],
     makers: Mapping[tuple[str, str], Make],
 ) -> None:
-    """One batch at every strength."""
-    first = sum(part.examples for part in made[0].clean) - count(inputs)
+    """Predict one batch at every strength of every variation."""
+    first = sum(batch.examples for batch in numbers[0].clean) - count(inputs)
     for (kind, name), make in makers.items():
         for strength, changed in make(inputs, targets, first):
-            for method, own in zip(methods, made, strict=True):
-                part = method.predict(changed).part(targets, full=False)
-                own.changed.setdefault((kind, name, strength), []).append(part)
+            for method, mine in zip(methods, numbers, strict=True):
+                positions = method.predict(changed).positions(targets, full=False)
+                mine.changed.setdefault((kind, name, strength), []).append(positions)
 
 
-def picked(inputs: Inputs, chosen: list[int]) -> Inputs:
+def pick(inputs: Inputs, chosen: list[int]) -> Inputs:
     """Some of the examples."""
-    return map_tensors(lambda each: each[chosen], inputs)
+    return map_tensors(lambda tensor: tensor[chosen], inputs)
 
 
 def evenly(first: int, number: int, share: float) -> list[int]:
     """Which of the examples from `first` on belong to an evenly spread share of all."""
-    return [
-        place
-        for place in range(number)
-        if math.floor((first + place + 1) * share) > math.floor((first + place) * share)
-    ]
+    numbers = range(first, first + number)
+    return [example - first for example in numbers if math.floor((example + 1) * share) > math.floor(example * share)]
 
 
 def share_of(batches: Batches, most: int | None) -> float:
@@ -145,45 +142,53 @@ def total_of(batches: Batches) -> int | None:
     return None
 
 
-def timed(method: Method, inputs: Inputs, targets: Tensor, device: torch.device) -> tuple[Answer, Part, float]:
+def timed(method: Method, inputs: Inputs, targets: Tensor, device: torch.device) -> tuple[Scorer, Positions, float]:
     """A prediction, its numbers, and how long both took."""
     wait(device)
     began = time.perf_counter()
-    predicted = method.predict(inputs)
-    part = predicted.part(targets)
+    scorer = method.predict(inputs)
+    positions = scorer.positions(targets)
     wait(device)
-    return predicted, part, time.perf_counter() - began
+    return scorer, positions, time.perf_counter() - began
 
 
-def ready(one: Asked, device: torch.device, methods: Sequence[Method], made: Sequence[Gathered], what: str) -> None:
-    """Data sets by strength, each with a pass of its own."""
-    assert one.ready is not None
-    by_strength = {float(strength): data for strength, data in one.ready.items()}
-    for strength in one.strengths:
-        found: list[list[Part]] = [[] for _ in methods]
-        for inputs, targets in Batches(by_strength[strength], device, f"{what} at strength {strength:g}"):
-            for method, parts in zip(methods, found, strict=True):
-                parts.append(method.predict(inputs).part(targets, full=False))
-        if not sum(len(part.owner) for part in found[0]):
-            raise PeewitError(f"{what} at strength {strength:g}: the data has no labelled examples; expected some.")
-        for own, parts in zip(made, found, strict=True):
-            own.changed[one.kind, one.name, strength] = parts
-            own.ready.add((one.kind, one.name))
+def gather_ready(
+    variation: Variation,
+    device: torch.device,
+    methods: Sequence[Method],
+    numbers: Sequence[MethodNumbers],
+    progress: Progress,
+) -> None:
+    """Predict data sets that are ready, one per strength."""
+    assert variation.ready is not None
+    by_strength = {float(strength): data for strength, data in variation.ready.items()}
+    for strength in variation.strengths:
+        what = f"{variation.kind}: {variation.name!r} at strength {strength:g}"
+        found: list[list[Positions]] = [[] for _ in methods]
+        batches = Batches(by_strength[strength], device, what)
+        for inputs, targets in progress.track(batches, len(batches), what):
+            for method, mine in zip(methods, found, strict=True):
+                mine.append(method.predict(inputs).positions(targets, full=False))
+        if not sum(map(len, found[0])):
+            raise PeewitError(f"{what}: the data has no labelled examples; expected some.")
+        for own, mine in zip(numbers, found, strict=True):
+            own.changed[variation.kind, variation.name, strength] = mine
+            own.ready.add((variation.kind, variation.name))
 
 
-def unlabelled(
+def gather_scores(
     data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str
 ) -> list[dict[str, Tensor]]:
-    """Scores of all inputs, by method: name -> (N,)."""
-    made = [Gathered() for _ in methods]
+    """The scores of all inputs, by method: name -> (N,)."""
+    numbers = [MethodNumbers() for _ in methods]
     batches = inputs_of(data, device, what)
     for inputs, _ in progress.track(batches, len(batches), what):
-        for method, own in zip(methods, made, strict=True):
-            own.keep(method.predict(inputs).scores())
-    return [own.values() for own in made]
+        for method, mine in zip(methods, numbers, strict=True):
+            mine.keep(method.predict(inputs).scores())
+    return [mine.values() for mine in numbers]
 
 
-class Bare:
+class UnlabelledBatches:
     """Batches without the labels that they may have."""
 
     def __init__(self, data: Iterable[Any], what: str) -> None:
@@ -218,4 +223,4 @@ def inputs_of(data: Any, device: torch.device, what: str) -> Batches:
     if pair:
         return Batches((data[0], torch.zeros(count(data[0]), device="cpu")), device, what)
     Batches(data, device)  # refuses what is no data
-    return Batches(Bare(data, what), device, what)
+    return Batches(UnlabelledBatches(data, what), device, what)

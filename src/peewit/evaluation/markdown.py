@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from ..metrics import kinds
-from ..metrics.results import Estimate, Results, Scores, Shift
+from ..metrics import catalogue
+from ..metrics.results import Estimate, MethodScores, Results, Shift
 
 ARROWS = {1: " ↑", -1: " ↓", 0: ""}  # to where it is better
 
@@ -26,7 +26,7 @@ def page(report: Results) -> str:
 
 def label(name: str) -> str:
     """A metric's name for people, with an arrow to where it is better."""
-    kind = kinds.metric(name)
+    kind = catalogue.describe(name)
     return kind.short + ARROWS[kind.better]
 
 
@@ -44,7 +44,7 @@ def number(value: float) -> str:
     return f"{value:.3f}" if 5e-4 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
 
 
-def _methods(methods: Sequence[Scores]) -> list[str]:
+def _methods(methods: Sequence[MethodScores]) -> list[str]:
     names = list(dict.fromkeys(name for each in methods for name in each.metrics))
     rows = [
         (each.name, *(estimate(each.metrics[name]) if name in each.metrics else "–" for name in names), _time(each))
@@ -58,11 +58,11 @@ def _methods(methods: Sequence[Scores]) -> list[str]:
     ]
 
 
-def _time(scores: Scores) -> str:
+def _time(scores: MethodScores) -> str:
     return f"{scores.seconds:.2f}"
 
 
-def _detections(methods: Sequence[Scores]) -> list[str]:
+def _detections(methods: Sequence[MethodScores]) -> list[str]:
     rows = [
         (known, each.name, score, *map(estimate, (found.auroc, found.aupr, found.fpr95)))
         for known in dict.fromkeys(known for each in methods for known in each.detection)
@@ -78,7 +78,7 @@ def _detections(methods: Sequence[Scores]) -> list[str]:
     ]
 
 
-def _shifts(methods: Sequence[Scores], kind: str, title: str) -> list[str]:
+def _shifts(methods: Sequence[MethodScores], kind: str, title: str) -> list[str]:
     parts: list[str] = []
     for name in dict.fromkeys(name for each in methods for name in getattr(each, kind)):
         own: dict[str, Shift] = {

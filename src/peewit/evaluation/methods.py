@@ -22,7 +22,8 @@ from ..predictions import options
 from ..predictions.families import family_of, made_of
 from ..predictions.outputs import Samples
 from ..runtime.memory import Budget
-from .answers import Answer, Gaussians, Labels, answer
+from ..runtime.progress import Progress
+from .scorers import ClassScorer, GaussianScorer, Scorer, scorer_of
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -45,7 +46,7 @@ class Method(Protocol):
         """What it is."""
         ...
 
-    def predict(self, inputs: Inputs) -> Answer:
+    def predict(self, inputs: Inputs) -> Scorer:
         """For the inputs of a batch."""
         ...
 
@@ -67,12 +68,12 @@ class Posterior:
             f"fitted to {la.N:,} examples; predictions are averaged over it."
         )
 
-    def predict(self, inputs: Inputs) -> Answer:
+    def predict(self, inputs: Inputs) -> Scorer:
         """Of the posterior."""
-        return answer(self.la.predict(inputs, **self.options))
+        return scorer_of(self.la.predict(inputs, **self.options))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Networks:
     """Networks as they are, all of one likelihood; several are averaged over."""
 
@@ -88,25 +89,25 @@ class Networks:
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """(S, N, ...)."""
-        made = [each for model in self.models for each in self._passes(model, inputs)]
-        shapes = list(dict.fromkeys(tuple(each.shape) for each in made))
+        outputs = [output for model in self.models for output in self._passes(model, inputs)]
+        shapes = list(dict.fromkeys(tuple(output.shape) for output in outputs))
         if len(shapes) > 1:
             raise PeewitError(f"{self.name}: its networks return {shapes[0]} and {shapes[1]}; expected one shape.")
-        return torch.stack(made)
+        return torch.stack(outputs)
 
     def _passes(self, model: nn.Module, inputs: Inputs) -> list[Tensor]:
-        made = []
+        outputs = []
         with isolated(model, []), torch.no_grad():
             if self.dropout:
                 for module in dropouts(model):
                     module.__dict__["training"] = True  # `isolated` puts every module back
                 _seed_generators(self.seed, next(model.parameters()).device)
             for _ in range(max(1, self.dropout)):
-                made.append(call(model, inputs).detach())
+                outputs.append(call(model, inputs).detach())
                 restore_buffers(model)
-        return made
+        return outputs
 
-    def predict(self, inputs: Inputs) -> Answer:
+    def predict(self, inputs: Inputs) -> Scorer:
         """The average of the predictions."""
         values = self.outputs(inputs)
         form = replace(self.form, shape=tuple(values.shape[2:]))
@@ -123,8 +124,8 @@ class Networks:
         scaled = flat / self.temperature if classes else flat
         belief = Samples(replace(form, whole=False), self.budget, scaled)
         question = options.Question.of(self.likelihood, "sampled", None, None, False, False)
-        made = made_of(belief, self.likelihood, question.link)
-        return answer(made, 1.0 if classes else self.temperature**0.5)
+        prediction = made_of(belief, self.likelihood, question.link)
+        return scorer_of(prediction, 1.0 if classes else self.temperature**0.5)
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:
@@ -140,20 +141,20 @@ def dropouts(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, kind) and module.p > 0]
 
 
-def fit_temperature(plain: Networks, batches: Batches) -> float:
-    """What logits are divided by, or the noise' variances multiplied by, for the smallest NLL of validation data."""
+def fit_temperature(plain: Networks, batches: Batches, bars: Progress) -> float:
+    """What to divide logits by, or multiply variances of the noise by, for the smallest NLL of validation data."""
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     squares: list[Tensor] = []
-    for inputs, targets in batches:
-        made = plain.predict(inputs)
-        if isinstance(made, Labels):
-            own, known, _ = made.known(targets)
-            logits.append(own.double().cpu())
+    for inputs, targets in bars.track(batches, len(batches), batches.name):
+        scorer = plain.predict(inputs)
+        if isinstance(scorer, ClassScorer):
+            log_probs, known, _ = scorer.known(targets)
+            logits.append(log_probs.double().cpu())
             labels.append(known.cpu())
-        elif isinstance(made, Gaussians):
-            part = made.part(targets, full=False)
-            squares.append(part.values["squared"] / part.values["deviation"].square())
+        elif isinstance(scorer, GaussianScorer):
+            positions = scorer.positions(targets, full=False)
+            squares.append(positions["squared"] / positions["deviation"].square())
     if squares:
         return max(float(torch.cat(squares).mean()), 1 / STEEPEST**2)
     if not sum(map(len, labels)):

@@ -22,7 +22,7 @@ class Report(Results):
     Attributes:
         title: Title of the report.
         task: "classification" or "regression".
-        methods: Scores of every method, a tuple of `pw.metrics.Scores`.
+        methods: Scores of every method, a tuple of `pw.metrics.MethodScores`.
         surest: Test inputs that the first method is surest of.
         least_sure: Test inputs that the first method is least sure of.
         classes: Names of the classes; None where none were given.

@@ -3,121 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..metrics import calibration, regression
-from ..metrics.bootstrap import Draws, Resampling, estimate
-from ..metrics.columns import Columns
+from ..metrics.bootstrap import MetricDraws, Resampling, estimate
+from ..metrics.catalogue import METRICS
 from ..metrics.detection import detection
-from ..metrics.kinds import METRICS
-from ..metrics.results import Curve, Detection, Estimate, Scores, Shift
-from .answers import joined
-from .gathering import Gathered
+from ..metrics.positions import Positions
+from ..metrics.results import Curve, Detection, Estimate, MethodScores, Shift
+from .gathering import MethodNumbers
 from .methods import Method
 
 SHOWN = 2000  # values of a score that are kept for histograms
-# What curves against the strength of a shift show, by the column it is the mean of.
-CURVES = {"correct": "accuracy", "squared": "rmse", "nll": "nll", "confidence": "confidence"}
-DOUBTS = {"entropy": "uncertainty", "deviation": "uncertainty"}
+# What curves against the strength of a shift show, by the numbers whose mean it is.
+CURVES = {
+    "correct": "accuracy", "squared": "rmse", "nll": "nll", "confidence": "confidence",
+    "entropy": "uncertainty", "deviation": "uncertainty",
+}  # fmt: skip
 
 
-def metrics_of(columns: Columns, drawn: Resampling) -> dict[str, Draws]:
-    """All metrics that the columns allow."""
+def metrics_of(positions: Positions, drawn: Resampling) -> dict[str, MetricDraws]:
+    """All metrics that the positions allow."""
     allowed = {
         name: metric.of
         for name, metric in METRICS.items()
-        if metric.of is not None and any(need in columns for need in metric.needs or (metric.of,))
+        if metric.of is not None and any(need in positions for need in metric.needs or (metric.of,))
     }
-    means = columns.drawn([of for of in allowed.values() if isinstance(of, str)], drawn)
-    return {name: means[of] if isinstance(of, str) else of(columns, drawn) for name, of in allowed.items()}
+    means = positions.drawn([of for of in allowed.values() if isinstance(of, str)], drawn)
+    return {name: means[of] if isinstance(of, str) else of(positions, drawn) for name, of in allowed.items()}
 
 
-def scores_of(
-    method: Method,
-    own: Gathered,
-    columns: Columns,
-    unknown: Mapping[str, Mapping[str, Tensor]],
+def score_methods(
+    methods: Sequence[Method],
+    numbers: Sequence[MethodNumbers],
+    unknown: Mapping[str, Sequence[Mapping[str, Tensor]]],
     drawn: Resampling,
-    others: Mapping[str, Resampling],
-    metrics: Mapping[str, Draws],
-    asked: Mapping[str, Draws],
-) -> Scores:
-    """Everything about one method; `others` draws the unknown data anew, `asked` are the metrics to compare with."""
-    values = own.values()
-    classes = "correct" in columns
-    shifts, attacks = (_shifts(columns, own, kind, drawn) for kind in ("shifts", "attacks"))
-    risk_coverage = Curve((), ())
-    if "correct" in columns or "squared" in columns:
-        risk_coverage = calibration.risk_coverage(*calibration.doubt_and_risk(columns))
-    return Scores(
-        name=method.name,
-        description=method.description,
-        metrics={name: each.estimate for name, each in metrics.items()},
-        differences=differences(metrics, asked),
-        reliability=calibration.reliability_of(columns["confidence"], columns["correct"]) if classes else None,
-        risk_coverage=risk_coverage,
-        pit=regression.pit_shares(columns["pit"]) if "pit" in columns else None,
-        uncertainty={name: _some(each) for name, each in {"test": values, **unknown}.items()},
-        detection={name: _detections(values, each, (drawn, others[name])) for name, each in unknown.items()},
-        shifts=shifts,
-        attacks=attacks,
-        seconds=own.seconds,
+) -> tuple[MethodScores, ...]:
+    """All results of every method, from the same drawn sets; `unknown` has the scores of unknown inputs by method."""
+    others = {
+        name: Resampling(len(next(iter(scores[0].values()))), drawn.draws, drawn.seed + 1)
+        for name, scores in unknown.items()
+    }
+    positions = [mine.positions() for mine in numbers]
+    metrics = [metrics_of(mine, drawn) for mine in positions]
+    return tuple(
+        replace(
+            _scores(method, mine, positions[number], drawn),
+            metrics={name: draws.estimate for name, draws in metrics[number].items()},
+            differences=differences(metrics[number], metrics[0]) if number else {},
+            uncertainty={"test": _some(mine.values()), **{name: _some(each[number]) for name, each in unknown.items()}},
+            detection={
+                name: _detections(mine.values(), scores[number], (drawn, others[name]))
+                for name, scores in unknown.items()
+            },
+        )
+        for number, (method, mine) in enumerate(zip(methods, numbers, strict=True))
     )
 
 
-def differences(metrics: Mapping[str, Draws], asked: Mapping[str, Draws]) -> dict[str, Estimate]:
-    """Of every metric that both have, from the same drawn sets: what two methods share of chance cancels."""
-    pairs = {name: each.less(asked[name]) for name, each in metrics.items() if name in asked}
-    return {name: each.estimate for name, each in pairs.items() if each is not None}
+def _scores(method: Method, mine: MethodNumbers, positions: Positions, drawn: Resampling) -> MethodScores:
+    """The results of one method that need no other method and no unknown inputs."""
+    classes = "correct" in positions
+    risk = classes or "squared" in positions
+    return MethodScores(
+        name=method.name,
+        description=method.description,
+        metrics={},
+        reliability=calibration.reliability_of(positions["confidence"], positions["correct"]) if classes else None,
+        risk_coverage=calibration.risk_coverage(positions) if risk else Curve((), ()),
+        pit=regression.pit_shares(positions["pit"]) if "pit" in positions else None,
+        uncertainty={},
+        detection={},
+        shifts=_shifts(positions, mine, "shifts", drawn),
+        attacks=_shifts(positions, mine, "attacks", drawn),
+        seconds=mine.seconds,
+    )
 
 
-def _some(values: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
-    """At most 2,000 of them, evenly from first to last."""
-    made = {}
-    for name, each in values.items():
-        picked = torch.linspace(0, len(each) - 1, min(SHOWN, len(each)), dtype=torch.float64, device="cpu")
+def differences(metrics: Mapping[str, MetricDraws], first: Mapping[str, MetricDraws]) -> dict[str, Estimate]:
+    """Metrics less those of the first method, from the same drawn sets: chance that both share cancels."""
+    pairs = {name: draws.less(first[name]) for name, draws in metrics.items() if name in first}
+    return {name: draws.estimate for name, draws in pairs.items() if draws is not None}
+
+
+def _some(scores: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
+    """At most 2,000 values of each score, evenly from first to last."""
+    kept = {}
+    for name, values in scores.items():
+        places = torch.linspace(0, len(values) - 1, min(SHOWN, len(values)), dtype=torch.float64, device="cpu")
         # Six digits are more than a histogram shows, and a third of the file.
-        made[name] = tuple(float(f"{value:.6g}") for value in each[picked.round().long()].tolist())
-    return made
+        kept[name] = tuple(float(f"{value:.6g}") for value in values[places.round().long()].tolist())
+    return kept
 
 
 def _detections(
     known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], drawn: tuple[Resampling, Resampling]
 ) -> dict[str, Detection]:
     """By score; less confidence means unknown."""
-    made = {}
-    for name in known:
-        sign = -1.0 if name == "confidence" else 1.0
-        made[name] = detection(sign * known[name], sign * unknown[name], drawn)
-    return made
+    signs = {name: -1.0 if name == "confidence" else 1.0 for name in known}
+    return {name: detection(sign * known[name], sign * unknown[name], drawn) for name, sign in signs.items()}
 
 
-def _shifts(clean: Columns, own: Gathered, kind: str, drawn: Resampling) -> dict[str, Shift]:
+def _shifts(clean: Positions, mine: MethodNumbers, kind: str, drawn: Resampling) -> dict[str, Shift]:
     """By name, with the clean data first."""
-    found: dict[str, dict[float, Columns]] = {}
-    some = joined(own.clean) if own.clean else clean
-    for (of, name, strength), parts in own.changed.items():
-        if of == kind:
-            start = clean if (of, name) in own.ready else some
-            found.setdefault(name, {0.0: start})[strength] = joined(parts)
-    return {name: _shift(by_strength, drawn) for name, by_strength in found.items()}
+    curves: dict[str, dict[float, Positions]] = {}
+    some = Positions.joined(mine.clean) if mine.clean else clean
+    for (own_kind, name, strength), batches in mine.changed.items():
+        if own_kind == kind:
+            start = clean if (kind, name) in mine.ready else some
+            curves.setdefault(name, {0.0: start})[strength] = Positions.joined(batches)
+    return {name: _shift(by_strength, drawn) for name, by_strength in curves.items()}
 
 
-def _shift(by_strength: Mapping[float, Columns], drawn: Resampling) -> Shift:
+def _shift(by_strength: Mapping[float, Positions], drawn: Resampling) -> Shift:
     strengths = tuple(sorted(by_strength))
     rows = [curve_values(by_strength[strength], drawn) for strength in strengths]
     return Shift(strengths, {name: tuple(row[name] for row in rows) for name in rows[0]})
 
 
-def curve_values(columns: Columns, drawn: Resampling) -> dict[str, Estimate]:
+def curve_values(positions: Positions, drawn: Resampling) -> dict[str, Estimate]:
     """Accuracy or RMSE, NLL, confidence and uncertainty."""
-    if columns.examples != drawn.examples:  # a data set of its own
-        drawn = Resampling(columns.examples, drawn.draws, drawn.seed)
-    names: Sequence[str] = [name for name in (*CURVES, *DOUBTS) if name in columns.values]
-    means = columns.means(names, drawn)
-    made = {}
-    for name, row in zip(names, means.T, strict=True):
-        made[CURVES.get(name) or DOUBTS[name]] = estimate(row.sqrt() if name == "squared" else row)
-    return made
+    if positions.examples != drawn.examples:  # a data set of its own
+        drawn = Resampling(positions.examples, drawn.draws, drawn.seed)
+    names = [name for name in CURVES if name in positions]
+    rows = zip(names, positions.means(names, drawn).T, strict=True)
+    return {CURVES[name]: estimate(row.sqrt() if name == "squared" else row) for name, row in rows}

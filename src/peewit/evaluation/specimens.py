@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..metrics.positions import Positions
 from ..metrics.results import Specimen
 from ..network.nests import Inputs
-from .answers import Part
-from .corruptions import Range
+from .corruptions import InputRange
 
 MOST = 8
 SIDE = 64  # pixels that an image is shown with at most
@@ -23,33 +23,38 @@ Kept = tuple[float, int, Specimen]
 class Gallery:
     """The surest and least sure inputs so far; empty where an input has several labels."""
 
-    limits: Range
+    limits: InputRange
     surest: list[Kept] = field(default_factory=list)
     least: list[Kept] = field(default_factory=list)
     examples: int = 0
     several: bool = False
 
-    def visit(self, inputs: Inputs, targets: Tensor, part: Part, first: int) -> None:
-        """One batch."""
-        self.examples = first + part.examples
-        self.several |= len(part.owner) > part.examples or len(part.owner.unique()) != len(part.owner)
-        if self.several or not len(part.owner):
+    def visit(self, inputs: Inputs, targets: Tensor, positions: Positions, first: int) -> None:
+        """Look at one batch; `first` is the number of its first example."""
+        self.examples = first + positions.examples
+        self.several |= len(positions) > positions.examples or len(positions.owner.unique()) != len(positions)
+        if self.several or not len(positions):
             return
-        doubt = part.values["entropy"] if "entropy" in part.values else part.values["deviation"]
-        sure = 1 - part.values["confidence"] if "confidence" in part.values else part.values["deviation"]
+        classes = "entropy" in positions
+        doubt = positions["entropy" if classes else "deviation"]
+        unsure = 1 - positions["confidence"] if classes else doubt
         # Where most are equally sure the first ones are both: twice as many are kept, to leave those out.
-        for kept, order, most in ((self.surest, sure, MOST), (self.least, -sure, 2 * MOST)):
+        for kept, order, most in ((self.surest, unsure, MOST), (self.least, -unsure, 2 * MOST)):
             for place in order.argsort(stable=True)[:most].tolist():
-                own = int(part.owner[place])
-                kept.append((float(order[place]), first + own, self._one(inputs, targets, part, doubt, place, first)))
-            kept.sort(key=lambda each: each[:2])
+                row = int(positions.owner[place])
+                label, predicted, confidence = _labels(positions, targets, place, row)
+                image = pixels_of(inputs[row], self.limits) if isinstance(inputs, Tensor) else None
+                specimen = Specimen(
+                    index=first + row,
+                    label=label,
+                    predicted=predicted,
+                    confidence=confidence,
+                    uncertainty=float(doubt[place]),
+                    image=image,
+                )
+                kept.append((float(order[place]), first + row, specimen))
+            kept.sort(key=lambda entry: entry[:2])
             del kept[most:]
-
-    def _one(self, inputs: Inputs, targets: Tensor, part: Part, doubt: Tensor, place: int, first: int) -> Specimen:
-        own = int(part.owner[place])
-        image = shown(inputs[own], self.limits) if isinstance(inputs, Tensor) else None
-        label, predicted, confidence = _labels(part, targets, place, own)
-        return Specimen(first + own, label, predicted, confidence, float(doubt[place]), image)
 
     def chosen(self) -> tuple[tuple[Specimen, ...], tuple[Specimen, ...]]:
         """The surest and the least sure, no input in both; none where all are equally sure."""
@@ -57,20 +62,20 @@ class Gallery:
             return (), ()
         many = min(MOST, (self.examples + 1) // 2)
         surest = self.surest[:many]
-        known = {each[1] for each in surest}
-        least = [each for each in self.least if each[1] not in known][:many]
-        return tuple(each[2] for each in surest), tuple(each[2] for each in least)
+        known = {index for _, index, _ in surest}
+        least = [entry for entry in self.least if entry[1] not in known][:many]
+        return tuple(specimen for *_, specimen in surest), tuple(specimen for *_, specimen in least)
 
 
-def _labels(part: Part, targets: Tensor, place: int, own: int) -> tuple[int | float, int | float, float]:
+def _labels(positions: Positions, targets: Tensor, place: int, row: int) -> tuple[int | float, int | float, float]:
     """The label, what was predicted, and the confidence (of numbers there is none)."""
-    if part.labels is not None and part.probs is not None:
-        predicted = int(part.probs[place].argmax())
-        return int(part.labels[place]), predicted, float(part.values["confidence"][place])
-    return float(targets[own].flatten()[0]), float(part.values["mean"][place]), float("nan")
+    if positions.labels is not None and positions.probs is not None:
+        predicted = int(positions.probs[place].argmax())
+        return int(positions.labels[place]), predicted, float(positions["confidence"][place])
+    return float(targets[row].flatten()[0]), float(positions["mean"][place]), float("nan")
 
 
-def shown(x: Tensor, limits: Range) -> Any:
+def pixels_of(x: Tensor, limits: InputRange) -> Any:
     """(channels, rows, columns) as nested tuples (rows, columns, channels) in 0 to 1; None for what is no image."""
     if x.dim() != 3 or x.shape[0] not in (1, 3) or not x.is_floating_point() or min(x.shape[1:]) < 2:
         return None
@@ -87,8 +92,8 @@ def shown(x: Tensor, limits: Range) -> Any:
     )
 
 
-def finite_range(inputs: Inputs) -> Range:
+def finite_range(inputs: Inputs) -> InputRange:
     """Of inputs that are one tensor of numbers; 0 to 1 for all else."""
     if isinstance(inputs, Tensor) and inputs.is_floating_point() and bool(torch.isfinite(inputs).all()):
-        return Range.of(inputs)
-    return Range(0.0, 1.0)
+        return InputRange.of(inputs)
+    return InputRange(0.0, 1.0)

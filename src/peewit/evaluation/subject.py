@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from .. import likelihoods
 from ..laplace import Laplace
 from ..likelihoods import Form, Likelihood
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import named, nearest
+from ..messages.names import check_name, named
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
@@ -22,16 +22,19 @@ from ..network.modules import device_of, unwrapped
 from ..network.nests import Inputs
 from ..posterior.network import network_of
 from ..predictions.families import family_of
-from ..runtime.memory import budget
-from .answers import tempered
+from ..runtime.memory import Budget, budget
+from ..runtime.progress import Progress
 from .describing import noise_of
 from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
+from .scorers import takes_temperature
 
-BASELINES = ("plain", "temperature", "ensemble", "dropout")
+Baseline = Literal["plain", "temperature", "ensemble", "dropout"]
+Baselines = Literal["auto"] | Baseline | Iterable[Baseline]
+BASELINES = get_args(Baseline)
 PLAIN = "Plain network"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Subject:
     """What is evaluated: a network, with its posterior or without."""
 
@@ -41,9 +44,12 @@ class Subject:
     form: Form | None
     predict: Mapping[str, Any]
     device: torch.device
+    budget: Budget  # of plain networks; a posterior has its own
 
     @staticmethod
-    def of(given: Any, likelihood: str | Likelihood | None, predict: Mapping[str, Any]) -> Subject:
+    def of(
+        given: Any, likelihood: str | Likelihood | None, predict: Mapping[str, Any], memory: float | None
+    ) -> Subject:
         """A posterior, or a network and its likelihood."""
         if isinstance(given, Laplace):
             if likelihood is not None:
@@ -51,7 +57,15 @@ class Subject:
                     f"likelihood={likelihood!r} was given with a posterior, which has its own; leave it out."
                 )
             network_of(given.state, None)  # refuses a network that has changed
-            return Subject(given, given.model, given.likelihood, given.state.totals.form, predict, given.weights.device)
+            return Subject(
+                la=given,
+                model=given.model,
+                likelihood=given.likelihood,
+                form=given.state.totals.form,
+                predict=predict if memory is None else {"memory": memory, **predict},
+                device=given.weights.device,
+                budget=budget(memory, given.weights.device),
+            )
         if not isinstance(given, nn.Module):
             raise ArgumentTypeError(
                 f"evaluate was given a {type(given).__name__}; expected a Laplace, which peewit.fit returns, or a "
@@ -66,7 +80,16 @@ class Subject:
             raise PeewitError("predict= has options of a posterior's predictions, and a plain network was given.")
         family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
         model = unwrapped(given)
-        return Subject(None, model, family, None, predict, device_of(model))
+        device = device_of(model)
+        return Subject(
+            la=None,
+            model=model,
+            likelihood=family,
+            form=None,
+            predict={},
+            device=device,
+            budget=budget(memory, device),
+        )
 
     @property
     def known_form(self) -> Form:
@@ -86,25 +109,31 @@ class Subject:
 
     def plain(self) -> Networks:
         """The network as it is."""
-        words = "the trained network as it is, with one setting of its weights."
-        limit = budget(None, self.device)
-        return Networks(PLAIN, words, (self.model,), self.likelihood, self.known_form, limit)
+        return Networks(
+            name=PLAIN,
+            description="the trained network as it is, with one setting of its weights.",
+            models=(self.model,),
+            likelihood=self.likelihood,
+            form=self.known_form,
+            budget=self.budget,
+        )
 
     def methods(
         self,
-        baselines: str | Iterable[str],
+        baselines: Baselines,
         validation: Any,
         ensemble: Sequence[nn.Module] | None,
         seed: int,
         notes: list[str],
+        bars: Progress,
     ) -> list[Method]:
-        """The one asked about, then baselines."""
+        """The method of the subject, then baselines."""
         plain = self.plain()
         chosen = baseline_names(baselines, validation is not None, ensemble is not None, bool(dropouts(self.model)))
-        made: list[Method] = [plain if self.la is None else Posterior(self.la, self.predict)]
+        methods: list[Method] = [plain if self.la is None else Posterior(self.la, self.predict)]
         makers: dict[str, Callable[[], Method | None]] = {
             "plain": lambda: None if self.la is None else plain,
-            "temperature": lambda: self._temperature(plain, validation, notes, baselines == "auto"),
+            "temperature": lambda: self._temperature(plain, validation, notes, bars, baselines == "auto"),
             "ensemble": lambda: self._ensemble(plain, ensemble),
             "dropout": lambda: replace(
                 plain,
@@ -115,19 +144,21 @@ class Subject:
             ),
         }
         for name in BASELINES:
-            one = makers[name]() if name in chosen else None
-            if one is not None:
-                made.append(one)
-        return made
+            method = makers[name]() if name in chosen else None
+            if method is not None:
+                methods.append(method)
+        return methods
 
-    def _temperature(self, plain: Networks, validation: Any, notes: list[str], auto: bool) -> Method | None:
-        if not tempered(self.likelihood):
+    def _temperature(
+        self, plain: Networks, validation: Any, notes: list[str], bars: Progress, auto: bool
+    ) -> Method | None:
+        if not takes_temperature(self.likelihood):
             words = f"Temperature scaling is not known for {type(self.likelihood).__name__}"
             if not auto:
                 raise PeewitError(f"baselines: {words}; leave 'temperature' out.")
             notes.append(f"{words}, and is left out.")
             return None
-        value = fit_temperature(plain, Batches(validation, self.device, "validation"))
+        value = fit_temperature(plain, Batches(validation, self.device, "validation"), bars)
         if family_of(self.likelihood).classes is not None:
             words = f"the plain network, its outputs divided by {value:.3g}, which was chosen on validation data."
             if not 1 / STEEPEST * 1.01 < value < STEEPEST / 1.01:
@@ -144,32 +175,29 @@ class Subject:
 
     def described(self) -> dict[str, Any]:
         """Settings of a plain network."""
-        made: dict[str, Any] = {"network": type(self.model).__name__, "likelihood": type(self.likelihood).__name__}
+        settings = {"network": type(self.model).__name__, "likelihood": type(self.likelihood).__name__}
         noise = noise_of(self.likelihood)
-        return made if noise is None else {**made, "noise": noise}
+        return settings if noise is None else {**settings, "noise": noise}
 
 
-def baseline_names(asked: Any, validation: bool, ensemble: bool, dropout: bool) -> set[str]:
+def baseline_names(baselines: Any, validation: bool, ensemble: bool, dropout: bool) -> set[str]:
     """Which baselines to compare with; refuses those that something is missing for."""
     possible = {"plain": True, "temperature": validation, "ensemble": ensemble, "dropout": dropout}
-    if asked == "auto":
+    if isinstance(baselines, str) and baselines == "auto":
         return {name for name, there in possible.items() if there}
-    names = [asked] if isinstance(asked, str) else asked
+    names = [baselines] if isinstance(baselines, str) else baselines
     if not isinstance(names, Iterable):
         raise ArgumentTypeError(
-            f"baselines is a {type(asked).__name__}; expected 'auto', or some of {', '.join(BASELINES)}."
+            f"baselines is a {type(baselines).__name__}; expected 'auto', or some of {', '.join(BASELINES)}."
         )
     missing = {
         "temperature": "needs validation=data that was not trained on",
         "ensemble": "needs ensemble=[networks trained apart]",
         "dropout": "needs a network with dropout layers, and this one has none",
     }
-    made = set()
+    names = list(names)
     for name in names:
-        if name not in BASELINES:
-            near = nearest(name, BASELINES) if isinstance(name, str) else ""
-            raise PeewitError(f"baselines: {name!r} is not known; {near}Known: auto, {', '.join(BASELINES)}.")
-        if not possible[name]:
+        check_name(name, ("auto", *BASELINES), "baselines")
+        if not possible.get(name, True):
             raise PeewitError(f"baselines: {name!r} {missing[name]}.")
-        made.add(name)
-    return made
+    return set(names)

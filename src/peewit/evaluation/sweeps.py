@@ -19,14 +19,15 @@ from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..messages.names import check_name
 from ..metrics import json
-from ..metrics.bootstrap import Resampling
-from ..metrics.kinds import merit
+from ..metrics.bootstrap import one_set
+from ..metrics.catalogue import merit
+from ..metrics.positions import Positions
 from ..network.isolation import entry_point
 from ..predictions.shared import SharedPredictions
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
 from ..tuning.validation import repeated
-from .answers import answer, joined
+from .scorers import scorer_of
 from .scoring import metrics_of
 
 if TYPE_CHECKING:
@@ -270,10 +271,10 @@ def score(
     """The metrics of one setting."""
     temperature = la.N / data_weight
     there = la.with_prior(prior_precision).with_temperature(temperature).state
-    (parts,) = shared.read([lambda: there], lambda prediction, targets: answer(prediction).part(targets))
-    columns = joined(parts)
-    if not len(columns):
+    (batches,) = shared.read([lambda: there], lambda prediction, targets: scorer_of(prediction).positions(targets))
+    positions = Positions.joined(batches)
+    if not len(positions):
         raise PeewitError("validation has no labelled examples; expected some.")
-    draws = metrics_of(columns, Resampling(columns.examples, 0, 0))
+    draws = metrics_of(positions, one_set(positions.examples))
     check_name(metric, draws, "metric")
     return SweepPoint(data_weight, prior_precision, temperature, {name: each.value for name, each in draws.items()})

@@ -1,4 +1,4 @@
-"""What `shifts=` and `attacks=` ask for: test inputs changed at rising strengths, or data sets that are ready."""
+"""Arguments `shifts=` and `attacks=`: test inputs changed at rising strengths, or data sets that are ready."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .corruptions import CORRUPTIONS, STRENGTHS, check_images, corrupted
 Make = Callable[[Inputs, Tensor, int], Iterator[tuple[float, Inputs]]]
 
 
-@dataclass(frozen=True)
-class Asked:
+@dataclass(frozen=True, kw_only=True)
+class Variation:
     """One corruption or attack: known by its name, the user's own, or ready data sets by strength."""
 
     kind: str  # "shifts" or "attacks"
     name: str
     strengths: tuple[float, ...]
-    own: Callable[..., Any] | None = None
+    change: Callable[..., Any] | None = None
     ready: Mapping[float, Any] | None = None
 
     def check(self, inputs: Inputs) -> None:
         """Refuse inputs that it has no meaning for."""
-        if self.own is None and self.ready is None:
+        if self.change is None and self.ready is None:
             check_images(self.name, inputs, self.kind)
 
-    def made(self, attack: Attack, seed: int) -> Make:
+    def maker(self, attack: Attack, seed: int) -> Make:
         """A function of inputs, targets and the number of the first example: inputs at every strength."""
-        if self.own is not None:
-            return self._own(attack)
+        if self.change is not None:
+            return self._custom(attack)
         if self.kind == "attacks":
             by_name = {"fgsm": attack.fgsm, "pgd": attack.pgd}[self.name]
             return lambda x, y, first: by_name(x, y, self.strengths)
@@ -49,23 +49,24 @@ class Asked:
 
         return corrupt
 
-    def _own(self, attack: Attack) -> Make:
+    def _custom(self, attack: Attack) -> Make:
         def make(x: Inputs, y: Tensor, first: int) -> Iterator[tuple[float, Inputs]]:
             for strength in self.strengths:
                 copy = map_tensors(torch.clone, x)
-                assert self.own is not None
-                made = self.own(copy, strength) if self.kind == "shifts" else self.own(attack.model, copy, y, strength)
-                if count(made) != count(x):
+                assert self.change is not None
+                arguments = (copy, strength) if self.kind == "shifts" else (attack.model, copy, y, strength)
+                changed = self.change(*arguments)
+                if count(changed) != count(x):
                     raise PeewitError(
-                        f"{self.kind}: the function for {self.name!r} returned {count(made)} inputs for {count(x)}; "
+                        f"{self.kind}: the function for {self.name!r} returned {count(changed)} inputs for {count(x)}; "
                         "expected as many."
                     )
-                yield strength, map_tensors(Tensor.detach, made)
+                yield strength, map_tensors(Tensor.detach, changed)
 
         return make
 
 
-def asked(value: Any, kind: str) -> list[Asked]:
+def variations_of(value: Any, kind: str) -> list[Variation]:
     """The corruptions or attacks of an argument, checked."""
     if value is None:
         return []
@@ -85,38 +86,36 @@ def _known(kind: str) -> Sequence[str]:
     return tuple(CORRUPTIONS) if kind == "shifts" else ATTACKS
 
 
-def _one(kind: str, name: Any, given: Any) -> Asked:
+def _one(kind: str, name: Any, given: Any) -> Variation:
     if not isinstance(name, str):
         raise ArgumentTypeError(f"{kind}: {name!r} is a {type(name).__name__}; expected a name.")
     usual = STRENGTHS if kind == "shifts" else EPSILONS
     if callable(given):
-        return Asked(kind, name, usual, own=given)
+        return Variation(kind=kind, name=name, strengths=usual, change=given)
     if isinstance(given, Mapping):
-        return Asked(kind, name, _strengths(kind, name, tuple(given)), ready=dict(given))
+        return Variation(kind=kind, name=name, strengths=_strengths(kind, name, tuple(given)), ready=dict(given))
     if isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
-        return Asked(kind, name, _strengths(kind, name, given[1]), own=given[0])
+        return Variation(kind=kind, name=name, strengths=_strengths(kind, name, given[1]), change=given[0])
     if name not in _known(kind):
-        own = "(x, strength)" if kind == "shifts" else "(model, x, y, epsilon)"
+        arguments = "(x, strength)" if kind == "shifts" else "(model, x, y, epsilon)"
         raise PeewitError(
             f"{kind}: {name!r} is not known; {nearest(name, _known(kind))}Known: {', '.join(_known(kind))}. Your own "
-            f"are given as {{{name!r}: function of {own}}}."
+            f"are given as {{{name!r}: function of {arguments}}}."
         )
-    return Asked(kind, name, usual if given is None else _strengths(kind, name, given))
+    return Variation(kind=kind, name=name, strengths=usual if given is None else _strengths(kind, name, given))
 
 
 def _strengths(kind: str, name: str, given: Any) -> tuple[float, ...]:
     """Rising positive numbers; 0 is the test set itself, which is always there."""
-    found = [given] if isinstance(given, int | float) else given
-    if isinstance(found, Tensor):
-        found = found.tolist()
-    good = isinstance(found, Sequence) and not isinstance(found, str)
+    values = [given] if isinstance(given, int | float) else given.tolist() if isinstance(given, Tensor) else given
+    good = isinstance(values, Sequence) and not isinstance(values, str)
     if not good or not all(
-        isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < math.inf for each in found
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf for value in values
     ):
         raise PeewitError(
             f"{kind}: {name!r} has strengths {given!r}; expected positive numbers, such as {STRENGTHS[:3]}."
         )
-    made = tuple(sorted({float(each) for each in found if each > 0}))
-    if not made:
+    strengths = tuple(sorted({float(value) for value in values if value > 0}))
+    if not strengths:
         raise PeewitError(f"{kind}: {name!r} has no strength above 0; expected some.")
-    return made
+    return strengths

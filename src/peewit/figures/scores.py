@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
-from ..metrics import kinds
+from ..metrics import catalogue
 from . import style
 from .style import GREY, graph_objects, shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..metrics.results import Estimate, Results, Scores, Shift
+    from ..metrics.results import Estimate, MethodScores, Results, Shift
 
 
-def some(scores: Sequence[Scores], what: str) -> Sequence[Scores]:
+def some(scores: Sequence[MethodScores], what: str) -> Sequence[MethodScores]:
     """At least one, and nothing else."""
     if not scores:
         raise PeewitError(f"{what} was given no scores; give some of report.methods.")
@@ -50,7 +50,7 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
-def reliability(*scores: Scores) -> Figure:
+def reliability(*scores: MethodScores) -> Figure:
     """Draw accuracy against confidence, in bins: on the diagonal, predictions are as accurate as they are confident.
 
     Args:
@@ -60,7 +60,7 @@ def reliability(*scores: Scores) -> Figure:
         A plotly figure, with the share of predictions in each bin below.
 
     Raises:
-        ArgumentTypeError: An argument is no `Scores`.
+        ArgumentTypeError: An argument is no `MethodScores`.
         PeewitError: There are no scores, or none of them is of classes.
 
     Example:
@@ -112,7 +112,7 @@ def reliability(*scores: Scores) -> Figure:
     return figure
 
 
-def risk_coverage(*scores: Scores) -> Figure:
+def risk_coverage(*scores: MethodScores) -> Figure:
     """Draw the error among the most confident share of predictions: a good method's error falls as it keeps fewer.
 
     Args:
@@ -122,7 +122,7 @@ def risk_coverage(*scores: Scores) -> Figure:
         A plotly figure: the share of errors for classes, the mean squared error for numbers.
 
     Raises:
-        ArgumentTypeError: An argument is no `Scores`.
+        ArgumentTypeError: An argument is no `MethodScores`.
         PeewitError: There are no scores.
 
     Example:
@@ -194,7 +194,7 @@ def shift_curves(report: Results, kind: str = "shifts", metric: str | None = Non
             if wanted in shift.metrics:
                 figure.add_trace(strained(method, order[method], shift, wanted, name == next(iter(every))))
                 owners.append(name)
-    words = kinds.metric(wanted).phrase
+    words = catalogue.describe(wanted).phrase
     names = list(dict.fromkeys(owners))
     alt = (
         f"{words[:1].upper()}{words[1:]} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
@@ -227,7 +227,7 @@ def strained(method: str, number: int, shift: Shift, metric: str, visible: bool)
     )
 
 
-def pit(*scores: Scores) -> Figure:
+def pit(*scores: MethodScores) -> Figure:
     """Draw where observations fall among their predicted quantiles: evenly, if the predictions are right.
 
     Args:
@@ -238,7 +238,7 @@ def pit(*scores: Scores) -> Figure:
         share.
 
     Raises:
-        ArgumentTypeError: An argument is no `Scores`.
+        ArgumentTypeError: An argument is no `MethodScores`.
         PeewitError: There are no scores, or none of them is of numbers.
 
     Example:
@@ -315,7 +315,7 @@ def compare(report: Results, metric: str) -> Figure:
                 marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
             )
         )
-    kind = kinds.metric(metric)
+    kind = catalogue.describe(metric)
     words = kind.phrase
     finite = [each for each in own if math.isfinite(each.metrics[metric].value)]
     if kind.ideal is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
-from ..metrics import kinds
+from ..metrics import catalogue
 from . import style
 from .style import ORANGE, graph_objects, shown
 
@@ -69,8 +69,8 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     found = best.metrics[chosen]
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {kinds.metric(first).phrase}. Best {short(chosen)}: {shown(found)} at {shown(best.data_weight)} "
-        f"examples and precision {shown(best.prior_precision)}."
+        f"coloured by {catalogue.describe(first).phrase}. Best {short(chosen)}: {shown(found)} at "
+        f"{shown(best.data_weight)} examples and precision {shown(best.prior_precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
@@ -82,7 +82,7 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
 
 def short(name: str) -> str:
     """A metric in few words."""
-    return kinds.metric(name).phrase.partition(" (")[0]
+    return catalogue.describe(name).phrase.partition(" (")[0]
 
 
 def tried(points: list[Any], name: str, visible: bool) -> Any:
@@ -91,7 +91,7 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
     aside = len(finite) // 10  # the worst ones
     low, high = finite[0], finite[-1 - aside]
-    if kinds.metric(name).better > 0:
+    if catalogue.describe(name).better > 0:
         low, high = finite[aside], finite[-1]
     size = 34 if len(points) <= 36 else 24 if len(points) <= 100 else 14
     marker = {
@@ -114,5 +114,5 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
         marker=marker,
         text=[shown(value) for value in values],
         hovertemplate="data count for %{x:.3g} examples, precision %{y:.3g}<br>"
-        f"{kinds.metric(name).phrase} %{{text}}<extra></extra>",
+        f"{catalogue.describe(name).phrase} %{{text}}<extra></extra>",
     )

@@ -16,7 +16,7 @@ from .style import GREY, graph_objects, shown
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from ..metrics.results import Scores
+    from ..metrics.results import MethodScores
 
 SCORES = {
     "confidence": "confidence",
@@ -26,7 +26,7 @@ SCORES = {
 }
 
 
-def uncertainty_histogram(scores: Scores, score: str | None = None, bins: int = 30) -> Figure:
+def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: int = 30) -> Figure:
     """Draw histograms of a method's uncertainty on test inputs and on unknown ones: the less they overlap, the better.
 
     Args:
@@ -39,7 +39,7 @@ def uncertainty_histogram(scores: Scores, score: str | None = None, bins: int = 
         A plotly figure, with one histogram per data set.
 
     Raises:
-        ArgumentTypeError: `scores` is no `Scores`.
+        ArgumentTypeError: `scores` is no `MethodScores`.
         PeewitError: `bins` is no positive whole number, or the score is not known.
 
     Example:
@@ -88,7 +88,7 @@ def histogram(values: Sequence[float], low: float, width: float, bins: int) -> t
     return [count / max(len(values), 1) for count in counts], [low + place * width for place in range(bins + 1)]
 
 
-def detection(*scores: Scores) -> Figure:
+def detection(*scores: MethodScores) -> Figure:
     """Draw how well unknown inputs are detected, as AUROC by method and by score; 0.5 is chance.
 
     Args:
@@ -98,7 +98,7 @@ def detection(*scores: Scores) -> Figure:
         A plotly figure with intervals.
 
     Raises:
-        ArgumentTypeError: An argument is no `Scores`.
+        ArgumentTypeError: An argument is no `MethodScores`.
         PeewitError: There are no scores, or none has unknown inputs.
 
     Example:

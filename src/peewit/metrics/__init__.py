@@ -1,17 +1,17 @@
 """Metrics of predictions: functions of probabilities or numbers and targets, and the values that a report holds."""
 
-from .calibration import aurc, ece_adaptive, ece_classwise, mce, reliability
-from .detection import aupr, fpr95
-from .labels import accuracy, auroc, brier, ece, nll
+from .calibration import aurc, ece, ece_adaptive, ece_classwise, mce, reliability
+from .detection import aupr, auroc, fpr95
+from .labels import accuracy, brier, nll
 from .regression import crps_gaussian, crps_samples
-from .results import Curve, Detection, Estimate, Reliability, Scores, Shift, Specimen
+from .results import Curve, Detection, Estimate, MethodScores, Reliability, Shift, Specimen
 
 __all__ = [
     "Curve",
     "Detection",
     "Estimate",
+    "MethodScores",
     "Reliability",
-    "Scores",
     "Shift",
     "Specimen",
     "accuracy",

@@ -24,8 +24,8 @@ GROUPS = 2048  # of equal or neighbouring values, which metrics of a ranking are
 
 def sums_by(place: Tensor, values: Tensor, groups: int) -> Tensor:
     """(P,) places below `groups` and (P, ...) values -> (groups, ...): the values of each place summed."""
-    made = torch.zeros(groups, *values.shape[1:], dtype=torch.float64, device="cpu")
-    return made.index_add_(0, place, values.double())
+    sums = torch.zeros(groups, *values.shape[1:], dtype=torch.float64, device="cpu")
+    return sums.index_add_(0, place, values.double())
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,21 @@ class Resampling:
         """(N, K) -> (1 + R, K): summed over the examples of every set; infinite where an infinite one was drawn."""
         values = values.double()
         finite = torch.isfinite(values)
-        made = [_total(values, torch.ones(self.examples, 1, dtype=torch.float64, device="cpu"), finite)]
-        made += [_total(values, counts, finite) for counts in self._counts()]
-        return torch.cat(made)
+        return torch.cat([_total(values, counts, finite) for counts in self._sets()])
 
     def grouped(self, place: Tensor, owner: Tensor, values: Tensor | None, groups: int) -> Tensor:
         """(1 + R, groups): P values (or ones) of examples `owner` summed by their places."""
-        made = []
+        rows = []
         for counts in self._sets():
-            each = counts[owner] if values is None else counts[owner] * values.double()[:, None]
-            made.append(sums_by(place, each, groups).T)
-        return torch.cat(made)
+            weighted = counts[owner] if values is None else counts[owner] * values.double()[:, None]
+            rows.append(sums_by(place, weighted, groups).T)
+        return torch.cat(rows)
 
     def _sets(self) -> Iterator[Tensor]:
         """(N, r): how often every set has every example; first the data themselves."""
         yield torch.ones(self.examples, 1, dtype=torch.float64, device="cpu")
-        yield from self._counts()
+        for counts in self._drawn() if self._kept is None else self._kept:
+            yield counts.double()
 
     @property
     def _step(self) -> int:
@@ -64,10 +63,6 @@ class Resampling:
     @cached_property
     def _kept(self) -> list[Tensor] | None:
         return list(self._drawn()) if self.draws * self.examples <= KEPT else None
-
-    def _counts(self) -> Iterator[Tensor]:
-        for counts in self._drawn() if self._kept is None else self._kept:
-            yield counts.double()
 
     def _drawn(self) -> Iterator[Tensor]:
         """(N, r) bytes, the same every time: a count above 255 has a probability below 1e-500."""
@@ -80,50 +75,55 @@ class Resampling:
             yield counts.to(torch.uint8 if self.examples > 255 else torch.int16).reshape(self.examples, width)
 
 
+def one_set(examples: int) -> Resampling:
+    """The data themselves, without drawn sets."""
+    return Resampling(examples, 0, 0)
+
+
 def _total(values: Tensor, counts: Tensor, finite: Tensor) -> Tensor:
     """(N, K) values and (N, r) counts -> (r, K)."""
     if bool(finite.all()):
         return counts.T @ values
-    made = counts.T @ torch.where(finite, values, 0.0)
-    for kind in (math.inf, -math.inf):
-        made = made + torch.where(counts.T @ (values == kind).double() > 0, kind, 0.0)
-    return torch.where(counts.T @ values.isnan().double() > 0, math.nan, made)
+    total = counts.T @ torch.where(finite, values, 0.0)
+    for infinity in (math.inf, -math.inf):
+        total = total + torch.where(counts.T @ (values == infinity).double() > 0, infinity, 0.0)
+    return torch.where(counts.T @ values.isnan().double() > 0, math.nan, total)
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
+class MetricDraws:
     """A metric of the data and of R drawn sets of them."""
 
     value: float
     rows: Tensor  # (R,)
 
     @staticmethod
-    def of(rows: Tensor, value: float | None = None) -> Draws:
+    def of(rows: Tensor, value: float | None = None) -> MetricDraws:
         """(1 + R,): of the data first; `value` where that one is known better."""
-        return Draws(float(rows[0]) if value is None else value, rows[1:])
+        return MetricDraws(float(rows[0]) if value is None else value, rows[1:])
 
     @property
     def estimate(self) -> Estimate:
         """The number and its interval, which holds the number."""
-        own, rest = self.value, self.rows[~self.rows.isnan()]
-        if not len(rest) or math.isnan(own):
-            return Estimate(own, own, own)
+        value, rest = self.value, self.rows[~self.rows.isnan()]
+        if not len(rest) or math.isnan(value):
+            return Estimate(value, value, value)
         tail = (1 - LEVEL) / 2
         # Without interpolation: between a number and infinity there is none.
         ordered = rest.sort().values
         low, high = math.floor(tail * (len(rest) - 1)), math.ceil((1 - tail) * (len(rest) - 1))
-        return Estimate(own, min(own, float(ordered[low])), max(own, float(ordered[high])))
+        return Estimate(value, min(value, float(ordered[low])), max(value, float(ordered[high])))
 
-    def less(self, other: Draws) -> Draws | None:
+    def less(self, other: MetricDraws) -> MetricDraws | None:
         """How much more it is than another on the same sets; None where they are not the same."""
         if len(self.rows) != len(other.rows):
             return None
-        return Draws(self.value - other.value, self.rows - other.rows)
+        return MetricDraws(self.value - other.value, self.rows - other.rows)
 
 
 def estimate(rows: Tensor, value: float | None = None) -> Estimate:
     """(1 + R,): a metric of the data and of every set -> the number and its interval."""
-    return Draws.of(rows, value).estimate
+    return MetricDraws.of(rows, value).estimate
 
 
 @dataclass(frozen=True)

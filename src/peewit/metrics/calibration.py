@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .bootstrap import Draws, Ranking, Resampling, sums_by
-from .columns import Columns
-from .labels import checked, checked_bins
+from ..messages.arguments import is_count
+from ..messages.errors import PeewitError
+from .bootstrap import MetricDraws, Ranking, Resampling, one_set, sums_by
+from .labels import checked_probs
+from .positions import Positions
 from .results import Curve, Reliability
 
 BINS = 15
@@ -28,8 +30,7 @@ def equal_mass(confidence: Tensor, bins: int) -> Tensor:
     """(P,): bins of equally many confidences, in their order; equal ones stay together."""
     _, place, counts = confidence.unique(sorted=True, return_inverse=True, return_counts=True)
     before = counts.cumsum(0) - counts
-    made: Tensor = (before * bins).div(len(confidence), rounding_mode="floor")[place]
-    return made
+    return torch.div(before * bins, len(confidence), rounding_mode="floor")[place]
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
@@ -47,19 +48,15 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
         A `Reliability` with B bins.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
-            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
-            softmax first).
-        ArgumentTypeError: `labels` is not of whole numbers.
+        PeewitError: `bins` is no positive whole number, or see `accuracy`.
 
     Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-        >>> labels = torch.tensor([0, 1, 1])
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
         >>> pw.metrics.reliability(probs, labels, bins=4).count
         (0, 0, 1, 2)
     """
-    columns = _columns(probs, labels, bins)
-    return reliability_of(columns["confidence"], columns["correct"], bins)
+    positions = _positions(probs, labels, bins)
+    return reliability_of(positions["confidence"], positions["correct"], bins)
 
 
 def reliability_of(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Reliability:
@@ -68,8 +65,33 @@ def reliability_of(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Rel
     sums = sums_by(place, torch.stack([confidence, correct, torch.ones_like(confidence)], -1), bins)
     means = sums[:, :2] / sums[:, 2:].clamp(min=1)
     edges = tuple(number / bins for number in range(bins + 1))
-    count = tuple(int(each) for each in sums[:, 2].tolist())
+    count = tuple(int(number) for number in sums[:, 2].tolist())
     return Reliability(edges, tuple(means[:, 0].tolist()), tuple(means[:, 1].tolist()), count)
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Compute the expected calibration error: the mean gap between confidence and accuracy over bins of equal width.
+
+    The confidence is the largest probability. Bin k holds the confidences from k / bins to below (k + 1) / bins; the
+    last bin holds 1 too. Each bin counts by its share of the examples.
+
+    Args:
+        probs: Class probabilities (..., C), classes last. Positions count like examples.
+        labels: Class numbers (...), whole numbers from 0 to C - 1. Leave out positions without a label.
+        bins: Number of bins between 0 and 1.
+
+    Returns:
+        A number from 0 to 1; lower is better.
+
+    Raises:
+        PeewitError: `bins` is no positive whole number, or see `accuracy`.
+
+    Example:
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
+        >>> round(pw.metrics.ece(probs, labels, bins=4), 4)  # (|1.7 - 1| + |0.7 - 1|) / 3
+        0.3333
+    """
+    return width_errors(_positions(probs, labels, bins), one_set(labels.numel()), bins)[0].value
 
 
 def ece_adaptive(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
@@ -86,18 +108,14 @@ def ece_adaptive(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
-            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
-            softmax first).
-        ArgumentTypeError: `labels` is not of whole numbers.
+        PeewitError: `bins` is no positive whole number, or see `accuracy`.
 
     Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-        >>> labels = torch.tensor([0, 1, 1])
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
         >>> round(pw.metrics.ece_adaptive(probs, labels, bins=3), 4)
         0.4
     """
-    return adaptive(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins).value
+    return adaptive(_positions(probs, labels, bins), one_set(labels.numel()), bins).value
 
 
 def ece_classwise(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
@@ -114,18 +132,14 @@ def ece_classwise(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
-            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
-            softmax first).
-        ArgumentTypeError: `labels` is not of whole numbers.
+        PeewitError: `bins` is no positive whole number, or see `accuracy`.
 
     Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-        >>> labels = torch.tensor([0, 1, 1])
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
         >>> round(pw.metrics.ece_classwise(probs, labels, bins=3), 4)
         0.3333
     """
-    return classwise(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins).value
+    return classwise(_positions(probs, labels, bins), one_set(labels.numel()), bins).value
 
 
 def mce(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
@@ -142,18 +156,14 @@ def mce(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, the shapes do not fit, there are no labels, a label is outside
-            0 to C - 1, or `probs` has negative or infinite entries or does not sum to 1 within 0.02 (logits need a
-            softmax first).
-        ArgumentTypeError: `labels` is not of whole numbers.
+        PeewitError: `bins` is no positive whole number, or see `accuracy`.
 
     Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-        >>> labels = torch.tensor([0, 1, 1])
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
         >>> round(pw.metrics.mce(probs, labels, bins=4), 4)  # |1.7 - 1| / 2
         0.35
     """
-    return width_errors(_columns(probs, labels, bins), Resampling(labels.numel(), 0, 0), bins)[1].value
+    return width_errors(_positions(probs, labels, bins), one_set(labels.numel()), bins)[1].value
 
 
 def aurc(probs: Tensor, labels: Tensor) -> float:
@@ -169,94 +179,93 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: The shapes do not fit, there are no labels, a label is outside 0 to C - 1, or `probs` has negative
-            or infinite entries or does not sum to 1 within 0.02 (logits need a softmax first).
-        ArgumentTypeError: `labels` is not of whole numbers.
+        PeewitError: See `accuracy`.
 
     Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-        >>> labels = torch.tensor([0, 1, 1])
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
         >>> round(pw.metrics.aurc(probs, labels), 4)  # (0 / 1 + 1 / 2 + 1 / 3) / 3
         0.2778
     """
-    columns = _columns(probs, labels, BINS)
-    risk = 1 - columns["correct"]
-    return risk_area(columns, -columns["confidence"], risk, Resampling(labels.numel(), 0, 0)).value
+    return risk_area(_positions(probs, labels, BINS), one_set(labels.numel())).value
 
 
-def _columns(probs: Tensor, labels: Tensor, bins: int) -> Columns:
-    checked_bins(bins)
-    made, flat = (each.cpu() for each in checked(probs, labels))
-    confidence, predicted = made.max(-1)
+def _positions(probs: Tensor, labels: Tensor, bins: int) -> Positions:
+    """Every position is an example of its own here."""
+    if not is_count(bins):
+        raise PeewitError(f"bins={bins!r} was given; expected a positive whole number.")
+    rows, flat = (tensor.cpu() for tensor in checked_probs(probs, labels))
+    confidence, predicted = rows.max(-1)
     values = {"confidence": confidence, "correct": (predicted == flat).double()}
-    return Columns(torch.arange(len(flat), device="cpu"), len(flat), values, made, flat)
+    owner = torch.arange(len(flat), device="cpu")
+    return Positions(owner=owner, examples=len(flat), values=values, probs=rows, labels=flat)
 
 
-def width_errors(columns: Columns, drawn: Resampling, bins: int = BINS) -> tuple[Draws, Draws]:
+def width_errors(positions: Positions, drawn: Resampling, bins: int = BINS) -> tuple[MetricDraws, MetricDraws]:
     """ECE and MCE."""
-    place = equal_width(columns["confidence"], bins)
-    gaps, counts = _gaps(columns, drawn, place, bins)
+    place = equal_width(positions["confidence"], bins)
+    gaps, counts = _gaps(positions, drawn, place, bins)
     ece = gaps.abs().sum(-1) / counts.sum(-1)
-    return Draws.of(ece), Draws.of((gaps.abs() / counts.clamp(min=1)).amax(-1))
+    return MetricDraws.of(ece), MetricDraws.of((gaps.abs() / counts.clamp(min=1)).amax(-1))
 
 
-def adaptive(columns: Columns, drawn: Resampling, bins: int = BINS) -> Draws:
+def adaptive(positions: Positions, drawn: Resampling, bins: int = BINS) -> MetricDraws:
     """The adaptive ECE, its bins those of the whole data."""
-    gaps, counts = _gaps(columns, drawn, equal_mass(columns["confidence"], bins), bins)
-    return Draws.of(gaps.abs().sum(-1) / counts.sum(-1))
+    gaps, counts = _gaps(positions, drawn, equal_mass(positions["confidence"], bins), bins)
+    return MetricDraws.of(gaps.abs().sum(-1) / counts.sum(-1))
 
 
-def _gaps(columns: Columns, drawn: Resampling, place: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+def _gaps(positions: Positions, drawn: Resampling, place: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     """(1 + R, bins) twice: gaps, and how many there are."""
-    cell = columns.owner * bins + place
-    excess = columns["confidence"] - columns["correct"]
+    cell = positions.owner * bins + place
+    excess = positions["confidence"] - positions["correct"]
     parts = torch.stack([excess, torch.ones_like(excess)], -1)
-    sums = drawn.sums(sums_by(cell, parts, columns.examples * bins).reshape(columns.examples, 2 * bins))
+    sums = drawn.sums(sums_by(cell, parts, positions.examples * bins).reshape(positions.examples, 2 * bins))
     return sums[:, 0::2], sums[:, 1::2]
 
 
-def classwise(columns: Columns, drawn: Resampling, bins: int = BINS) -> Draws:
+def classwise(positions: Positions, drawn: Resampling, bins: int = BINS) -> MetricDraws:
     """The class-wise ECE; with very many classes and examples its interval is of fewer draws."""
-    probs, labels = columns.probs, columns.labels
+    probs, labels = positions.probs, positions.labels
     assert probs is not None and labels is not None
     classes = probs.shape[-1]
-    most = max(100, CLASSWISE // (columns.examples * bins * classes))
-    drawn = drawn if drawn.draws <= most else Resampling(columns.examples, most, drawn.seed)
+    most = max(100, CLASSWISE // (positions.examples * bins * classes))
+    drawn = drawn if drawn.draws <= most else Resampling(positions.examples, most, drawn.seed)
     total = torch.zeros(1 + drawn.draws, dtype=torch.float64, device="cpu")
     for number in range(classes):
-        own = probs[:, number].double()
-        cell = columns.owner * bins + equal_width(own, bins)
-        excess = own - (labels == number).double()
-        parts = sums_by(cell, excess, columns.examples * bins).reshape(columns.examples, bins)
+        probability = probs[:, number].double()
+        cell = positions.owner * bins + equal_width(probability, bins)
+        excess = probability - (labels == number).double()
+        parts = sums_by(cell, excess, positions.examples * bins).reshape(positions.examples, bins)
         total += drawn.sums(parts).abs().sum(-1)
-    counts = drawn.sums(columns.counts[:, None])[:, 0]
-    return Draws.of(total / counts / classes)
+    counts = drawn.sums(positions.counts[:, None])[:, 0]
+    return MetricDraws.of(total / counts / classes)
 
 
-def doubt_and_risk(columns: Columns) -> tuple[Tensor, Tensor]:
+def doubt_and_risk(positions: Positions) -> tuple[Tensor, Tensor]:
     """(P,) twice: less confidence and errors, or the standard deviation and squared errors."""
-    if "correct" in columns:
-        return -columns["confidence"], 1 - columns["correct"]
-    return columns["deviation"], columns.values.get("squared", torch.zeros_like(columns["nll"]))
+    if "correct" in positions:
+        return -positions["confidence"], 1 - positions["correct"]
+    return positions["deviation"], positions.values.get("squared", torch.zeros_like(positions["nll"]))
 
 
-def risk_area(columns: Columns, doubt: Tensor, risk: Tensor, drawn: Resampling) -> Draws:
-    """The area under the risk-coverage curve: mean risk (P,) of the k examples of least doubt (P,), averaged over k.
+def risk_area(positions: Positions, drawn: Resampling) -> MetricDraws:
+    """The area under the risk-coverage curve: mean risk of the k positions of least doubt, averaged over k.
 
     Equal doubts have no order: their risks are spread evenly, which is the mean over all orders.
     """
+    doubt, risk = doubt_and_risk(positions)
     ranking = Ranking.of(doubt)
     value = None
     if not ranking.exact:
         alone = Ranking.of(doubt, len(doubt))
-        value = float(_area(*_risks(columns, alone, risk, Resampling(columns.examples, 0, 0)))[0])
-    return Draws.of(_area(*_risks(columns, ranking, risk, drawn)), value)
+        value = float(_area(*_risks(positions, alone, risk, one_set(positions.examples)))[0])
+    return MetricDraws.of(_area(*_risks(positions, ranking, risk, drawn)), value)
 
 
-def _risks(columns: Columns, ranking: Ranking, risk: Tensor, drawn: Resampling) -> tuple[Tensor, Tensor]:
+def _risks(positions: Positions, ranking: Ranking, risk: Tensor, drawn: Resampling) -> tuple[Tensor, Tensor]:
     """(1 + R, G) twice: how many there are in every group, and their summed risk."""
-    counts = drawn.grouped(ranking.place, columns.owner, None, ranking.groups)
-    return counts, drawn.grouped(ranking.place, columns.owner, risk, ranking.groups)
+    counts = drawn.grouped(ranking.place, positions.owner, None, ranking.groups)
+    return counts, drawn.grouped(ranking.place, positions.owner, risk, ranking.groups)
 
 
 def _area(counts: Tensor, risks: Tensor) -> Tensor:
@@ -269,17 +278,16 @@ def _area(counts: Tensor, risks: Tensor) -> Tensor:
     before, past = after - counts, risks.cumsum(-1) - risks
     share = risks / counts.clamp(min=1)
     harmonic = torch.special.digamma(after + 1) - torch.special.digamma(before + 1)
-    made: Tensor = (risks + (past - before * share) * harmonic).sum(-1) / after[:, -1]
-    return made
+    return torch.sum(risks + (past - before * share) * harmonic, -1) / after[:, -1]
 
 
-def risk_coverage(doubt: Tensor, risk: Tensor) -> Curve:
-    """Mean risk (P,) of the share x of the examples that have least doubt (P,), at some 200 shares up to all."""
+def risk_coverage(positions: Positions) -> Curve:
+    """Mean risk of the share x of the positions that have least doubt, at 200 shares up to all."""
+    doubt, risk = doubt_and_risk(positions)
     _, place, counts = doubt.unique(sorted=True, return_inverse=True, return_counts=True)
     spread = (sums_by(place, risk, len(counts)) / counts)[place[doubt.argsort()]]
     number = torch.arange(1, len(doubt) + 1, dtype=torch.float64, device="cpu")
     means = spread.cumsum(0) / number
-    picked = (
-        torch.linspace(0, len(doubt) - 1, min(POINTS, len(doubt)), dtype=torch.float64, device="cpu").round().long()
-    )
-    return Curve(tuple((number[picked] / len(doubt)).tolist()), tuple(means[picked].tolist()))
+    points = torch.linspace(0, len(doubt) - 1, min(POINTS, len(doubt)), dtype=torch.float64, device="cpu")
+    shown = points.round().long()
+    return Curve(tuple((number[shown] / len(doubt)).tolist()), tuple(means[shown].tolist()))

@@ -8,21 +8,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .bootstrap import Ranking, Resampling, estimate
-from .labels import auroc, checked_scores
+from ..messages.errors import NotFiniteError, PeewitError
+from .bootstrap import Ranking, Resampling, estimate, one_set
 from .results import Detection
 
 CAUGHT = 0.95  # the share of unknown inputs at which false alarms are counted
 ROUNDING = 1e-12
 
 
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """Compute the area under the ROC curve of a score that detects unknown inputs; higher is better.
+
+    It is the probability that an unknown input scores higher than a known one; ties count half.
+
+    Args:
+        known: Scores of n known inputs, in any shape.
+        unknown: Scores of m unknown inputs; higher for inputs that seem unknown.
+
+    Returns:
+        A number from 0 to 1; 0.5 is chance.
+
+    Raises:
+        PeewitError: `known` or `unknown` is empty or holds NaN.
+
+    Example:
+        >>> known, unknown = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
+        >>> round(pw.metrics.auroc(known, unknown), 4)
+        0.8333
+    """
+    known, unknown = checked_scores(known, unknown)
+    ordered = known.sort().values
+    below = torch.searchsorted(ordered, unknown, right=False)
+    not_above = torch.searchsorted(ordered, unknown, right=True)
+    return (below + not_above).double().mean().item() / (2 * known.numel())
+
+
 def aupr(known: Tensor, unknown: Tensor) -> float:
     """Compute the area under the precision-recall curve of a score that detects unknown inputs, as average precision.
 
     Args:
-        known: Scores (n,) of known inputs; another shape is flattened.
-        unknown: Scores (m,) of unknown inputs, the positives, higher for inputs that seem unknown; another shape is
-            flattened.
+        known: Scores of n known inputs, in any shape.
+        unknown: Scores of m unknown inputs, the positives; higher for inputs that seem unknown.
 
     Returns:
         A number up to 1, higher is better; m / (n + m) is chance.
@@ -44,9 +70,8 @@ def fpr95(known: Tensor, unknown: Tensor) -> float:
     The threshold is the highest score that flags at least 95 % of the unknown inputs.
 
     Args:
-        known: Scores (n,) of known inputs; another shape is flattened.
-        unknown: Scores (m,) of unknown inputs, the positives, higher for inputs that seem unknown; another shape is
-            flattened.
+        known: Scores of n known inputs, in any shape.
+        unknown: Scores of m unknown inputs, the positives; higher for inputs that seem unknown.
 
     Returns:
         A number from 0 to 1; lower is better.
@@ -62,27 +87,38 @@ def fpr95(known: Tensor, unknown: Tensor) -> float:
     return float(_false_alarms(*_counts(known, unknown))[0])
 
 
+def checked_scores(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) and (m,) in float64 on one device; refuses empty sets, and NaN, which has no order."""
+    known, unknown = known.detach().double().flatten(), unknown.detach().double().flatten().to(known.device)
+    if known.numel() == 0 or unknown.numel() == 0:
+        raise PeewitError(
+            f"{known.numel()} known and {unknown.numel()} unknown scores were given; expected some of each."
+        )
+    if bool(known.isnan().any()) or bool(unknown.isnan().any()):
+        raise NotFiniteError("Scores hold NaN; expected numbers.")
+    return known, unknown
+
+
 def _counts(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
     """(1, G) twice: known and unknown inputs by distinct score."""
-    both = [each.cpu() for each in checked_scores(known, unknown)]
+    both = [scores.cpu() for scores in checked_scores(known, unknown)]
     ranking = Ranking.of(torch.cat(both), len(both[0]) + len(both[1]))
-    alone = (Resampling(len(both[0]), 0, 0), Resampling(len(both[1]), 0, 0))
-    return _grouped(ranking, *alone)
+    return _grouped(ranking, one_set(len(both[0])), one_set(len(both[1])))
 
 
 def _grouped(ranking: Ranking, known: Resampling, unknown: Resampling) -> tuple[Tensor, Tensor]:
     """(1 + R, G) twice."""
     places = ranking.place[: known.examples], ranking.place[known.examples :]
-    own = (
+    first, second = (
         drawn.grouped(place, torch.arange(drawn.examples, device="cpu"), None, ranking.groups)
         for drawn, place in zip((known, unknown), places, strict=True)
     )
-    return next(own), next(own)
+    return first, second
 
 
 def detection(known: Tensor, unknown: Tensor, drawn: tuple[Resampling, Resampling]) -> Detection:
     """The three metrics with intervals from drawing both sets anew; beyond 2,048 scores these are of grouped ones."""
-    known, unknown = (each.cpu() for each in checked_scores(known, unknown))
+    known, unknown = (scores.cpu() for scores in checked_scores(known, unknown))
     ranking = Ranking.of(torch.cat([known, unknown]))
     counts = _grouped(ranking, *drawn)
     return Detection(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .bootstrap import Draws, Ranking, Resampling
-from .columns import Columns
+from ..messages.errors import NotFiniteError, PeewitError
+from .bootstrap import MetricDraws, Ranking, Resampling, one_set
+from .positions import Positions
 
 LEVELS = (0.5, 0.9, 0.95)  # of intervals whose coverage is counted
 PIT_BINS = 20
@@ -16,16 +18,16 @@ PIT_BINS = 20
 
 def normal_cdf(z: Tensor) -> Tensor:
     """The standard normal distribution function; accurate in both tails."""
-    made: Tensor = torch.special.ndtr(z)
-    return made
+    probability: Tensor = torch.special.ndtr(z)
+    return probability
 
 
 def _half_moment(difference: Tensor, deviation: Tensor) -> Tensor:
     """`E |X|` of a Gaussian X: `2 s phi(m / s) + m (2 Phi(m / s) - 1)`; |m| where s is 0."""
     z = difference / torch.where(deviation > 0, deviation, 1.0)
     density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
-    made = 2 * deviation * density + difference * (2 * normal_cdf(z) - 1)
-    return torch.where(deviation > 0, made, difference.abs())
+    moment = 2 * deviation * density + difference * (2 * normal_cdf(z) - 1)
+    return torch.where(deviation > 0, moment, difference.abs())
 
 
 def crps_gaussian(mean: Tensor, deviation: Tensor, y: Tensor) -> Tensor:
@@ -42,12 +44,28 @@ def crps_gaussian(mean: Tensor, deviation: Tensor, y: Tensor) -> Tensor:
     Returns:
         A tensor (...): one score for each observation, in the unit of `y`.
 
+    Raises:
+        PeewitError: The shapes differ, or a standard deviation is negative.
+        NotFiniteError: A number is NaN or infinite.
+
     Example:
         >>> mean, deviation = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
-        >>> [round(each, 4) for each in pw.metrics.crps_gaussian(mean, deviation, torch.tensor([0.0, 3.0])).tolist()]
+        >>> [round(score, 4) for score in pw.metrics.crps_gaussian(mean, deviation, torch.tensor([0.0, 3.0])).tolist()]
         [0.2337, 2.0]
     """
+    for name, values in (("y", y), ("mean", mean), ("deviation", deviation)):
+        _check_numbers(name, values, y.shape)
+    if bool((deviation < 0).any()):
+        raise PeewitError("deviation holds negative numbers; expected standard deviations.")
     return crps_mixture(mean[None], deviation[None], y)
+
+
+def _check_numbers(name: str, values: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse another shape, and numbers that are not finite."""
+    if values.shape != shape:
+        raise PeewitError(f"{name} has shape {tuple(values.shape)}; expected {tuple(shape)} to go with y.")
+    if not bool(torch.isfinite(values).all()):
+        raise NotFiniteError(f"{name} holds NaN or Inf; expected finite numbers.")
 
 
 def crps_mixture(means: Tensor, deviations: Tensor, y: Tensor) -> Tensor:
@@ -72,11 +90,23 @@ def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
     Returns:
         A tensor (...): one score for each observation, in the unit of `y`.
 
+    Raises:
+        PeewitError: There are no draws, or their shape is not that of `y`.
+        NotFiniteError: A number is NaN or infinite.
+
     Example:
         >>> samples = torch.tensor([[0.0], [1.0], [2.0]])
-        >>> [round(each, 4) for each in pw.metrics.crps_samples(samples, torch.tensor([1.0])).tolist()]
+        >>> [round(score, 4) for score in pw.metrics.crps_samples(samples, torch.tensor([1.0])).tolist()]
         [0.0]
     """
+    draws = len(samples) if samples.dim() else 0
+    _check_numbers("samples", samples, (max(1, draws), *y.shape))
+    _check_numbers("y", y, y.shape)
+    return crps_of_draws(samples, y)
+
+
+def crps_of_draws(samples: Tensor, y: Tensor) -> Tensor:
+    """(S, ...), (...) -> (...): the same without checks."""
     number = len(samples)
     ordered = samples.sort(0).values
     weight = torch.arange(1, number + 1, dtype=ordered.dtype, device=ordered.device) * 2 - number - 1
@@ -84,10 +114,10 @@ def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
     return (samples - y).abs().mean(0) - 0.5 * apart
 
 
-def covered_share(columns: Columns, drawn: Resampling, level: float) -> Draws:
+def covered_share(positions: Positions, drawn: Resampling, level: float) -> MetricDraws:
     """The share of targets in the central interval of that probability."""
-    inside = ((columns["pit"] - 0.5).abs() <= 0.5 * level).double()
-    return Columns(columns.owner, columns.examples, {"inside": inside}).drawn(("inside",), drawn)["inside"]
+    inside = ((positions["pit"] - 0.5).abs() <= 0.5 * level).double()
+    return replace(positions, values={"inside": inside}).drawn(("inside",), drawn)["inside"]
 
 
 def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:
@@ -96,19 +126,19 @@ def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:
     return tuple((torch.bincount(place, minlength=bins).double() / len(pit)).tolist())
 
 
-def pit_deviation(columns: Columns, drawn: Resampling) -> Draws:
+def pit_deviation(positions: Positions, drawn: Resampling) -> MetricDraws:
     """The largest gap between how many transforms are below u and u itself, over all u (Kolmogorov and Smirnov)."""
-    ranking = Ranking.of(columns["pit"])
+    ranking = Ranking.of(positions["pit"])
     value = None
     if not ranking.exact:
-        alone = Ranking.of(columns["pit"], len(columns))
-        value = float(_deviation(columns, alone, Resampling(columns.examples, 0, 0))[0])
-    return Draws.of(_deviation(columns, ranking, drawn), value)
+        alone = Ranking.of(positions["pit"], len(positions))
+        value = float(_deviation(positions, alone, one_set(positions.examples))[0])
+    return MetricDraws.of(_deviation(positions, ranking, drawn), value)
 
 
-def _deviation(columns: Columns, ranking: Ranking, drawn: Resampling) -> Tensor:
+def _deviation(positions: Positions, ranking: Ranking, drawn: Resampling) -> Tensor:
     """(1 + R,)."""
-    counts = drawn.grouped(ranking.place, columns.owner, None, ranking.groups)
+    counts = drawn.grouped(ranking.place, positions.owner, None, ranking.groups)
     after = counts.cumsum(-1)
     total = after[:, -1:]
     above = (after / total - ranking.last).amax(-1)

@@ -108,7 +108,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Scores:
+class MethodScores:
     """All results of one method on the test data.
 
     Attributes:
@@ -185,7 +185,7 @@ class Results:
 
     title: str
     task: str  # "classification" or "regression"
-    methods: tuple[Scores, ...]
+    methods: tuple[MethodScores, ...]
     surest: tuple[Specimen, ...]  # by the first method
     least_sure: tuple[Specimen, ...]
     classes: tuple[str, ...] | None
@@ -195,7 +195,7 @@ class Results:
     versions: dict[str, str]
     notes: tuple[str, ...]
 
-    def __getitem__(self, name: str) -> Scores:
+    def __getitem__(self, name: str) -> MethodScores:
         """The scores of a method by its name."""
         for each in self.methods:
             if each.name == name:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from ..metrics.kinds import metric
-from ..metrics.results import Curve, Estimate, Results, Scores, Shift
+from ..metrics.catalogue import describe
+from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift
 from .markup import Markup, table
 from .pictures import gallery, named
 from .words import interval, number, score
@@ -70,7 +70,7 @@ def bars(report: Results) -> Iterator[Plot]:
     made = []
     for name in names:
         own = [each for each in report.methods if name in each.metrics]
-        kind = metric(name)
+        kind = describe(name)
         rows = [
             (each.name, number(each.metrics[name].value, kind.percent), interval(each.metrics[name], kind.percent))
             for each in own
@@ -106,7 +106,7 @@ def reliability(report: Results) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def bins(methods: Sequence[Scores]) -> Markup:
+def bins(methods: Sequence[MethodScores]) -> Markup:
     """Bins in numbers, empty ones left out."""
     rows = [
         (
@@ -142,7 +142,7 @@ def pit(report: Results) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def shares(methods: Sequence[Scores]) -> Markup:
+def shares(methods: Sequence[MethodScores]) -> Markup:
     """Shares of the probability integral transform."""
     count = max(len(each.pit or ()) for each in methods)
     head = ("method", *(f"to {number((place + 1) / count, True)}" for place in range(count)))
@@ -203,7 +203,7 @@ def histograms(report: Results) -> Iterator[Plot]:
         )  # fmt: skip
 
 
-def spreads(scores: Scores, name: str) -> Markup:
+def spreads(scores: MethodScores, name: str) -> Markup:
     """Quartiles by data set."""
     rows = []
     for data, found in scores.uncertainty.items():
@@ -270,7 +270,7 @@ def strained(report: Results, kind: str, title: str, caption: str) -> Iterator[P
         for way in ways:
             alone = only(report, kind, way, name)
             if alone.methods:
-                label = f"{metric(name).name}, {way.replace('_', ' ')}"
+                label = f"{describe(name).name}, {way.replace('_', ' ')}"
                 made.append(variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name)))
     if made:
         yield Plot(kind, "strain", title, caption, "Measure and kind", tuple(made))
@@ -279,7 +279,7 @@ def strained(report: Results, kind: str, title: str, caption: str) -> Iterator[P
 def only(report: Results, kind: str, way: str, name: str) -> Results:
     """The report with one corruption alone, of the methods that have the metric."""
 
-    def kept_of(scores: Scores, each: str) -> dict[str, Shift]:
+    def kept_of(scores: MethodScores, each: str) -> dict[str, Shift]:
         return {way: getattr(scores, each)[way]} if each == kind else {}
 
     kept = [
@@ -293,13 +293,13 @@ def only(report: Results, kind: str, way: str, name: str) -> Results:
 def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
     """A row per strength, a column per method."""
     found: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
-    percent = metric(name).percent
+    percent = describe(name).percent
     rows = [
         (f"strength {strength:g}", *(told(shift.metrics[name][place], percent) for shift in found))
         for place, strength in enumerate(found[0].strengths)
     ]
     head = ("strength", *(each.name for each in report.methods))
-    return table(f"{metric(name).name}, {way.replace('_', ' ')}", head, rows)
+    return table(f"{describe(name).name}, {way.replace('_', ' ')}", head, rows)
 
 
 def specimens(report: Results) -> Iterator[Plot]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..metrics.kinds import metric
-from ..metrics.results import Results, Scores
+from ..metrics.catalogue import describe
+from ..metrics.results import MethodScores, Results
 from .glossary import BOTH, TERMS
 from .markup import Markup, element, folded, paragraphs, section, table
 from .summary import Answer, answers
@@ -65,11 +65,11 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def scores_table(caption: str, every: Sequence[Scores], names: Sequence[str]) -> Markup:
+def scores_table(caption: str, every: Sequence[MethodScores], names: Sequence[str]) -> Markup:
     """Methods by metrics."""
     tops = {name: best(name, every) for name in names}
     arrows = {1: " ↑", -1: " ↓", 0: ""}
-    head = ["method", *(metric(name).name + arrows[metric(name).better] for name in names), "seconds"]
+    head = ["method", *(describe(name).name + arrows[describe(name).better] for name in names), "seconds"]
     rows = []
     for place, each in enumerate(every):
         cells: list[Any] = [each.name]
@@ -78,7 +78,7 @@ def scores_table(caption: str, every: Sequence[Scores], names: Sequence[str]) ->
     return table(caption, head, rows)
 
 
-def differing(name: str, first: Scores, other: Scores) -> bool:
+def differing(name: str, first: MethodScores, other: MethodScores) -> bool:
     """Whether both have the metric, and differ in it."""
     return name in first.metrics and name in other.metrics and differ(name, first, other)
 
@@ -88,11 +88,11 @@ def mark(sign: str, meaning: str) -> tuple[Markup, Markup]:
     return element("span", sign, aria_hidden="true"), element("span", f" {meaning}", class_="hidden-text")
 
 
-def value(scores: Scores, name: str, top: bool, other: bool = False) -> Any:
+def value(scores: MethodScores, name: str, top: bool, other: bool = False) -> Any:
     """A number with its interval below it, marked as the best, or as another than the first method's."""
     if name not in scores.metrics:
         return "–"
-    found, percent = scores.metrics[name], metric(name).percent
+    found, percent = scores.metrics[name], describe(name).percent
     marks: list[Any] = [*(mark("★", "best") if top else ()), *(mark("≠", "differs from the first") if other else ())]
     text = number(found.value, percent)
     shown = element("strong" if top else "span", text, *((" ", marks) if marks else ()))

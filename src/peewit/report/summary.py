@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..metrics.kinds import merit
-from ..metrics.results import Curve, Detection, Estimate, Reliability, Results, Scores, Shift
+from ..metrics.catalogue import merit
+from ..metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Results, Shift
 from .words import apart, differ, examples, extent, number, plain, score, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
@@ -54,7 +54,7 @@ def excess(bins: Reliability) -> float:
     return sum(count * (sure - right) for sure, right, count in pairs) / max(sum(bins.count), 1)
 
 
-def calibrated_classes(scores: Scores) -> Answer:
+def calibrated_classes(scores: MethodScores) -> Answer:
     """Whether the network is right as often as it says."""
     question = "Is the network calibrated?"
     bins, error = scores.reliability, scores.metrics.get("ece")
@@ -101,7 +101,7 @@ def example(bins: Reliability) -> tuple[str, ...]:
     )
 
 
-def calibrated_numbers(scores: Scores, count: int | None) -> Answer:
+def calibrated_numbers(scores: MethodScores, count: int | None) -> Answer:
     """Whether intervals hold as many targets as they say."""
     question = "Is the network calibrated?"
     held = scores.metrics.get("coverage90")
@@ -141,12 +141,12 @@ def changed(report: Results) -> Answer:
     return Answer(question, verdict, mood, (*sentences, *winner(report)))
 
 
-def both(name: str, first: Scores, base: Scores) -> bool:
+def both(name: str, first: MethodScores, base: MethodScores) -> bool:
     """Whether two methods have a metric, and it is a number."""
     return all(name in each.metrics and not math.isnan(each.metrics[name].value) for each in (first, base))
 
 
-def balance(names: list[str], first: Scores, base: Scores) -> tuple[str, str]:
+def balance(names: list[str], first: MethodScores, base: MethodScores) -> tuple[str, str]:
     """Better, worse, both, or nothing that could not be chance; fewer errors alone make no probability better."""
     better: list[str] = []
     worse: list[str] = []
@@ -173,7 +173,7 @@ WORDS = {
 }
 
 
-def compared(name: str, first: Scores, base: Scores) -> str:
+def compared(name: str, first: MethodScores, base: MethodScores) -> str:
     """A sentence about one metric, honest about chance."""
     now, before = first.metrics[name], base.metrics[name]
     percent = name in ("accuracy", "ece", "coverage90")
@@ -210,7 +210,7 @@ def winner(report: Results) -> tuple[str, ...]:
     )
 
 
-def known_nll(scores: Scores) -> bool:
+def known_nll(scores: MethodScores) -> bool:
     """Whether a method has an NLL that is a number."""
     return "nll" in scores.metrics and not math.isnan(scores.metrics["nll"].value)
 
@@ -258,7 +258,7 @@ def chosen(found: dict[str, Detection]) -> str | None:
     return next((name for name in order if name in found), next(iter(found), None))
 
 
-def detected(name: str, first: Scores, base: Scores | None) -> tuple[str, Estimate | None]:
+def detected(name: str, first: MethodScores, base: MethodScores | None) -> tuple[str, Estimate | None]:
     """One set of unknown inputs."""
     own = first.detection[name]
     by = chosen(own)
@@ -280,7 +280,7 @@ def detected(name: str, first: Scores, base: Scores | None) -> tuple[str, Estima
     return f"{text}.", value
 
 
-def strained(first: Scores, kind: str) -> list[str]:
+def strained(first: MethodScores, kind: str) -> list[str]:
     """The corruption, or attack, after which it is most wrongly sure."""
     every: dict[str, Shift] = getattr(first, kind)
     known = {name: each for name, each in every.items() if drawn(each)}

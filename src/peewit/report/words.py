@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..metrics.kinds import merit, metric
-from ..metrics.results import Estimate, Results, Scores
+from ..metrics.catalogue import describe, merit
+from ..metrics.results import Estimate, MethodScores, Results
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
@@ -56,7 +56,7 @@ def apart(one: Estimate, other: Estimate) -> bool:
     return (extent(one) or extent(other)) and (one.high < other.low or other.high < one.low)
 
 
-def differ(name: str, first: Scores, other: Scores) -> bool:
+def differ(name: str, first: MethodScores, other: MethodScores) -> bool:
     """Whether a metric of two methods differs by more than chance explains; `first` is the report's first one.
 
     On the same drawn inputs where the report has that: there what both methods share of chance cancels.
@@ -67,9 +67,9 @@ def differ(name: str, first: Scores, other: Scores) -> bool:
     return extent(known) and (known.low > 0 or known.high < 0)
 
 
-def best(name: str, methods: Sequence[Scores]) -> list[bool]:
+def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:
     """Which methods have the best value of a metric, as far as the digits shown tell; none where all are equal."""
-    kind = metric(name)
+    kind = describe(name)
     values = [each.metrics[name].value if name in each.metrics else math.nan for each in methods]
     if kind.better == 0 and kind.ideal is None:
         return [False] * len(values)
@@ -82,12 +82,12 @@ def best(name: str, methods: Sequence[Scores]) -> list[bool]:
     return [each == shown[top] for each in shown]
 
 
-def plain(report: Results) -> Scores | None:
+def plain(report: Results) -> MethodScores | None:
     """The network as it is, among the methods."""
     return next((each for each in report.methods if is_plain(each)), None)
 
 
-def is_plain(scores: Scores) -> bool:
+def is_plain(scores: MethodScores) -> bool:
     """Whether a method is the network without anything added."""
     return scores.name == PLAIN
 

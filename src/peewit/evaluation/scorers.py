@@ -1,11 +1,11 @@
-"""From predictions and targets to numbers of every labelled position, whichever way the predictions were made."""
+"""From a prediction and its targets to numbers of every labelled position, whichever way the prediction was made."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, distributions
 
 from ..likelihoods import Labelled, Likelihood
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..metrics.columns import Columns
-from ..metrics.regression import crps_mixture, crps_samples, normal_cdf
+from ..metrics.positions import Positions
+from ..metrics.regression import crps_mixture, crps_of_draws, normal_cdf
 from ..predictions.labels import Binary, Classes
 from ..predictions.numbers import Mixture, Numbers, Outputs, Regression
 from ..predictions.outputs import Samples
@@ -26,38 +26,6 @@ MANY_CLASSES = 4096  # beyond which averages over thousands of outputs, as mutua
 HARD = "expected {0}, which is what accuracy and calibration are counted of."
 
 
-@dataclass(frozen=True)
-class Part:
-    """P labelled positions of one batch, on the CPU."""
-
-    owner: Tensor  # (P,)
-    values: dict[str, Tensor]
-    examples: int
-    probs: Tensor | None = None
-    labels: Tensor | None = None
-
-    def some(self, chosen: Sequence[int]) -> Part:
-        """Of some of the examples, without what curves do not show."""
-        number = torch.full((self.examples,), -1, device="cpu")
-        number[list(chosen)] = torch.arange(len(chosen), device="cpu")
-        owner = number[self.owner]
-        kept = owner >= 0
-        return Part(owner[kept], {name: each[kept] for name, each in self.values.items()}, len(chosen))
-
-
-def joined(parts: Sequence[Part]) -> Columns:
-    """Batches one after the other."""
-    starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + part.examples)
-    owner = torch.cat([part.owner + start for part, start in zip(parts, starts, strict=False)])
-    values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-    probs = [part.probs for part in parts if part.probs is not None]
-    labels = [part.labels for part in parts if part.labels is not None]
-    whole = len(probs) == len(labels) == len(parts)  # probabilities of too many classes are forgotten on the way
-    return Columns(owner, starts[-1], values, *((torch.cat(probs), torch.cat(labels)) if whole else (None, None)))
-
-
 def flat_targets(prediction: Prediction, y: Tensor) -> Tensor:
     """(N, T) or (N, T, K): targets as the likelihood has them; refuses those that do not fit the outputs."""
     form = prediction.belief.form
@@ -65,21 +33,21 @@ def flat_targets(prediction: Prediction, y: Tensor) -> Tensor:
     return Labelled.of(prediction.likelihood, outputs, y, form).checked(numbered=False).y
 
 
-class Answer(ABC):
-    """What one method predicts for the inputs of a batch."""
+class Scorer(ABC):
+    """A method's prediction for the inputs of a batch, and what it is worth."""
 
     task: str
 
     @abstractmethod
-    def part(self, y: Tensor, full: bool = True) -> Part:
-        """The numbers of all labelled positions; not `full`: those of curves against the strength of a shift."""
+    def positions(self, y: Tensor, full: bool = True) -> Positions:
+        """The numbers of all labelled positions; without `full`, those alone that curves need."""
 
     @abstractmethod
     def scores(self, y: Tensor | None = None) -> dict[str, Tensor]:
-        """(N,) each: how sure each input's prediction is, averaged over its (labelled) positions."""
+        """(N,) each: how sure the prediction of each input is, averaged over its (labelled) positions."""
 
 
-def _averaged(values: Tensor, known: Tensor | None) -> Tensor:
+def _average(values: Tensor, known: Tensor | None) -> Tensor:
     """(N, T), where known -> (N,); over all positions where none is."""
     if known is None:
         return values.mean(1)
@@ -88,7 +56,7 @@ def _averaged(values: Tensor, known: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Labels(Answer):
+class ClassScorer(Scorer):
     """Class probabilities; yes-or-no labels are two classes each."""
 
     prediction: Classes | Binary
@@ -97,8 +65,8 @@ class Labels(Answer):
     @property
     def log_probs(self) -> Tensor:
         """(N, T, C) in the network's precision."""
-        own = self.prediction._log_probs
-        return own if isinstance(self.prediction, Classes) else own.movedim(0, -1).flatten(1, 2)
+        log_probs = self.prediction._log_probs
+        return log_probs if isinstance(self.prediction, Classes) else log_probs.movedim(0, -1).flatten(1, 2)
 
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T) class numbers, and which of them are known."""
@@ -123,10 +91,10 @@ class Labels(Answer):
         labels, known = self.labels(y)
         return self.log_probs[known], labels[known], known.nonzero()[:, 0]
 
-    def part(self, y: Tensor, full: bool = True) -> Part:
+    def positions(self, y: Tensor, full: bool = True) -> Positions:
         """Whether right, the negative log probability, confidence, entropy, and the squared distance."""
-        own, labels, owner = self.known(y)
-        wide = own.double()
+        log_probs, labels, owner = self.known(y)
+        wide = log_probs.double()
         probs = wide.exp()
         confidence, predicted = probs.max(-1)
         values = {
@@ -137,30 +105,29 @@ class Labels(Answer):
         }
         if full:
             values["brier"] = probs.scatter_add(-1, labels[:, None], torch.full_like(probs[:, :1], -1)).square().sum(-1)
-        values = {name: each.cpu() for name, each in values.items()}
-        if not full:
-            return Part(owner.cpu(), values, len(self.prediction))
-        kept = (probs if own.dtype == torch.float64 else probs.float()).cpu()
-        return Part(owner.cpu(), values, len(self.prediction), kept, labels.cpu())
+        values = {name: numbers.cpu() for name, numbers in values.items()}
+        scored = Positions(owner=owner.cpu(), values=values, examples=len(self.prediction))
+        kept = probs if log_probs.dtype == torch.float64 else probs.float()
+        return replace(scored, probs=kept.cpu(), labels=labels.cpu()) if full else scored
 
     def scores(self, y: Tensor | None = None) -> dict[str, Tensor]:
         """Confidence and entropy; with uncertain weights mutual information and the variance of the outputs."""
         probs = self.log_probs.double().exp()
-        made = {"confidence": probs.amax(-1), "entropy": torch.special.entr(probs).sum(-1)}
+        scores = {"confidence": probs.amax(-1), "entropy": torch.special.entr(probs).sum(-1)}
         belief = self.prediction.belief
         if not isinstance(belief, Samples) or belief.number > 1:
             if probs.shape[-1] <= MANY_CLASSES:
                 total, expected = self.prediction._entropies.double()
-                made["mutual_information"] = (total - expected).clamp(min=0).flatten(1)
+                scores["mutual_information"] = (total - expected).clamp(min=0).flatten(1)
             variance = belief.variance.double()
-            own = variance.mean(-1) if isinstance(self.prediction, Classes) else variance.flatten(1)
-            made["epistemic_variance"] = own
+            by_position = variance.mean(-1) if isinstance(self.prediction, Classes) else variance.flatten(1)
+            scores["epistemic_variance"] = by_position
         known = None if y is None else self.labels(y)[1]
-        return {name: _averaged(each, known).cpu() for name, each in made.items()}
+        return {name: _average(values, known).cpu() for name, values in scores.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class Numeric(Answer, ABC):
+class NumberScorer(Scorer, ABC):
     """Numbers with a mean and a variance; abstract."""
 
     prediction: Numbers
@@ -178,7 +145,7 @@ class Numeric(Answer, ABC):
         """(N, T, K) each: CRPS and PIT, where there are such."""
         return {}
 
-    def part(self, y: Tensor, full: bool = True) -> Part:
+    def positions(self, y: Tensor, full: bool = True) -> Positions:
         """Squared error, negative log density, standard deviation; and with `full` CRPS and PIT."""
         prediction = self.prediction
         y = y.to(prediction.belief.mean.device)
@@ -192,20 +159,19 @@ class Numeric(Answer, ABC):
         if full:
             values |= self.shape(flat.double(), y)
         owner = torch.arange(len(mean), device=mean.device).repeat_interleave(mean[0].numel())
-        return Part(owner.cpu(), {name: each.flatten().cpu() for name, each in values.items()}, len(prediction))
+        values = {name: numbers.flatten().cpu() for name, numbers in values.items()}
+        return Positions(owner=owner.cpu(), values=values, examples=len(prediction))
 
     def scores(self, y: Tensor | None = None) -> dict[str, Tensor]:
         """The variance, and its part from not knowing the weights, averaged over outputs."""
         _, variance, epistemic = self.moments()
-        made = {"variance": variance}
-        if epistemic is not None:
-            made["epistemic_variance"] = epistemic
-        return {name: each.flatten(1).mean(1).cpu() for name, each in made.items()}
+        scores = {"variance": variance} | ({} if epistemic is None else {"epistemic_variance": epistemic})
+        return {name: values.flatten(1).mean(1).cpu() for name, values in scores.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussians(Numeric):
-    """S equally likely Gaussians, one for a closed form."""
+class GaussianScorer(NumberScorer):
+    """S equally likely GaussianScorer, one for a closed form."""
 
     means: Tensor  # (S, N, T, K)
     deviations: Tensor
@@ -222,9 +188,9 @@ class Gaussians(Numeric):
         """The closed form knows how outputs go together."""
         if isinstance(self.prediction, Regression):
             return -self.prediction.log_prob(y)
-        each = distributions.Normal(self.means, self.deviations, validate_args=False).log_prob(flat.double()).sum(-1)
-        made: Tensor = -(each.logsumexp(0) - math.log(len(each))).sum(-1)
-        return made
+        noise = distributions.Normal(self.means, self.deviations, validate_args=False)
+        log_density = noise.log_prob(flat.double()).sum(-1)
+        return torch.neg((log_density.logsumexp(0) - math.log(len(log_density))).sum(-1))
 
     def shape(self, flat: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Both in closed form."""
@@ -233,12 +199,12 @@ class Gaussians(Numeric):
 
 
 @dataclass(frozen=True, eq=False)
-class Mixed(Numeric):
+class MixtureScorer(NumberScorer):
     """A mixture over all outputs that a posterior holds possible."""
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The prediction's own."""
-        mean, epistemic, aleatoric = (each.double() for each in self.prediction._moments)
+        mean, epistemic, aleatoric = (moment.double() for moment in self.prediction._moments)
         return mean, epistemic + aleatoric, epistemic
 
     def nll(self, y: Tensor, flat: Tensor) -> Tensor:
@@ -257,13 +223,12 @@ class Mixed(Numeric):
         pit = prediction.belief.gathered(below, prediction.elementwise)
         generator = torch.Generator("cpu").manual_seed(SEED)
         drawn = prediction.sample(DRAWS, generator).double().reshape(DRAWS, *y.shape)
-        crps = crps_samples(drawn, y.double())
-        own = prediction.likelihood.targets(crps, prediction.belief.form)
-        return {"crps": own, "pit": pit.reshape(flat.shape)}
+        crps = crps_of_draws(drawn, y.double())
+        return {"crps": prediction.likelihood.targets(crps, prediction.belief.form), "pit": pit.reshape(flat.shape)}
 
 
 @dataclass(frozen=True, eq=False)
-class Other(Mixed):
+class DensityScorer(MixtureScorer):
     """Likelihoods whose predictions have a density and moments, and no more that is measured here."""
 
     def shape(self, flat: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -271,43 +236,43 @@ class Other(Mixed):
         return {}
 
 
-def gaussians(prediction: Regression | Mixture, stretch: float) -> Answer:
-    """Of numbers with Gaussian noise, whose standard deviations are multiplied by `stretch`."""
+def gaussian_scorer(prediction: Regression | Mixture, stretch: float) -> Scorer:
+    """For numbers with Gaussian noise, whose standard deviations are multiplied by `stretch`."""
     if isinstance(prediction, Regression):
-        mean, epistemic, aleatoric = (each.double() for each in prediction._moments)
-        return Gaussians(prediction, mean[None], (epistemic + aleatoric).sqrt()[None])
+        mean, epistemic, aleatoric = (moment.double() for moment in prediction._moments)
+        return GaussianScorer(prediction, mean[None], (epistemic + aleatoric).sqrt()[None])
     if not isinstance(prediction.belief, Samples):
-        return Mixed(prediction)
-    given = prediction.likelihood.distribution(prediction.belief.values.double())
-    assert isinstance(given, distributions.Normal)
-    return Gaussians(prediction, given.loc, given.scale * stretch)
+        return MixtureScorer(prediction)
+    noise = prediction.likelihood.distribution(prediction.belief.values.double())
+    assert isinstance(noise, distributions.Normal)
+    return GaussianScorer(prediction, noise.loc, noise.scale * stretch)
 
 
-def others(prediction: Mixture | Outputs, stretch: float) -> Answer:
-    """Of numbers that a likelihood has its own distribution of."""
+def density_scorer(prediction: Mixture | Outputs, stretch: float) -> Scorer:
+    """For numbers whose likelihood has another distribution."""
     if isinstance(prediction, Outputs):
         raise PeewitError(
             f"{type(prediction.likelihood).__name__} does not say how targets are distributed, so that its predictions "
             "have no metrics; expected a likelihood with a distribution."
         )
-    return Other(prediction)
+    return DensityScorer(prediction)
 
 
-ANSWERS: dict[str, Callable[[Any, float], Answer]] = {  # by the names of `predictions.families`
-    "categorical": lambda prediction, _: Labels(prediction),
-    "bernoulli": lambda prediction, _: Labels(prediction),
-    "gaussian": gaussians,
-    "heteroscedastic": gaussians,
-    "poisson": others,
-    "other": others,
+SCORERS: dict[str, Callable[[Any, float], Scorer]] = {  # by the names of `predictions.families`
+    "categorical": lambda prediction, _: ClassScorer(prediction),
+    "bernoulli": lambda prediction, _: ClassScorer(prediction),
+    "gaussian": gaussian_scorer,
+    "heteroscedastic": gaussian_scorer,
+    "poisson": density_scorer,
+    "other": density_scorer,
 }
 
 
-def answer(prediction: Prediction, stretch: float = 1.0) -> Answer:
-    """Of a prediction; `stretch` multiplies the standard deviations of numbers."""
-    return ANSWERS[prediction.likelihood.link_family](prediction, stretch)
+def scorer_of(prediction: Prediction, stretch: float = 1.0) -> Scorer:
+    """The scorer of a prediction; `stretch` multiplies the standard deviations of numbers."""
+    return SCORERS[prediction.likelihood.link_family](prediction, stretch)
 
 
-def tempered(likelihood: Likelihood) -> bool:
+def takes_temperature(likelihood: Likelihood) -> bool:
     """Whether a temperature can be chosen: of the logits of classes, or of the variances of Gaussian noise."""
-    return ANSWERS[likelihood.link_family] is not others
+    return SCORERS[likelihood.link_family] is not density_scorer
