@@ -11,6 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from networks import Network, body
+from peewit.tracing.layers.conv.patches import Window
+
+
+def window_of(
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...] | str,
+    dilation: tuple[int, ...],
+    groups: int,
+    output_padding: tuple[int, ...] = (),
+) -> Window:
+    """The options of a convolution, without keywords."""
+    options: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    return Window(**options, groups=groups, output_padding=output_padding)
 
 
 def pooled() -> nn.Module:

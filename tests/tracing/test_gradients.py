@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import peewit as pw
+from convolutional_networks import window_of
 from environment import DEVICE
 from peewit.kernels import available, operands
 from peewit.kernels import gradients as kernel_gradients
@@ -21,8 +22,9 @@ from peewit.posterior.network import network_of
 from peewit.runtime.memory import Budget
 from peewit.tracing.layers import HANDLERS, attention
 from peewit.tracing.layers.attention import Attention, gradients, gradients_of_probes
+from peewit.tracing.layers.conv import patches as conv_patches
 from peewit.tracing.layers.conv import rule as conv
-from peewit.tracing.layers.conv.rule import Window, patches, rotated_patches
+from peewit.tracing.layers.conv.patches import Window, rotated_patches, unfold
 from peewit.tracing.layers.norm import frozen_batch_norm, layer_norm, sum_positions
 from peewit.tracing.layers.pooling import ScatteredMaxPool, TiledMaxPool, max_pool
 from peewit.tracing.layers.unbind import Unbind
@@ -493,13 +495,13 @@ def test_convolutions_of_pieces_and_of_one_example(dims: int, fold: bool) -> Non
 @pytest.mark.parametrize(
     "window",
     [
-        Window((3, 2), (1, 1), (1, 0), (1, 1), 1),
-        Window((3, 3), (2, 1), (0, 2), (1, 2), 1),
-        Window((2, 2), (1, 1), "same", (1, 1), 1),
-        Window((3, 1), (1, 1), "valid", (2, 1), 1),
-        Window((3,), (2,), (1,), (1,), 1),
-        Window((2, 1, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 1),
-        Window((2, 3), (1, 1), (1, 0), (1, 2), 5),
+        window_of((3, 2), (1, 1), (1, 0), (1, 1), 1),
+        window_of((3, 3), (2, 1), (0, 2), (1, 2), 1),
+        window_of((2, 2), (1, 1), "same", (1, 1), 1),
+        window_of((3, 1), (1, 1), "valid", (2, 1), 1),
+        window_of((3,), (2,), (1,), (1,), 1),
+        window_of((2, 1, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 1),
+        window_of((2, 3), (1, 1), (1, 0), (1, 2), 5),
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
@@ -507,10 +509,10 @@ def test_patches_in_a_basis(window: Window, turned: bool) -> None:
     """By a convolution with the basis as kernels, of images in any order of memory."""
     torch.manual_seed(0)
     given = torch.randn(4, 5, *(7, 9, 4)[: len(window.kernel)])
-    given = given.contiguous(memory_format=conv.LAST[given.dim()]) if turned else given
+    given = given.contiguous(memory_format=conv_patches.LAST[given.dim()]) if turned else given
     width = 5 // window.groups * math.prod(window.kernel)
     basis = torch.randn(window.groups, width, width)
-    expected = patches(given.double(), window) @ basis.double()
+    expected = unfold(given.double(), window) @ basis.double()
     found = rotated_patches(given, window, basis)
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
@@ -518,15 +520,15 @@ def test_patches_in_a_basis(window: Window, turned: bool) -> None:
 
 KINDS: dict[int, Any] = {1: (F.conv1d, F.conv_transpose1d), 2: (F.conv2d, F.conv_transpose2d), 3: (F.conv3d, None)}
 CONVOLUTIONS = {
-    "sequence": Window((3,), (2,), (1,), (2,), 2),
-    "image": Window((3, 2), (2, 1), (1, 0), (1, 2), 1),
-    "groups": Window((2, 3), (1, 2), (0, 2), (2, 1), 2),
-    "same": Window((2, 4), (1, 1), "same", (1, 2), 2),
-    "valid": Window((2, 2), (1, 2), "valid", (1, 1), 1),
-    "volume": Window((2, 1, 3), (1, 2, 1), (1, 0, 2), (1, 1, 1), 2),
-    "transposed sequence": Window((3,), (2,), (1,), (2,), 2, (1,)),
-    "transposed image": Window((3, 2), (2, 3), (1, 0), (1, 2), 1, (1, 2)),
-    "transposed groups": Window((2, 3), (1, 2), (0, 1), (1, 1), 2, (0, 1)),
+    "sequence": window_of((3,), (2,), (1,), (2,), 2),
+    "image": window_of((3, 2), (2, 1), (1, 0), (1, 2), 1),
+    "groups": window_of((2, 3), (1, 2), (0, 2), (2, 1), 2),
+    "same": window_of((2, 4), (1, 1), "same", (1, 2), 2),
+    "valid": window_of((2, 2), (1, 2), "valid", (1, 1), 1),
+    "volume": window_of((2, 1, 3), (1, 2, 1), (1, 0, 2), (1, 1, 1), 2),
+    "transposed sequence": window_of((3,), (2,), (1,), (2,), 2, (1,)),
+    "transposed image": window_of((3, 2), (2, 3), (1, 0), (1, 2), 1, (1, 2)),
+    "transposed groups": window_of((2, 3), (1, 2), (0, 1), (1, 1), 2, (0, 1)),
 }
 
 
@@ -565,7 +567,7 @@ def test_convolutions_of_pieces(name: str) -> None:
 def test_large_images_are_turned_by_a_convolution(folds: tuple[int, ...]) -> None:
     """In float32 alone, and beside what is asked of patches: pieces are more positions."""
     torch.manual_seed(0)
-    window, own = Window((3, 2), (1, 1), (1, 0), (1, 1), 1), torch.randn(2, 4, 3, 2)
+    window, own = window_of((3, 2), (1, 1), (1, 0), (1, 1), 1), torch.randn(2, 4, 3, 2)
     given, basis = torch.randn(5, *folds, 4, 6, 6), torch.randn(1, 24, 24)
     use: Any = SimpleNamespace(options=window, views={"weight": WeightView.of("weight", own, own)})
 
@@ -593,11 +595,11 @@ def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) 
 def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scaled as an operand says: from patches where parts pay, by a convolution of short numbers, or in float32."""
     torch.manual_seed(0)
-    window = Window((3, 2), (1, 1), (1, 0), (1, 1), 1)
+    window = window_of((3, 2), (1, 1), (1, 0), (1, 1), 1)
     weight = torch.randn(2, 4, 3, 2)
     given = torch.randn(5, 4, 6, 5)
     basis = torch.randn(1, 24, 24)
-    asked, kept = [], conv.rotated_operand
+    asked, kept = [], conv_patches.rotated_operand
 
     def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> operands.Operand:
         asked.append("patches")
@@ -617,11 +619,13 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
     with torch._C.DisableTorchFunctionSubclass():
         (made,) = conv.CONV.contributions(use, (shown,), torch.randn(1, 5, 2, 6, 4))
         # Slices keep saying that they are on a GPU.
-        monkeypatch.setattr(conv, "rotated_operand", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest))
+        monkeypatch.setattr(
+            conv_patches, "rotated_operand", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest)
+        )
         operand = made.value.acts.turned(slice(1, 4), basis, two, torch.float16)
     assert asked == (["patches"] if two and large else ["short"] if gpu and not two else [])
     assert operand.two == two and operand.scale.shape == (3,)
-    expected = patches(given[1:4].double(), window) @ basis.double()
+    expected = unfold(given[1:4].double(), window) @ basis.double()
     for part in (operand.high, operand.low):
         found = part.double() / operand.scale.double()[:, None, None, None]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -640,7 +644,7 @@ def test_networks_take_patches_in_a_basis(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(basis.shape[-1])
         return rotated_patches(given, window, basis)
 
-    monkeypatch.setattr(conv, "rotated_patches", counted)
+    monkeypatch.setattr(conv_patches, "rotated_patches", counted)
     found = pw.fit(model, [(x, y)], "classification").functional(x)[1]
     assert set(asked) == {18}  # the second layer sees 64 numbers at each of four positions
     double = copy.deepcopy(model).double()

@@ -20,7 +20,7 @@ from peewit.tracing.layers.conv import gradients
 from peewit.tracing.layers.conv.gradients import (
     Convolution,
     GradientGeometry,
-    gradient_as_it_is,
+    gradient_by_torch,
     gradient_in_parts,
     gradient_of_probes,
     input_gradient,
@@ -65,7 +65,7 @@ def test_as_exact_as_float32(name: str, piece: int) -> None:
     right = expected(given, weight, grad, geometry)
     geometry = geometry._replace(piece=piece)
     assert error(gradient_in_parts(grad, weight, geometry), right) < 3e-6
-    assert error(gradient_as_it_is(grad.double(), weight.double(), geometry), right) < 1e-13
+    assert error(gradient_by_torch(grad.double(), weight.double(), geometry), right) < 1e-13
     assert input_gradient(grad[:0], weight, geometry).shape == (0, *geometry.given)
 
 
@@ -77,7 +77,7 @@ def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None
 
     def parts(*given: Tensor | GradientGeometry) -> Tensor:
         asked.append("convolution" if len(given) == 3 else "product")
-        return gradient_as_it_is(*given) if len(given) == 3 else given[0] @ given[1]
+        return gradient_by_torch(*given) if len(given) == 3 else given[0] @ given[1]
 
     monkeypatch.setattr(gradients, "gradient_in_parts", parts)
     monkeypatch.setattr(kernel_products, "product", parts)

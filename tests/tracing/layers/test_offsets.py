@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import peewit as pw
+from convolutional_networks import window_of
 from environment import DEVICE
 from fitting import built, fitted, normal
 from peewit.curvature.structures.factors import KronSums, add_gradients, add_inputs
@@ -24,7 +26,7 @@ from peewit.tracing.layers.conv import geometry
 from peewit.tracing.layers.conv import moments as patch_moments
 from peewit.tracing.layers.conv.geometry import Axis, TapGroup
 from peewit.tracing.layers.conv.moments import PatchMoments
-from peewit.tracing.layers.conv.rule import Window, patches
+from peewit.tracing.layers.conv.patches import Window, unfold
 from peewit.weights.ranges import WeightRange
 from tables import curvature_of, relative, table
 
@@ -91,7 +93,7 @@ def test_images(sizes: tuple[int, ...], stride: tuple[int, int]) -> None:
     seen = 0
     for kernel, padding, dilation in itertools.product(KERNELS, PADDINGS, DILATIONS):
         for groups in (1, 2, 4):
-            window = Window(kernel, stride, padding, dilation, groups)
+            window = window_of(kernel, stride, padding, dilation, groups)
             if fits(window, sizes) and (padding != "same" or stride == (1, 1)):
                 check(normal(2, 4, *sizes, seed=seen), window)
                 seen += 1
@@ -102,7 +104,7 @@ def test_images(sizes: tuple[int, ...], stride: tuple[int, int]) -> None:
 def test_sequences(size: int) -> None:
     """One axis."""
     for kernel, stride, padding, dilation, groups in itertools.product((1, 2, 3, 5), (1, 2), (0, 1, 3), (1, 3), (1, 3)):
-        window = Window((kernel,), (stride,), (padding,), (dilation,), groups)
+        window = window_of((kernel,), (stride,), (padding,), (dilation,), groups)
         if fits(window, (size,)):
             check(normal(3, 3, size, seed=kernel), window)
 
@@ -111,22 +113,22 @@ def test_sequences(size: int) -> None:
 def test_volumes(stride: tuple[int, ...]) -> None:
     """Three axes."""
     for kernel, padding in itertools.product([(1, 2, 3), (2, 2, 2), (3, 3, 3)], [(0, 0, 0), (1, 1, 1), (0, 1, 2)]):
-        check(normal(2, 2, 3, 4, 5), Window(kernel, stride, padding, (1, 1, 1), 1))
-        check(normal(1, 4, 4, 3, 4), Window(kernel, stride, padding, (1, 1, 1), 2))
+        check(normal(2, 2, 3, 4, 5), window_of(kernel, stride, padding, (1, 1, 1), 1))
+        check(normal(1, 4, 4, 3, 4), window_of(kernel, stride, padding, (1, 1, 1), 2))
 
 
 def test_single_examples_and_small_budgets() -> None:
     """One image, and one image at a time."""
-    window = Window((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    window = window_of((3, 3), (1, 1), (1, 1), (1, 1), 1)
     check(normal(1, 3, 5, 6), window)
     for budget in (1, 5_000, 20_000):
         check(normal(7, 3, 5, 6), window, Budget(budget))
-        check(normal(7, 4, 6, 5), Window((3, 2), (2, 1), (1, 0), (1, 2), 2), Budget(budget))
+        check(normal(7, 4, 6, 5), window_of((3, 2), (2, 1), (1, 0), (1, 2), 2), Budget(budget))
 
 
 def test_lower_precision() -> None:
     """Single precision to 1e-6, or summed in double; half precision is summed in single."""
-    window = Window((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    window = window_of((3, 3), (1, 1), (1, 1), (1, 1), 1)
     x = normal(16, 8, 20, 20).relu()
     check(x.float(), window, tolerance=1e-6)
     wide = moments(x.float(), window).second(LARGE, torch.float64)
@@ -145,7 +147,7 @@ def test_eigenvalues_stay_positive() -> None:
     x[torch.arange(4), 0, torch.arange(4), 2] = 1.0
     x = x + 1e-3 * normal(4, 3, 1, 1)
     for padding in (0, 1, 2):
-        made = moments(x, Window((3, 3), (1, 1), (padding, padding), (1, 1), 1)).second(LARGE)
+        made = moments(x, window_of((3, 3), (1, 1), (padding, padding), (1, 1), 1)).second(LARGE)
         values = torch.linalg.eigvalsh(made.reshape(1, 27, 27))
         assert float(values.min()) > -1e-13 * float(values.max())
 
@@ -153,15 +155,15 @@ def test_eigenvalues_stay_positive() -> None:
 def test_large_matrices_are_mirrored_in_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Squares that do not divide the width, and groups."""
     monkeypatch.setattr(patch_moments, "TILE", 7)
-    check(normal(2, 6, 5, 4), Window((3, 3), (1, 1), (1, 1), (1, 1), 1))
-    check(normal(2, 6, 5, 4), Window((3, 2), (1, 2), (1, 0), (1, 1), 2))
+    check(normal(2, 6, 5, 4), window_of((3, 3), (1, 1), (1, 1), (1, 1), 1))
+    check(normal(2, 6, 5, 4), window_of((3, 2), (1, 2), (1, 0), (1, 1), 2))
 
 
 def test_long_sums_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU takes long sums in parts."""
     monkeypatch.setattr(patch_moments, "count_pieces", lambda left, right: 2 if left.shape[1] % 2 == 0 else 1)
-    check(normal(2, 3, 5, 4), Window((3, 3), (1, 1), (1, 1), (1, 1), 1))
-    check(normal(4, 3, 9), Window((3,), (2,), (1,), (1,), 1))
+    check(normal(2, 3, 5, 4), window_of((3, 3), (1, 1), (1, 1), (1, 1), 1))
+    check(normal(4, 3, 9), window_of((3,), (2,), (1,), (1,), 1))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_how_many_pieces(long: int, channels: int, width: int, parts: int) -> No
 
 def test_gradients_flow_through_the_sums() -> None:
     """The gradient of a function of the factor, as that of unfolded patches."""
-    window = Window((3, 2), (1, 2), (1, 1), (1, 1), 1)
+    window = window_of((3, 2), (1, 2), (1, 1), (1, 1), 1)
     x = normal(4, 2, 4, 5).to(DEVICE).requires_grad_()
     weight = normal(12, 12).to(DEVICE)
     for budget in (LARGE, Budget(1)):
@@ -238,7 +240,7 @@ def test_factors_with_ones_masks_and_gradients(
 ) -> None:
     """Every element of the factor and its gradient, with several images to an example, and some positions left out."""
     monkeypatch.setattr(patch_moments, "is_worthwhile", lambda *given: True)
-    window = Window((3, 2), (1, 2), (1, 0), (1, 1), groups)
+    window = window_of((3, 2), (1, 2), (1, 0), (1, 1), groups)
     x = normal(3, 2, 4, 5, 6).to(DEVICE)
     mask = (normal(3, 2 * 15) > 0).to(DEVICE)
     for weight in (None, mask):
@@ -284,7 +286,7 @@ def test_the_cheaper_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets where operations are saved; patches where there are none to save, and in small layers."""
 
     def taken(channels: int, size: int, kernel: int, images: int, cuda: bool = False) -> bool:
-        axis = Axis(kernel, 1, 1, kernel // 2, kernel // 2, size)
+        axis = Axis(kernel=kernel, stride=1, dilation=1, before=kernel // 2, after=kernel // 2, size=size)
         return geometry.is_worthwhile((axis, axis), images, channels, 1, cuda)
 
     assert taken(64, 32, 3, 32) and taken(128, 16, 3, 32) and taken(256, 8, 3, 128) and taken(512, 4, 3, 128)
@@ -300,19 +302,19 @@ def test_the_cheaper_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_operations_are_counted() -> None:
     """13 offsets of a 3 x 3 kernel at most, less what lies outside of the image."""
-    axis = Axis(3, 1, 1, 1, 1, 10)
+    axis = Axis(kernel=3, stride=1, dilation=1, before=1, after=1, size=10)
     columns = [3 * 10, 5 * 10, 5 * 10]  # moved copies have zeros at the border, rows end there
     assert geometry.count_costs((axis, axis))[0] == sum(
         wide * tall for wide, tall in zip(columns, (10, 9, 8), strict=True)
     )
-    strided = Axis(3, 2, 1, 1, 1, 10)
+    strided = replace(axis, stride=2)
     assert geometry.count_costs((strided, strided))[0] < 0.55 * 81 * strided.places**2
 
 
 def test_budgets_hold() -> None:
     """Copies of no more images at a time than fit half of the budget."""
     x = normal(64, 4, 9, 9)
-    axes = Window((3, 3), (1, 1), (1, 1), (1, 1), 1).axes((9, 9))
+    axes = window_of((3, 3), (1, 1), (1, 1), (1, 1), 1).axes((9, 9))
     each = geometry.count_copies(axes, 4) * x.dtype.itemsize
     for budget in (1, 4 * each, 20 * each):
         slices = list(patch_moments.example_blocks(x, axes, 1, Budget(budget)))
@@ -324,7 +326,7 @@ def test_pointwise_kernels_make_no_patches() -> None:
     """A kernel of one tap sees the image itself, with a stride or without."""
     x = normal(2, 3, 5, 4)
     for stride in (1, 2):
-        seen = patches(x, Window((1, 1), (stride, stride), (0, 0), (1, 1), 1))
+        seen = unfold(x, window_of((1, 1), (stride, stride), (0, 0), (1, 1), 1))
         assert seen.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() or stride == 2
         assert torch.equal(seen[:, 0].mT.reshape(2, 3, -1), x[:, :, ::stride, ::stride].flatten(2))
 
@@ -339,4 +341,4 @@ def test_pointwise_kernels_make_no_patches() -> None:
 )
 def test_neighbours_of_equal_length_are_one_product(intervals: Any, expected: list[tuple[int, int, int]]) -> None:
     """Start, length and number of each; a gap or another length begins a new one."""
-    assert TapGroup(0, 0, (), intervals, ()).batches() == expected
+    assert TapGroup(phase=0, offset=0, taps=(), intervals=intervals, runs=()).batches() == expected

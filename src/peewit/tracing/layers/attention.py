@@ -1,4 +1,4 @@
-"""Attention: projections hidden in `F.multi_head_attention_forward`, and the gradients of many outputs at once."""
+"""Attention: the projections inside `F.multi_head_attention_forward`, and gradients for several probes at once."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ...runtime.arithmetic import products_rounded
 from .contract import Handler
 from .pulling import apply_to_probes
 
-# Pairs of positions up to which weights of attention are held; beyond, torch's fused gradient is faster.
+# Pairs of positions up to which attention weights are held; beyond, torch's fused gradient is faster.
 LARGEST_CPU, LARGEST_CUDA = 1 << 12, 1 << 16
-AT_ONCE_CPU, AT_ONCE_CUDA = 1 << 26, 1 << 30  # bytes of them for all probes
+AT_ONCE_CPU, AT_ONCE_CUDA = 1 << 26, 1 << 30  # bytes of attention weights for all probes
 
 
 def _open_body(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function without its first question, whether someone wants to take the whole call over.
+    """The same function without its first test, whether something overrides the whole call.
 
-    We do, and then want to see the projections inside: the packed weight, whole or in slices, and the output's.
+    The recording does, and has to see the projections inside: the packed weight, whole or in slices, and the output's.
     """
     assert isinstance(function, types.FunctionType)
-    seen = {**function.__globals__, "has_torch_function": lambda *_: False}
-    made = types.FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    names = {**function.__globals__, "has_torch_function": lambda *_: False}
+    body = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
 
 
 _ATTENTION = _open_body(F.multi_head_attention_forward)
 
 
 def attention(recorder: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the body under the recording."""
+    """Run the body of `F.multi_head_attention_forward` under the recording."""
     with recorder:
         return _ATTENTION(*args, **kwargs)
 
@@ -54,20 +54,21 @@ def gradients(
     step = max(1, (AT_ONCE_CUDA if grad.is_cuda else AT_ONCE_CPU) // max(1, each))
     if grad.shape[0] > step:
         pieces = [
-            gradients(some[0], some[1], some[2], some[3], scale, some[4])
-            for some in zip(*(whole.split(step) for whole in (query, key, value, shares, grad)), strict=True)
+            gradients(q, k, v, own, scale, some)
+            for q, k, v, own, some in zip(
+                *(whole.split(step) for whole in (query, key, value, shares, grad)), strict=True
+            )
         ]
-        return tuple(torch.cat(made) for made in zip(*pieces, strict=True))
+        return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
     count, probes, positions, width = grad.shape
     beside = grad.permute(0, 2, 1, 3).reshape(count, positions, probes * width)
     of_value = (shares.mT @ beside).reshape(count, -1, probes, width).permute(0, 2, 1, 3)
     of_shares = (grad.reshape(count, probes * positions, width) @ value.mT).reshape(count, probes, positions, -1)
-    own = shares.unsqueeze(1)
-    mean = (of_shares * own).sum(-1, keepdim=True)
-    of_scores = (of_shares - mean).mul_(own).mul_(scale)
+    shares = shares.unsqueeze(1)
+    mean = (of_shares * shares).sum(-1, keepdim=True)
+    of_scores = (of_shares - mean).mul_(shares).mul_(scale)
     of_query = (of_scores.reshape(count, probes * positions, -1) @ key).reshape(count, probes, positions, -1)
-    turned = of_scores.mT.reshape(count, -1, positions)
-    of_key = (turned @ query).reshape(count, probes, key.shape[1], -1)
+    of_key = (of_scores.mT.reshape(count, -1, positions) @ query).reshape(count, probes, key.shape[1], -1)
     return of_query, of_key, of_value
 
 
@@ -82,30 +83,30 @@ def gradients_of_probes(
 
     if kernel_gradients.attends(grad, *key.shape[-2:]):
         heads = lead if len(lead) == 2 else (lead.numel(), 1)
-        q, k, v, own, grads = (apart(each, *heads) for each in (query, key, value, shares, grad))
+        q, k, v, by_head, grads = (apart(each, *heads) for each in (query, key, value, shares, grad))
         exact = not products_rounded()
-        made = available.attempted(lambda: kernel_gradients.attention(q, k, v, own, scale, grads, exact))
-        if made is not None:
-            return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in made)
-    q, k, v, own = (apart(each, -1) for each in (query, key, value, shares))
-    found = gradients(q, k, v, own, scale, apart(grad, lead.numel()).movedim(0, 1))
-    return tuple(each.reshape(*lead, *each.shape[1:]).movedim(len(lead), 0) for each in found)
+        of_inputs = available.attempted(lambda: kernel_gradients.attention(q, k, v, by_head, scale, grads, exact))
+        if of_inputs is not None:
+            return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in of_inputs)
+    q, k, v, flat = (apart(each, -1) for each in (query, key, value, shares))
+    by_matrix = gradients(q, k, v, flat, scale, apart(grad, lead.numel()).movedim(0, 1))
+    return tuple(each.reshape(*lead, *each.shape[1:]).movedim(len(lead), 0) for each in by_matrix)
 
 
 class Attention(torch.autograd.Function):
-    """Torch's attention, with a gradient that is made for all probes at once: torch's own goes one by one."""
+    """Torch's attention with a gradient for all probes at once; torch's own loops over them."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
         """(..., T, d), (..., S, d), (..., S, e) -> (..., T, e)."""
         ctx.save_for_backward(query, key, value)
         ctx.options = options
-        made: Tensor = F.scaled_dot_product_attention(query, key, value, **options)
-        return made
+        output: Tensor = F.scaled_dot_product_attention(query, key, value, **options)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Weights of attention are made again: keeping them would make the forward pass larger."""
+        """Compute the attention weights again: keeping them would make the forward pass larger."""
         query, key, value = ctx.saved_tensors
         scale = ctx.options.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -114,7 +115,7 @@ class Attention(torch.autograd.Function):
 
 
 def weights(query: Tensor, key: Tensor, options: dict[str, Any], scale: float) -> Tensor:
-    """(..., T, S): each position's shares in the others."""
+    """The attention weights (..., T, S): each position's shares in the others."""
     scores = (query * scale) @ key.mT
     mask = options.get("attn_mask")
     if options.get("is_causal", False):

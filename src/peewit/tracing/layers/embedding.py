@@ -1,4 +1,4 @@
-"""Embeddings: linear maps of one-hot vectors that are never made."""
+"""Embeddings: linear maps of one-hot vectors, which are not built where that can be avoided."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .contract import Contribution, Handler, PlainInputs, Recorder, Use, positio
 
 
 class EmbeddingRule(PlainInputs):
-    """`y_t = W[token_t]`: inputs on the rows of W (V, E), gradients on its columns."""
+    """`y_t = W[token_t]`: inputs belong to the rows of W (V, E), gradients to its columns."""
 
     name = "embedding"
     matrix = True

@@ -16,12 +16,12 @@ from ...kernels import available
 from ...kernels import gradients as kernel_gradients
 from ...messages.errors import PeewitError
 from .contract import Contribution, Handler, Recorder, Use, positions_last, split_channels
-from .linear import usable_range
+from .linear import usable_views
 from .pulling import apply_to_probes
 
 
 class NormRule:
-    """`y = scale * normalised + shift`, over trailing axes or over channels."""
+    """`y = weight * normalised + bias`, over trailing axes or over channels."""
 
     matrix = False
 
@@ -30,7 +30,7 @@ class NormRule:
         self.per_channel = per_channel
 
     def prepare(self, use: Use, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The normalised input, made again from the input: keeping it would double what a forward pass holds."""
+        """The normalised input, computed again: keeping it would double the memory of a forward pass."""
         return (use.options[1](inputs[0]),) if "weight" in use.views else ()
 
     def contributions(self, use: Use, inputs: tuple[Tensor, ...], grad: Tensor) -> Iterator[Contribution]:
@@ -53,88 +53,86 @@ class NormRule:
 
 
 def sum_positions(grad: Tensor, normalised: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
-    """(K, B, T, P), (B, T, P) -> (K, B, P): sums over T of their products, and of gradients where asked for."""
+    """(K, B, T, P), (B, T, P) -> (K, B, P): sums over T of their products, and of the gradients if `sums`."""
     if available.usable(grad) and (normalised is None or not normalised.requires_grad):
-        made = available.attempted(lambda: kernel_gradients.moments(grad, normalised, sums))
-        if made is not None:
-            return made
+        moments = available.attempted(lambda: kernel_gradients.moments(grad, normalised, sums))
+        if moments is not None:
+            return moments
     return None if normalised is None else (grad * normalised).sum(2), grad.sum(2) if sums else None
 
 
 class FrozenBatchNorm(torch.autograd.Function):
-    """Batch norm with running statistics, whose gradient is one product: torch's own passes over it several times."""
+    """Batch norm with running statistics, whose gradient is one product; torch's passes over it several times."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, slope: Tensor, values: dict[str, Any]) -> Tensor:
-        """As torch does it; `slope` is what a channel is multiplied by."""
+        """Torch's own output; `slope` multiplies each channel."""
         ctx.save_for_backward(slope)
-        made: Tensor = F.batch_norm(**{**values, "input": given})
-        return made
+        output: Tensor = F.batch_norm(**{**values, "input": given})
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Channels are the second axis."""
+        """The gradient of the input; channels are the second axis."""
         (slope,) = ctx.saved_tensors
         return grads[0] * slope.reshape(-1, *[1] * (grads[0].dim() - 2)), None, None
 
 
 def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
-    """The same numbers; scale and shift are recorded elsewhere and need no gradient here."""
+    """`F.batch_norm`; its weight and bias are recorded, and need no gradient here."""
     given, mean, variance = values["input"], values["running_mean"], values["running_var"]
     if not given.requires_grad or mean is None or variance is None or mean.requires_grad or variance.requires_grad:
-        made: Tensor = F.batch_norm(**values)
-        return made
+        output: Tensor = F.batch_norm(**values)
+        return output
     weight = values.get("weight")
     slope = (variance + values.get("eps", 1e-5)).rsqrt()
     if weight is not None:
         slope = slope * weight.detach()
     fixed = {role: each.detach() if isinstance(each, Tensor) else each for role, each in values.items()}
-    applied: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
-    return applied
+    normalised: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return normalised
 
 
 def layer_norm_gradient(
     grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int
 ) -> Tensor:
-    """Gradients (K, ..., width) of a layer norm's output -> of its input; `slope` is one over the deviation."""
+    """Gradients (K, ..., width) of a layer norm's output -> of its input; `slope` is 1 / standard deviation."""
     rows, flat = given.reshape(-1, width), grad.reshape(grad.shape[0], -1, width)
     mean, slope = mean.reshape(-1, 1), slope.reshape(-1, 1)
     scale = None if weight is None else weight.reshape(-1)
-    made = (
-        available.attempted(lambda: kernel_gradients.layer_norm(flat, rows, mean, slope, scale))
-        if available.usable(grad)
-        else None
-    )
-    if made is None:
+    gradient = None
+    if available.usable(grad):
+        gradient = available.attempted(lambda: kernel_gradients.layer_norm(flat, rows, mean, slope, scale))
+    if gradient is None:
         normalised = (rows - mean) * slope
         scaled = flat if scale is None else flat * scale
         along = (scaled * normalised).mean(-1, keepdim=True)
-        made = (scaled - scaled.mean(-1, keepdim=True) - along * normalised) * slope
-    return made.reshape(grad.shape)
+        gradient = (scaled - scaled.mean(-1, keepdim=True) - along * normalised) * slope
+    return gradient.reshape(grad.shape)
 
 
 class FrozenLayerNorm(torch.autograd.Function):
-    """Torch's layer norm with such a gradient; scale and shift are recorded elsewhere and need none here."""
+    """Torch's layer norm with such a gradient; its weight and bias are recorded, and need none here."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Tensor:
-        """As torch does it."""
-        made, mean, slope = torch.native_layer_norm(given, shape, weight, bias, eps)
+        """Torch's own output."""
+        output, mean, slope = torch.native_layer_norm(given, shape, weight, bias, eps)
         ctx.save_for_backward(given, mean, slope, weight)
         ctx.width = math.prod(shape)
-        return made
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Through the input alone."""
+        """The gradient of the input alone."""
         return apply_to_probes(layer_norm_gradient, grads[0], *ctx.saved_tensors, ctx.width), None, None, None, None
 
 
 def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
-    """`F.layer_norm`, on a GPU with a gradient of our own where many probes are pulled back."""
+    """`F.layer_norm`, with a gradient of our own on a GPU that pulls back several probes."""
     given, weight, bias = (values.get(role) for role in ("input", "weight", "bias"))
     shape = list(values["normalized_shape"])
-    own = (
+    faster = (
         isinstance(given, Tensor)
         and recorder.probes
         and not recorder.second
@@ -144,65 +142,63 @@ def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
         and math.prod(shape) <= kernel_gradients.WIDEST_ROW
         and available.usable(given.detach())
     )
-    if not own:
-        made: Tensor = F.layer_norm(**values)
-        return made
+    if not faster:
+        output: Tensor = F.layer_norm(**values)
+        return output
     fixed = [None if each is None else each.detach() for each in (weight, bias)]
-    applied: Tensor = FrozenLayerNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
-    return applied
+    normalised: Tensor = FrozenLayerNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
+    return normalised
 
 
-def norm(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
+def norm_handler(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
     """A handler for a normalising function of `torch.nn.functional`."""
     rule = NormRule(name, per_channel)
     names = tuple(inspect.signature(function).parameters)
 
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = dict(zip(names, args, strict=False)) | kwargs
-        views = {role: usable_range(recorder.resolve(values.get(role))) for role in ("weight", "bias")}
-        found = {role: view for role, view in views.items() if view is not None}
+        views = usable_views(recorder, values)
         if name == "batch norm" and values.get("training", False):
-            whose = next((view.name for view in found.values()), "a batch norm without scale and shift")
+            whose = next((view.name for view in views.values()), "a batch norm without scale and shift")
             raise PeewitError(
                 f"{whose!r} normalises with the statistics of the batch in evaluation mode, so that examples depend on "
                 "each other and none has a likelihood of its own; expected running statistics "
                 "(track_running_stats=True)."
             )
-        if not found:
+        if not views:
             return func(*args, **kwargs)
-        applied = {**values, **{role: recorder.alias(values[role]) for role in found}}
+        aliased = {**values, **{role: recorder.alias(values[role]) for role in views}}
         computed = any(
-            role not in found and isinstance(values.get(role), Tensor) and values[role].requires_grad
+            role not in views and isinstance(values.get(role), Tensor) and values[role].requires_grad
             for role in ("weight", "bias")
         )
         # A scale that is a function of weights has a path of its own.
         if name == "batch norm" and not computed and not recorder.second:
-            output = frozen_batch_norm(applied)
+            output = frozen_batch_norm(aliased)
         elif name == "layer norm" and not computed:
-            output = layer_norm(recorder, applied)
+            output = layer_norm(recorder, aliased)
         else:
-            output = function(**applied)
-        given = values["input"]
-        bare = {**values, "weight": None, **({"bias": None} if "bias" in names else {})}
+            output = function(**aliased)
+        without = {"weight": None, **({"bias": None} if "bias" in names else {})}
 
-        def normalised(given: Tensor) -> Tensor:
-            made: Tensor = function(**{**bare, "input": given})
-            if made.requires_grad:
+        def normalise(given: Tensor) -> Tensor:
+            normalised: Tensor = function(**{**values, **without, "input": given})
+            if normalised.requires_grad:
                 # torch's backward of batch norm misreads a permuted gradient of a single example.
-                made.register_hook(Tensor.contiguous)
-            return made
+                normalised.register_hook(Tensor.contiguous)
+            return normalised
 
         trailing = len(values.get("normalized_shape", ()))
         axes = (0,) if per_channel else tuple(range(output.dim() - trailing))
-        return recorder.record(rule, output, found, (given,), axes, (output.dim() - 2, normalised))
+        return recorder.record(rule, output, views, (values["input"],), axes, (output.dim() - 2, normalise))
 
     return handler
 
 
 HANDLERS: dict[Any, Handler] = {
-    F.layer_norm: norm("layer norm", F.layer_norm, False),
-    F.rms_norm: norm("RMS norm", F.rms_norm, False),
-    F.group_norm: norm("group norm", F.group_norm, True),
-    F.instance_norm: norm("instance norm", F.instance_norm, True),
-    F.batch_norm: norm("batch norm", F.batch_norm, True),
+    F.layer_norm: norm_handler("layer norm", F.layer_norm, False),
+    F.rms_norm: norm_handler("RMS norm", F.rms_norm, False),
+    F.group_norm: norm_handler("group norm", F.group_norm, True),
+    F.instance_norm: norm_handler("instance norm", F.instance_norm, True),
+    F.batch_norm: norm_handler("batch norm", F.batch_norm, True),
 }

@@ -1,4 +1,4 @@
-"""Max pooling: its gradient for all probes at once; torch's copies the input and its places for every probe."""
+"""Max pooling with a gradient for all probes at once; torch's copies the input and the indices for every probe."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .pulling import apply_to_probes
 
 
 class TiledMaxPool(torch.autograd.Function):
-    """Over windows side by side, without scattering; a gradient goes to the first largest number, as torch's does."""
+    """Max pooling over windows side by side; a gradient goes to the first largest number, as torch's does."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, high: int, wide: int) -> Tensor:
         """(..., H, W) -> (..., H / high, W / wide)."""
-        made, index = F.max_pool2d(given, (high, wide), return_indices=True)
+        output, index = F.max_pool2d(given, (high, wide), return_indices=True)
         ctx.save_for_backward(index)
         ctx.sizes = high, wide, given.shape[-1]
-        return made
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """A product with ones and zeros."""
+        """A product with ones and zeros, without scattering."""
         (index,) = ctx.saved_tensors
         high, wide, width = ctx.sizes
         row = index // width % high
@@ -41,28 +41,28 @@ class TiledMaxPool(torch.autograd.Function):
 
 
 def scatter_gradients(grad: Tensor, index: Tensor, sizes: tuple[int, int], apart: bool) -> Tensor:
-    """Gradients (K, ..., h, w) -> (K, ..., H, W): each to its place (..., h, w), where windows may meet."""
-    made = grad.new_zeros(*grad.shape[:-2], sizes[0] * sizes[1])
-    places = index.flatten(-2).expand(*grad.shape[:-2], -1)
+    """Gradients (K, ..., h, w) -> (K, ..., H, W): each to its index (..., h, w); windows overlap unless `apart`."""
+    pixels = grad.new_zeros(*grad.shape[:-2], sizes[0] * sizes[1])
+    index = index.flatten(-2).expand(*grad.shape[:-2], -1)
     values = grad.flatten(-2)
-    made = made.scatter_(-1, places, values) if apart else made.scatter_add_(-1, places, values)
-    return made.reshape(*grad.shape[:-2], *sizes)
+    pixels = pixels.scatter_(-1, index, values) if apart else pixels.scatter_add_(-1, index, values)
+    return pixels.reshape(*grad.shape[:-2], *sizes)
 
 
 class ScatteredMaxPool(torch.autograd.Function):
-    """The same over any windows, by scattering: on a CPU that is faster."""
+    """Max pooling over any windows, by scattering: on a CPU that is faster."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, apart: bool, options: dict[str, Any]) -> Tensor:
         """(..., H, W) -> (..., h, w)."""
-        made, index = F.max_pool2d(given, **options, return_indices=True)
+        output, index = F.max_pool2d(given, **options, return_indices=True)
         ctx.save_for_backward(index)
         ctx.sizes, ctx.apart = (given.shape[-2], given.shape[-1]), apart
-        return made
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """All probes with the same places."""
+        """All probes with the same indices."""
         (index,) = ctx.saved_tensors
         return apply_to_probes(scatter_gradients, grads[0], index, ctx.sizes, ctx.apart), None, None
 

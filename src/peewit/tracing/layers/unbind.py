@@ -1,7 +1,7 @@
-"""Taking a tensor apart along an axis: its gradient for all probes at once, in the order of the tensor's own memory.
+"""`torch.unbind` with a gradient for all probes at once, in the order of the tensor's own memory.
 
-Packed projections of attention are brought into another order and taken apart. Torch stacks the gradients in the new
-order, and the layer below has them copied back.
+Packed projections of attention are permuted and then taken apart. Torch stacks the gradients in the new order, and the
+layer below has to copy them back.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from .contract import Handler, Recorder
 
 
 def stack_in_order(parts: list[Tensor], axis: int, order: tuple[int, ...], lead: int = 0) -> Tensor:
-    """Stack (lead..., ...) along an axis behind `lead` others; `order` has the axes as memory is to have them."""
+    """Stack (lead..., ...) along an axis behind `lead` others; `order` is that of the axes in memory."""
     shape = list(parts[0].shape)
     shape.insert(lead + axis, len(parts))
-    whole = (*range(lead), *(lead + each for each in order))
-    made = parts[0].new_empty([shape[each] for each in whole])
-    turned = made.permute([whole.index(each) for each in range(len(shape))])
-    for place, part in zip(turned.unbind(lead + axis), parts, strict=True):
-        place.copy_(part)
-    return turned
+    in_memory = (*range(lead), *(lead + each for each in order))
+    memory = parts[0].new_empty([shape[each] for each in in_memory])
+    stacked = memory.permute([in_memory.index(each) for each in range(len(shape))])
+    for slot, part in zip(stacked.unbind(lead + axis), parts, strict=True):
+        slot.copy_(part)
+    return stacked
 
 
 class StackInOrder(torch.autograd.Function):
-    """Stacking as an operation that takes a batch of probes as it is."""
+    """Stacking as an operation for which `torch.vmap` hands over all probes at once."""
 
     @staticmethod
     def forward(axis: int, order: tuple[int, ...], *parts: Tensor) -> Tensor:
-        """(..., ...) of every part."""
+        """One probe."""
         return stack_in_order(list(parts), axis, order)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: where gradients are differentiated, torch's own are taken."""
+        """Keep nothing: where gradients are differentiated, torch's own are used."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, axis: int, order: tuple[int, ...], *parts: Tensor) -> Any:
-        """A part that no output depends on has zeros without probes."""
+        """All probes; a part that no output depends on has zeros without an axis of probes."""
         size = info.batch_size
         whole = [
             part.expand(size, *part.shape) if dim is None else part.movedim(dim, 0)
@@ -63,7 +63,7 @@ class Unbind(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Together again."""
+        """The gradients of the parts, stacked."""
         return StackInOrder.apply(ctx.axis, ctx.order, *grads), None  # type: ignore[no-untyped-call]  # torch's
 
 

@@ -1,4 +1,4 @@
-"""Tensors in a call, recognised as views of selected parameters."""
+"""Views of weights: tensors in a call that are selected parameters, or parts of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...weights.ranges import WeightRange
 
 @dataclass(frozen=True)
 class WeightView:
-    """A tensor in a call, recognised as (a view of) a selected parameter.
+    """A tensor in a call that is a selected parameter, or a view of one.
 
     Element (i, j, ...) of the view is number `start + i * steps[0] + j * steps[1] + ...` of the flattened parameter,
     whatever their order in memory.
@@ -28,19 +28,19 @@ class WeightView:
 
     @staticmethod
     def of(name: str, tensor: Tensor, parameter: Tensor) -> WeightView | None:
-        """The reference; None where the view's elements are not such numbers of the parameter."""
+        """The view; None where its elements are not numbered so in the parameter."""
         if tensor is parameter:
             return WeightView(name, tensor, parameter, 0, own_steps(tuple(tensor.shape)))
         if tensor.dtype != parameter.dtype:  # real numbers seen as complex ones, or bits as other numbers
             return None
         offset = tensor.storage_offset() - parameter.storage_offset()
         sizes = tuple(tensor.shape), tensor.stride(), tuple(parameter.shape), parameter.stride()
-        found = steps_of(offset, *sizes)
-        return None if found is None else WeightView(name, tensor, parameter, *found)
+        start_and_steps = steps_of(offset, *sizes)
+        return None if start_and_steps is None else WeightView(name, tensor, parameter, *start_and_steps)
 
     @property
     def part(self) -> WeightRange:
-        """The range the view covers, when it is a contiguous one."""
+        """The range that the view covers, if it is contiguous."""
         return WeightRange(self.name, self.start, self.start + self.tensor.numel())
 
     @property
@@ -64,8 +64,8 @@ class WeightView:
 
     def index(self) -> Tensor:
         """(view's shape): positions of the view's elements in the flattened parameter."""
-        every = torch.arange(self.parameter.numel(), device=self.parameter.device)
-        return every.as_strided(self.tensor.shape, self.steps, self.start)
+        numbers = torch.arange(self.parameter.numel(), device=self.parameter.device)
+        return numbers.as_strided(self.tensor.shape, self.steps, self.start)
 
 
 Sizes = tuple[int, ...]
@@ -77,7 +77,7 @@ def own_steps(shape: Sizes) -> Sizes:
 
 
 def in_order(shape: Sizes, steps: Sizes) -> bool:
-    """Whether numbers this far apart are a contiguous range in the order of its axes; an axis of one has no steps."""
+    """Whether elements this far apart are a contiguous range in the order of the axes; an axis of one has no steps."""
     pairs = zip(shape, steps, own_steps(shape), strict=True)
     return 0 in shape or all(size == 1 or step == own for size, step, own in pairs)
 
@@ -89,7 +89,7 @@ def reach(shape: Sizes, steps: Sizes) -> int:
 
 @cache
 def steps_of(offset: int, shape: Sizes, strides: Sizes, whole: Sizes, whole_strides: Sizes) -> tuple[int, Sizes] | None:
-    """The start and steps, in the flattened parameter, of a view of it; both are given as they are in memory.
+    """The start and steps of a view in the flattened parameter, from the strides of both in memory.
 
     None where the view leaves the parameter, where elements of the parameter share memory, or where neighbours in the
     view are not equally far apart in the flattened parameter.
@@ -100,14 +100,14 @@ def steps_of(offset: int, shape: Sizes, strides: Sizes, whole: Sizes, whole_stri
         return None
     if in_order(whole, whole_strides):
         return offset, strides
-    every = torch.arange(1 + max(reach(whole, whole_strides), math.prod(whole)), device="cpu")
-    places = every.as_strided(whole, whole_strides).flatten()
+    numbers = torch.arange(1 + max(reach(whole, whole_strides), math.prod(whole)), device="cpu")
+    places = numbers.as_strided(whole, whole_strides).flatten()
     if places.unique().numel() < places.numel():
         return None
-    memory = torch.full_like(every, -1).index_copy(0, places, every[: places.numel()])
-    seen = memory.as_strided(shape, strides, offset)
-    start = int(seen.flatten()[0])
-    steps = tuple(int(seen.select(axis, min(1, size - 1)).flatten()[0]) - start for axis, size in enumerate(shape))
-    if min(start, *steps, 0) < 0 or start + reach(shape, steps) >= len(every):
+    memory = torch.full_like(numbers, -1).index_copy(0, places, numbers[: places.numel()])
+    elements = memory.as_strided(shape, strides, offset)
+    start = int(elements.flatten()[0])
+    steps = tuple(int(elements.select(axis, min(1, size - 1)).flatten()[0]) - start for axis, size in enumerate(shape))
+    if min(start, *steps, 0) < 0 or start + reach(shape, steps) >= len(numbers):
         return None
-    return (start, steps) if torch.equal(seen, every.as_strided(shape, steps, start)) else None
+    return (start, steps) if torch.equal(elements, numbers.as_strided(shape, steps, start)) else None

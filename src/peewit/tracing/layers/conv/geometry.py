@@ -1,6 +1,6 @@
-"""Which pixels the taps of a kernel see, cut where taps that are otherwise alike begin to differ, and what that saves.
+"""Which pixels the taps of a kernel see, which taps see nearly the same ones, and how much work that saves.
 
-A tap `i` of a kernel sees, from output place `t`, the pixel `stride * t + dilation * i - before`. Pixels fall into
+Tap `i` of a kernel sees, from output place `t`, the pixel `stride * t + dilation * i - before`. Pixels fall into
 `stride` phases, and within its phase a tap sees a range of them, its window.
 """
 
@@ -17,21 +17,21 @@ from typing import Any
 Interval = tuple[int, int]
 Cell = tuple[Interval, ...]  # one interval of every inner axis
 
-# What else takes time, in multiplications and additions of a large product, as measured on a CPU.
-COPIED = 80  # a number copied to another order
-FINISHED = 300  # a number of the result: summed over windows, mirrored, put in order
-CALL = 5e5  # of torch
+# Costs of other work, as the number of multiply-adds of a large product that take as long on a CPU.
+COPIED = 80  # to copy a number into another order
+FINISHED = 300  # to finish a number of the result: sum it over windows, mirror it, put it in order
+CALL = 5e5  # to call torch
 
 
 def per_axis(value: Any, dims: int) -> tuple[int, ...]:
-    """A whole number for each axis, from one for all or one each, of whatever kind torch takes."""
+    """A whole number for each axis, from one for all or one each, in any form that torch takes."""
     if not isinstance(value, list | tuple):
         return (operator.index(value),) * dims
-    made = tuple(operator.index(each) for each in value)
-    return made * dims if len(made) == 1 else made
+    numbers = tuple(operator.index(each) for each in value)
+    return numbers * dims if len(numbers) == 1 else numbers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Axis:
     """A convolution along one axis: zeros `before` and `after`, then `kernel` taps with stride and dilation."""
 
@@ -44,7 +44,7 @@ class Axis:
 
     @property
     def places(self) -> int:
-        """How many output places there are."""
+        """The number of output places."""
         return max(0, (self.size + self.before + self.after - self.reach - 1) // self.stride + 1)
 
     @property
@@ -53,15 +53,15 @@ class Axis:
         return self.dilation * (self.kernel - 1)
 
     def phase(self, tap: int) -> int:
-        """Which pixels the tap sees: those with this remainder."""
+        """The phase of the pixels that a tap sees: their remainder modulo the stride."""
         return (self.dilation * tap - self.before) % self.stride
 
     def start(self, tap: int) -> int:
-        """What it sees from the first place, as an index into its phase (negative in the padding)."""
+        """The pixel that a tap sees from the first place, as an index into its phase (negative in the padding)."""
         return (self.dilation * tap - self.before) // self.stride
 
     def count(self, phase: int) -> int:
-        """How many pixels are in a phase."""
+        """The number of pixels in a phase."""
         return max(0, -(-(self.size - phase) // self.stride))
 
     def pixels(self, tap: int) -> slice:
@@ -71,7 +71,7 @@ class Axis:
         return slice(first, first + self.stride * (high - low), self.stride)
 
     def window(self, tap: int, partner: int) -> Interval:
-        """The pixels, as a range in the tap's phase, that it sees while its partner sees a pixel of the image too."""
+        """The pixels (a range in the tap's phase) that a tap sees while its partner sees a pixel of the image too."""
         starts = self.start(tap), self.start(partner)
         counts = self.count(self.phase(tap)), self.count(self.phase(partner))
         low = max(0, *(-start for start in starts))
@@ -79,11 +79,11 @@ class Axis:
         return (low + starts[0], high + starts[0]) if low < high else (0, 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TapGroup:
-    """Taps of one phase with partners `offset` taps on: what they see differs by where their windows end alone.
+    """Taps of one phase with partners `offset` taps on: they see the same pixels but for the ends of their windows.
 
-    Windows are unions of `intervals`; `runs` says of which, for each tap.
+    Windows are unions of `intervals`; `runs` holds the range of intervals of each tap.
     """
 
     phase: int
@@ -98,22 +98,22 @@ class TapGroup:
 
     @property
     def pixels(self) -> int:
-        """How many pixels the windows hold together."""
+        """The number of pixels in the union of the windows."""
         return sum(stop - start for start, stop in self.intervals)
 
     def batches(self) -> list[tuple[int, int, int]]:
         """Neighbouring intervals of equal length as (start, length, number): each is one batched product."""
-        made: list[tuple[int, int, int]] = []
+        batches: list[tuple[int, int, int]] = []
         for start, stop in self.intervals:
-            if made and made[-1][1] == stop - start and made[-1][0] + made[-1][1] * made[-1][2] == start:
-                made[-1] = (*made[-1][:2], made[-1][2] + 1)
+            if batches and batches[-1][1] == stop - start and batches[-1][0] + batches[-1][1] * batches[-1][2] == start:
+                batches[-1] = (*batches[-1][:2], batches[-1][2] + 1)
             else:
-                made.append((start, stop - start, 1))
-        return made
+                batches.append((start, stop - start, 1))
+        return batches
 
 
 def group_taps(phase: int, offset: int, taps: tuple[int, ...], windows: list[Interval]) -> TapGroup:
-    """Cut the union of the windows at every end of one of them."""
+    """A group whose intervals are the union of the windows, cut wherever one of them ends."""
     filled = [window for window in windows if window[0] < window[1]]
     bounds = sorted({bound for window in filled for bound in window})
     intervals = tuple(
@@ -125,20 +125,20 @@ def group_taps(phase: int, offset: int, taps: tuple[int, ...], windows: list[Int
         (sum(start < low for start, _ in intervals), sum(start < high for start, _ in intervals))
         for low, high in windows
     )
-    return TapGroup(phase, offset, taps, intervals, runs)
+    return TapGroup(phase=phase, offset=offset, taps=taps, intervals=intervals, runs=runs)
 
 
 def taps_by_phase(axis: Axis, taps: range) -> dict[int, tuple[int, ...]]:
-    """The taps of every phase."""
-    made: dict[int, tuple[int, ...]] = {}
+    """The taps by their phase."""
+    by_phase: dict[int, tuple[int, ...]] = {}
     for tap in taps:
-        made[axis.phase(tap)] = (*made.get(axis.phase(tap), ()), tap)
-    return made
+        by_phase[axis.phase(tap)] = (*by_phase.get(axis.phase(tap), ()), tap)
+    return by_phase
 
 
 @lru_cache(maxsize=1024)
 def tap_pairs(axis: Axis) -> tuple[TapGroup, ...]:
-    """Pairs of a tap and one that is not before it, by phase and offset."""
+    """Pairs of a tap and one at or after it, by phase and offset."""
     return tuple(
         group_taps(phase, offset, taps, [axis.window(tap, tap + offset) for tap in taps])
         for offset in range(axis.kernel)
@@ -148,45 +148,48 @@ def tap_pairs(axis: Axis) -> tuple[TapGroup, ...]:
 
 @lru_cache(maxsize=1024)
 def single_taps(axis: Axis) -> tuple[TapGroup, ...]:
-    """Taps by phase, whatever their partners see: zeros stand for what is outside of the image."""
+    """Taps by phase, whatever their partners see: zeros stand for pixels outside of the image."""
     return tuple(
         group_taps(phase, 0, taps, [axis.window(tap, tap) for tap in taps])
         for phase, taps in taps_by_phase(axis, range(axis.kernel)).items()
     )
 
 
+ONE_ROW = Axis(kernel=1, stride=1, dilation=1, before=0, after=0, size=1)
+
+
 def with_rows(axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    """Two axes at least: before a single one stands that of a single row."""
-    return tuple(axes) if len(axes) > 1 else (Axis(1, 1, 1, 0, 0, 1), *axes)
+    """At least two axes: a single one gets an axis of one row before it."""
+    return tuple(axes) if len(axes) > 1 else (ONE_ROW, *axes)
 
 
 def phases_together(inner: Sequence[Axis]) -> Iterable[tuple[TapGroup, ...]]:
-    """The phases of all inner axes together."""
+    """Every combination of phases of the inner axes."""
     return itertools.product(*(single_taps(axis) for axis in inner))
 
 
 def taps_of(inner: Sequence[Axis]) -> list[int]:
-    """How many taps each axis has."""
+    """The number of taps of each axis."""
     return [axis.kernel for axis in inner]
 
 
 def cells_of(bases: Sequence[TapGroup]) -> list[Cell]:
-    """Intervals of all inner axes together, the last running fastest."""
+    """Every combination of intervals of the inner axes, the last axis fastest."""
     return list(itertools.product(*(base.intervals for base in bases)))
 
 
 def centre_of(inner: Sequence[Axis], bases: Sequence[TapGroup]) -> tuple[int, int]:
-    """Where the offset zero is among those of the inner axes; where those begin that are not before it in the first."""
-    made = first = 0
-    for place, (axis, base) in enumerate(zip(inner, bases, strict=True)):
-        least, number = base.offsets(axis)
-        made = made * number - least
-        first = first * number - (least if place == 0 else 0)
-    return made, first
+    """The indices, among offsets of the inner axes, of zero and of the first one at or after it in the first axis."""
+    centre = first = 0
+    for number, (axis, base) in enumerate(zip(inner, bases, strict=True)):
+        least, count = base.offsets(axis)
+        centre = centre * count - least
+        first = first * count - (least if number == 0 else 0)
+    return centre, first
 
 
 def count_copies(axes: Sequence[Axis], channels: int) -> int:
-    """How many numbers are copied per example at a time: the image with its margins, and that moved by offsets."""
+    """How many numbers are copied per example at a time: the image with margins, and its copies moved by offsets."""
     outer, *inner = with_rows(axes)
     image = outer.size * math.prod(axis.size + 2 * axis.reach for axis in inner)
     moved = max(
@@ -198,7 +201,7 @@ def count_copies(axes: Sequence[Axis], channels: int) -> int:
 
 @lru_cache(maxsize=1024)
 def count_costs(axes: tuple[Axis, ...]) -> tuple[int, int, int, int]:
-    """Per image and pair of channels multiplications and sums kept; copies per image and channel; and calls."""
+    """Multiplications and sums per image and pair of channels; copies per image and channel; and calls of torch."""
     outer, *inner = with_rows(axes)
     operations = kept = moved = calls = 0
     for bases in phases_together(inner):
@@ -216,15 +219,15 @@ def count_costs(axes: tuple[Axis, ...]) -> tuple[int, int, int, int]:
 
 
 def is_worthwhile(axes: tuple[Axis, ...], images: int, channels: int, groups: int, cuda: bool) -> bool:
-    """Whether offsets take less time than unfolded patches, for `channels` per group."""
+    """Whether sums by offsets take less time than unfolded patches, for `channels` per group."""
     taps = math.prod(axis.kernel for axis in axes)
     if taps == 1 or channels == 1:  # nothing to share; or products of vectors, which sum less exactly
         return False
-    if cuda:  # large products run on the tensor cores at ten times the rate, which no count of operations here knows
+    if cuda:  # large products run on tensor cores at ten times the rate, which these counts of operations leave out
         return False
     operations, _, moved, calls = count_costs(axes)
     width, rows = channels * taps, images * math.prod(axis.places for axis in axes)
-    # Large symmetric products are done by their lower blocks.
+    # Of a large symmetric product only the lower blocks are computed.
     share = 0.65 if width >= 512 and rows >= width else 1.0
     unfolded = groups * rows * width * (share * width + COPIED)
     pixels = math.prod(axis.size for axis in axes)

@@ -1,8 +1,8 @@
 """Gradients through two-dimensional convolutions on a GPU: on the tensor cores, and within a budget.
 
-A float32 number is the sum of two of 11 bits, `x = h + l`; of the products of two such sums `h h' + l h' + h l'` is all
-that float32 would keep, and three convolutions in TF32 are faster than one in float32: 2 to 9 times on an H200. Those
-that cuDNN has for float32 also take room of their own, many times that of the gradients.
+A float32 number is the sum of two numbers of 11 bits, `x = h + l`. Of the product of two such sums, float32 would keep
+no more than `h h' + l h' + h l'`, and three convolutions in TF32 are 2 to 9 times as fast as one in float32 on an H200.
+Those of cuDNN in float32 also take workspace, many times the size of the gradients.
 """
 
 from __future__ import annotations
@@ -21,85 +21,85 @@ from ....runtime.arithmetic import convolutions_rounded, switched
 from ..contract import Recorder
 from ..pulling import apply_to_probes
 
-NARROWEST = 64  # channels on either side, below which tensor cores gain nothing
-# Bytes of gradients that are split at a time, and the share of all of them: of small pieces only, the host is slower
-# than the GPU; of one piece only, the parts would take five times the gradients' own room.
+NARROWEST = 64  # channels on either side; with fewer, tensor cores gain nothing
+# Bytes of gradients that are split at a time, and into how many pieces: with small pieces, the host is slower than the
+# GPU; in one piece, the parts would take five times the room of the gradients.
 LEAST, PIECE, PIECES = 1 << 26, 1 << 29, 4
-SHARE = 32  # of a budget for a piece: it takes five times its size in parts, and cuDNN's own room up to nine times
-ROOMY = 4 << 30  # bytes of a budget for which that room is no matter
+SHARE = 32  # a piece takes this part of the budget: five times its size in parts, and up to nine in cuDNN's workspace
+ROOMY = 4 << 30  # bytes of a budget from which that workspace does not matter
 
 
 class GradientGeometry(NamedTuple):
-    """Of a convolution with one group, the shape (C, H, W) of what it is given, and how its gradients are done."""
+    """A convolution with one group, and how its gradients are computed."""
 
-    given: tuple[int, ...]
+    given: tuple[int, ...]  # the shape (C, H, W) of its input
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    parts: bool = True  # in parts of 11 bits, or as torch's switches say
+    parts: bool = True  # in parts of 11 bits; else by torch, as its switches say
     piece: int = PIECE  # bytes of gradients at a time
 
     def back(self, grad: Tensor, weight: Tensor, like: Tensor) -> Tensor:
-        """(n, O, H', W') -> (n, C, H, W), as torch's switches say; in the layout of `like`, whose numbers none reads.
+        """(n, O, H', W') -> (n, C, H, W) by torch, in the memory layout of `like`, whose numbers are not read.
 
-        Torch takes the layout from what the convolution was given, and copies the gradients where theirs is another.
+        Torch takes the layout from the convolution's input, and copies gradients that have another.
         """
         options = (self.stride, self.padding, self.dilation, False, (0, 0), 1, (True, False, False))
-        made: Tensor = torch.ops.aten.convolution_backward(grad, like, weight, None, *options)[0]
-        return made
+        gradient: Tensor = torch.ops.aten.convolution_backward(grad, like, weight, None, *options)[0]
+        return gradient
 
-    def pieces(self, grad: Tensor, made: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gradients and where they lead to, some examples at a time."""
+    def pieces(self, grad: Tensor, result: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients and the part of the result that they lead to, some examples at a time."""
         each = grad.element_size() * grad[0].numel()
         step = max(1, min(self.piece, max(LEAST, each * len(grad) // PIECES)) // each)
-        yield from zip(grad.split(step), made.split(step), strict=True)
+        yield from zip(grad.split(step), result.split(step), strict=True)
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same memory as if its channels came last: a layout, with numbers that mean nothing."""
+    """The same memory with channels last: for its layout alone, since its numbers mean nothing."""
     channels, height, width = x.shape[1:]
     return x.as_strided(x.shape, (channels * height * width, 1, width * channels, channels))
 
 
 def gradient_in_parts(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
-    """(n, O, H', W') -> (n, C, H, W): three convolutions of numbers of 11 bits."""
-    made = grad.new_empty(grad.shape[0], *geometry.given)
+    """(n, O, H', W') -> (n, C, H, W) by three convolutions of numbers of 11 bits."""
+    result = grad.new_empty(grad.shape[0], *geometry.given)
     high, low = kernel_products.rounded(weight)
     with switched("tf32"):
-        for some, place in geometry.pieces(grad, made):
-            head, rest = kernel_products.rounded(some)
-            like = channels_last(place)
+        for piece, target in geometry.pieces(grad, result):
+            head, rest = kernel_products.rounded(piece)
+            like = channels_last(target)
             pairs = ((head, high), (rest, high), (head, low))
-            kernel_products.summed([geometry.back(*pair, like) for pair in pairs], place)
-    return made
+            kernel_products.summed([geometry.back(*pair, like) for pair in pairs], target)
+    return result
 
 
-def gradient_as_it_is(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
-    """(n, O, H', W') -> (n, C, H, W): one convolution, whose own room is bounded by the size of pieces."""
-    made = grad.new_empty(grad.shape[0], *geometry.given)
-    for some, place in geometry.pieces(grad, made):
-        place.copy_(geometry.back(some, weight, place))
-    return made
+def gradient_by_torch(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
+    """(n, O, H', W') -> (n, C, H, W) by torch, in pieces that bound its workspace."""
+    result = grad.new_empty(grad.shape[0], *geometry.given)
+    for piece, target in geometry.pieces(grad, result):
+        target.copy_(geometry.back(piece, weight, target))
+    return result
 
 
 def input_gradient(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
-    """The gradients in parts where they are to be, or in one where kernels do not run."""
+    """(n, O, H', W') -> (n, C, H, W) in parts, or by torch where kernels do not run."""
     if not grad.numel():
         return grad.new_zeros(grad.shape[0], *geometry.given)
-    made = None
+    gradient = None
     if geometry.parts and grad.dtype == torch.float32 and not available.broken:
-        made = available.attempted(lambda: gradient_in_parts(grad, weight, geometry))
-    return gradient_as_it_is(grad, weight, geometry) if made is None else made
+        gradient = available.attempted(lambda: gradient_in_parts(grad, weight, geometry))
+    return gradient_by_torch(grad, weight, geometry) if gradient is None else gradient
 
 
 def gradient_of_probes(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(K, B, O, H', W') -> (K, B, C, H, W): probes are more examples."""
-    made = input_gradient(grad.flatten(0, 1), weight, geometry)
-    return made.reshape(*grad.shape[:2], *made.shape[1:])
+    gradient = input_gradient(grad.flatten(0, 1), weight, geometry)
+    return gradient.reshape(*grad.shape[:2], *gradient.shape[1:])
 
 
 class Convolution(torch.autograd.Function):
-    """Torch's convolution with such gradients; its weight and bias are recorded and need none here."""
+    """Torch's convolution with such gradients; its weight and bias are recorded, and need none here."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, geometry: GradientGeometry) -> Tensor:
@@ -110,20 +110,20 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Through the input alone."""
+        """The gradient of the input alone."""
         (weight,) = ctx.saved_tensors
         return apply_to_probes(gradient_of_probes, grads[0], weight, ctx.geometry), None, None, None
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether cuDNN would do its convolutions."""
+    """Whether cuDNN would compute its convolutions."""
     return x.is_cuda
 
 
 def choose_geometry(
     recorder: Recorder, given: Tensor, weight: Tensor, geometry: GradientGeometry
 ) -> GradientGeometry | None:
-    """The geometry with how its gradients are done; None where torch's own are as good."""
+    """The geometry with how to compute gradients; None where torch's own are as good."""
     if not on_gpu(given):
         return None
     operations = given.shape[0] * math.prod(given.shape[2:]) * weight.numel()

@@ -2,11 +2,11 @@
 
 `A[(c, d), (c', d')] = sum_t x[t + d, c] x[t + d', c']` depends on the offset `d' - d` alone, up to the border of the
 image: a kernel of 3 x 3 has 81 pairs of taps and 13 offsets, those with the other sign being transposes. So inputs are
-multiplied once per offset, over intervals of pixels that are cut where the windows of taps end, and a pair of taps
-takes the sum of the intervals in its window. Only sums are taken, so nothing is lost to cancellation.
+multiplied once per offset, over intervals of pixels that are cut where the windows of taps end. A pair of taps takes
+the sum of the intervals in its window. Nothing is subtracted, so nothing is lost to cancellation.
 
-Along the first axis an offset is another slice of the rows. Along the others, copies moved by each offset stand side by
-side as columns (E of them), so that there are few products, and wide ones.
+Along the first axis an offset is another slice of the rows. Along the others, copies moved by each offset (E of them)
+stand side by side as columns, which makes few and wide products.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .geometry import (
     with_rows,
 )
 
-CPU_BLOCK = 16 << 20  # bytes of moved copies at a time: larger blocks leave the cache, and are paged in anew each time
+CPU_BLOCK = 16 << 20  # bytes of moved copies at a time: larger blocks do not fit the cache
 TILE = 512  # side of the squares that a large matrix is mirrored by on a CPU
 
 
@@ -51,7 +51,7 @@ class PatchMoments:
 
     @property
     def cheaper(self) -> bool:
-        """Whether offsets take less time than unfolded patches."""
+        """Whether sums by offsets take less time than unfolded patches."""
         dims = len(self.axes)
         channels = self.given.shape[-dims - 1]
         images = math.prod(self.given.shape[: -dims - 1])
@@ -59,9 +59,9 @@ class PatchMoments:
 
     def first(self, examples: slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """(b, G, C / G * kernel): sums over places."""
-        chosen = self.given[examples]
+        given = self.given[examples]
         dims = len(self.axes)
-        sums = chosen.reshape(chosen.shape[0], -1, *chosen.shape[chosen.dim() - dims - 1 :])
+        sums = given.reshape(given.shape[0], -1, *given.shape[given.dim() - dims - 1 :])
         sums = sums.to(torch.promote_types(sums.dtype, dtype))
         for dim, axis in reversed(list(enumerate(self.axes, 3))):
             by_tap = [sums.movedim(dim, 0)[axis.pixels(tap)].sum(0) for tap in range(axis.kernel)]
@@ -83,33 +83,33 @@ def second_moments(
     outer, *inner = with_rows(axes)
     channels = given.shape[1] // groups
     dtype = torch.promote_types(given.dtype, dtype)
-    found: dict[tuple[tuple[TapGroup, ...], TapGroup, Cell], Tensor] = {}
-    for chosen in example_blocks(given, axes, groups, budget, dtype):
-        part = given[chosen].to(dtype)
+    sums: dict[tuple[tuple[TapGroup, ...], TapGroup, Cell], Tensor] = {}
+    for examples in example_blocks(given, axes, groups, budget, dtype):
+        part = given[examples].to(dtype)
         split = part.reshape(part.shape[0], groups, channels, *part.shape[2:])
         order = (1, *range(3, split.dim()), 0, 2)  # (G, spatial..., n, C): moved images are then whole blocks
         margins = [size for axis in reversed(inner) for size in (axis.reach, axis.reach)]
         image = F.pad(split.permute(order), [0, 0, 0, 0, *margins])
         for bases in phases_together(inner):
             for cell in cells_of(bases):
-                for pair, made in cell_products(image, outer, inner, bases, cell):
+                for pair, product in cell_products(image, outer, inner, bases, cell):
                     key = bases, pair, cell
-                    found[key] = made if key not in found else found[key].add_(made)
+                    sums[key] = product if key not in sums else sums[key].add_(product)
     side = (outer.kernel, *taps_of(inner), channels)
-    made = given.new_empty((groups, *side, *side), dtype=dtype)
+    moments = given.new_empty((groups, *side, *side), dtype=dtype)
     for bases in phases_together(inner):
         for pair in tap_pairs(outer):
-            cells = {cell: found.pop((bases, pair, cell)) for cell in cells_of(bases) if pair.intervals}
-            fill_blocks(made, inner, pair, bases, cells)
+            cells = {cell: sums.pop((bases, pair, cell)) for cell in cells_of(bases) if pair.intervals}
+            fill_blocks(moments, inner, pair, bases, cells)
     taps = outer.kernel * math.prod(taps_of(inner))
-    whole = mirror(made.view(groups, taps * channels, taps * channels))
+    whole = mirror(moments.view(groups, taps * channels, taps * channels))
     return whole.view(groups, taps, channels, taps, channels).permute(0, 2, 1, 4, 3)
 
 
 def example_blocks(
     given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
 ) -> Iterable[slice]:
-    """Slices of examples whose copies fit the budget, and on a CPU its cache where sums are small beside them."""
+    """Slices of examples whose copies fit the budget; on a CPU also its cache, unless the sums are larger."""
     size = torch.promote_types(given.dtype, dtype).itemsize
     each = count_copies(axes, given.shape[1]) * size
     if given.is_cuda:
@@ -122,7 +122,7 @@ def example_blocks(
 def cell_products(
     image: Tensor, outer: Axis, inner: Sequence[Axis], bases: Sequence[TapGroup], cell: Cell
 ) -> Iterable[tuple[TapGroup, Tensor]]:
-    """For each of the outer pairs (R, G, C, E, C): products over intervals of rows, in one cell of the other axes."""
+    """For each pair of outer taps, products (R, G, C, E, C) over intervals of rows, in one cell of the other axes."""
     centre, first = centre_of(inner, bases)
     phases = {outer.phase(tap) for tap in range(outer.kernel)}
     moved = {phase: moved_copies(image, outer, inner, bases, cell, phase) for phase in phases}
@@ -151,36 +151,34 @@ def moved_copies(
         start += (axis.reach + base.phase + axis.stride * low + axis.dilation * least) * each
     groups, count, channels = image.shape[0], image.shape[-2], image.shape[-1]
     rows = outer.count(phase)
-    seen = image.as_strided(
+    copies = image.as_strided(
         (groups, rows, *sizes, count, *offsets, channels),
         (stride[0], outer.stride * stride[1], *steps, stride[-2], *jumps, stride[-1]),
         start if rows else 0,
     )
-    # In one piece: a view of this shape may exist, whose parts would be copied for each product.
-    return seen.contiguous().view(groups, rows, math.prod(sizes) * count, math.prod(offsets), channels)
+    # Contiguous: parts of a view would be copied for each product.
+    return copies.contiguous().view(groups, rows, math.prod(sizes) * count, math.prod(offsets), channels)
 
 
 def interval_products(left: Tensor, right: Tensor, pair: TapGroup, shift: int) -> Tensor:
     """(G, rows, m, C) and (G, rows, m, E, C) -> (R, G, C, E, C): one product per interval of rows."""
     groups, _, pixels, channels = left.shape
     width = right.shape[3]
-    made = []
+    by_interval = []
     for start, length, number in pair.batches():
         inside = slice(start, start + length * number)
         moved = slice(inside.start + shift, inside.stop + shift)
         if groups == 1:
             rows = left[0, inside].reshape(number, length * pixels, channels)
             columns = right[0, moved].reshape(number, length * pixels, width * channels)
-            made.append(batched_products(rows, columns).unsqueeze(1))
+            by_interval.append(batched_products(rows, columns).unsqueeze(1))
         else:
-            for place in range(number):
-                one = slice(start + place * length, start + (place + 1) * length)
-                rows = left[:, one].reshape(groups, length * pixels, channels)
-                columns = right[:, one.start + shift : one.stop + shift]
-                made.append(
-                    batched_products(rows, columns.reshape(groups, length * pixels, width * channels)).unsqueeze(0)
-                )
-    return torch.cat(made).view(-1, groups, channels, width, channels)
+            for first in range(start, start + number * length, length):
+                rows = left[:, first : first + length].reshape(groups, length * pixels, channels)
+                columns = right[:, first + shift : first + length + shift]
+                columns = columns.reshape(groups, length * pixels, width * channels)
+                by_interval.append(batched_products(rows, columns).unsqueeze(0))
+    return torch.cat(by_interval).view(-1, groups, channels, width, channels)
 
 
 def batched_products(left: Tensor, right: Tensor) -> Tensor:
@@ -195,7 +193,7 @@ def batched_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def count_pieces(left: Tensor, right: Tensor) -> int:
-    """In how many equal parts a long sum is taken: on a GPU so many that all of it has work."""
+    """The number of equal parts of a long sum: on a GPU so many that all of it has work."""
     if not left.is_cuda:
         return 1
     _, long, channels = left.shape
@@ -205,29 +203,29 @@ def count_pieces(left: Tensor, right: Tensor) -> int:
 
 
 def fill_blocks(
-    made: Tensor, inner: Sequence[Axis], pair: TapGroup, bases: Sequence[TapGroup], cells: dict[Cell, Tensor]
+    moments: Tensor, inner: Sequence[Axis], pair: TapGroup, bases: Sequence[TapGroup], cells: dict[Cell, Tensor]
 ) -> None:
     """Write the blocks of the outer taps of `pair` and the inner taps of `bases`, from sums (R, G, C, E, C) by cell."""
-    places = [dict(zip(base.taps, base.runs, strict=True)) for base in bases]
+    inner_runs = [dict(zip(base.taps, base.runs, strict=True)) for base in bases]
     rows: dict[Interval, dict[Cell, Tensor]] = {}
     for tap, run in zip(pair.taps, pair.runs, strict=True):
         if run not in rows:
             rows[run] = {cell: sum_interval(sums, run) for cell, sums in cells.items()}
-        for own in itertools.product(*places):
+        for taps in itertools.product(*inner_runs):
             # (G, C, inner..., C): the blocks of this tap with all that are `offset` on along the first axis.
-            target = made.select(1, tap)
-            for each in own:
+            target = moments.select(1, tap)
+            for each in taps:
                 target = target.select(1, each)
             target = target.select(2, tap + pair.offset)
-            runs = [place[each] for place, each in zip(places, own, strict=True)]
-            held = [base.intervals[low:high] for base, (low, high) in zip(bases, runs, strict=True)]
-            values = [rows[run][cell] for cell in itertools.product(*held) if run[0] < run[1]]
+            runs = [by_tap[each] for by_tap, each in zip(inner_runs, taps, strict=True)]
+            intervals = [base.intervals[low:high] for base, (low, high) in zip(bases, runs, strict=True)]
+            values = [rows[run][cell] for cell in itertools.product(*intervals) if run[0] < run[1]]
             if pair.offset == 0:
-                target = target.narrow(2, own[0], inner[0].kernel - own[0])
+                target = target.narrow(2, taps[0], inner[0].kernel - taps[0])
             if not values:
                 target.zero_()
                 continue
-            target.copy_(partner_blocks(sum_tensors(values), inner, bases, own, pair.offset == 0))
+            target.copy_(partner_blocks(sum_tensors(values), inner, bases, taps, pair.offset == 0))
 
 
 def sum_interval(sums: Tensor, run: Interval) -> Tensor:
@@ -237,35 +235,35 @@ def sum_interval(sums: Tensor, run: Interval) -> Tensor:
 
 def sum_tensors(values: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
-    made = values[0] if len(values) == 1 else values[0] + values[1]
+    total = values[0] if len(values) == 1 else values[0] + values[1]
     for value in values[2:]:
-        made += value
-    return made
+        total += value
+    return total
 
 
 def partner_blocks(
-    sums: Tensor, inner: Sequence[Axis], bases: Sequence[TapGroup], own: Sequence[int], half: bool
+    sums: Tensor, inner: Sequence[Axis], bases: Sequence[TapGroup], taps: Sequence[int], half: bool
 ) -> Tensor:
-    """(G, C, E, C) by offset -> (G, C, inner..., C) by the partner of the inner taps `own`, a view."""
+    """(G, C, E, C) by offset -> (G, C, inner..., C) by the partners of the inner `taps`, a view."""
     spans = [base.offsets(axis) for axis, base in zip(inner, bases, strict=True)]
     if half:
         spans[0] = (0, sum(spans[0]))
     sums = sums.unflatten(2, [number for _, number in spans])
-    for dim, (axis, (least, _), tap) in enumerate(zip(inner, spans, own, strict=True)):
+    for dim, (axis, (least, _), tap) in enumerate(zip(inner, spans, taps, strict=True)):
         first = tap if half and dim == 0 else 0
         sums = sums.narrow(2 + dim, first - tap - least, axis.kernel - first)
     return sums
 
 
 def mirror(matrix: Tensor) -> Tensor:
-    """(G, n, n) symmetric, from what is on and above its diagonal."""
+    """Symmetric matrices (G, n, n) from their upper triangles."""
     width = matrix.shape[-1]
     if matrix.is_cuda or width <= 2 * TILE:
         return matrix.triu() + matrix.triu(1).mT
-    # Reading a large matrix by columns misses the cache at every number: squares of it fit.
+    # Reading a large matrix by columns misses the cache at every number; square tiles fit.
     cuts = [slice(start, min(start + TILE, width)) for start in range(0, width, TILE)]
-    for group, (place, rows) in itertools.product(range(matrix.shape[0]), enumerate(cuts)):
+    for group, (number, rows) in itertools.product(range(matrix.shape[0]), enumerate(cuts)):
         matrix[group, rows, rows] = matrix[group, rows, rows].triu() + matrix[group, rows, rows].triu(1).T
-        for columns in cuts[place + 1 :]:
+        for columns in cuts[number + 1 :]:
             matrix[group, columns, rows] = matrix[group, rows, columns].contiguous().T.contiguous()
     return matrix
