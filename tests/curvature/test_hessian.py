@@ -242,3 +242,25 @@ def test_products_are_tried_on_examples_that_reach_every_weight() -> None:
     )
     found = pw.products(model, (x, y), "regression").mv(torch.eye(rows.shape[1], dtype=torch.float64))
     torch.testing.assert_close(found, rows.T @ rows)
+
+
+class AddsItsSquares(nn.Module):
+    """A layer that adds the squares of its weight for large inputs: the generic rule is needed late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.inner(x)
+        return made + self.inner.weight.square().sum() if float(x.detach().max()) > 100 else made
+
+
+def test_what_a_later_batch_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass that counts examples begins again, as any other."""
+    monkeypatch.setattr("peewit.curvature.pieces.MERGED_EXAMPLES", 1)
+    x, y = normal(6, 2), classes(3, 6)
+    model = built(AddsItsSquares()).to(DEVICE)
+    data = [(moved(x), moved(y)), (moved(200 * x.abs()), moved(y))]
+    la = pw.fit(model, data, "classification", structure="full", curvature=pw.Hessian(clip=True))
+    assert la.N == 12 and la.coverage()["inner.weight"].rule == "generic"
