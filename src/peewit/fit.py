@@ -29,7 +29,7 @@ from .network.isolation import entry_point
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
 from .posterior.linear_mode import At, check_at
-from .posterior.measure import curvature_of, sums_of, with_residuals
+from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
 from .posterior.resolution import warn_of_rounding
 from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
@@ -165,7 +165,7 @@ def resolve(
             "list of batches or tensors."
         )
     if isinstance(family, Gaussian) and isinstance(family.noise, str):
-        family = with_residuals(model, batches)
+        family = gaussian_of_residuals(model, batches)
 
     def variance() -> Tensor:
         if batches.one_shot:

@@ -52,7 +52,7 @@ def differ(first: float, second: float, examples: int, like: Tensor) -> bool:
     return abs(first - second) > share * (abs(first) + 0.1 * examples)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TotalsCounter:
     """Totals as examples come; numbers stay on the device until the end."""
 

@@ -14,7 +14,7 @@ from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
 from ..posterior.resolution import shown
 from ..priors.groupings import together
 from ..tuning.by_evidence import OFF, listed
-from .gradients import Seen, constant_energy
+from .gradients import GradientSums, constant_energy
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -74,7 +74,7 @@ class Step:
     sure: bool  # whether the mode itself is known, not one step towards it
 
     @staticmethod
-    def of(la: PosteriorState, seen: Seen) -> Step:
+    def of(la: PosteriorState, seen: GradientSums) -> Step:
         """`g = data_weight * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
         groups = la.prior.stretches(la.space)
         data_weight = float(la.likelihood.noise_precision) / la.temperature
@@ -100,7 +100,7 @@ class Step:
         return float(self.decrements.sum())
 
 
-def fitted(la: PosteriorState, seen: Seen) -> Finding:
+def fitted(la: PosteriorState, seen: GradientSums) -> Finding:
     """Is it fitted at all: against the best constant."""
     own, constant = constant_energy(la.likelihood.bound(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
     least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
@@ -150,7 +150,7 @@ def at_mode(la: PosteriorState, step: Step, gamma: float) -> Finding:
     )
 
 
-def likelihood(la: PosteriorState, seen: Seen, gamma: float) -> Iterator[Finding]:
+def likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator[Finding]:
     """Does the loss look like a likelihood."""
     caveat = la.likelihood.caveat
     if caveat:
@@ -177,7 +177,7 @@ def likelihood(la: PosteriorState, seen: Seen, gamma: float) -> Iterator[Finding
         yield confidence(seen)
 
 
-def dispersion(la: PosteriorState, seen: Seen, gamma: float) -> Finding:
+def dispersion(la: PosteriorState, seen: GradientSums, gamma: float) -> Finding:
     """Squared standardised residuals, which sum to `n - gamma`."""
     own = seen.residuals
     free = max(own.count - gamma, 1.0)
@@ -216,7 +216,7 @@ def dispersion(la: PosteriorState, seen: Seen, gamma: float) -> Finding:
     )
 
 
-def confidence(seen: Seen) -> Finding:
+def confidence(seen: GradientSums) -> Finding:
     """Surprise at the labels against the entropy that was expected of them."""
     own = seen.residuals
     number = max(own.count, 1.0)

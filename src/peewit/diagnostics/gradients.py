@@ -32,8 +32,8 @@ ROUNDS = 100  # of the search for it
 COST = 6.0  # of a pass there and back, in those of a pass forward
 
 
-@dataclass
-class Seen:
+@dataclass(kw_only=True)
+class GradientSums:
     """Sums over the data, in float64; gradients are those of the energy."""
 
     gradient: Tensor  # (D,)
@@ -57,7 +57,7 @@ class Seen:
         return spread.clamp_min(0.0) * self.pieces / (self.pieces - 1)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Residuals:
     """How far targets are from predictions: standardised residuals, or surprises less what was expected of them."""
 
@@ -102,7 +102,7 @@ def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) 
     return -(wanted * yes + (1 - wanted) * no), known
 
 
-def examine(la: PosteriorState, data: Any, network: Network | None = None, progress: Progress = QUIET) -> Seen:
+def examine(la: PosteriorState, data: Any, network: Network | None = None, progress: Progress = QUIET) -> GradientSums:
     """Pass over the data once; gradients are summed, and their squares by the groups of the prior.
 
     With a network, batches are cut into pieces that fit its budget.
@@ -110,13 +110,14 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
     space, groups = la.space, la.prior.stretches(la.space)
     parameters = [la.model.get_parameter(name) for name in space.names]
     zeros = torch.zeros(la.D, dtype=torch.promote_types(la.weights.dtype, torch.float32), device=la.weights.device)
-    seen = Seen(zeros, zeros.clone(), torch.zeros(groups.count, dtype=torch.float64, device="cpu"))
+    squares = torch.zeros(groups.count, dtype=torch.float64, device="cpu")
+    seen = GradientSums(gradient=zeros, weighted=zeros.clone(), squares=squares)
     batches, watch = Batches(data, la.weights.device), Watch()
     shown = progress.track(batches, len(batches), "gradients")
     with closing(progress), isolated(la.model, parameters):
-        for inputs, targets in cut(watch.count_batches(shown), len(batches), network):
+        for inputs, targets in cut_batches(watch.count_batches(shown), len(batches), network):
             try:
-                gradients = piece(la, inputs, targets, seen)
+                gradients = gradients_of(la, inputs, targets, seen)
             except InExample as error:
                 raise watch.locate(error, seen.examples) from None
             filled = {
@@ -139,7 +140,7 @@ def fitting(network: Network, x: Inputs) -> int:
     return network.budget.count(COST * network.plan.cost(x), count(x))
 
 
-def cut(
+def cut_batches(
     batches: Iterable[tuple[Inputs, Tensor]], number: int, network: Network | None
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """Batches, in pieces where they are too few to tell how much gradients vary, or too large for the memory."""
@@ -153,7 +154,7 @@ def cut(
             yield take(inputs, chosen), targets[chosen]
 
 
-def piece(la: PosteriorState, inputs: Inputs, targets: Tensor, seen: Seen) -> tuple[Tensor | None, ...]:
+def gradients_of(la: PosteriorState, inputs: Inputs, targets: Tensor, seen: GradientSums) -> tuple[Tensor | None, ...]:
     """Gradients of the energy of some examples; residuals are added up."""
     parameters = [la.model.get_parameter(name) for name in la.space.names]
     output = output_of(la.model, inputs)

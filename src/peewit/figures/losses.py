@@ -233,7 +233,7 @@ def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, example
     """Pass over the data once, with every example at all points."""
     zeros = torch.zeros(len(where), dtype=torch.float64)
     sums = Sums(zeros, zeros.clone(), zeros.clone())
-    with passes.asked(), torch.no_grad():
+    with passes.isolated(), torch.no_grad():
         for piece in first(passes, examples):
             slopes = [passes.push(piece, axis) for axis in axes]
             for number, place in enumerate(where.tolist()):

@@ -39,7 +39,7 @@ def room(memory: float | None, device: torch.device) -> int:
         return int(SHARE * UNKNOWN)
 
 
-def gathered(data: Any, device: torch.device, memory: float | None) -> Examples:
+def gather(data: Any, device: torch.device, memory: float | None) -> Examples:
     """Tensors and lists as they are; what may come in another order next time is copied, where it fits."""
     batches = Batches(data, device)
     if batches.stored:
@@ -51,7 +51,7 @@ def gathered(data: Any, device: torch.device, memory: float | None) -> Examples:
             left -= sum(tensor.nbytes for tensor in tensors(batch))
             if left < 0:
                 break
-            kept.append(map_tensors(_copied, batch))  # a reader may write the next batch over this one
+            kept.append(map_tensors(_copy, batch))  # a reader may write the next batch over this one
         else:
             return Examples(Batches(kept, device), True)
     if batches.one_shot:
@@ -62,5 +62,5 @@ def gathered(data: Any, device: torch.device, memory: float | None) -> Examples:
     return Examples(batches, False)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()

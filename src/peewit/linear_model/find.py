@@ -17,7 +17,7 @@ from ..messages.warnings import TuningWarning, warn
 from ..posterior.linear_mode import LinearMode
 from ..posterior.network import network_of
 from ..runtime.progress import Progress
-from .data import gathered, room
+from .data import gather, room
 from .objective import Target
 from .passes import Passes
 from .solver import PATIENCE, Solver
@@ -48,7 +48,7 @@ def opened(
     """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
     network = network_of(la, memory)
     device = la.weights.device
-    examples = gathered(data, device, memory)
+    examples = gather(data, device, memory)
     bar = Progress(progress)
     passes = Passes(network, la.likelihood, examples.batches, la.totals.form, bar)
     e = torch.zeros_like(la.weights) if la.linear_mode is None else la.linear_mode.displacement.to(la.weights).clone()
@@ -59,7 +59,7 @@ def opened(
     kept = examples.ordered and left >= 0
     # In half precision products with J are wrong by more than what directions make of them.
     exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
-    with closing(bar), passes.asked():
+    with closing(bar), passes.isolated():
         most = min(MOST, left // 2) if exact else 0
         yield Solver(passes, e, most=most, spare=spare) if kept else Streamed(passes, e)
 

@@ -19,7 +19,7 @@ from ..runtime.progress import Progress
 
 
 class Passes:
-    """Passes over data, each with the same pieces; call inside `asked`."""
+    """Passes over data, each with the same pieces; call inside `isolated`."""
 
     def __init__(
         self, network: Network, likelihood: Likelihood, data: Batches, form: Form | None, progress: Progress
@@ -30,10 +30,10 @@ class Passes:
         )
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def isolated(self) -> Iterator[None]:
         """The network in evaluation mode, as for any question."""
         # Fused attention has no forward mode; one kernel for both products keeps them transposes of each other.
-        with self.network.asked(), sdpa_kernel([SDPBackend.MATH]):
+        with self.network.isolated(), sdpa_kernel([SDPBackend.MATH]):
             yield
 
     def push(self, piece: LabelledPiece, vector: Tensor, names: Collection[str] | None = None) -> tuple[Tensor, Tensor]:

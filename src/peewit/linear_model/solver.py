@@ -29,7 +29,7 @@ PATIENCE = 4  # steps before directions are added, and again before more are
 
 @dataclass(eq=False)
 class Solver:
-    """The weights so far, the last direction, and the outputs of both; to be used inside `passes.asked`."""
+    """The weights so far, the last direction, and the outputs of both; to be used inside `passes.isolated`."""
 
     passes: Passes
     e: Tensor  # (D,): theta - theta_hat

@@ -24,7 +24,7 @@ HALVINGS = 30
 
 @dataclass(eq=False)
 class Streamed:
-    """The weights so far and the last direction; to be used inside `passes.asked`."""
+    """The weights so far and the last direction; to be used inside `passes.isolated`."""
 
     passes: Passes
     e: Tensor  # (D,): theta - theta_hat

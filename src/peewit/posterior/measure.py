@@ -98,7 +98,7 @@ def pull_all(source: Source) -> None:
             pass
 
 
-def with_residuals(model: nn.Module, batches: Batches) -> Gaussian:
+def gaussian_of_residuals(model: nn.Module, batches: Batches) -> Gaussian:
     """The noise of every output as the root mean square of the network's residuals there."""
     if batches.one_shot:
         raise PeewitError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")

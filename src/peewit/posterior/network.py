@@ -43,7 +43,7 @@ class TooManyOutputs(Exception):
             raise PeewitError(f"{which} with {self}; expected at most {EXACT_OUTPUTS}. {instead}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """A network with its uncertain weights, as predictions need it."""
 
@@ -69,7 +69,7 @@ class Network:
         return map_tensors(move, x)
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def isolated(self) -> Iterator[None]:
         """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
         kept = self.plan.copy()
         try:
@@ -103,7 +103,7 @@ class Network:
         for chosen in self.slices(x, probes):
             yield tracer.trace(take(x, chosen))
 
-    def closed(self, x: Inputs) -> bool:
+    def is_closed(self, x: Inputs) -> bool:
         """Whether all uncertain weights are in the layer whose output is the network's; call inside `isolated`."""
         self.outputs(x)
         return self.plan.is_closed(x)
@@ -115,7 +115,7 @@ class Network:
         return math.prod(self.plan.shape(x))
 
     def cost(self, x: Inputs) -> int:
-        """Bytes of one example's layer outputs; call inside `evaluation`."""
+        """Bytes of one example's layer outputs; call inside `isolated`."""
         self.outputs(x)
         return self.plan.cost(x)
 
@@ -141,4 +141,11 @@ def network_of(state: PosteriorState, memory: float | None, progress: bool = Fal
     limit = own if memory is None else budget(memory, state.weights.device, own.arithmetic)
     if state.arithmetic == "auto" and ill_conditioned(state):
         limit = replace(limit, arithmetic=as_arithmetic("float32"))
-    return Network(state.model, state.space, state.plan.later, limit, state.axis, Progress(progress))
+    return Network(
+        model=state.model,
+        space=state.space,
+        plan=state.plan.later,
+        budget=limit,
+        axis=state.axis,
+        progress=Progress(progress),
+    )

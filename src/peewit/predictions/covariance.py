@@ -70,12 +70,12 @@ def compact(
 
 @contextmanager
 def prepared(network: Network, x: Inputs, create_graph: bool) -> Iterator[Inputs]:
-    """Inputs that are ready to be asked about, inside `Network.asked`."""
+    """Inputs that are ready to be asked about, inside `Network.isolated`."""
     with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
         x = network.prepare(x)
     if create_graph:
         require_gradients(x)
-    with network.asked():
+    with network.isolated():
         yield x
 
 
@@ -83,7 +83,7 @@ def _functional(
     network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool
 ) -> Functional:
     kept = alone if create_graph else torch.detach
-    closed = network.closed(x) and not joint
+    closed = network.is_closed(x) and not joint
     if network.outputs(x) > EXACT_OUTPUTS and not closed:
         raise TooManyOutputs(network.outputs(x))
     if joint:
@@ -138,7 +138,7 @@ class Spectral(NamedTuple):
 
 def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool) -> Spectral | None:
     """The Gaussian over the outputs in that form; None where it has none."""
-    if not network.closed(x):
+    if not network.is_closed(x):
         return None
     kept = alone if create_graph else torch.detach
     means: list[Tensor] = []
@@ -173,7 +173,7 @@ Jacobians = Mapping[WeightRange, Matrix | Explicit]
 def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Tensor, Jacobians], None]) -> None:
     """Call `use` with some of the inputs, which they are, their outputs and Jacobians, until all were used."""
     x = network.prepare(x)
-    with network.asked():
+    with network.isolated():
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
         tracer = Tracer(network.model, network.space.names, network.budget, network.plan, predicting=True)

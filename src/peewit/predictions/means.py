@@ -42,7 +42,7 @@ def linear(network: network.Network, x: Inputs, shift: Tensor, create_graph: boo
     """(B, ...): `f(x) + J(x) shift`, with its graph back to x on request."""
     if not create_graph:
         with torch.no_grad():
-            return samples.shifted(network, x, shift)
+            return samples.shifted_outputs(network, x, shift)
     made = []
     with covariance.prepared(network, x, create_graph) as given:
         for tape in network.tapes(given, create_graph):

@@ -44,11 +44,11 @@ def predict(
     question = Question.of(la.likelihood, method, link, samples, joint, create_graph, at)
     checked_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
-        ask: Callable[..., Belief] = sampled if question.method == "sampled" else linearised
+        ask: Callable[..., Belief] = sampled_belief if question.method == "sampled" else linearised_belief
         return made_of(ask(la, network_of(la, memory, progress), x, question, generator), la.likelihood, question.link)
 
 
-def linearised(
+def linearised_belief(
     la: PosteriorState, network: Network, x: Inputs, question: Question, generator: torch.Generator | None
 ) -> Normal:
     """The Gaussian over the outputs of the linearised network."""
@@ -59,7 +59,7 @@ def linearised(
         made = covariance.compact(network, la.precision, x, question.joint, question.create_graph)
     except TooManyOutputs as many:
         many.refuse(question.joint, question.create_graph, "method='sampled' has no such limit.")
-        return _estimated(la, network, x, question, seed, mean)
+        return _estimated_belief(la, network, x, question, seed, mean)
     made = made if mean is None else made._replace(mean=mean)
     if isinstance(made, covariance.Functional) and not question.joint:
         return normal(network, made, question, seed)
@@ -86,7 +86,7 @@ def normal(network: Network, made: covariance.Functional, question: Question, se
     return Normal(form, network.budget, mean, blocks, question.samples, seed)
 
 
-def _estimated(
+def _estimated_belief(
     la: PosteriorState, network: Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
 ) -> Normal:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
@@ -100,7 +100,7 @@ def _estimated(
     return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
 
 
-def sampled(
+def sampled_belief(
     la: PosteriorState, network: Network, x: Inputs, question: Question, generator: torch.Generator | None
 ) -> Samples:
     """Outputs of the network itself at weights drawn from the posterior, the same draws at all inputs."""

@@ -32,10 +32,10 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
     x = network.prepare(x)
     made = []
-    with network.asked():
-        closed = network.closed(x)
+    with network.isolated():
+        closed = network.is_closed(x)
         if network.outputs(x) > EXACT_OUTPUTS and not closed:
-            return _finite_samples(_pushed(network, x, deviations), x)
+            return _finite_samples(_pushed_samples(network, x, deviations), x)
         for tape in network.tapes(x, probes=len(deviations) if closed else None):
             mean = tape.output.detach()
             shift = apply(tape.pull_outputs(), network.space, deviations)
@@ -50,7 +50,7 @@ def _finite_samples(made: Tensor, x: Inputs) -> Tensor:
     return made
 
 
-def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+def _pushed_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     """The same for networks with many outputs: forward mode, whose cost does not grow with them."""
     cost = network.plan.cost(x)
     made = []
@@ -65,12 +65,12 @@ def _pushed(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
-def shifted(network: Network, x: Inputs, shift: Tensor) -> Tensor:
+def shifted_outputs(network: Network, x: Inputs, shift: Tensor) -> Tensor:
     """(B, ...): `f + J v` for one vector (D,), by forward mode."""
     x = network.prepare(x)
-    with network.asked():
+    with network.isolated():
         network.outputs(x)  # so that its cost is known
-        made = _pushed(network, x, shift[None])[0]
+        made = _pushed_samples(network, x, shift[None])[0]
     refuse_broken([made], x)
     return made
 
@@ -81,7 +81,7 @@ def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], c
     if create_graph:
         require_gradients(x)
     rows = []
-    with network.asked(), torch.set_grad_enabled(create_graph):
+    with network.isolated(), torch.set_grad_enabled(create_graph):
         with torch.enable_grad():
             network.outputs(x)  # so that its cost is known
         for some in deviations:
@@ -143,7 +143,7 @@ def sampled_factor(network: Network, la: PosteriorState, x: Inputs, seed: int) -
 
 def _outputs(network: Network, x: Inputs) -> Tensor:
     """(B, ...): the network's outputs, without a graph."""
-    with network.asked():
+    with network.isolated():
         parts = network.slices(x)
         with torch.no_grad():
             return torch.cat([call(network.model, take(x, chosen)) for chosen in parts])

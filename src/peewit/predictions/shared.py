@@ -31,7 +31,7 @@ SHARE = 0.5  # of the budget for Jacobians that are kept from one call to the ne
 KEPT = 1 << 30  # bytes of it at least, where `memory=` does not say: keeping saves passes, whatever caches hold
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LinearisedPiece:
     """Some examples with their outputs and Jacobians."""
 
@@ -103,7 +103,9 @@ class SharedPredictions:
 
         def take(targets: Tensor, inputs: Inputs, chosen: slice, mean: Tensor, jacobians: covariance.Jacobians) -> None:
             nonlocal kept, room
-            piece = LinearisedPiece(network, inputs, targets[chosen], mean, jacobians)
+            piece = LinearisedPiece(
+                network=network, inputs=inputs, targets=targets[chosen], mean=mean, jacobians=jacobians
+            )
             visit(piece)
             room -= (4 + 2 * mean[0].numel()) * network.plan.cost(inputs) * count(inputs)
             kept = None if kept is None or room < 0 else [*kept, piece]
