@@ -14,11 +14,12 @@ from . import likelihoods
 from .curvature import kinds as curvatures
 from .curvature import structures
 from .curvature.contracts import Structure
-from .curvature.kinds import Auto, CurvatureKind, Hessian
+from .curvature.kinds import Auto, CurvatureKind, CurvatureName, Hessian
 from .curvature.products import Products
 from .curvature.stream import MeasurementTask, Source
+from .curvature.structures import StructureName
 from .laplace import Laplace
-from .likelihoods import Gaussian, Likelihood
+from .likelihoods import Gaussian, Likelihood, LikelihoodName
 from .messages.arguments import checked_generator
 from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import named, spelled
@@ -28,11 +29,13 @@ from .network.identity import Identity
 from .network.isolation import entry_point
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised, unwrapped
+from .network.nests import Data
 from .posterior.linear_mode import At, check_at
 from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
 from .posterior.resolution import warn_of_rounding
 from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
+from .runtime.arithmetic import ArithmeticName
 from .runtime.memory import Budget, budget
 from .runtime.progress import Progress
 from .runtime.random import seed_of
@@ -43,15 +46,15 @@ from .weights.space import Space, trainable
 @entry_point
 def fit(
     model: nn.Module,
-    data: Any,
-    likelihood: str | Likelihood,
+    data: Data,
+    likelihood: LikelihoodName | Likelihood,
     *,
     weights: Weights = "all",
-    structure: str | Structure = "kron",
-    curvature: str | CurvatureKind | Hessian | Auto = "auto",
+    structure: StructureName | Structure = "kron",
+    curvature: CurvatureName | CurvatureKind | Hessian | Auto = "auto",
     prior: Prior | Number = 1.0,
     memory: float | None = None,
-    arithmetic: str = "auto",
+    arithmetic: ArithmeticName = "auto",
     progress: bool = False,
     generator: torch.Generator | None = None,
     at: At = "trained_weights",
@@ -137,14 +140,14 @@ class Request:
 
 def resolve(
     model: nn.Module,
-    data: Any,
-    likelihood: str | Likelihood,
+    data: Data,
+    likelihood: LikelihoodName | Likelihood,
     weights: Weights,
-    structure: str | Structure,
-    curvature: str | CurvatureKind | Hessian | Auto,
+    structure: StructureName | Structure,
+    curvature: CurvatureName | CurvatureKind | Hessian | Auto,
     prior: Prior | Number,
     memory: float | None,
-    arithmetic: str,
+    arithmetic: ArithmeticName,
     generator: torch.Generator | None,
     at: At,
 ) -> Request:
@@ -276,11 +279,11 @@ def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
 @spelled
 def products(
     model: nn.Module,
-    data: Any,
-    likelihood: str | Likelihood,
+    data: Data,
+    likelihood: LikelihoodName | Likelihood,
     *,
     weights: Weights = "all",
-    curvature: str | CurvatureKind | Hessian | Auto = "ggn",
+    curvature: CurvatureName | CurvatureKind | Hessian | Auto = "ggn",
     memory: float | None = None,
     progress: bool = False,
     generator: torch.Generator | None = None,

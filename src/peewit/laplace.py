@@ -14,14 +14,14 @@ from .curvature.blocks import Blocks
 from .curvature.contracts import Structure
 from .curvature.kinds import CurvatureKind, Hessian
 from .diagnostics.diagnosis import Diagnosis, diagnose
-from .likelihoods import Likelihood
+from .likelihoods import Likelihood, LikelihoodName
 from .linear_model import find
 from .messages.arguments import checked_generator
 from .messages.errors import ArgumentTypeError
 from .messages.names import ELSEWHERE, nearest
 from .network.isolation import entry_point
 from .network.modules import unwrapped
-from .network.nests import Inputs
+from .network.nests import Data, Inputs
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import At, LinearMode
@@ -32,12 +32,15 @@ from .posterior.state import PosteriorState
 from .posterior.trace import Trace
 from .posterior.update import in_arithmetic, moved, updated
 from .predictions.covariance import Functional
+from .predictions.families import LinkName
 from .predictions.functional import functional, functional_samples
 from .predictions.labels import Classes
 from .predictions.numbers import Regression
+from .predictions.options import PredictMethod
 from .predictions.predict import predict
 from .predictions.prediction import Prediction
 from .priors.prior import Number, Prior
+from .runtime.arithmetic import ArithmeticName
 from .runtime.device import device_named
 from .runtime.progress import Progress
 from .runtime.random import drawing
@@ -230,7 +233,7 @@ class Laplace:
         """
         return Laplace(self.state.with_temperature(tuning.checked_temperature(temperature)))
 
-    def with_arithmetic(self, arithmetic: str) -> Laplace:
+    def with_arithmetic(self, arithmetic: ArithmeticName) -> Laplace:
         """Evaluate the same posterior at another rounding: a new value.
 
         From "float64" to another, curvature that is already in float64 stays in it.
@@ -254,7 +257,7 @@ class Laplace:
     @entry_point
     def at_linear_mode(
         self,
-        train: Any,
+        train: Data,
         *,
         tolerance: float = find.TOLERANCE,
         steps: int = find.STEPS,
@@ -334,11 +337,11 @@ class Laplace:
     @entry_point
     def tune(
         self,
-        method: tuning.Method = "evidence",
+        method: tuning.TuneMethod = "evidence",
         *,
-        parameters: Sequence[tuning.Parameter] | None = None,
-        train: Any = None,
-        validation: Any = None,
+        parameters: Sequence[tuning.TuneParameter] | None = None,
+        train: Data | None = None,
+        validation: Data | None = None,
         start: Prior | Number | None = None,
         grid: tuning.Grid | None = None,
         steps: int | None = None,
@@ -515,8 +518,8 @@ class Laplace:
         self,
         x: Inputs,
         *,
-        method: str = "linearised",
-        link: str | None = None,
+        method: PredictMethod = "linearised",
+        link: LinkName | None = None,
         samples: int | None = None,
         joint: bool = False,
         memory: float | None = None,
@@ -586,7 +589,7 @@ class Laplace:
         return coverage_of(self.state)
 
     @entry_point
-    def diagnose(self, train: Any, *, memory: float | None = None, progress: bool = False) -> Diagnosis:
+    def diagnose(self, train: Data, *, memory: float | None = None, progress: bool = False) -> Diagnosis:
         """Check whether the network is fit for this, in sentences with what to do.
 
         Args:
@@ -611,7 +614,7 @@ class Laplace:
         return diagnose(self.state, train, memory, progress)
 
     @entry_point
-    def update(self, data: Any, *, memory: float | None = None, progress: bool = False) -> Laplace:
+    def update(self, data: Data, *, memory: float | None = None, progress: bool = False) -> Laplace:
         """Add more data, as if the posterior was fitted to all of it: a new value (EKFAC keeps its eigenvectors).
 
         Args:
@@ -717,7 +720,7 @@ class Laplace:
 def load(
     path: str | os.PathLike[str],
     model: nn.Module,
-    likelihood: str | Likelihood | None = None,
+    likelihood: LikelihoodName | Likelihood | None = None,
     *,
     memory: float | None = None,
     progress: bool = False,
@@ -750,7 +753,7 @@ def load(
 
 
 def validation_nll(
-    la: Laplace, data: Any, *, memory: float | None = None, progress: bool = False, **predict: Any
+    la: Laplace, data: Data, *, memory: float | None = None, progress: bool = False, **predict: Any
 ) -> float:
     """Compute the mean negative log probability per example of the predictive, over all batches of `data`.
 

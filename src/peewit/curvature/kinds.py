@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -209,4 +209,11 @@ class Auto:
         return MonteCarlo(1), f"Monte Carlo Fisher with 1 sample: exact would take {probes} probes per example"
 
 
-NAMES = {"auto": Auto, "ggn": GGN, "fisher": MonteCarlo, "empirical": Empirical, "hessian": Hessian}
+CurvatureName: TypeAlias = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
+NAMES: dict[CurvatureName, type[Auto | GGN | MonteCarlo | Empirical | Hessian]] = {
+    "auto": Auto,
+    "ggn": GGN,
+    "fisher": MonteCarlo,
+    "empirical": Empirical,
+    "hessian": Hessian,
+}

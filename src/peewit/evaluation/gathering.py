@@ -109,7 +109,8 @@ def change(
 
 def pick(inputs: Inputs, chosen: list[int]) -> Inputs:
     """Some of the examples."""
-    return map_tensors(lambda tensor: tensor[chosen], inputs)
+    part: Inputs = map_tensors(lambda tensor: tensor[chosen], inputs)
+    return part
 
 
 def evenly(first: int, number: int, share: float) -> list[int]:

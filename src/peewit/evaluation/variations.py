@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,12 +40,12 @@ class Variation:
             return self._custom(attack)
         if self.kind == "attacks":
             by_name = {"fgsm": attack.fgsm, "pgd": attack.pgd}[self.name]
-            return lambda x, y, first: by_name(x, y, self.strengths)
+            return lambda x, y, first: by_name(cast("Tensor", x), y, self.strengths)
 
         def corrupt(x: Inputs, y: Tensor, first: int) -> Iterator[tuple[float, Inputs]]:
             self.check(x)
             for strength in self.strengths:
-                yield strength, corrupted(self.name, x, strength, attack.limits, first, seed)
+                yield strength, corrupted(self.name, cast("Tensor", x), strength, attack.limits, first, seed)
 
         return corrupt
 

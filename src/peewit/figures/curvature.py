@@ -13,6 +13,7 @@ from ..curvature.blocks import Blocks
 from ..curvature.kinds import GGN, Hessian
 from ..curvature.operators import DenseOperator, DiagonalOperator, RotatedOperator
 from ..curvature.products import Products
+from ..curvature.structures import StructureName
 from ..curvature.structures.kron import KronCurvature
 from ..fit import fit
 from ..messages.arguments import is_count
@@ -339,7 +340,7 @@ class Approximations:
     versions: tuple[Version, ...]
 
 
-WAYS = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
+WAYS: dict[str, StructureName] = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "ekfac"}
 
 
 @entry_point
@@ -376,7 +377,7 @@ def approximations(
     network_of(la.state, None)  # refuses a network that has changed
     prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[wanted]].mean())
 
-    def dense(structure: str) -> Tensor:
+    def dense(structure: StructureName) -> Tensor:
         """(P, P): the curvature of the weight in one structure, at the posterior's own noise and temperature."""
         own = fit(
             la.model, data, la.likelihood, weights=[wanted], structure=structure, curvature=GGN(), memory=memory,

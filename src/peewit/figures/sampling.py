@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
 from ..predictions.families import family_of
-from ..predictions.options import METHODS
+from ..predictions.options import PredictMethod
 from ..runtime.progress import Progress
 from ..runtime.random import generator_of
 from . import style
@@ -28,7 +28,6 @@ from .style import BLUE, GREY, ORANGE, graph_objects
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Method = Literal["linearised", "sampled"]
 NAMED = 20  # classes that an axis has room to name
 
 
@@ -61,7 +60,7 @@ class PredictionDraws:
     predictions: Tensor
     exact: Tensor
     classes: bool
-    method: Method
+    method: PredictMethod
 
     @property
     def averages(self) -> Tensor:
@@ -76,7 +75,7 @@ def prediction_draws(
     x: Inputs,
     samples: int = 64,
     *,
-    method: Method = "linearised",
+    method: PredictMethod = "linearised",
     generator: torch.Generator | None = None,
     memory: float | None = None,
     progress: bool = False,
@@ -105,7 +104,7 @@ def prediction_draws(
         torch.Size([8, 40, 1])
     """
     style.expect_posterior(la)
-    check_name(method, METHODS, "method")
+    check_name(method, get_args(PredictMethod), "method")
     family = family_of(la.likelihood)
     if family.mean is None:
         raise PeewitError(
@@ -171,10 +170,10 @@ def counts(samples: int) -> list[int]:
 
 def monte_carlo(
     source: Laplace | PredictionDraws,
-    x: Inputs = None,
+    x: Inputs | None = None,
     samples: int | None = None,
     *,
-    method: Method | None = None,
+    method: PredictMethod | None = None,
     output: int = 0,
     classes: Sequence[str] | None = None,
     generator: torch.Generator | None = None,

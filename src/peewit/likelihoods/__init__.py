@@ -1,5 +1,7 @@
 """Likelihoods, one file each, and the names that `fit` takes for them."""
 
+from typing import Literal, TypeAlias
+
 from .bernoulli import Bernoulli
 from .categorical import Categorical
 from .contract import Likelihood, WithNatural, WithNoise, score
@@ -11,7 +13,8 @@ from .labelled import Labelled
 from .poisson import Poisson
 from .probabilities import warn_of_probabilities
 
-NAMES: dict[str, type[Likelihood]] = {
+LikelihoodName: TypeAlias = Literal["classification", "binary", "regression", "heteroscedastic", "count"]
+NAMES: dict[LikelihoodName, type[Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,
     "regression": Gaussian,
@@ -31,6 +34,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Labelled",
     "Likelihood",
+    "LikelihoodName",
     "Poisson",
     "WithNatural",
     "WithNoise",

@@ -136,7 +136,7 @@ class Solver:
 
     def _keep(self, piece: LabelledPiece, f: Tensor, u: Tensor) -> None:
         """An example's outputs, and its share of the facts."""
-        self.pieces.append(replace(piece, inputs=None))
+        self.pieces.append(replace(piece, inputs=()))
         self.u.append(u.clone() if u is f else u)  # f may be the network's own memory
         noted(self.facts, piece, f)
 

@@ -118,7 +118,7 @@ LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
 }
 
 
-def named(value: Any, names: Mapping[str, Callable[[], Any]], what: str, kind: type | str) -> Any:
+def named(value: Any, names: Mapping[Any, Callable[[], Any]], what: str, kind: type | str) -> Any:
     """A value, or the one that a name stands for; all of them are of some kind, or have some method."""
     if not isinstance(value, str):
         made = value() if isinstance(value, type) else value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch.utils.checkpoint
 from torch import Tensor
@@ -11,7 +11,12 @@ from torch import Tensor
 from ..messages.arguments import only_numbers, refuse_arrays
 from ..messages.errors import ArgumentTypeError, PeewitError
 
-Inputs = Any  # a tensor, or tuples, lists and mappings of tensors: whatever the network takes
+# A tensor, or tuples, lists and mappings of tensors: whatever the network takes.
+Inputs: TypeAlias = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+# (x, y), ((x1, x2), y), or a mapping with "labels".
+Batch: TypeAlias = Sequence[Any] | Mapping[str, Any]
+# Inputs and targets as tensors, or a DataLoader or another iterable of batches.
+Data: TypeAlias = tuple[Inputs, Tensor] | Iterable[Batch]
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -55,7 +60,8 @@ def count(inputs: Inputs) -> int:
 
 def take(inputs: Inputs, examples: slice) -> Inputs:
     """A slice of the examples."""
-    return map_tensors(lambda tensor: tensor[examples], inputs)
+    part: Inputs = map_tensors(lambda tensor: tensor[examples], inputs)
+    return part
 
 
 def have_same_form(first: Any, second: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from ..messages.names import check_name
 from ..priors.prior import Prior
 from ..weights.space import Space
 
-At = Literal["trained_weights", "linear_mode"]  # the weights at which evidence is taken, and predictions are centred
+# The weights at which evidence is taken, and around which predictions are made.
+At: TypeAlias = Literal["trained_weights", "linear_mode"]
 
 
 def check_at(at: Any) -> None:

@@ -59,14 +59,15 @@ class Network:
         device = self.model.get_parameter(self.space.names[0]).device
 
         def move(tensor: Tensor) -> Tensor:
-            moved = tensor.to(device)
-            return moved.clone() if moved.is_inference() else moved
+            there = tensor.to(device)
+            return there.clone() if there.is_inference() else there
 
         refuse_inputs(x)
         refuse_axes(x, list(self.plan.costs))
         if not count(x):
             raise PeewitError("x has no examples; expected at least one.")
-        return map_tensors(move, x)
+        moved: Inputs = map_tensors(move, x)
+        return moved
 
     @contextmanager
     def isolated(self) -> Iterator[None]:

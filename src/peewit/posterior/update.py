@@ -17,7 +17,7 @@ from ..network.identity import Identity
 from ..network.modules import device_of
 from ..network.values import change_tensors
 from ..priors.prior import Prior
-from ..runtime.arithmetic import as_arithmetic
+from ..runtime.arithmetic import ArithmeticName, as_arithmetic
 from ..runtime.memory import budget
 from ..tracing.knowledge import Plan
 from ..weights.space import Space
@@ -148,7 +148,7 @@ def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> Posteri
     )
 
 
-def in_arithmetic(la: PosteriorState, arithmetic: str) -> PosteriorState:
+def in_arithmetic(la: PosteriorState, arithmetic: ArithmeticName) -> PosteriorState:
     """The same posterior, evaluated at another rounding."""
     made = as_arithmetic(arithmetic)
     dtype = made.dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from .numbers import Mixture, Moments, Outputs, Regression, along_counts, along_
 from .outputs import Belief, Normal, Samples
 from .prediction import Prediction, target_form
 
+LinkName: TypeAlias = Literal["probit", "bridge", "bridge_normalised", "exact", "natural", "mean", "mc"]
 Rule = Callable[[Belief], Tensor]
-Maker = Callable[[Belief, Likelihood, str], Prediction]
+Maker = Callable[[Belief, Likelihood, LinkName], Prediction]
 
 
 class Link(NamedTuple):
@@ -32,7 +33,7 @@ class Link(NamedTuple):
 class Family(NamedTuple):
     """Links by name, the default first; all families have "mc", which takes samples of the weights too."""
 
-    links: dict[str, Link]
+    links: dict[LinkName, Link]
     classes: Callable[[Form], int] | None = None  # how many there are, where targets are classes
     mean: Callable[[Tensor], Tensor] | None = None  # of a target at outputs (..., C), one per output where it is known
 
@@ -47,7 +48,7 @@ def family_of(likelihood: Likelihood) -> Family:
     return FAMILIES[likelihood.link_family]
 
 
-def made_of(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+def made_of(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """The prediction that a link makes."""
     return family_of(likelihood).links[link].make(belief, likelihood, link)
 
@@ -57,14 +58,14 @@ def classes(log_probs: Rule, entropies: Rule = labels.mean_entropies) -> Maker:
     return partial(Classes, _rule=(log_probs, entropies))
 
 
-def exact(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+def exact(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with noise that does not depend on the outputs."""
     given = likelihood.distribution(belief.mean)
     assert given is not None and isinstance(belief, Normal)
     return Regression(belief, likelihood, link, belief, given.variance)
 
 
-def delta(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with a variance of their own, by the delta rule in natural parameters or in the mean."""
     assert isinstance(likelihood, WithNatural) and isinstance(belief, Normal)
     mean, cov, noise = links.delta_rule(likelihood.natural, belief.mean, belief.covariance, link)
@@ -73,13 +74,13 @@ def delta(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
     return Regression(belief, likelihood, link, source, noise)
 
 
-def headed(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+def headed(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with a variance of their own, averaged; the density of one target is an integral along a line."""
     line = along_second if isinstance(belief, Normal) and belief.mean.shape[-1] == 2 else None
     return Mixture(belief, likelihood, link, False, _line=line)
 
 
-def counts(belief: Belief, likelihood: Likelihood, link: str, closed: bool = False) -> Prediction:
+def counts(belief: Belief, likelihood: Likelihood, link: LinkName, closed: bool = False) -> Prediction:
     """Counts, each by itself, whose log density is a difference of large numbers; `closed`: moments of the rate."""
     moments, line = None, along_counts if isinstance(belief, Normal) else None
     if closed:
@@ -88,7 +89,7 @@ def counts(belief: Belief, likelihood: Likelihood, link: str, closed: bool = Fal
     return Mixture(belief, likelihood, link, True, moments, line, torch.float64)
 
 
-def whole(belief: Belief, likelihood: Likelihood, link: str) -> Prediction:
+def whole(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Of a likelihood that takes all outputs of an example together."""
     first = belief.form.restore(belief.mean[:1])
     if likelihood.distribution(first.reshape(1, 1, -1)) is None:

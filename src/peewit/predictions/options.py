@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from ..likelihoods import Likelihood
 from ..messages.arguments import checked_samples
 from ..messages.errors import PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name, nearest
 from ..posterior.linear_mode import At, check_at
-from .families import family_of
+from .families import LinkName, family_of
 
 POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
 WEIGHTS = 64  # draws of the weights
-METHODS = ("linearised", "sampled")
+PredictMethod: TypeAlias = Literal["linearised", "sampled"]
 
 
 @dataclass(frozen=True)
 class Question:
     """What was asked of `predict`, checked."""
 
-    method: str
-    link: str
+    method: PredictMethod
+    link: LinkName
     samples: int
     joint: bool
     create_graph: bool
@@ -30,16 +31,15 @@ class Question:
     @staticmethod
     def of(
         likelihood: Likelihood,
-        method: str,
-        link: str | None,
+        method: PredictMethod,
+        link: LinkName | None,
         samples: int | None,
         joint: bool,
         create_graph: bool,
         at: At = "trained_weights",
     ) -> Question:
         """Names checked against what the likelihood's family has."""
-        if method not in METHODS:
-            raise PeewitError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: linearised, sampled.")
+        check_name(method, get_args(PredictMethod), "method")
         links = family_of(likelihood).links
         known = tuple(links) if method == "linearised" else ("mc",)
         if link is not None and link not in known:

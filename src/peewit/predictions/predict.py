@@ -16,8 +16,8 @@ from ..posterior.linear_mode import At
 from ..posterior.network import Network, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED, seed_of
 from . import covariance, means, samples
-from .families import made_of
-from .options import Question
+from .families import LinkName, made_of
+from .options import PredictMethod, Question
 from .outputs import Belief, Normal, Samples
 from .prediction import Prediction
 
@@ -30,8 +30,8 @@ def predict(
     la: PosteriorState,
     x: Inputs,
     *,
-    method: str = "linearised",
-    link: str | None = None,
+    method: PredictMethod = "linearised",
+    link: LinkName | None = None,
     samples: int | None = None,
     joint: bool = False,
     memory: float | None = None,

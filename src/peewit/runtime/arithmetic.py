@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.errors import ArgumentTypeError
+from ..messages.names import check_name
 
-NAMES = ("auto", "float32", "tf32", "bf16", "float64")
+ArithmeticName: TypeAlias = Literal["auto", "float32", "tf32", "bf16", "float64"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,10 @@ class Arithmetic:
     8 bits, the rest in 11. float64: everything that is made from the network's activations and gradients in float64.
     """
 
-    name: str = "auto"
+    name: ArithmeticName = "auto"
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise PeewitError(f"arithmetic={self.name!r} was given; expected one of {', '.join(map(repr, NAMES))}.")
+        check_name(self.name, get_args(ArithmeticName), "arithmetic")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,13 +59,13 @@ class Arithmetic:
 AUTO = Arithmetic()
 
 
-def as_arithmetic(value: str | Arithmetic) -> Arithmetic:
+def as_arithmetic(value: ArithmeticName | Arithmetic) -> Arithmetic:
     """A policy, or the one with a name."""
     if isinstance(value, Arithmetic):
         return value
     if not isinstance(value, str):
         raise ArgumentTypeError(
-            f"arithmetic is a {type(value).__name__}; expected one of {', '.join(map(repr, NAMES))}."
+            f"arithmetic is a {type(value).__name__}; expected one of {', '.join(get_args(ArithmeticName))}."
         )
     return Arithmetic(value)
 

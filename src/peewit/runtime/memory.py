@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..messages.errors import PeewitError
-from .arithmetic import AUTO, Arithmetic, as_arithmetic
+from .arithmetic import AUTO, Arithmetic, ArithmeticName, as_arithmetic
 
 # More than this buys no speed: products are then long past the size at which they run at full rate. On a CPU larger
 # pieces leave its caches: LeNet's predictions were 1.5 times faster at 128 MiB than at 1 GiB, the MLP's as fast.
@@ -42,7 +42,9 @@ class Budget:
             yield slice(start, min(start + step, total))
 
 
-def budget(memory: int | float | None, device: torch.device, arithmetic: str | Arithmetic = "auto") -> Budget:
+def budget(
+    memory: int | float | None, device: torch.device, arithmetic: ArithmeticName | Arithmetic = "auto"
+) -> Budget:
     """The budget that `memory=` asks for, or a share of what is free on the device."""
     most = limit(memory, device)
     scarce = memory is not None or device.type == "cuda"  # a CPU's limit is there for speed alone

@@ -17,7 +17,8 @@ ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
 def doubled(inputs: Inputs) -> Inputs:
     """The first examples twice, in another order the second time: equal rows then tell where the examples are."""
     first, second = ORDERS[min(count(inputs), 3)]
-    return map_tensors(lambda tensor: torch.cat([tensor[each : each + 1] for each in (*first, *second)]), inputs)
+    made: Inputs = map_tensors(lambda tensor: torch.cat([tensor[i : i + 1] for i in (*first, *second)]), inputs)
+    return made
 
 
 def _equals(examples: int, device: torch.device) -> Tensor:

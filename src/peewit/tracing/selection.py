@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name
 from ..messages.warnings import warn
 from ..network.isolation import isolated
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
-from ..weights.space import Space, low_rank_pairs, make_space, masked_space, matching, trainable
+from ..weights.space import Space, WeightsName, low_rank_pairs, make_space, masked_space, matching, trainable
 from .graph import owners
 from .layers.contract import Use
 from .recording import following
 from .tape import Tape
 from .tracer import Tracer
 
-Weights = Any
+SubnetworkRule: TypeAlias = Literal["variance", "magnitude", "random"]
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,12 @@ class Subnetwork:
         10
     """
 
-    by: str
+    by: SubnetworkRule
     size: int
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        known = ("variance", "magnitude", "random")
-        if self.by not in known:
-            raise PeewitError(f"Subnetwork(by={self.by!r}) is not known; {nearest(self.by, known)}Known: {known}.")
+        check_name(self.by, get_args(SubnetworkRule), "by")
 
     @staticmethod
     def largest_variance(size: int) -> Subnetwork:
@@ -90,6 +88,11 @@ class Subnetwork:
         # A stable order, so that ties do not depend on the device.
         chosen[scores.sort(descending=True, stable=True).indices[: self.size]] = True
         return masked_space_of(model, space, chosen)
+
+
+# Names of a choice, of parameters or patterns of them; a mask over all trainable weights, or over single tensors; or a
+# number of single weights.
+Weights: TypeAlias = WeightsName | str | Sequence[str] | Tensor | Mapping[str, Tensor] | Subnetwork
 
 
 def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:

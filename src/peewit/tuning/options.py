@@ -5,28 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
 from ..likelihoods import WithNoise
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name, nearest
+from ..network.nests import Data
 from ..posterior.linear_mode import At, check_at
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-Method = Literal["evidence", "fixed_point", "validation", "grid"]
-Parameter = Literal["prior", "noise", "temperature"]
-PARAMETERS = ("prior", "noise", "temperature")
-METHODS = ("evidence", "fixed_point", "validation", "grid")
+TuneMethod: TypeAlias = Literal["evidence", "fixed_point", "validation", "grid"]
+TuneParameter: TypeAlias = Literal["prior", "noise", "temperature"]
+PARAMETERS: tuple[TuneParameter, ...] = get_args(TuneParameter)
+METHODS: tuple[TuneMethod, ...] = get_args(TuneMethod)
 LIMITS = (1e-10, 1e10)  # of precisions
 TEMPERATURES = (1e-4, 1e4)
 STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
 TURNS, TURNED = 100, 1e-2  # steps and tolerance with at='linear_mode': a hundredth of a precision
-Grid = Sequence[float] | Tensor | Mapping[str, Sequence[float] | Tensor]
+Grid: TypeAlias = Sequence[float] | Tensor | Mapping[TuneParameter, Sequence[float] | Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Passing:
     memory: float | None = None
     progress: bool = False
 
-    def check(self, method: str, train: Any, validated: bool) -> None:
+    def check(self, method: str, train: Data | None, validated: bool) -> None:
         """Refuse what does not belong together."""
         check_at(self.at)
         if self.at == "trained_weights":
@@ -64,12 +65,12 @@ class Passing:
 class Settings:
     """What `tune` was asked for, checked."""
 
-    method: Method
+    method: TuneMethod
     prior: bool  # whether to tune it
     noise: bool
     temperature: bool
-    train: Any
-    validation: Any
+    train: Data | None
+    validation: Data | None
     grid: Grid | None
     steps: int
     tolerance: float
@@ -145,10 +146,10 @@ def checked_limits(limits: Any) -> tuple[float, float]:
 
 def checked(
     la: PosteriorState,
-    method: Method,
-    parameters: Sequence[Parameter] | None,
-    train: Any,
-    validation: Any,
+    method: TuneMethod,
+    parameters: Sequence[TuneParameter] | None,
+    train: Data | None,
+    validation: Data | None,
     grid: Grid | None,
     steps: int | None,
     tolerance: float | None,
@@ -162,11 +163,10 @@ def checked(
             f"method is a {type(method).__name__}; expected one of {', '.join(METHODS)}. Validation data are "
             "validation=."
         )
-    if method not in METHODS:
-        raise PeewitError(f"method={method!r} is not known; {nearest(method, METHODS)}Known: {', '.join(METHODS)}.")
+    check_name(method, METHODS, "method")
     passing.check(method, train, validation is not None)
     check_kinds(grid, steps, tolerance, predict)
-    named = set(grid) if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
+    named: set[str] = {*grid} if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
     noisy = isinstance(la.likelihood, WithNoise)
     tuned = chosen(parameters, named & {*PARAMETERS}, noisy, method)
     if tuned["noise"] and not noisy:

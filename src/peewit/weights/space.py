@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ..messages.errors import PeewitError
 from .ranges import WeightRange
 
-NAMES = ("all", "last_layer", "lora")  # that `weights=` takes for a choice of weights
+WeightsName: TypeAlias = Literal["all", "last_layer", "lora"]  # a choice of weights
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     for pattern in patterns:
         hits = {name for name in every if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
-            near = difflib.get_close_matches(pattern, [*NAMES, *every], n=3, cutoff=0.3)
+            near = difflib.get_close_matches(pattern, [*get_args(WeightsName), *every], n=3, cutoff=0.3)
             raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
         found |= hits
     return tuple(name for name in every if name in found)

@@ -1,9 +1,18 @@
 """How curvature is stored: one file per structure."""
 
+from typing import Literal, TypeAlias
+
 from .dense import Block, Full
 from .diag import Diag
 from .kron import EKFAC, Kron
 
-NAMES = {"diag": Diag, "block": Block, "full": Full, "kron": Kron, "ekfac": EKFAC}
+StructureName: TypeAlias = Literal["diag", "block", "full", "kron", "ekfac"]
+NAMES: dict[StructureName, type[Diag | Block | Full | Kron | EKFAC]] = {
+    "diag": Diag,
+    "block": Block,
+    "full": Full,
+    "kron": Kron,
+    "ekfac": EKFAC,
+}
 
-__all__ = ["EKFAC", "NAMES", "Block", "Diag", "Full", "Kron"]
+__all__ = ["EKFAC", "NAMES", "Block", "Diag", "Full", "Kron", "StructureName"]
