@@ -25,6 +25,7 @@ from peewit.curvature.blocks import Blocks, OperatorBlock, rows_of, share
 from peewit.curvature.operators import DenseOperator, DiagonalOperator, Dual, RotatedOperator, squares
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix
+from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import spread
 from peewit.jacobians.stacked import Stacked
@@ -72,7 +73,9 @@ def rotated(layout: Layout, sides: str, dual: bool = False, seed: int = 0) -> tu
     covariance[index[:, None], index] = torch.block_diag(*blocks)
     inverses = [None if each is None else torch.linalg.inv(each).mT for each in made]
     volume = -torch.logdet(covariance) - values.log().sum()
-    return RotatedOperator(values, layout, left, right, Dual(*inverses, volume) if dual else None), covariance
+    return RotatedOperator(
+        values=values, layout=layout, left=left, right=right, dual=Dual(*inverses, volume) if dual else None
+    ), covariance
 
 
 def diagonal() -> tuple[DiagonalOperator, Tensor]:
@@ -292,7 +295,7 @@ def joint_block(layout: Layout, start: int, seed: int) -> tuple[OperatorBlock, T
     index = torch.empty(size, dtype=torch.long, device=DEVICE)
     index[places(layout)] = own[..., :-1]
     index = torch.cat([index, own[..., -1].flatten()])
-    return OperatorBlock(parts, slices, operator, joint=layout), joined[index][:, index]
+    return OperatorBlock(parts=parts, slices=slices, operator=operator, joint=layout), joined[index][:, index]
 
 
 def several() -> tuple[Blocks, Tensor, dict[WeightRange, Any]]:
@@ -302,12 +305,16 @@ def several() -> tuple[Blocks, Tensor, dict[WeightRange, Any]]:
     matrix = definite(9, seed=4)
     mask = torch.arange(8, device=DEVICE) % 3 != 0
     dense = OperatorBlock(
-        (WeightRange("d", 0, 6), WeightRange("e", 0, 3)), (slice(35, 41), slice(30, 33)), DenseOperator(matrix)
+        parts=(WeightRange("d", 0, 6), WeightRange("e", 0, 3)),
+        slices=(slice(35, 41), slice(30, 33)),
+        operator=DenseOperator(matrix),
     )
     values = normal(2, seed=5).square() + 0.5
-    chosen = OperatorBlock((WeightRange("f", 0, 2),), (slice(33, 35),), DiagonalOperator(values))
+    chosen = OperatorBlock(parts=(WeightRange("f", 0, 2),), slices=(slice(33, 35),), operator=DiagonalOperator(values))
     kept = normal(int(mask.sum()), seed=6).square() + 0.5
-    masked = OperatorBlock((WeightRange("m", 0, 8),), (slice(41, 46),), DiagonalOperator(kept), mask=mask)
+    masked = OperatorBlock(
+        parts=(WeightRange("m", 0, 8),), slices=(slice(41, 46),), operator=DiagonalOperator(kept), mask=mask
+    )
     covariance = torch.zeros(46, 46, dtype=torch.float64, device=DEVICE)
     covariance[:30, :30] = first
     place = torch.cat([torch.arange(35, 41), torch.arange(30, 33)]).to(DEVICE)
@@ -385,19 +392,23 @@ def test_a_weight_and_a_bias_with_the_same_gradients(kind: str, basis: str) -> N
     grad, (groups, rows, _) = weight.terms[0].grad, weight.layout.matrix
     layout = Layout.plain(groups, rows, 1)
     ones = grad.new_ones(EXAMPLES, groups, grad.shape[3], 1)
-    acts = type(weight.terms[0].acts)(lambda some: ones[some], 1, grad.shape[3], constant=True)
+    acts = Acts(make=lambda some: ones[some], width=1, positions=grad.shape[3], constant=True)
     bias = Matrix((type(weight.terms[0])(acts, grad),), layout, PLENTY)
     sides = "" if basis == "absent" else "l"
     first, covariance = rotated(weight.layout, sides)
     second, other = rotated(layout, sides, seed=0 if basis == "same" else 5)
     if basis == "same":
         assert torch.equal(first.left, second.left)
-        second = RotatedOperator(second.values, layout, first.left)
+        second = RotatedOperator(values=second.values, layout=layout, left=first.left)
     size = weight.size
     blocks = Blocks(
         [
-            OperatorBlock((WeightRange("w", 0, size),), (slice(0, size),), first),
-            OperatorBlock((WeightRange("b", 0, groups * rows),), (slice(size, size + groups * rows),), second),
+            OperatorBlock(parts=(WeightRange("w", 0, size),), slices=(slice(0, size),), operator=first),
+            OperatorBlock(
+                parts=(WeightRange("b", 0, groups * rows),),
+                slices=(slice(size, size + groups * rows),),
+                operator=second,
+            ),
         ],
         size + groups * rows,
     )
@@ -441,7 +452,11 @@ def outermost_blocks(kind: str, operators: list[Any]) -> tuple[Blocks, dict[Weig
         jacobian, _ = outermost_of(kind, PLENTY, seed=place)
         part = WeightRange("wvu"[place], 0, jacobian.size)
         found[part] = jacobian
-        blocks.append(OperatorBlock((part,), (slice(place * jacobian.size, (place + 1) * jacobian.size),), operator))
+        blocks.append(
+            OperatorBlock(
+                parts=(part,), slices=(slice(place * jacobian.size, (place + 1) * jacobian.size),), operator=operator
+            )
+        )
     return Blocks(blocks, sum(jacobian.size for jacobian in found.values())), found
 
 
@@ -451,7 +466,10 @@ def test_spectra_of_outputs(kind: str) -> None:
     layout = Layout.plain(1, 3, 4)
     first, _ = rotated(layout, "lr")
     second = RotatedOperator(
-        rotated(layout, "r", seed=7)[0].values, layout, first.left, rotated(layout, "r", seed=7)[0].right
+        values=rotated(layout, "r", seed=7)[0].values,
+        layout=layout,
+        left=first.left,
+        right=rotated(layout, "r", seed=7)[0].right,
     )
     third = DiagonalOperator(normal(12, seed=8).square() + 0.5)
     blocks, found = outermost_blocks(kind, [first, second, third])
@@ -487,12 +505,14 @@ def test_jacobians_of_blocks() -> None:
     whole = WeightRange("w", 0, weight.size)
     operator = DiagonalOperator(normal(weight.size).square())
     found: dict[WeightRange, Any] = {whole: weight}
-    plain = OperatorBlock((whole,), (slice(0, weight.size),), operator)
+    plain = OperatorBlock(parts=(whole,), slices=(slice(0, weight.size),), operator=operator)
     assert plain.jacobian(found) is weight and plain.jacobian({}) is None
     mask = torch.arange(weight.size, device=DEVICE) < 5
-    masked = OperatorBlock((whole,), (slice(0, 5),), operator, mask=mask).jacobian(found)
+    masked = OperatorBlock(parts=(whole,), slices=(slice(0, 5),), operator=operator, mask=mask).jacobian(found)
     assert isinstance(masked, Stacked) and masked.size == 5
-    joint = OperatorBlock((whole, WeightRange("b", 0, 3)), (slice(0, 12), slice(12, 15)), operator, joint=PLAIN)
+    joint = OperatorBlock(
+        parts=(whole, WeightRange("b", 0, 3)), slices=(slice(0, 12), slice(12, 15)), operator=operator, joint=PLAIN
+    )
     assert isinstance(joint.jacobian({**found, WeightRange("b", 0, 3): weight}), Matrix)
     alone = joint.jacobian(found)
     assert isinstance(alone, Stacked) and torch.equal(
@@ -503,7 +523,9 @@ def test_jacobians_of_blocks() -> None:
 def test_a_range_that_was_not_used_has_zeros() -> None:
     """As many as it has weights, wherever it begins."""
     parts = WeightRange("a", 0, 2), WeightRange("b", 2, 5)
-    block = OperatorBlock(parts, (slice(0, 2), slice(2, 5)), DiagonalOperator(torch.ones(5, device=DEVICE)))
+    block = OperatorBlock(
+        parts=parts, slices=(slice(0, 2), slice(2, 5)), operator=DiagonalOperator(torch.ones(5, device=DEVICE))
+    )
     value = normal(2, 4, 2)
     made = block.jacobian({parts[0]: Explicit(value, ROOM)})
     assert made is not None

@@ -139,7 +139,9 @@ def test_a_bias_joins_its_weight(kind: str) -> None:
 def test_inputs_that_know_a_shorter_way_into_a_basis() -> None:
     """It is taken where there is a basis and no ones are appended."""
     given, basis = normal(EXAMPLES, 2, 3, 4), normal(2, 4, 4, seed=1)
-    acts = Acts(lambda some: given[some], 4, 3, rotated=lambda some, basis: 2 * given[some] @ basis)
+    acts = Acts(
+        make=lambda some: given[some], width=4, positions=3, rotated=lambda some, basis: 2 * given[some] @ basis
+    )
     some = slice(0, 2)
     torch.testing.assert_close(acts(some), given[some])
     torch.testing.assert_close(acts(some, basis), 2 * given[some] @ basis)
@@ -391,7 +393,9 @@ def test_outermost_biases(kind: str, budget: Budget) -> None:
     upright = dense.mT if flipped else dense
     layout = Layout.plain(groups, rows, 1)
     like = torch.empty((), dtype=torch.float64, device=DEVICE)
-    term = Term(Acts(lambda some: normal(1), 1, positions, constant=True), jacobian.order[None, None])
+    term = Term(
+        Acts(make=lambda some: normal(1), width=1, positions=positions, constant=True), jacobian.order[None, None]
+    )
     bias = OutputLayerJacobian.of(term, layout, EXAMPLES, like, budget)
     marks = torch.zeros(*upright.shape[:-1], 1, dtype=torch.float64, device=DEVICE)
     for g in range(groups):
@@ -478,10 +482,10 @@ def used_twice(tokens: bool) -> Matrix:
         if tokens:
             index = torch.randint(3, (4, positions), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
             hot = torch.nn.functional.one_hot(index, 3).double().unsqueeze(1)
-            acts = Acts(lambda chosen, hot=hot: hot[chosen], 3, positions, index=index)
+            acts = Acts(make=lambda chosen, hot=hot: hot[chosen], width=3, positions=positions, index=index)
         else:
             ones = torch.ones(4, 1, positions, 1, dtype=torch.float64, device=DEVICE)
-            acts = Acts(lambda chosen, ones=ones: ones[chosen], 1, positions, constant=True)
+            acts = Acts(make=lambda chosen, ones=ones: ones[chosen], width=1, positions=positions, constant=True)
         terms.append(Term(acts, grad))
     return Matrix(tuple(terms), Layout.plain(1, 5, 3 if tokens else 1), ROOM)
 

@@ -77,7 +77,7 @@ def operands(shape: tuple[int, ...], contiguous: bool) -> tuple[Tensor, ...]:
 def matrix(grad: Tensor, act: Tensor, arithmetic: str, memory: float = 1e9) -> Matrix:
     """The Jacobian with these gradients and inputs."""
     layout = Layout.plain(grad.shape[2], grad.shape[4], act.shape[3])
-    acts = Acts(lambda examples: act[examples], act.shape[3], act.shape[2])
+    acts = Acts(make=lambda examples: act[examples], width=act.shape[3], positions=act.shape[2])
     return Matrix((Term(acts, grad),), layout, Budget(int(memory), Arithmetic(arithmetic)))
 
 
@@ -120,7 +120,7 @@ def test_kernels(shape: tuple[int, ...], contiguous: bool, arithmetic: str) -> N
 def test_transposed_weights() -> None:
     """Of a weight (I, O) the same, with both sides exchanged."""
     grad, act, left, right, weight = operands((10, 3, 2, 5, 7, 9), False)
-    acts = Acts(lambda examples: act[examples], 9, 5)
+    acts = Acts(make=lambda examples: act[examples], width=9, positions=5)
     budget = Budget(10**9, Arithmetic("float32"))
     asked = Matrix((Term(acts, grad, flipped=True),), Layout.plain(2, 9, 7), budget)
     assert asked.upright()._fusable()

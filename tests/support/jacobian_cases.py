@@ -55,12 +55,12 @@ def term_of(layout: Layout, positions: int, seed: int, **kind: bool) -> Term:
     if kind.get("tokens"):
         index = torch.tensor([[2, 0, 2, 1], [1, 1, 1, 0], [0, 3, 1, 2]], device=DEVICE)[:, :positions] % width
         made = torch.nn.functional.one_hot(index, width).unsqueeze(1)
-        return Term(Acts(lambda some: made[some], width, positions, index=index), grad, flipped)
+        return Term(Acts(make=lambda some: made[some], width=width, positions=positions, index=index), grad, flipped)
     if kind.get("constant"):
         ones = grad.new_ones(EXAMPLES, groups, positions, 1)
-        return Term(Acts(lambda some: ones[some], 1, positions, constant=True), grad)
+        return Term(Acts(make=lambda some: ones[some], width=1, positions=positions, constant=True), grad)
     given = normal(EXAMPLES, groups, positions, width, seed=seed + 50)
-    return Term(Acts(lambda some: given[some], width, positions), grad, flipped)
+    return Term(Acts(make=lambda some: given[some], width=width, positions=positions), grad, flipped)
 
 
 def one_hot(term: Term) -> Tensor:
@@ -141,7 +141,7 @@ def outermost_of(kind: str, budget: Budget, seed: int = 0) -> tuple[OutputLayerJ
     # In the network's own order positions come last, unless there is one.
     order = torch.arange(number).reshape(groups, rows, positions).transpose(1, 2)
     given = normal(EXAMPLES, groups, positions, 4, seed=seed)
-    term = Term(Acts(lambda some: given[some], 4, positions), order[None, None], flipped)
+    term = Term(Acts(make=lambda some: given[some], width=4, positions=positions), order[None, None], flipped)
     layout = Layout.plain(groups, 4, rows) if flipped else Layout.plain(groups, rows, 4)
     like = torch.empty((), dtype=torch.float64, device=DEVICE)
     dense = torch.zeros(EXAMPLES, number, *layout.matrix, dtype=torch.float64, device=DEVICE)

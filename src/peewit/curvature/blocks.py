@@ -19,7 +19,7 @@ from .contracts import Precision
 from .operators import DiagonalOperator, RotatedOperator
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorBlock:
     """One operator and the ranges of the flat weight vector that it acts on."""
 

@@ -39,7 +39,7 @@ class CurvatureKind(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputView:
     """A batch's outputs and targets in the likelihood's form, with what drawing labels needs."""
 

@@ -31,7 +31,7 @@ class Dual:
     logdet: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RotatedOperator:
     """`P^-1 = U diag(1 / values) U^T` with `U = left (x) right`; an absent basis is the identity: KFAC and EKFAC.
 

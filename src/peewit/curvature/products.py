@@ -168,7 +168,14 @@ class Products:
         kind = self.curvature
         kind = kind.choose(form, likelihood)[0] if isinstance(kind, Auto) else kind
         examples = torch.arange(seen, seen + len(output), device=output.device)
-        view = OutputView(likelihood, labels.flat(output.detach()), labels.y, form, examples, self.seed)
+        view = OutputView(
+            likelihood=likelihood,
+            f=labels.flat(output.detach()),
+            y=labels.y,
+            form=form,
+            examples=examples,
+            seed=self.seed,
+        )
         probes = form.restore(kind.probes(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
         probes = probes.reshape(*probes.shape[:2], -1)
         _, pushed = self.push(inputs, v)

@@ -96,7 +96,12 @@ class Matrix:
         if len(self.terms) > 1 or not term.acts.constant or term.acts.positions == 1:
             return self
         summed = term.grad.sum(3, keepdim=True)
-        ones = Acts(lambda chosen: summed.new_ones(len(range(self.examples)[chosen]), 1, 1, 1), 1, 1, constant=True)
+        ones = Acts(
+            make=lambda chosen: summed.new_ones(len(range(self.examples)[chosen]), 1, 1, 1),
+            width=1,
+            positions=1,
+            constant=True,
+        )
         return replace(self, terms=(Term(ones, summed),))
 
     def upright(self) -> Matrix:

@@ -31,7 +31,7 @@ class InputMoments(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Acts:
     """Layer inputs (B, G, T, width), made for a slice of the examples at a time since patches are large."""
 

@@ -26,7 +26,7 @@ def identity_probes(output: Tensor) -> Tensor:
     return eye.reshape(number, 1, *output.shape[1:]).expand(number, *output.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputLayerJacobian:
     """The Jacobian of one weight of the outermost layer, a row for each of the F numbers of an example's output."""
 
@@ -49,7 +49,16 @@ class OutputLayerJacobian:
                 acts,
                 make=lambda chosen: like.new_ones(()).expand(len(range(examples)[chosen]), groups, positions, 1),
             )
-        return OutputLayerJacobian(acts, order, layout, examples, like.dtype, like.device, budget, term.flipped)
+        return OutputLayerJacobian(
+            acts=acts,
+            order=order,
+            layout=layout,
+            examples=examples,
+            dtype=like.dtype,
+            device=like.device,
+            budget=budget,
+            flipped=term.flipped,
+        )
 
     @property
     def probes(self) -> int:

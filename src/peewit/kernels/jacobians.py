@@ -25,7 +25,7 @@ def worthwhile(jacobian: int, operands: int) -> bool:
     return 4 * jacobian >= operands
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tile:
     """Sizes of a tile, the fastest of those tried on an H200: padded probes K, rows O, columns I and positions."""
 
@@ -55,7 +55,14 @@ class Tile:
         warps = 8 if padded * at_once > ROWS or (squares and at_once > 32) else 4
         if many and (grad.two or not short):  # sums of so many products do not fit into the registers of four
             warps = 8
-        return Tile(padded, at_once, step, 16 if short else 32, warps, 2 if short else 3)
+        return Tile(
+            padded=padded,
+            rows=at_once,
+            width=step,
+            positions=16 if short else 32,
+            warps=warps,
+            stages=2 if short else 3,
+        )
 
 
 def tile_bits(grad: Operand) -> int:

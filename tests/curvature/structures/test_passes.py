@@ -32,7 +32,7 @@ def close(one: Tensor, other: Tensor) -> None:
 
 def matrix_of(values: Tensor, grad: Tensor, flipped: bool = False, **options: Any) -> Matrix:
     """One use with inputs (B, G, T, I) and gradients (K, B, G, T, O)."""
-    acts = Acts(lambda chosen: values[chosen], values.shape[-1], values.shape[2], **options)
+    acts = Acts(make=lambda chosen: values[chosen], width=values.shape[-1], positions=values.shape[2], **options)
     sizes = (grad.shape[-1], values.shape[-1])
     layout = Layout.plain(values.shape[1], *(sizes[::-1] if flipped else sizes))
     return Matrix((Term(acts, grad, flipped),), layout, ROOM)
@@ -162,7 +162,7 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
     batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
     monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
     source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e9), one_shot=True)
-    made = Measurement("expand", "separate", Rounding(source))
+    made = Measurement(approx="expand", bias="separate", rounding=Rounding(source=source))
     for batch in batches:
         made.add(batch)
     own = made.sums.factors[(WEIGHT,), False]
@@ -193,7 +193,7 @@ def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch
 def measurement_of(sums: KronSums, **options: Any) -> Measurement:
     """With sums that are there, of data that were looked at or not."""
     source = source_of(likelihood=SimpleNamespace(noise_precision=options.pop("scale", 1.0)), one_shot=True)
-    return Measurement("expand", "separate", Rounding(source, **options), sums)
+    return Measurement(approx="expand", bias="separate", rounding=Rounding(source=source, **options), sums=sums)
 
 
 def side(number: float, size: int = 2) -> Tensor:
@@ -252,7 +252,7 @@ def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(made.rounding.lost) is (seen == 5)
     sums = KronSums(factors={owns["plain"]: KronFactors(side(1.0), side(1.0), 1.0)})
     assert measurement_of(sums, wide=True, seen=5).finished(set()).factors[owns["plain"]].inputs.dtype == torch.float64
-    assert KronSums() == Measurement("expand", "separate", Rounding(source_of())).sums
+    assert KronSums() == Measurement(approx="expand", bias="separate", rounding=Rounding(source=source_of())).sums
 
 
 def test_small_sides_have_products_in_float64() -> None:

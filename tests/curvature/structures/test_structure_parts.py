@@ -361,7 +361,9 @@ def spectrum_of(kind: str) -> tuple[kron.KronSpectrum, Tensor]:
     right, lower = eigen.decompose_side(columns, "a")
     own = {False: factors_of(columns, rows, 1.0)}
     values = upper[:, :, None] * lower[:, None, :]
-    return kron.KronSpectrum(LAYOUT, left, right, values, None, own), dense(rows, columns)
+    return kron.KronSpectrum(layout=LAYOUT, left=left, right=right, values=values, weight=None, factors=own), dense(
+        rows, columns
+    )
 
 
 def deltas() -> dict[str, Tensor]:
@@ -476,7 +478,9 @@ def curvature() -> tuple[kron.KronCurvature, Tensor]:
     small, vector = positive(1, 3, seed=5)[0], torch.tensor([2.0, 5.0], dtype=torch.float64)
     others = {WeightRange("b", 0, 3): small, WeightRange("c", 0, 2): vector}
     values = {WeightRange("b", 0, 3): torch.linalg.eigvalsh(small)}
-    made = kron.KronCurvature({(WeightRange("a.weight", 2, 14),): block}, others, own, "words", values)
+    made = kron.KronCurvature(
+        blocks={(WeightRange("a.weight", 2, 14),): block}, others=others, space=own, words="words", eigenvalues=values
+    )
     zeros = torch.zeros(2, 2).double(), torch.zeros(3, 3).double()
     return made, torch.block_diag(zeros[0], matrix, zeros[1], small, torch.diag(vector))
 
@@ -713,14 +717,21 @@ def test_sums_of_parts_of_weights() -> None:
     key = (WeightRange("a", 3, 7),)
     empty = factors_of(torch.zeros(1, 2), torch.zeros(1, 2, 2), 0.0)
     check_sums(
-        KronSums({key: Layout.plain(1, 2, 2)}, {}, {(key, False): empty}, {WeightRange("a", 1, 3): torch.ones(2)}),
+        KronSums(
+            layouts={key: Layout.plain(1, 2, 2)},
+            weights={},
+            factors={(key, False): empty},
+            others={WeightRange("a", 1, 3): torch.ones(2)},
+        ),
         own,
         False,
     )
     three = (WeightRange("a", 0, 4), WeightRange("b", 0, 1), WeightRange("c", 0, 1))
     wide = factors_of(torch.zeros(1, 3), torch.zeros(1, 2), 0.0)
     with pytest.raises(ValueError, match="The layout of 'a'"):
-        check_sums(KronSums({three: Layout.plain(1, 2, 3)}, {}, {(three, False): wide}), own, False)
+        check_sums(
+            KronSums(layouts={three: Layout.plain(1, 2, 3)}, weights={}, factors={(three, False): wide}), own, False
+        )
 
 
 def test_joined_sums_are_those_of_both() -> None:

@@ -70,7 +70,10 @@ def test_sides_too_long_to_square() -> None:
         (1, 16_384, (1, 1, 1), (1, 16_384, 16_384)),
         (1, 16_385, (1, 1, 1), (1, 16_385)),
     ):
-        term = Term(Acts(lambda chosen: torch.empty(0), wide, 1), torch.empty(1, 1, 1, 1, tall, device="meta"))
+        term = Term(
+            Acts(make=lambda chosen: torch.empty(0), width=wide, positions=1),
+            torch.empty(1, 1, 1, 1, tall, device="meta"),
+        )
         sums = KronSums()
         add_gradients(sums, KEY, Matrix((term,), Layout.plain(1, tall, wide), ROOM), False, {}, lambda side: None)
         made = sums.factors[KEY, False]
@@ -160,7 +163,7 @@ def test_rows_of_other_weights(dense: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_counted_positions() -> None:
     """Those that are no padding; of examples with ignored labels, those with a gradient."""
-    term = Term(Acts(lambda chosen: torch.empty(0), 1, 3), torch.empty(0))
+    term = Term(Acts(make=lambda chosen: torch.empty(0), width=1, positions=3), torch.empty(0))
     masked = torch.tensor([True, False])
     alive = torch.tensor([[True, False, True], [False, True, False]])
     valid = torch.tensor([[True, False, True], [True, True, True]])
@@ -182,7 +185,7 @@ def test_counted_positions() -> None:
 
 def acts_of(values: Tensor, **options: Any) -> Acts:
     """Inputs (B, G, T, width) that are there."""
-    return Acts(lambda chosen: values[chosen], values.shape[-1], values.shape[2], **options)
+    return Acts(make=lambda chosen: values[chosen], width=values.shape[-1], positions=values.shape[2], **options)
 
 
 def term_of(positions: int, flipped: bool = False, seed: int = 1, **options: Any) -> tuple[Term, Tensor]:
@@ -348,7 +351,7 @@ def test_products_of_inputs_in_float64() -> None:
 
 def test_inputs_that_are_ones() -> None:
     """A bias by itself: as many as there are positions that count."""
-    ones = Acts(lambda chosen: pytest.fail("never made"), 1, 3, constant=True)
+    ones = Acts(make=lambda chosen: pytest.fail("never made"), width=1, positions=3, constant=True)
     matrix = Matrix((Term(ones, normal(PROBES, EXAMPLES, 1, 3, ROWS)),), Layout.plain(1, ROWS, 1), ROOM)
     sums = KronSums()
     add_gradients(sums, KEY, matrix, False, {})
@@ -383,7 +386,9 @@ def test_inputs_whose_sums_are_known(axes: tuple[int, ...], ones: bool, graph: b
     """Without making them; with a column of ones their sums beside it, and in place where no gradient flows."""
     values = normal(EXAMPLES, 4, 3, 6).requires_grad_(graph)
     width = 6 + ones
-    acts = Acts(lambda chosen: pytest.fail("never made"), width, 3, ones=ones, moments=Known(values, axes))
+    acts = Acts(
+        make=lambda chosen: pytest.fail("never made"), width=width, positions=3, ones=ones, moments=Known(values, axes)
+    )
     matrix = Matrix((Term(acts, torch.zeros(1, EXAMPLES, 4, 3, 2)),), Layout.plain(4, 2, width), Budget(4))
     before = torch.ones(4, width, width, dtype=torch.float64)
     own = KronFactors(before, torch.zeros(1))
@@ -486,7 +491,7 @@ def test_sides_that_are_begun_again() -> None:
 def chunk(size: int) -> dict[WeightRange, Any]:
     """A weight and its bias with the same gradients, and another weight: 8 and 12 numbers."""
     grad = torch.zeros(1, 1, 1, 1, 8 * size)
-    acts = Acts(lambda chosen: torch.ones(1, 1, 1, 1)[chosen], 1, 1)
+    acts = Acts(make=lambda chosen: torch.ones(1, 1, 1, 1)[chosen], width=1, positions=1)
     own = [Matrix((Term(acts, grad),), Layout.plain(1, 8 * size, 1), ROOM) for _ in range(2)]
     other = Explicit(torch.zeros(1, 1, 12 * size), ROOM)
     return {WeightRange("a", 0, 1): own[0], WeightRange("b", 0, 1): own[1], WeightRange("c", 0, 1): other}
@@ -521,7 +526,7 @@ def test_probes_that_a_reader_leaves() -> None:
 
 def test_when_sums_are_looked_at() -> None:
     """At first, then each time there are four times the data; after the last, if there was more; in float64 never."""
-    own: Rounding[str] = Rounding(source_of(exact={"b"}), {"a"})
+    own: Rounding[str] = Rounding(source=source_of(exact={"b"}), exact={"a"})
     assert own.exact == {"a", "b"} and not own.wide and not own.over()
     assert (own.rounded, own.lost, own.seen, own.judged) == ({}, set(), 0, 0)
     assert own.begins(batch_of(10)) and not own.begins(batch_of(10, dtype=torch.float64))
@@ -540,20 +545,20 @@ def test_blocks_in_which_float32_shows() -> None:
         "c": torch.tensor(torch.inf),
         "d": torch.tensor(torch.nan),
     }
-    assert Rounding(source_of(expected=1)).shown(sizes) == {"b"}
-    assert Rounding(source_of(), wide=True).shown(sizes) == set("abcd")
-    assert Rounding(source_of()).shown({}) == set()
+    assert Rounding(source=source_of(expected=1)).shown(sizes) == {"b"}
+    assert Rounding(source=source_of(), wide=True).shown(sizes) == set("abcd")
+    assert Rounding(source=source_of()).shown({}) == set()
     # With all data numbers are larger: as many times as is known, or a thousand.
     fewer = {key: value / 100 for key, value in sizes.items()}
-    assert Rounding(source_of(expected=1_000), seen=10).shown(fewer) == {"b"}
-    assert Rounding(source_of(expected=1_000), seen=1_000).shown(fewer) == set()
-    assert Rounding(source_of(), seen=10).shown({key: value / 10 for key, value in fewer.items()}) == {"b"}
-    assert Rounding(source_of(), seen=10, ended=True).shown(sizes) == {"b"}
-    assert [Rounding(source_of(expected=8), seen=seen).growth for seen in (0, 2, 9)] == [8.0, 4.0, 1.0]
+    assert Rounding(source=source_of(expected=1_000), seen=10).shown(fewer) == {"b"}
+    assert Rounding(source=source_of(expected=1_000), seen=1_000).shown(fewer) == set()
+    assert Rounding(source=source_of(), seen=10).shown({key: value / 10 for key, value in fewer.items()}) == {"b"}
+    assert Rounding(source=source_of(), seen=10, ended=True).shown(sizes) == {"b"}
+    assert [Rounding(source=source_of(expected=8), seen=seen).growth for seen in (0, 2, 9)] == [8.0, 4.0, 1.0]
     for degree, scale, least, strength in ((1, 3.0, 0.5, 6.0), (2, 3.0, 0.5, 18.0), (None, 3.0, 2.0, 1.5)):
         kind = SimpleNamespace() if degree is None else SimpleNamespace(degree=degree)
         settings = {"kind": kind, "likelihood": SimpleNamespace(noise_precision=scale), "least": least}
-        own: Rounding[str] = Rounding(source_of(**settings, expected=1))
+        own: Rounding[str] = Rounding(source=source_of(**settings, expected=1))
         assert own.strength == pytest.approx(strength)
         given = {"a": torch.tensor(2.5e5 / strength), "b": torch.tensor(3.5e5 / strength)}
         assert own.shown(given) == {"b"}
@@ -573,7 +578,7 @@ def test_matrices_with_products_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
         return matrix[0, 0, 0]
 
     monkeypatch.setattr(rounding, "amplified", amplified)
-    own: Rounding[str] = Rounding(source_of(one_shot=True), {"e"})
+    own: Rounding[str] = Rounding(source=source_of(one_shot=True), exact={"e"})
     own.due(batch_of(10))
     assert own.judge(of_errors(a=0.025, b=0.035, c=0.08, e=9.0)) == {"b", "c"}
     assert own.first and own.exact == {"b", "c", "e"} and own.rounded == {} and own.lost == set()
@@ -593,7 +598,7 @@ def test_matrices_with_products_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     own.ended = True
     assert own.judge(of_errors(d=0.25, f=0.4, a=0.05, g=0.35)) == {"g"}
     assert own.lost == {"f", "g"} and [own.watches(name) for name in "dfag"] == [True, False, True, False]
-    fresh: Rounding[str] = Rounding(source_of())
+    fresh: Rounding[str] = Rounding(source=source_of())
     fresh.take({"a"}, of_errors(a=1.0))
     assert fresh.exact == {"a"} and fresh.rounded == {}
 
@@ -602,7 +607,7 @@ def test_data_are_passed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a matrix turns out too late to need products in float64, and the data can be: from the first batch on."""
     monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: matrix[0, 0, 0])
     source = source_of(exact={"s"})
-    own: Rounding[str] = Rounding(source, {"e"})
+    own: Rounding[str] = Rounding(source=source, exact={"e"})
     own.due(batch_of(1))
     assert own.judge(of_errors(a=0.5, b=0.01)) == {"a"}
     own.due(batch_of(3))
@@ -618,9 +623,9 @@ def test_errors_of_products() -> None:
     near = torch.eye(9, dtype=torch.float64).repeat(2, 1, 1)
     near[1, 0, 1] = near[1, 1, 0] = 1 - 1 / 50
     for name, share in (("auto", 4e-8), ("float32", 4e-8), ("tf32", 2e-4)):
-        own: Rounding[str] = Rounding(source_of(budget=replace(ROOM, arithmetic=Arithmetic(name))))
+        own: Rounding[str] = Rounding(source=source_of(budget=replace(ROOM, arithmetic=Arithmetic(name))))
         assert float(own._error("a", near, torch.zeros(2))) == pytest.approx(share * 3 * 50, rel=0.05)
-    coarse: Rounding[str] = Rounding(source_of(budget=replace(ROOM, arithmetic=Arithmetic("tf32"))))
+    coarse: Rounding[str] = Rounding(source=source_of(budget=replace(ROOM, arithmetic=Arithmetic("tf32"))))
     assert coarse.judge({"a": (near, torch.zeros(2).double())}) == {"a"}  # 2e-4 times 150
     coarse.rounded["a"] = 100 * torch.ones(2, 9)
     assert float(coarse._error("a", near, torch.zeros(2).double())) == pytest.approx(2e-4 * 3 * 5000, rel=0.05)
@@ -636,7 +641,7 @@ def test_errors_beside_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rounding, "amplified", amplified)
     for expected, seen, ended in ((40, 10, False), (40, 40, False), (0, 10, False), (0, 10, True)):
-        own: Rounding[str] = Rounding(source_of(expected=expected), seen=seen, ended=ended)
+        own: Rounding[str] = Rounding(source=source_of(expected=expected), seen=seen, ended=ended)
         own._error("a", torch.eye(2)[None], torch.tensor([8.0]))
     own._error("a", torch.eye(2)[None], torch.tensor([8.0]), less=0.5)
     assert given == pytest.approx([2e-3, 8e-3, 8e-6, 8e-3, 4.0])

@@ -340,7 +340,7 @@ def test_gradients_through_transposed_weights_in_parts(monkeypatch: pytest.Monke
 
 def flipped(grad: Tensor, act: Tensor) -> tuple[Matrix, Tensor]:
     """The Jacobian of a weight (G, I, O) with gradients (K, B, G, T, O) and inputs (B, G, T, I), and its rows."""
-    acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
+    acts = Acts(make=lambda examples: act[examples], width=act.shape[-1], positions=act.shape[-2])
     layout = Layout.plain(grad.shape[2], act.shape[-1], grad.shape[-1])
     rows = torch.einsum("kbgto,bgti->bkgio", grad, act)
     return Matrix((Term(acts, grad, flipped=True),), layout, Budget(10**9)), rows

@@ -222,7 +222,10 @@ def factor(x: Tensor, window: Window, bias: bool, weight: Tensor | None, reduced
     _, _, positions, width = act(slice(0, 1)).shape
     given = PatchMoments(x, window.axes(tuple(x.shape[3:])), groups) if fast else None
     assert folds > 1
-    term = Term(Acts(act, width, positions, moments=given), normal(1, len(x), groups, positions, 2).to(DEVICE))
+    term = Term(
+        Acts(make=act, width=width, positions=positions, moments=given),
+        normal(1, len(x), groups, positions, 2).to(DEVICE),
+    )
     matrix = Matrix((term,), Layout.plain(groups, 2, width), Budget(30_000))
     matrix = matrix.with_bias() if bias else matrix
     sums, key = KronSums(), (WeightRange("weight", 0, 1),)

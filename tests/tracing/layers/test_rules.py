@@ -600,7 +600,7 @@ def test_rows_of_examples() -> None:
     assert torch.equal(parted, expected)
     assert torch.equal(owned.split(rows[None], 4, 1), expected[None])
     assert owned.counted.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
-    acts = Acts(lambda examples: normal(4, 1, 6, 2)[examples], 2, 6)
+    acts = Acts(make=lambda examples: normal(4, 1, 6, 2)[examples], width=2, positions=6)
     term = owned.mask(Term(acts, normal(1, 4, 1, 6, 2)))
     assert term.counted.tolist()[0] == [True] * 4 + [False] * 2
     masked = torch.ones(4, 6, dtype=torch.bool, device=DEVICE)

@@ -229,7 +229,7 @@ def measure_groups(
     source: Source, groups: list[Group], mask: Tensor | None = None, earlier: DenseSums | None = None
 ) -> DenseSums:
     """Sums of outer products for each group of weights; in float64 where that shows, or earlier ones are."""
-    rounding: Rounding[Group] = Rounding(source)
+    rounding: Rounding[Group] = Rounding(source=source)
     sums: dict[Group, Tensor] = {}
     for batch in source:
         first = rounding.begins(batch)
@@ -299,7 +299,7 @@ class DenseCurvature:
             slices = self._slices(parts)
             own = torch.cat([delta[piece] for piece in slices])
             operator = DenseOperator(with_diagonal(matrix, data_weight.to(matrix), own))
-            blocks.append(OperatorBlock(parts, slices, operator, mask=mask))
+            blocks.append(OperatorBlock(parts=parts, slices=slices, operator=operator, mask=mask))
         return Blocks(blocks, space.size)
 
     def _slices(self, parts: Group) -> tuple[slice, ...]:

@@ -81,7 +81,7 @@ class DiagCurvature:
             own = slice(start, start + diagonal.numel())
             start = own.stop
             operator = DiagonalOperator((data_weight.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
-            blocks.append(OperatorBlock((part,), (own,), operator))
+            blocks.append(OperatorBlock(parts=(part,), slices=(own,), operator=operator))
         return Blocks(blocks, space.size)
 
     def diag(self, floor: float = 0.0) -> Tensor:

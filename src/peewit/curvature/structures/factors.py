@@ -60,7 +60,7 @@ class KronFactors:
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class KronSums:
     """Additive sums: factors of matrix-shaped weights, dense or diagonal curvature of the others."""
 

@@ -231,11 +231,13 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
         else:
             left, right, row_values, column_values = found[key]
             values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
-        blocks[key] = KronSpectrum(layout, left, right, values, sums.weights.get(key), factors)
-    return KronCurvature(blocks, others, space, words, dense())
+        blocks[key] = KronSpectrum(
+            layout=layout, left=left, right=right, values=values, weight=sums.weights.get(key), factors=factors
+        )
+    return KronCurvature(blocks=blocks, others=others, space=space, words=words, eigenvalues=dense())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KronSpectrum:
     """One weight's eigenbases (row side, column side) and eigenvalues (G, O, I)."""
 
@@ -264,7 +266,13 @@ class KronSpectrum:
         self, values: Tensor, left: Tensor | None, right: Tensor | None, dtype: torch.dtype, dual: Dual | None = None
     ) -> RotatedOperator:
         """In the dtype of the weights: float64 is needed to find eigenvectors, not to turn by them."""
-        return RotatedOperator(values.to(dtype), self.layout, narrowed(left, dtype), narrowed(right, dtype), dual)
+        return RotatedOperator(
+            values=values.to(dtype),
+            layout=self.layout,
+            left=narrowed(left, dtype),
+            right=narrowed(right, dtype),
+            dual=dual,
+        )
 
     def _product(self, delta: Tensor, key: Key, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """(G, O, 1) and (G, 1, I) whose product is delta, whatever its numbers are; refused where there are none."""
@@ -363,7 +371,7 @@ def whitened(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -
     return vectors / root[:, :, None], vectors * root[:, :, None], values, torch.ones_like(precision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KronCurvature:
     """Kronecker blocks, and dense or diagonal ones for the rest."""
 
@@ -382,21 +390,27 @@ class KronCurvature:
             slices = tuple(self.space.place(part) for part in key)
             own = None if numbers is None else self._matrix(numbers, key, spectrum)
             operator = spectrum.precision(self._matrix(delta, key, spectrum), data_weight, key, own)
-            made.append(OperatorBlock(key, slices, operator, joint=spectrum.weight))
+            made.append(OperatorBlock(parts=key, slices=slices, operator=operator, joint=spectrum.weight))
         for part, value in self.others.items():
             place = self.space.place(part)
             if value.dim() == 2:
                 made.append(
                     OperatorBlock(
-                        (part,), (place,), DenseOperator(data_weight.to(value) * value + torch.diag(delta[place]))
+                        parts=(part,),
+                        slices=(place,),
+                        operator=DenseOperator(data_weight.to(value) * value + torch.diag(delta[place])),
                     )
                 )
             else:
                 made.append(
-                    OperatorBlock((part,), (place,), DiagonalOperator(data_weight.to(value) * value + delta[place]))
+                    OperatorBlock(
+                        parts=(part,),
+                        slices=(place,),
+                        operator=DiagonalOperator(data_weight.to(value) * value + delta[place]),
+                    )
                 )
         for place, part in self._unseen():
-            made.append(OperatorBlock((part,), (place,), DiagonalOperator(delta[place])))
+            made.append(OperatorBlock(parts=(part,), slices=(place,), operator=DiagonalOperator(delta[place])))
         return Blocks(made, self.space.size)
 
     def _matrix(self, flat: Tensor, key: Key, spectrum: KronSpectrum) -> Tensor:

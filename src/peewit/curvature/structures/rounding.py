@@ -35,7 +35,7 @@ Key = TypeVar("Key", bound=Hashable)
 Own = TypeVar("Own", bound=Hashable)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Rounding(Generic[Key]):
     """Which matrices have products in float64, decided as the data come.
 

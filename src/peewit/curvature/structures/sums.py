@@ -16,12 +16,12 @@ from .factors import Key, KronFactors, KronSums
 def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
     """Sums over all data; the later ones are added to in place, the earlier ones are left as they are."""
     made = KronSums(
-        earlier.layouts | later.layouts,
-        earlier.weights | later.weights,
-        dict(earlier.factors),
-        dict(earlier.others),
-        dict(earlier.corrected),
-        earlier.bases | later.bases,
+        layouts=earlier.layouts | later.layouts,
+        weights=earlier.weights | later.weights,
+        factors=dict(earlier.factors),
+        others=dict(earlier.others),
+        corrected=dict(earlier.corrected),
+        bases=earlier.bases | later.bases,
     )
     refuse_other_use(earlier, later, space)
     for key, new in later.factors.items():

@@ -32,7 +32,7 @@ class EmbeddingRule(PlainInputs):
         def one_hot(examples: slice) -> Tensor:
             return F.one_hot(tokens[examples], vocabulary).unsqueeze(1)
 
-        term = Term(Acts(one_hot, vocabulary, tokens.shape[1], index=tokens), grad, flipped=True)
+        term = Term(Acts(make=one_hot, width=vocabulary, positions=tokens.shape[1], index=tokens), grad, flipped=True)
         padding = use.options
         if padding is not None:
             counted = tokens != padding

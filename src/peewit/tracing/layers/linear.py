@@ -30,7 +30,7 @@ def bias_contribution(view: WeightView, grad: Tensor) -> Contribution:
     def ones(examples: slice) -> Tensor:
         return grad.new_ones(len(range(count)[examples]), 1, positions, 1)
 
-    term = Term(Acts(ones, 1, positions, constant=True), grad)
+    term = Term(Acts(make=ones, width=1, positions=positions, constant=True), grad)
     return Contribution(view.part, term, Layout.plain(1, width, 1))
 
 
@@ -104,7 +104,7 @@ class LinearRule(PlainInputs):
                 held = matrix_layout(weight, len(axes.groups), len(axes.rows))
             assert held is not None
             layout, flipped = held
-            acts = Acts(lambda examples: act[examples], act.shape[-1], act.shape[-2])
+            acts = Acts(make=lambda examples: act[examples], width=act.shape[-1], positions=act.shape[-2])
             yield Contribution(weight.part, Term(acts, grad, flipped=flipped), layout)
         if "bias" in use.views:
             yield bias_contribution(use.views["bias"], grad)
@@ -127,7 +127,7 @@ class BilinearRule(PlainInputs):
                 products = first[examples].unsqueeze(-1) * second[examples].unsqueeze(-2)
                 return products.flatten(-2).unsqueeze(1)
 
-            acts = Acts(outer, width, first.shape[1], scratch=first.shape[1] * width)
+            acts = Acts(make=outer, width=width, positions=first.shape[1], scratch=first.shape[1] * width)
             yield Contribution(use.views["weight"].part, Term(acts, grad), Layout.plain(1, grad.shape[-1], width))
         if "bias" in use.views:
             yield bias_contribution(use.views["bias"], grad)

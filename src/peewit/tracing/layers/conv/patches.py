@@ -65,7 +65,7 @@ class PatchInputs:
     def acts(self, width: int, positions: int) -> Acts:
         """The patches as inputs of a linear map, by the fastest ways that there are."""
         given, window, dims = self.given, self.window, len(self.window.kernel)
-        acts = Acts(self.make, width, positions, scratch=2 * window.groups * positions * width)
+        acts = Acts(make=self.make, width=width, positions=positions, scratch=2 * window.groups * positions * width)
         if self.transposed:
             return acts
         axes = window.axes(tuple(given.shape[given.dim() - dims :]))
