@@ -210,7 +210,7 @@ def resolve(
 def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> PosteriorState:
     """The posterior of what was measured in some seconds."""
     began = time.perf_counter()
-    space = asked.space.only(source.plan.used)
+    space = asked.space.only(source.knowledge.used)
     check_used(asked.model, asked.space, space)
     curvature = curvature_of(source, asked.structure, sums, space)
     kind, totals = source.kind, source.totals
@@ -226,10 +226,10 @@ def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> Poste
         prior=asked.prior.only(asked.space, space).bound(curvature, totals.examples),
         totals=totals,
         weights=trained.to(torch.promote_types(trained.dtype, asked.budget.arithmetic.dtype)),
-        plan=source.plan,
+        knowledge=source.knowledge,
         budget=asked.budget,
         reason=source.choice.reason or f"{kind.name}, as asked",
-        rules={name: " + ".join(sorted(source.plan.used.get(name, ()))) for name in asked.space.names},
+        rules={name: " + ".join(sorted(source.knowledge.used.get(name, ()))) for name in asked.space.names},
         timings={"measure": seconds, "decompose": time.perf_counter() - began},
         identity=asked.identity,
         sums=sums,

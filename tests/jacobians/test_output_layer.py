@@ -173,7 +173,7 @@ def test_covariances(name: str, structure: str) -> None:
     head = HEADS[name]
     model, x, y = head.built()
     la = fitted(model, x, y, head.likelihood, STRUCTURES[structure][0], weights=list(head.names))
-    assert set(la.state.plan.closed.values()) == {head.closed}
+    assert set(la.state.knowledge.closed.values()) == {head.closed}
     sigma = dense.posterior(curvature(head, structure, model, x, y), torch.ones(la.D, dtype=torch.float64))
     new = normal(*(2, *x.shape[1:]), seed=5)
     jacobian = dense.jacobian(model, new, list(head.names))
@@ -242,7 +242,7 @@ def test_tied_weights() -> None:
     la = fitted(model, x, y, "classification", "full", weights=["table.weight"])
     sigma = dense.posterior(dense.ggn(model, x, y, "classification", ["table.weight"]), torch.ones(24).double())
     cov = dense.functional_covariance(dense.jacobian(model, x, ["table.weight"]), sigma)
-    assert set(la.state.plan.closed.values()) == {False}
+    assert set(la.state.knowledge.closed.values()) == {False}
     found = la.functional(moved(x), variance_only=True).cov
     assert relative(found.flatten(1), cov.diagonal(dim1=1, dim2=2)) < EXACT
 

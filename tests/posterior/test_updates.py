@@ -262,7 +262,7 @@ def test_a_network_that_treats_later_data_otherwise(structure: str) -> None:
     x[:, 0] = x[:, 0].abs() * torch.tensor([-1.0] * 4 + [1.0] * 4)
     first, second = cut(x, y, [4, 4])
     la = pw.fit(model, first, "classification", structure=STRUCTURES[structure])
-    plan = copy.deepcopy(la.state.plan)
+    known = copy.deepcopy(la.state.knowledge)
     if structure in ("diag", "block", "full"):
         exact = sum(
             dense.ggn(copy.deepcopy(model).cpu(), x[part], y[part], "classification", names_of(model))
@@ -273,7 +273,7 @@ def test_a_network_that_treats_later_data_otherwise(structure: str) -> None:
     else:
         with pytest.raises(ValueError, match=r"in another way than to the data before .*fit on all data at once"):
             la.update(second)
-    assert la.state.plan == plan
+    assert la.state.knowledge == known
 
 
 def test_an_update_keeps_the_class_axis() -> None:
@@ -328,9 +328,9 @@ def test_an_update_is_pure() -> None:
     first, second = pieces(case, 2, 3)
     la = pw.fit(case.fit("diag").model.train(), first, case.likelihood)
     state, kept = torch.get_rng_state(), {name: value.clone() for name, value in la.model.state_dict().items()}
-    plan = copy.deepcopy(la.state.plan)
+    known = copy.deepcopy(la.state.knowledge)
     la.update(second)
-    assert torch.equal(state, torch.get_rng_state()) and la.model.training and la.state.plan == plan
+    assert torch.equal(state, torch.get_rng_state()) and la.model.training and la.state.knowledge == known
     assert all(torch.equal(value, kept[name]) for name, value in la.model.state_dict().items())
     assert all(parameter.grad is None for parameter in la.model.parameters())
 

@@ -155,7 +155,7 @@ def test_a_file_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> None
         for length in (2, 3):
             la.predict(moved(case.x)[:, :length])
             la.functional_samples(moved(case.x)[:, :length], 2)
-    assert len(la.state.plan.later.costs) > len(la.state.plan.costs)
+    assert len(la.state.knowledge.questions.knowledge.costs) > len(la.state.knowledge.costs)
     la.save(tmp_path / "after")
     before, after = (content_of(tmp_path / name)[0] for name in ("before", "after"))
     assert before == after and "checksum" in before  # which covers all texts and tensors
@@ -573,8 +573,8 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "a count": (put("sums", "fields", "factors", 0, 1, "fields", "count", value=-1.0), "has -1.0 positions"),
     "no tensor": (put("weights", value=3), "weights is 3; expected a tensor"),
     "a tensor that is not there": (drop, "weights is the tensor 'weights', which the file does not hold"),
-    "a fold": (put("plan", "fields", "axes", 0, 1, "fields", "fold", value="evil"), "impossible things"),
-    "a cost": (put("plan", "fields", "costs", 0, 1, 0, value=0), "impossible things"),
+    "a fold": (put("knowledge", "fields", "axes", 0, 1, "fields", "fold", value="evil"), "impossible things"),
+    "a cost": (put("knowledge", "fields", "costs", 0, 1, 0, value=0), "impossible things"),
     "columns that are no texts": (put("schema", value=schema(columns=[1, 2])), "schema/columns/0 is 1"),
     "a target that is no column": (put("schema", value=schema(targets=["c"])), "are not some of the columns"),
     "a class twice": (put("schema", value=schema(classes=["no", "no"])), "expected a name of its own for each"),

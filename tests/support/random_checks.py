@@ -289,7 +289,7 @@ def exact(s: Subject) -> Iterator[str | None]:
 def unaided(s: Subject) -> Iterator[str | None]:
     """What was learnt of the network was right before it was verified, in every structure and layout."""
     for what, la in (("full", s.full), ("kron", s.kron)):
-        for each in la.state.plan.corrections:
+        for each in la.state.knowledge.corrections:
             yield f"{what}: {each}"
 
 

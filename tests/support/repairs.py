@@ -1,7 +1,7 @@
 """Misreadings of weights that were repaired, each of which can be put back: what finds mistakes is tried with them.
 
 Every function puts back one of them, as near as today's code allows, and nothing else. The verification heals most of
-them and says so in the plan; `unverified` takes it away, and numbers are wrong.
+them and says so; `unverified` takes it away, and numbers are wrong.
 """
 
 from __future__ import annotations

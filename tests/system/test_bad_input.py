@@ -242,7 +242,7 @@ def test_a_question_that_fails_teaches_nothing(how: str) -> None:
     wide = torch.randn(5, 1, 6, 5, device=DEVICE)
     la, fresh = (pw.fit(model, (x, torch.arange(5, device=DEVICE) % 3), "classification") for _ in range(2))
     before = snapshot(model)
-    known = la.state.plan.copy()
+    known = la.state.knowledge
     bad = wide.clone()
     if how == "interrupt":
         model.stop[0] = True
@@ -251,7 +251,7 @@ def test_a_question_that_fails_teaches_nothing(how: str) -> None:
     for ask in (la.predict, la.functional, lambda given: la.functional_samples(given, 2)):
         with pytest.raises(KeyboardInterrupt if how == "interrupt" else ValueError):
             ask(bad)
-        assert la.state.plan == known
+        assert la.state.knowledge.questions.knowledge == known
     model.stop[0] = False
     assert changed(model, before) == []
     assert alike(la.functional(wide).cov, fresh.functional(wide).cov)

@@ -1,4 +1,4 @@
-"""How a plan's derivatives are compared with plain ones, piece by piece: numbers written out, and plain autograd."""
+"""How the rules' derivatives are compared with plain ones, piece by piece: numbers written out, and plain autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from networks import Network
 from peewit.jacobians.explicit import Explicit
 from peewit.runtime.memory import Budget
 from peewit.tracing import verification
-from peewit.tracing.knowledge import Plan, signature
+from peewit.tracing.knowledge import Knowledge, Learner, signature
 from peewit.tracing.tracer import Tracer
 from peewit.tracing.verification import (
     EQUAL,
@@ -143,7 +143,7 @@ def test_each_of_the_first_lengths_is_compared(monkeypatch: pytest.MonkeyPatch) 
     """Once; inputs of another dtype or with other axes are of another kind, of which there are again three."""
     asked: list[Any] = []
     verified(monkeypatch, asked)
-    tracer: Any = stand_in(plan=Plan(), budget=BUDGET)
+    tracer: Any = stand_in(learner=Learner(), budget=BUDGET)
     compared = []
     for shape in ((4, 2), (4, 2), (4, 3), (4, 4), (4, 5), (4, 2), (4, 2, 1), (4, 5), (4, 1, 7)):
         before = len(asked)
@@ -153,7 +153,8 @@ def test_each_of_the_first_lengths_is_compared(monkeypatch: pytest.MonkeyPatch) 
     assert compared == [1, 0, 1, 1, 0, 0, 1, 0, 1]
     inputs = torch.zeros(4, 2).double()
     verify(tracer, inputs, small_tape(inputs))
-    assert tracer.plan.verified[signature(inputs)] == "outcome 6" and len(tracer.plan.verified) == 6
+    outcomes = tracer.learner.knowledge.verified
+    assert outcomes[signature(inputs)] == "outcome 6" and len(outcomes) == 6
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_examples_that_are_compared(
     verified(monkeypatch, asked)
     inputs = {"x": torch.arange(1.0, 1.0 + examples)[:, None].double().requires_grad_()}
     tape = small_tape(inputs, **options)
-    tracer: Any = stand_in(plan=Plan(), budget=Budget(memory))
+    tracer: Any = stand_in(learner=Learner(), budget=Budget(memory))
     verify(tracer, "all", tape)  # type: ignore[arg-type]
     ((found, every, several, allowed, kept),) = asked
     assert found is tracer and every == "all" and allowed == EXACT
@@ -196,7 +197,7 @@ def test_warnings_while_comparing(message: str, heard: bool, monkeypatch: pytest
     inputs = torch.zeros(4, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        verify(stand_in(plan=Plan(), budget=BUDGET), inputs, small_tape(inputs))
+        verify(stand_in(learner=Learner(), budget=BUDGET), inputs, small_tape(inputs))
     assert [str(each.message) for each in caught] == [message] * heard
 
 
@@ -219,12 +220,10 @@ def test_the_number_of_the_first_example_that_differs() -> None:
     """And whether it was waited for: only where all examples of these shapes were equal."""
     equal, others = torch.ones(4, 2), torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 2.0]])
     assert first_other(equal) == 0 and first_other(equal[:1]) == 0 and first_other(others) == 2
-    plan = Plan()
-    assert not is_awaited(plan, others)
-    plan.verified[signature(equal)] = "agree" + EQUAL
-    assert is_awaited(plan, others) and not is_awaited(plan, equal) and not is_awaited(plan, others.double())
-    plan.verified[signature(equal)] = "agree"
-    assert not is_awaited(plan, others)
+    assert not is_awaited(Knowledge(), others)
+    known = Knowledge(verified={signature(equal): "agree" + EQUAL})
+    assert is_awaited(known, others) and not is_awaited(known, equal) and not is_awaited(known, others.double())
+    assert not is_awaited(Knowledge(verified={signature(equal): "agree"}), others)
 
 
 RIGHT = Seen(True, False, False, True, [], [])
@@ -311,7 +310,7 @@ def test_weights_that_are_wrong_go_another_way(monkeypatch: pytest.MonkeyPatch) 
     made = comparison(bent(), at(*X[:4]), HALVES)
 
     def changing() -> Seen:
-        made.tracer.plan.vectorised = False
+        made.tracer.learner.learn(vectorised=False)
         return RIGHT._replace(wrong=["first", "second"])
 
     words, done = outcome_of(monkeypatch, changing, RIGHT._replace(wrong=["second"]), RIGHT, made=made)
@@ -483,7 +482,7 @@ def batch_and_alone(sizes: dict[str, int]) -> list[Any]:
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_norms_that_are_compared(groups: int, alone: bool) -> None:
-    """Of differences, of the plan's and of plain derivatives, for both examples and the first again alone."""
+    """Of differences, of the rules' and of plain derivatives, for both examples and the first again alone."""
     model, x = bent(), at(*X[:4])
     sizes = {"first": 6, "second": 2, "unread": 4}
     found = batch_and_alone(sizes)[: 1 + alone]
@@ -525,7 +524,7 @@ def seen_of(
     allowed: Bounds = HALVES,
     last_digits: float = 0.0,
 ) -> tuple[Seen, Any]:
-    """What is seen of these outputs, where derivatives are 1, 2 and 3 times 4, -3 and the plan's of another sign."""
+    """What is seen of these outputs, where derivatives are 1, 2 and 3 times 4, -3 and the rules' of another sign."""
     output = at(*output)
     tracer = stand_in(
         parameters={name: torch.empty(2, dtype=torch.float64, device=DEVICE) for name in "abc"}, dtype=torch.float64
@@ -644,7 +643,9 @@ def judged(
     """
     differences, sizes = (torch.tensor(each, dtype=torch.float64) for each in (differences, sizes))
     names = "abc"[: sizes.shape[1]]
-    tracer = stand_in(parameters=dict.fromkeys(names), plan=stand_in(used=dict.fromkeys(used)))
+    tracer = stand_in(
+        parameters=dict.fromkeys(names), learner=Learner(Knowledge(used=dict.fromkeys(used, frozenset())))
+    )
     made = comparison(tracer, allowed=allowed)
     asked = []
 
@@ -889,10 +890,10 @@ def test_outputs_that_are_smaller_than_one_repeat() -> None:
 
 
 def stepped_back(
-    wrong: str, vectorised: bool = True, pulled: bool | None = None, **plan: Any
-) -> tuple[Plan, tuple[str, ...]]:
-    """The plan after weights were wrong; whether several probes were right at once is asked where it is given."""
-    tracer = stand_in(plan=Plan(corrections=("before",), **plan), trace=lambda inputs: inputs)
+    wrong: str, vectorised: bool = True, pulled: bool | None = None, **known: Any
+) -> tuple[Knowledge, tuple[str, ...]]:
+    """What is known after weights were wrong; whether several probes were right at once is asked where it is given."""
+    tracer = stand_in(learner=Learner(Knowledge(corrections=("before",), **known)), trace=lambda inputs: inputs)
     made = comparison(tracer, inputs="inputs")
     asked = []
 
@@ -903,25 +904,25 @@ def stepped_back(
 
     made._pulled = pull
     made._step_back([*wrong], vectorised)
-    assert len(asked) == (pulled is not None) and tracer.plan.corrections[0] == "before"
-    return tracer.plan, tracer.plan.corrections[1:]
+    assert len(asked) == (pulled is not None) and tracer.learner.knowledge.corrections[0] == "before"
+    return tracer.learner.knowledge, tracer.learner.knowledge.corrections[1:]
 
 
 def test_the_next_slower_way() -> None:
     """Probes one by one, the generic rule, examples one by one; then nothing is left."""
-    plan, said = stepped_back("ab", pulled=False, generic={"b"})
-    assert (plan.batched, plan.vectorised, plan.generic) == (False, True, {"b"})
+    known, said = stepped_back("ab", pulled=False, generic=frozenset("b"))
+    assert (known.batched, known.vectorised, known.generic) == (False, True, {"b"})
     assert said == ("probes of the Jacobian go one by one, since several at once were off",)
     generic = ("a, c took the generic rule, since the recorded ones were off",)
-    plan, said = stepped_back("abc", pulled=True, generic={"b"})
-    assert (plan.batched, plan.vectorised, plan.generic, said) == (True, True, {"a", "b", "c"}, generic)
-    plan, said = stepped_back("abc", generic={"b"}, batched=False)
-    assert (plan.batched, plan.vectorised, plan.generic, said) == (False, True, {"a", "b", "c"}, generic)
-    plan, said = stepped_back("b", generic={"b", "c"})
-    assert (plan.batched, plan.vectorised, plan.generic) == (True, False, {"b", "c"})
+    known, said = stepped_back("abc", pulled=True, generic=frozenset("b"))
+    assert (known.batched, known.vectorised, known.generic, said) == (True, True, {"a", "b", "c"}, generic)
+    known, said = stepped_back("abc", generic=frozenset("b"), batched=False)
+    assert (known.batched, known.vectorised, known.generic, said) == (False, True, {"a", "b", "c"}, generic)
+    known, said = stepped_back("b", generic=frozenset("bc"))
+    assert (known.batched, known.vectorised, known.generic) == (True, False, {"b", "c"})
     assert said == ("the generic rule takes examples one by one, since several at once were off",)
     with pytest.raises(ValueError, match=r"^b, c: the derivatives of single examples are not those of plain reverse m"):
-        stepped_back("bc", vectorised=False, generic={"b", "c"})
+        stepped_back("bc", vectorised=False, generic=frozenset("bc"))
 
 
 @pytest.mark.parametrize(

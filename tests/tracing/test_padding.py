@@ -119,7 +119,7 @@ def test_padding_may_be_counted_from_the_end(padding: int | None) -> None:
     model = Looked().double().to(DEVICE)
     x, y = torch.tensor([[0, 1, 2], [3, 3, 1], [2, 2, 0]], device=DEVICE), torch.tensor([0, 1, 0], device=DEVICE)
     la = pw.fit(model, (x, y), "classification", structure="full", prior=1.0)
-    assert la.coverage()["table"].rule == "embedding" and not la.state.plan.corrections
+    assert la.coverage()["table"].rule == "embedding" and not la.state.knowledge.corrections
     jacobian = []
     for output in model(x):
         grads = [torch.autograd.grad(each, list(model.parameters()), retain_graph=True) for each in output]

@@ -41,9 +41,9 @@ def test_routed_weights_have_the_rule_of_their_layer(name: str) -> None:
     rules = {row.name: row.rule for row in la.coverage()}
     assert {rule for weight, rule in rules.items() if weight not in NOT_LINEAR} == {"linear"}
     assert "generic" not in rules.values()
-    assert "agree with plain reverse mode" in la.state.plan.words()
-    assert not la.state.plan.generic
-    assert not la.state.plan.corrections
+    assert "agree with plain reverse mode" in la.state.knowledge.words()
+    assert not la.state.knowledge.generic
+    assert not la.state.knowledge.corrections
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
@@ -161,7 +161,7 @@ def test_networks_without_routing_are_looked_at_once(name: str, monkeypatch: pyt
     monkeypatch.setattr(routing, "gradients_of", counted)
     case = table(name)
     la = case.fit("kron")
-    assert len(asked) == 2 and not la.state.plan.generic
+    assert len(asked) == 2 and not la.state.knowledge.generic
     la.functional(moved(case.x))
     assert len(asked) == 2
 
@@ -190,7 +190,7 @@ def test_without_scaled_gradients(name: str, monkeypatch: pytest.MonkeyPatch) ->
     case = table(name)
     la = case.fit(pw.Kron("reduce"))
     index = case.index(la)
-    assert not la.state.plan.generic
+    assert not la.state.knowledge.generic
     assert relative(curvature_of(la), case.kron(approx="reduce")[index][:, index]) < 1e-8
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ from peewit.tracing import forward_mode, routing
 from peewit.tracing.doubling import _equals, _reached, _repeats, _rows, doubled
 from peewit.tracing.forward_mode import Push
 from peewit.tracing.graph import cut_of, reorders
-from peewit.tracing.knowledge import Plan, signature
+from peewit.tracing.knowledge import Knowledge, Learner, signature
 from peewit.tracing.layers.contract import Contribution
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.layers.unbind import Unbind
@@ -250,7 +250,7 @@ def test_later_batches_that_are_rotated(way: str) -> None:
         found = jacobian_of(tracer.trace(some)).cpu()
         close(found, dense.jacobian(model.cpu(), some.cpu(), list(tracer.names)))
         model.to(DEVICE)
-    assert not tracer.plan.generic
+    assert not tracer.learner.knowledge.generic
 
 
 def halves(net: Any, x: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def test_batches_that_are_cut_as_before_are_not_looked_at(
         tracer.trace(some)
         counts.append(len(made) - before)
     assert counts == asked
-    assert tracer.plan.copy().cuts == tracer.plan.cuts
+    assert len(tracer.learner.knowledge.cuts) == (2 if forward is halves else 0)
 
 
 # What is done to four examples of three numbers, and how many cuts along the examples it makes.
@@ -361,7 +361,7 @@ def test_other_cuts() -> None:
 
 
 def batch(examples: int, shapes: Any = (), **more: Any) -> Any:
-    """A recorded batch, as far as its plan is asked about."""
+    """A recorded batch, as far as it is asked about."""
     return SimpleNamespace(examples=examples, signature=shapes, output=zeros(), **more)
 
 
@@ -450,7 +450,7 @@ def test_the_place_of_examples(fitting: list[tuple[bool, list[int]]], found: Any
             tracer._settle(("weight", "bias"), "key", given, 1)
         return
     assert tracer._settle(("weight", "bias"), "key", given, 1) == (None if found is None else PLACES[found])
-    assert tracer.plan.generic == ({"weight", "bias"} if generic else set())
+    assert tracer.learner.knowledge.generic == ({"weight", "bias"} if generic else set())
 
 
 def test_the_middle_of_many_examples() -> None:
@@ -464,7 +464,7 @@ def test_the_middle_of_many_examples() -> None:
 def test_places_that_hold_for_inputs_of_other_shapes() -> None:
     """They are tried first, and kept where equal examples have equal rows and others differ."""
     tracer = tracer_of(nn.Linear(2, 2))
-    plan, again = tracer.plan, _equals(6, torch.device(DEVICE))
+    again = _equals(6, torch.device(DEVICE))
     x = normal(3, 2)
     right, wrong = torch.cat([x, x[[0, 2, 1]]]), torch.cat([x, x])
     seen: Any = {
@@ -480,23 +480,23 @@ def test_places_that_hold_for_inputs_of_other_shapes() -> None:
         "nothing": (),
         "none": (right,),
     }
-    for key in seen:
-        if key != "new":
-            plan.latest[key] = PLACES[0]
-    plan.latest |= {"owned": BatchAxis(0, "owned"), "none": None, "elsewhere": PLACES[1]}
+    latest: dict[str, BatchAxis | None] = {key: PLACES[0] for key in (*seen, "unseen") if key != "new"}
+    latest |= {"owned": BatchAxis(0, "owned"), "none": None, "elsewhere": PLACES[1]}
+    tracer.learner.learn(latest=latest)
     unknown = [(("weight",), key, (5 if key == "rows" else 6, 2), (0, 1), None) for key in [*seen, "unseen"]]
-    plan.latest["unseen"] = PLACES[0]
     left = tracer._as_elsewhere(batch(6, "shapes"), unknown, seen, 6, again)
-    assert {key for key, _ in plan.axes} == {"right", "owned"}
+    assert {key for key, _ in tracer.learner.knowledge.axes} == {"right", "owned"}
     assert {each[1] for each in left} == {*seen, "unseen"} - {"right", "owned"}
-    assert plan.axes["right", "shapes"] == PLACES[0] and plan.axes["owned", "shapes"].fold == "owned"
+    assert tracer.learner.knowledge.axes["right", "shapes"] == PLACES[0]
+    assert tracer.learner.knowledge.axes["owned", "shapes"] == BatchAxis(0, "owned")
 
 
 def test_what_is_known_of_a_use() -> None:
     """Where the examples are, for inputs of these shapes; or that it has none."""
     tracer = tracer_of(nn.Linear(2, 2))
     tape = batch(4, "shapes")
-    tracer.plan.axes = {("placed", "shapes"): PLACES[1], ("none", "shapes"): None, ("placed", "others"): PLACES[0]}
+    tracer.learner.locate({"placed": PLACES[1], "none": None}, cast(Any, "shapes"))
+    tracer.learner.locate({"placed": PLACES[0]}, cast(Any, "others"))
     assert tracer.known(tape, "placed", (3, 4)) and not tracer.known(tape, "placed", (4, 3))
     assert tracer.known(tape, "none", (4, 3)) and not tracer.known(tape, "new", (4, 3))
 
@@ -504,10 +504,9 @@ def test_what_is_known_of_a_use() -> None:
 def test_rows_that_change_in_number() -> None:
     """Their use is routed from then on; where it has no axes its weights take the generic rule."""
     tracer = tracer_of(nn.Linear(2, 2))
-    plan = tracer.plan
     folds = {"fixed": "major", "grown": "major", "flat": "major", "own": "none", "owned": "owned", "whole": "whole"}
-    plan.axes = {(key, "shapes"): BatchAxis(1, fold) for key, fold in folds.items()}
-    plan.axes["none", "shapes"] = None
+    places = {key: BatchAxis(1, fold) for key, fold in folds.items()}
+    tracer.learner.locate({**places, "none": None}, cast(Any, "shapes"))
 
     def use(key: str, rows: int) -> Any:
         axes = () if key == "flat" else (1,)
@@ -515,11 +514,12 @@ def test_rows_that_change_in_number() -> None:
 
     keys = [*folds, "none", "new"]
     tracer._distrust(batch(2, "shapes", uses=[use(key, 4) for key in keys]))
-    assert plan.rows == {(key, "shapes"): 2.0 for key in ("fixed", "grown", "flat", "own")}
+    assert tracer.learner.knowledge.rows == {(key, "shapes"): 2.0 for key in ("fixed", "grown", "flat", "own")}
     tracer._distrust(batch(3, "shapes", uses=[use(key, 6 if key in ("fixed", "own") else 9) for key in keys]))
-    assert plan.generic == {"weight"}
-    assert {key for (key, _), place in plan.axes.items() if place and place.fold == "owned"} == {"grown", "owned"}
-    assert plan.axes["grown", "shapes"] == BatchAxis(1, "owned")
+    known = tracer.learner.knowledge
+    assert known.generic == {"weight"}
+    assert {key for (key, _), place in known.axes.items() if place and place.fold == "owned"} == {"grown", "owned"}
+    assert known.axes["grown", "shapes"] == BatchAxis(1, "owned")
 
 
 def test_the_first_whole_batches_are_looked_at() -> None:
@@ -534,7 +534,7 @@ def test_the_first_whole_batches_are_looked_at() -> None:
     ]
     asked = [tracer._unlooked(batch(4, shapes)) for shapes in range(LENGTHS + 3)]
     assert asked == [True] * (LENGTHS - 1) + [False] * 4
-    assert tracer.plan.looked == {"a", *range(LENGTHS - 1)}
+    assert tracer.learner.knowledge.looked == {"a", *range(LENGTHS - 1)}
 
 
 class Restless(nn.Module):
@@ -612,57 +612,76 @@ def test_the_error_when_memory_runs_out() -> None:
     tape = tracer_of(model)._tape(SimpleNamespace(uses=[], lifts=[]), output, x, 3)  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         tape.pulled(output, normal(2, 3, 2), [get_gradient_edge(model.layer.weight)])
-    assert tape.plan.batched
+    assert tape.learner.knowledge.batched
 
 
-def learnt() -> Plan:
-    """A plan with something in each of its collections."""
+def learnt() -> Knowledge:
+    """Something in each of its fields."""
     shapes: Any = (("", "torch.float64", (3,)),)
-    return Plan(
+    return Knowledge(
         axes={("use", shapes): PLACES[0]},
         latest={"use": PLACES[0]},
         rows={("use", shapes): 1.0},
         forms={"weight": {(0, 6): "Matrix"}},
-        generic={"bias"},
-        copied={"use"},
-        used={"weight": {"linear"}},
+        generic=frozenset({"bias"}),
+        copied=frozenset({"use"}),
+        used={"weight": frozenset({"linear"})},
         costs={shapes: (8, (2,))},
-        looked={shapes},
+        looked=frozenset({shapes}),
+        cuts=frozenset({1}),
+        second=True,
+        batched=False,
+        vectorised=False,
         verified={shapes: "two examples"},
         corrections=("a weight",),
-        direct={shapes: {"bias"}},
+        direct={shapes: frozenset({"bias"})},
         closed={shapes: True},
         push={True: 1},
     )
 
 
-def test_a_plan_is_put_back_as_it_was() -> None:
-    """Whatever was added since to any of its collections, or to what these hold."""
-    plan = learnt()
-    kept = plan.copy()
-    assert kept == plan
-    for each in fields(plan):
-        value = getattr(plan, each.name)
-        assert not isinstance(value, dict | set) or value, f"nothing in {each.name}"
-        for inner in [value, *(value.values() if isinstance(value, dict) else ())]:
-            if isinstance(inner, dict | set):
-                inner.clear()
-    plan.second, plan.batched, plan.vectorised, plan.corrections = True, False, False, ()
-    assert kept == learnt()
-    plan.restore(kept)
-    assert plan == learnt()
+def test_what_is_known_stays_as_it_is() -> None:
+    """Whatever is learnt from it on: a learner puts another value in its place."""
+    known, x = learnt(), normal(4, 3)
+    usual = Knowledge()
+    assert all(getattr(known, each.name) != getattr(usual, each.name) for each in fields(known))
+    learner = Learner(known)
+    learner.learn(second=False, batched=True, corrections=(), push={})
+    learner.locate({"use": None, "other": PLACES[1]}, signature(x))
+    learner.make_generic(["weight"])
+    learner.note_rules({"weight": {"norm"}, "bias": {"linear"}})
+    learner.note_generic_rules(["other"])
+    assert learner.note_forms(rows_at((0, 6))) == ["weight"] and learner.note_forms(rows_at((0, 2), name="bias")) == []
+    model = nn.Linear(3, 2).double().to(DEVICE)
+    learner.with_weights(model, {"weight": 2 * model.weight}, x)(x)
+    assert known == learnt()
+    assert learner.knowledge.used == {
+        "weight": {"linear", "norm"},
+        "bias": {"linear"},
+        "other": {"generic"},
+    }
+    assert learner.knowledge.direct == {signature(x): {"bias", "weight"}}
+    assert learner.knowledge.forms.keys() == {"bias"} and learner.knowledge.generic == {"weight", "bias"}
 
 
-def test_what_a_plan_says() -> None:
+def test_what_questions_learn_stands_beside_what_is_known() -> None:
+    """Once for all questions, and nothing of it in the value."""
+    known = learnt()
+    known.questions.make_generic(["weight"])
+    assert known.questions.knowledge.generic == {"weight", "bias"} and known == learnt()
+
+
+def test_what_is_asked_of_knowledge() -> None:
     """Of inputs that were looked at, and of those that were not."""
-    plan, x = learnt(), normal(4, 3)
-    assert plan.words() == "two examples; a weight" and Plan().words() == ""
-    assert plan.knows(x) and plan.knows(x[:1]) and not plan.knows(x.float()) and not plan.knows(x[:, :2])
-    assert plan.cost(x) == 8 and plan.shape(x) == (2,) and plan.is_closed(x)
-    assert plan.located("use", signature(x)) and not plan.located("use", ()) and not plan.located("other", signature(x))
-    plan.locate("other", (), None)
-    assert plan.axes["other", ()] is None and plan.latest["other"] is None
-    assert (Plan().second, Plan().batched, Plan().vectorised) == (False, True, True)
+    known, x = learnt(), normal(4, 3)
+    assert known.words() == "two examples; a weight" and Knowledge().words() == ""
+    assert known.knows(x) and known.knows(x[:1]) and not known.knows(x.float()) and not known.knows(x[:, :2])
+    assert known.cost(x) == 8 and known.shape(x) == (2,) and known.is_closed(x)
+    learner, shapes = Learner(known), signature(x)
+    assert known.located("use", shapes) and not known.located("use", ()) and not known.located("other", shapes)
+    learner.locate({"other": None}, ())
+    assert learner.knowledge.axis("other", ()) is None and learner.knowledge.latest["other"] is None
+    assert (Knowledge().second, Knowledge().batched, Knowledge().vectorised) == (False, True, True)
 
 
 def test_shapes_of_inputs() -> None:
@@ -681,18 +700,18 @@ def rows_at(*spans: tuple[int, int], name: str = "weight") -> dict[WeightRange, 
 
 def test_jacobians_of_another_form() -> None:
     """Weights whose ranges overlap earlier ones without being the same, or are held otherwise, become generic."""
-    plan = Plan()
-    assert plan.reformed(rows_at((0, 4), (4, 8))) == [] and plan.reformed(rows_at((4, 8), (8, 12))) == []
-    assert plan.forms == {
+    learner = Learner()
+    assert learner.note_forms(rows_at((0, 4), (4, 8))) == [] and learner.note_forms(rows_at((4, 8), (8, 12))) == []
+    assert learner.knowledge.forms == {
         "weight": {(0, 4): "Explicit (1, 4, 1)", (4, 8): "Explicit (1, 4, 1)", (8, 12): "Explicit (1, 4, 1)"}
     }
     for spans in (((0, 8),), ((3, 5),), ((5, 7),), ((0, 3),), ((11, 13),), ((0, 4), (2, 6))):
-        other = plan.copy()
-        assert other.reformed(rows_at(*spans) | rows_at((0, 2), name="bias")) == ["weight"]
-        assert other.generic == {"weight"} and set(other.forms) == {"bias"}
+        other = Learner(learner.knowledge)
+        assert other.note_forms(rows_at(*spans) | rows_at((0, 2), name="bias")) == ["weight"]
+        assert other.knowledge.generic == {"weight"} and set(other.knowledge.forms) == {"bias"}
     matrix = Matrix((), Layout.plain(1, 4, 1), Budget(1))
-    assert plan.reformed({WeightRange("weight", 12, 16): matrix}) == []
-    assert plan.reformed({WeightRange("weight", 0, 4): matrix}) == ["weight"]
+    assert learner.note_forms({WeightRange("weight", 12, 16): matrix}) == []
+    assert learner.note_forms({WeightRange("weight", 0, 4): matrix}) == ["weight"]
 
 
 class Scaled(nn.Module):
@@ -712,7 +731,7 @@ class Scaled(nn.Module):
 def push_of(model: nn.Module, mask: Tensor | None = None, memory: int = 1 << 24) -> Push:
     """For all of its weights."""
     space = make_space(model, [name for name, _ in model.named_parameters()], mask)
-    return Push(model, space, Plan(), Budget(memory))
+    return Push(model, space, Learner(), Budget(memory))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -744,7 +763,7 @@ def test_vectors_of_named_weights() -> None:
     asked = []
     for names in (["second"], None):
         close(push(x, vectors, names)[1], 0.01 * torch.einsum("bi,sio->sbo", x, vectors[:, 6:12].reshape(2, 3, 2)))
-        asked.append(push.plan.push)
+        asked.append(push.learner.knowledge.push)
     assert asked[0] == {True: 0}
 
 
@@ -832,18 +851,18 @@ def test_how_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = (
         [("none", 4, 3)] + [("sometimes", 4, 1)] * 3 + [("sometimes", 9, 2)] + [("right", 4, 1)] * 3 + [("right", 9, 2)]
     )
-    assert asked == tried and push.plan.push == {True: 2}
+    assert asked == tried and push.learner.knowledge.push == {True: 2}
     asked.clear()
     close(push(x, normal(2, 14))[1].cpu(), expected)
     assert asked == [("right", 9, 2)]
     asked.clear()
     close(push(x, normal(2, 14)[:1])[1].cpu(), expected[:1])
     assert asked == [("sometimes", 4, 1)] + [("right", 4, 1)] * 3 + [("right", 9, 1)]  # the first is for several
-    assert push.plan.push == {True: 2, False: 2}
+    assert push.learner.knowledge.push == {True: 2, False: 2}
     monkeypatch.setattr(forward_mode, "WAYS", (lambda *given: None,) * 3)
     other = push_of(model)
     close(other(x, normal(2, 14))[1].cpu(), expected)
-    assert other.plan.push == {True: forward_mode.ROWS}
+    assert other.learner.knowledge.push == {True: forward_mode.ROWS}
 
 
 @pytest.mark.parametrize(
@@ -1071,11 +1090,11 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
     tracer = tracer_of(model)
     assert tracer.cost(x) == tracer.cost(x[:1]) == 8 * (2 + 2)
     assert model.passes == 1  # over what is learnt from, and none for another question
-    assert tracer.plan.shape(x) == (2,) and tracer.plan.is_closed(x)
+    assert tracer.learner.knowledge.shape(x) == (2,) and tracer.learner.knowledge.is_closed(x)
     ((several, given, _),) = verified
-    assert several.probes and several.plan is tracer.plan and given is x and not tracer.probes
+    assert several.probes and several.learner is tracer.learner and given is x and not tracer.probes
     other = tracer_of(Counted(5).double().to(DEVICE))
-    assert other.cost(x) == 8 * (2 + 2 + 3 * 5) and not other.plan.is_closed(x)
+    assert other.cost(x) == 8 * (2 + 2 + 3 * 5) and not other.learner.knowledge.is_closed(x)
     assert other.trace(doubled(x)).examples == doubled_to
 
 
@@ -1103,15 +1122,15 @@ def sloped(net: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("forward", "second"), [(sloped, True), (lambda net, x: net.a(x).tanh(), False)])
 def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> None:
-    """The plan says so after one pass, which was begun again."""
+    """It is known after one pass, which was begun again."""
     model, x = network(forward, a=nn.Linear(4, 4)), normal(5, 4)
     tracer = tracer_of(model)
     found = jacobian_of(tracer.trace(x))
-    assert tracer.plan.second is second
-    recording = Recording({}, Plan(second=second), 5, signature(x))
+    assert tracer.learner.knowledge.second is second
+    recording = Recording({}, Learner(Knowledge(second=second)), 5, signature(x))
     with nullcontext() if second else pytest.raises(Again):
         recording._differentiated()
-    assert recording.plan.second
+    assert recording.learner.knowledge.second
     close(found, dense.jacobian(model.cpu(), x.cpu(), list(tracer.parameters)).to(DEVICE))
 
 
@@ -1132,10 +1151,10 @@ def test_steps_that_torch_maps_wrongly(step: Callable[[Tensor], Tensor], vectori
     tracer = tracer_of(whole)
     close(jacobian_of(tracer.trace(x)).cpu(), dense.jacobian(whole.cpu(), x.cpu(), list(tracer.names)))
     whole.to(DEVICE)
-    assert (tracer.plan.vectorised, tracer.plan.batched) == (vectorised, batched)
+    assert (tracer.learner.knowledge.vectorised, tracer.learner.knowledge.batched) == (vectorised, batched)
     whole[1].forward = lambda x: x  # type: ignore[method-assign]
     tracer.trace(x)
-    assert (tracer.plan.vectorised, tracer.plan.batched) == (vectorised, batched)
+    assert (tracer.learner.knowledge.vectorised, tracer.learner.knowledge.batched) == (vectorised, batched)
 
 
 class Large(nn.Module):
@@ -1174,8 +1193,8 @@ def test_what_is_selected() -> None:
     model[0].bias.data = model[0].bias.data.half()
     assert Tracer(model, ("1.weight", "0.bias"), Budget(1 << 20)).dtype == torch.float64
     assert Tracer(model, ("0.bias",), Budget(1 << 20)).dtype == torch.float32
-    plan = Plan()
-    assert Tracer(model, ("0.bias",), Budget(1), plan).plan is plan
+    learner = Learner()
+    assert Tracer(model, ("0.bias",), Budget(1), learner).learner is learner
     for name, predicting, exact in (("float32", True, True), ("tf32", False, False), ("auto", True, False)):
         budget = Budget(1, as_arithmetic(name))
         assert Tracer(model, ("0.bias",), budget, predicting=predicting).exact is exact
@@ -1207,7 +1226,7 @@ def test_what_a_pass_is_seen_to_use(examples: int) -> None:
     """Each call by its rule, weights and number; not those without gradients, nor those of weights not selected."""
     model, x = Varied().double().to(DEVICE), normal(examples, 3)
     tape = tracer_of(model).trace(x)
-    assert [use.key for use in tape.uses] == KEYS and not tape.generic and not tape.plan.copied
+    assert [use.key for use in tape.uses] == KEYS and not tape.generic and not tape.learner.knowledge.copied
     assert [use.lifted for use in tape.uses] == [False] * 3 + [examples > 1]
     assert [lift.key for lift in tape.lifts] == [LIFTED] * (examples > 1)
     assert [len(use.below) for use in tape.uses] == [0, 1, 0, 0]
@@ -1218,7 +1237,7 @@ def test_what_a_pass_is_seen_to_use(examples: int) -> None:
     fewer = Tracer(model, ("factor",), Budget(1 << 20)).trace(x)
     assert [use.key for use in fewer.uses] == KEYS[2:3]
     generic = tracer_of(model)
-    generic.plan.generic.add("layer.weight")
+    generic.learner.make_generic(["layer.weight"])
     kept = [use.key for use in generic.trace(x).uses]
     assert not any("layer.weight" in key for key in kept) and KEYS[2] in kept
 
@@ -1392,7 +1411,7 @@ def test_probes_pulled_back(batched: Any, count: int, graph: bool) -> None:
     model, x = nn.Linear(3, 2).double().to(DEVICE), normal(4, 3).requires_grad_()
     tracer = tracer_of(model, graph=graph)
     tape = tracer.trace(x)
-    tape.plan.batched = bool(batched)
+    tape.learner.learn(batched=bool(batched))
     other = nn.Linear(1, 1).to(DEVICE)
     hidden = model(x)
     made = (Itemised.apply(hidden) if batched == "not at all" else hidden.clone()) * 2
@@ -1403,7 +1422,7 @@ def test_probes_pulled_back(batched: Any, count: int, graph: bool) -> None:
     close(weight, 2 * torch.einsum("kbo,bi->koi", probes, x))
     close(inside, 2 * probes)
     assert weight.requires_grad is graph
-    assert tape.plan.batched is (batched is True or (batched == "not at all" and count == 1))
+    assert tape.learner.knowledge.batched is (batched is True or (batched == "not at all" and count == 1))
     assert tape.pulled(made, probes, []) == []
 
 

@@ -1,4 +1,4 @@
-"""Networks whose weights are easily misread, against dense loops; and a plan that is wrong, found out and repaired."""
+"""Networks whose weights are easily misread, against dense loops; what is learnt wrongly is found out and repaired."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_plain_derivatives_that_round_themselves(dtypes: tuple[torch.dtype, ...]
             fitted(model, x, y, "classification", "kron")
     else:
         la = fitted(model, x, y, "classification", "kron")
-        assert not la.state.plan.corrections and la.coverage()["a.weight"].rule == "linear"
+        assert not la.state.knowledge.corrections and la.coverage()["a.weight"].rule == "linear"
 
 
 class Lucky(torch.autograd.Function):
@@ -358,7 +358,7 @@ def test_derivatives_that_round_for_one_of_the_examples() -> None:
 
     model = Network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)).float().to(DEVICE)
     la = fitted(model, normal(7, 4).float(), classes(3, 7), "classification", "kron")
-    assert not la.state.plan.corrections and la.coverage()["a.weight"].rule == "linear"
+    assert not la.state.knowledge.corrections and la.coverage()["a.weight"].rule == "linear"
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -379,7 +379,7 @@ def test_networks_that_are_hard_to_copy_in_float64(single: bool) -> None:
             pw.fit(model, (x, y), "classification")
     else:
         la = pw.fit(model, (x, y), "classification")
-        assert not la.state.plan.corrections and la.coverage()["a.weight"].rule == "linear"
+        assert not la.state.knowledge.corrections and la.coverage()["a.weight"].rule == "linear"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -406,7 +406,7 @@ def test_a_wrong_batching_of_probes_is_found_out(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Tape, "_mapped", wrong)
     la = exactly_right(simple())
-    assert not la.state.plan.batched
+    assert not la.state.knowledge.batched
     assert {row.rule for row in la.coverage()} == {"linear"}
 
 
@@ -416,7 +416,7 @@ def test_a_wrong_generic_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(generic, "_vectorised", lambda *args: {name: 1.5 * rows for name, rows in own(*args).items()})
     model = built(Network(lambda net, x: net.b(torch.tanh(x @ net.w.exp())), w=parameter(4, 6), b=nn.Linear(6, 3)))
     la = exactly_right(model)
-    assert not la.state.plan.vectorised and la.coverage()["w"].rule == "generic"
+    assert not la.state.knowledge.vectorised and la.coverage()["w"].rule == "generic"
 
 
 def test_a_network_that_no_rule_gets_right_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +442,7 @@ def test_rounding_is_no_reason_for_distrust(name: str, dtype: torch.dtype) -> No
     except RuntimeError as error:
         assert dtype == torch.bfloat16 and "not implemented" in str(error)
         return
-    assert not la.state.plan.corrections
+    assert not la.state.knowledge.corrections
     assert la.coverage().verified.startswith("derivatives of 2 examples")
 
 
@@ -453,9 +453,9 @@ def test_lengths_are_looked_at_a_few_times() -> None:
     )
     data = [(normal(3, length, 2), classes(3, 3)) for length in range(2, 9)]
     la = pw.fit(model.to(DEVICE), moved(tuple(data)), "classification")
-    assert len(la.state.plan.verified) == 3
+    assert len(la.state.knowledge.verified) == 3
     la = pw.fit(model, moved((*data, (normal(3, 2, 2, 2), classes(3, 3)))), "classification")
-    assert len(la.state.plan.verified) == 4
+    assert len(la.state.knowledge.verified) == 4
 
 
 def test_distances_whose_gradient_looks_right_at_first() -> None:
@@ -512,7 +512,7 @@ def test_saved_references_follow_the_sampled_weights() -> None:
             with pw.network.isolation.isolated(la.model, network.selected), torch.no_grad():
                 _, found = network.push(moved(x), torch.eye(la.D, dtype=torch.float64, device=DEVICE))
             assert relative(found.permute(1, 2, 0), jacobian) < 1e-8
-        assert [*la.state.plan.later.direct.values()] == [direct]
+        assert [*la.state.knowledge.questions.knowledge.direct.values()] == [direct]
     one, other = (each.predict(moved(x), method="sampled", samples=20) for each in (given, expected))
     assert relative(one.probs, other.probs) < 1e-8
     assert relative(one.epistemic, other.epistemic) < 1e-8
@@ -820,7 +820,7 @@ def test_tables_of_single_tokens_and_of_limited_norms(limit: float | None) -> No
         model[0].weight.mul_(2.0)
     x, y = torch.arange(9) % 6, classes(3, 9)
     la = fitted(model, x, y, "classification", "full")
-    assert la.coverage()["0.weight"].rule == "embedding" and not la.state.plan.corrections
+    assert la.coverage()["0.weight"].rule == "embedding" and not la.state.knowledge.corrections
     plain = copy.deepcopy(model)
     plain(x)  # which shrinks its table, as training did
     plain[0].max_norm = None
@@ -877,7 +877,7 @@ def test_rounding_of_what_cancels_is_no_dependence(dtype: torch.dtype, size: flo
         model = normalised_mean(size).to(DEVICE, dtype)
         x, y = moved(torch.randn(7, 4).to(dtype)), moved(torch.randn(7, 1).to(dtype))
         la = pw.fit(model, (x, y), "regression", structure="full")
-        assert not la.state.plan.corrections
+        assert not la.state.knowledge.corrections
         said = la.coverage().verified
         assert "too small there to tell: l.weight, l.bias" in said or "zero but for rounding" in said
         # The norm's mean has no derivative: all that is uncertain is the layer beside it, in closed form.

@@ -445,7 +445,7 @@ for name, norm in CALLS.items():
         turned = x.contiguous(memory_format=torch.channels_last)
         model.conv.to(memory_format=torch.channels_last)
         la = pw.fit(model, (turned, y), "regression", structure="full", curvature="ggn")
-        assert not la.state.plan.corrections, la.state.plan.corrections
+        assert not la.state.knowledge.corrections, la.state.knowledge.corrections
         plain = Net(norm, False).double()
         plain.load_state_dict(model.state_dict())
         if scaled:

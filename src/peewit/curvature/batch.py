@@ -50,7 +50,7 @@ class Batch:
         for start in range(0, total, self.step):
             probes = self.kind.probes(self.view, start, min(start + self.step, total))
             found = self.tape.pull(self.view.form.restore(probes).to(self.tape.output.dtype))
-            changed = self.tape.plan.reformed(found)
+            changed = self.tape.learner.note_forms(found)
             if changed:
                 raise PassRestart(f"{', '.join(changed)} turned out to be applied in several ways")
             yield found

@@ -15,7 +15,7 @@ from ..network.finite import InExample, Watch
 from ..network.nests import Inputs, count, take, tensors
 from ..runtime.memory import Budget
 from ..runtime.progress import Progress
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Knowledge
 
 Item = TypeVar("Item")
 MERGED_EXAMPLES = 2048  # small batches are put together up to so many examples
@@ -27,7 +27,7 @@ class Measured(Protocol):
     """A network that knows what its examples take."""
 
     @property
-    def plan(self) -> Plan:
+    def knowledge(self) -> Knowledge:
         """What was learnt about it."""
         ...
 
@@ -108,7 +108,7 @@ class Pieces:
 
     def _check(self, inputs: Inputs, targets: Tensor) -> LabelCheck:
         """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
-        shape = (count(inputs), *self.network.plan.shape(inputs))
+        shape = (count(inputs), *self.network.knowledge.shape(inputs))
         labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.form)
         self.form = labels.form
         return LabelCheck(inputs, labels)

@@ -21,7 +21,7 @@ from ..network.nests import Inputs, count, take
 from ..runtime.memory import budget
 from ..runtime.progress import QUIET, Progress
 from ..tracing.forward_mode import Push, rounding
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Learner
 from ..tracing.tracer import Tracer
 from ..weights.space import Space
 from ..weights.vectors import flatten, unflatten
@@ -90,7 +90,7 @@ class Products:
         self.memory = memory
         self.progress = progress
         self.symmetric = False  # whether second derivatives were seen to be so
-        self.push = Push(model, space, Plan(), budget(memory, data.device))
+        self.push = Push(model, space, Learner(), budget(memory, data.device))
 
     def mv(self, v: Tensor) -> Tensor:
         """Multiply vectors by the curvature of the energy (noise precision 1), in one pass over the data.
@@ -146,8 +146,8 @@ class Products:
         if self.memory is None:
             yield slice(0, count(inputs)), [slice(0, vectors)]
             return
-        plan, limit = self.push.plan, self.push.budget
-        each = BYTES * Tracer(self.model, self.space.names, limit, plan).cost(inputs)
+        learner, limit = self.push.learner, self.push.budget
+        each = BYTES * Tracer(self.model, self.space.names, limit, learner).cost(inputs)
         for chosen in limit.slices(count(inputs), each):
             yield chosen, list(limit.slices(vectors, each * (chosen.stop - chosen.start)))
 

@@ -19,7 +19,7 @@ from ..network.batches import Batches
 from ..network.finite import Watch
 from ..runtime.memory import Budget
 from ..runtime.progress import Progress
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Knowledge, Learner
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
 from ..weights.space import Space
@@ -51,10 +51,10 @@ class MeasurementTask:
 class Source:
     """Passes over the data of a task; what one pass teaches is there for the next."""
 
-    def __init__(self, task: MeasurementTask, plan: Plan | None = None, progress: Progress | None = None) -> None:
+    def __init__(self, task: MeasurementTask, learner: Learner | None = None, progress: Progress | None = None) -> None:
         self.task = task
         self.progress = Progress() if progress is None else progress
-        self.tracer = Tracer(task.model, task.space.names, task.budget, plan, task.create_graph)
+        self.tracer = Tracer(task.model, task.space.names, task.budget, learner, task.create_graph)
         self.pieces = Pieces(
             data=task.data,
             likelihood=task.likelihood,
@@ -67,13 +67,13 @@ class Source:
         self.totals: Totals | None = None  # of the last whole pass
         self.remark = ""  # on inputs that were not finite, although likelihoods were
         self.exact: frozenset[Any] = frozenset()  # sums whose products are in float64 from the first batch on
-        self._generic: set[str] | None = None  # weights that had the generic rule in the last batch that was measured
+        self._generic: frozenset[str] | None = None  # weights with the generic rule in the last measured batch
         self._looked = False  # whether the first batch's outputs were looked at
 
     @property
-    def plan(self) -> Plan:
+    def knowledge(self) -> Knowledge:
         """What was learnt about the network."""
-        return self.tracer.plan
+        return self.tracer.knowledge
 
     @property
     def kind(self) -> CurvatureKind | Auto | Hessian:
@@ -98,7 +98,7 @@ class Source:
         """Forget the pass that was begun, and keep what it taught."""
         self.exact |= reason.exact
         self.totals = self._generic = None
-        self.plan.used.clear()
+        self.tracer.learner.learn(used={})
 
     def _measure(self, piece: LabelledPiece, first: int) -> Batch:
         """A forward pass over some examples, which are numbered from `first` on."""
@@ -127,12 +127,13 @@ class Source:
 
     def _refuse_other_rules(self) -> None:
         """Begin again where a weight turned out to need the generic rule after batches were measured otherwise."""
-        if self._generic is not None and self.plan.generic != self._generic:
-            new = ", ".join(sorted(self.plan.generic - self._generic))
+        generic = self.knowledge.generic
+        if self._generic is not None and generic != self._generic:
+            new = ", ".join(sorted(generic - self._generic))
             raise PassRestart(f"{new} turned out to need the generic rule")
-        self._generic = set(self.plan.generic)
+        self._generic = generic
 
     def _step(self, tape: Tape) -> int:
         """How many probes of a batch fit the budget at once, beside its activations."""
-        each = self.plan.cost(tape.inputs) * tape.examples
+        each = self.knowledge.cost(tape.inputs) * tape.examples
         return max(1, int((self.task.budget.bytes - 4 * each) / (3 * each)))

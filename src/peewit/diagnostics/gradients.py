@@ -137,7 +137,7 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
 def fitting(network: Network, x: Inputs) -> int:
     """How many of the examples one gradient may be taken of."""
     network.outputs(x)  # so that its cost is known
-    return network.budget.count(COST * network.plan.cost(x), count(x))
+    return network.budget.count(COST * network.knowledge.cost(x), count(x))
 
 
 def cut_batches(

@@ -53,7 +53,7 @@ class Passes:
         for name, leaf in leaves.items() if direct else ():
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
-            output = call(self.network.plan.with_weights(model, leaves, piece.inputs), piece.inputs)
+            output = call(self.network.learner.with_weights(model, leaves, piece.inputs), piece.inputs)
         given = piece.labels.form.restore(probe(piece.labels.flat(output.detach()))).to(output.dtype)
         if direct:
             torch.autograd.backward(output, given, inputs=list(leaves.values()))

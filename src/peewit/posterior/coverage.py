@@ -97,4 +97,4 @@ def coverage_of(la: PosteriorState) -> Coverage:
         else:
             rule, words = "not selected", "fixed"
         rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
-    return Coverage(tuple(rows), la.reason, la.plan.words())
+    return Coverage(tuple(rows), la.reason, la.knowledge.words())

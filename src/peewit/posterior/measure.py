@@ -84,7 +84,7 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
         )
     if task.data.one_shot:
         raise PeewitError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
-    gradients = Source(replace(task, kind=Empirical()), source.plan, source.progress)
+    gradients = Source(replace(task, kind=Empirical()), source.tracer.learner, source.progress)
     measure(gradients, pull_all)  # totals, and which weights are used
     source.totals, source.remark = gradients.totals, gradients.remark
     matrix = hessian_matrix(task.model, task.space, task.data, task.likelihood)

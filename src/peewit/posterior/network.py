@@ -19,7 +19,7 @@ from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
 from ..runtime.progress import Progress
 from ..tracing.forward_mode import Push
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Knowledge, Learner
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
 from ..tracing.verification import is_awaited
@@ -49,10 +49,15 @@ class Network:
 
     model: nn.Module
     space: Space
-    plan: Plan
+    learner: Learner
     budget: Budget
     axis: int | None  # of the outputs, in one example's output
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What is known of the network by now."""
+        return self.learner.knowledge
 
     def prepare(self, x: Inputs) -> Inputs:
         """Inputs on the network's device, usable in a graph."""
@@ -63,7 +68,7 @@ class Network:
             return there.clone() if there.is_inference() else there
 
         refuse_inputs(x)
-        refuse_axes(x, list(self.plan.costs))
+        refuse_axes(x, list(self.knowledge.costs))
         if not count(x):
             raise PeewitError("x has no examples; expected at least one.")
         moved: Inputs = map_tensors(move, x)
@@ -72,14 +77,14 @@ class Network:
     @contextmanager
     def isolated(self) -> Iterator[None]:
         """The network in evaluation mode; what a question that fails teaches about it is forgotten."""
-        kept = self.plan.copy()
+        before = self.learner.knowledge
         try:
             with isolated(self.model, self.selected), self.budget.arithmetic.passes():
                 yield
         except TooManyOutputs:
             raise
         except BaseException:
-            self.plan.restore(kept)
+            self.learner.knowledge = before
             raise
         finally:
             self.progress.close()
@@ -91,7 +96,7 @@ class Network:
     def slices(self, x: Inputs, probes: int | None = None) -> Iterator[slice]:
         """Slices of the examples whose output gradients (some probes) fit the budget; call inside `isolated`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if probes is None else probes
-        return self.pieces(x, (4 + 1.25 * outputs) * self.plan.cost(x), 0.75)
+        return self.pieces(x, (4 + 1.25 * outputs) * self.knowledge.cost(x), 0.75)
 
     def pieces(self, x: Inputs, bytes_each: float, share: float = 0.5) -> Iterator[slice]:
         """Slices of the examples that take so many bytes each, with a bar where progress is shown."""
@@ -100,30 +105,30 @@ class Network:
 
     def tapes(self, x: Inputs, create_graph: bool = False, probes: int | None = None) -> Iterator[Tape]:
         """Forward passes over those slices."""
-        tracer = Tracer(self.model, self.space.names, self.budget, self.plan, create_graph, predicting=True)
+        tracer = Tracer(self.model, self.space.names, self.budget, self.learner, create_graph, predicting=True)
         for chosen in self.slices(x, probes):
             yield tracer.trace(take(x, chosen))
 
     def is_closed(self, x: Inputs) -> bool:
         """Whether all uncertain weights are in the layer whose output is the network's; call inside `isolated`."""
         self.outputs(x)
-        return self.plan.is_closed(x)
+        return self.knowledge.is_closed(x)
 
     def outputs(self, x: Inputs) -> int:
         """Numbers in one example's output; call inside `isolated`."""
-        if not self.plan.knows(x) or is_awaited(self.plan, x):
-            Tracer(self.model, self.space.names, self.budget, self.plan, predicting=True).cost(x)
-        return math.prod(self.plan.shape(x))
+        if not self.knowledge.knows(x) or is_awaited(self.knowledge, x):
+            Tracer(self.model, self.space.names, self.budget, self.learner, predicting=True).cost(x)
+        return math.prod(self.knowledge.shape(x))
 
     def cost(self, x: Inputs) -> int:
         """Bytes of one example's layer outputs; call inside `isolated`."""
         self.outputs(x)
-        return self.plan.cost(x)
+        return self.knowledge.cost(x)
 
     @property
     def push(self) -> Push:
         """Products with the Jacobian; call inside `isolated`, under the plain attention kernel."""
-        return Push(self.model, self.space, self.plan, self.budget)
+        return Push(self.model, self.space, self.learner, self.budget)
 
     @property
     def selected(self) -> list[Tensor]:
@@ -145,7 +150,7 @@ def network_of(state: PosteriorState, memory: float | None, progress: bool = Fal
     return Network(
         model=state.model,
         space=state.space,
-        plan=state.plan.later,
+        learner=state.knowledge.questions,
         budget=limit,
         axis=state.axis,
         progress=Progress(progress),

@@ -20,7 +20,7 @@ from ..messages.errors import PeewitError
 from ..network.identity import Identity
 from ..priors.prior import Number, Prior, as_prior
 from ..runtime.memory import Budget
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Knowledge
 from ..weights.space import Space, padding_rows
 from .evidence import Evidence, EvidenceProblem
 from .linear_mode import LinearMode
@@ -41,7 +41,7 @@ class PosteriorState:
     prior: Prior
     totals: Totals
     weights: Tensor  # (D,): the trained ones
-    plan: Plan
+    knowledge: Knowledge  # of the network, as the fit left it
     budget: Budget
     reason: str  # for the kind of curvature
     rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one

@@ -19,7 +19,7 @@ from ..network.values import change_tensors
 from ..priors.prior import Prior
 from ..runtime.arithmetic import ArithmeticName, as_arithmetic
 from ..runtime.memory import budget
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Learner
 from ..weights.space import Space
 from .measure import curvature_of, sums_of
 
@@ -35,7 +35,7 @@ OLD_BASES = "later data measured along the eigenvectors of the first"
 def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
     device = device_of(la.model)
-    plan = copied(la.plan)
+    learner = Learner(replace(la.knowledge, used={}))  # which weights later data use is asked anew
     task = MeasurementTask(
         model=la.model,
         space=la.asked,
@@ -48,13 +48,13 @@ def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
         form=la.totals.form,
         least=la.prior.least,
     )
-    source = Source(task, plan, network.progress)
+    source = Source(task, learner, network.progress)
     began = time.perf_counter()
     sums = sums_of(source, la.structure, la.sums)
     measured = time.perf_counter()
-    used = {name: set(la.rules[name].split(" + ")) for name in la.space.names}
-    for name, rules in plan.used.items():
-        used[name] = used.get(name, set()) | rules
+    used = {name: frozenset(la.rules[name].split(" + ")) for name in la.space.names}
+    for name, rules in learner.knowledge.used.items():
+        used[name] = used.get(name, frozenset()) | rules
     space = la.asked.only(used)
     weights = space.vector(la.model).to(la.weights.dtype) if space.names != la.space.names else la.weights
     curvature = curvature_of(source, la.structure, sums, space)
@@ -68,7 +68,7 @@ def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
         prior=replace(prior_of(la, space), base=None).bound(curvature, totals.examples),
         totals=totals,
         weights=weights,
-        plan=replace(plan, used=used),
+        knowledge=replace(learner.knowledge, used=used),
         reason=reason_of(la),
         rules={name: " + ".join(sorted(used.get(name, ()))) for name in la.asked.names},
         timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
@@ -76,11 +76,6 @@ def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
         trace=None,
         linear_mode=None,  # that of the earlier data
     )
-
-
-def copied(plan: Plan) -> Plan:
-    """What is known of a network, for a measurement that may learn more: which weights it uses is asked anew."""
-    return replace(plan.copy(), used={})
 
 
 def prior_of(la: PosteriorState, space: Space) -> Prior:

@@ -89,7 +89,7 @@ def _functional(
     if joint:
         return finite(_joint(network, precision, x, create_graph), x)
     means, covariances = [], []
-    probes = None if not closed else 1 if variance_only else Form(network.axis, network.plan.shape(x)).outputs
+    probes = None if not closed else 1 if variance_only else Form(network.axis, network.knowledge.shape(x)).outputs
     for tape in network.tapes(x, create_graph, probes):
         form = network.form(tape.output)
         made = _covariance(precision, tape, form, variance_only)
@@ -176,7 +176,7 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
     with network.isolated():
         if network.outputs(x) > EXACT_OUTPUTS:
             raise TooManyOutputs(network.outputs(x))
-        tracer = Tracer(network.model, network.space.names, network.budget, network.plan, predicting=True)
+        tracer = Tracer(network.model, network.space.names, network.budget, network.learner, predicting=True)
         for chosen in network.slices(x):
             some = take(x, chosen)
             tape = tracer.trace(some)
@@ -236,7 +236,7 @@ def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
 def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = False) -> Functional:
     """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
     means, lines, earlier = [], [], list[slice]()
-    tracer = Tracer(network.model, network.space.names, network.budget, network.plan, create_graph, predicting=True)
+    tracer = Tracer(network.model, network.space.names, network.budget, network.learner, create_graph, predicting=True)
     kept = alone if create_graph else torch.detach
 
     def pulled(chosen: slice) -> tuple[Tensor, dict[WeightRange, Piece]]:

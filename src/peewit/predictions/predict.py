@@ -90,7 +90,7 @@ def _estimated_belief(
     la: PosteriorState, network: Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
 ) -> Normal:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
-    form = Form(network.axis, network.plan.shape(x))
+    form = Form(network.axis, network.knowledge.shape(x))
     if form.outputs <= samples.SAMPLES:
         made = samples.sampled_functional(network, la, x, seed, False)
         mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)

@@ -52,7 +52,7 @@ def _finite_samples(made: Tensor, x: Inputs) -> Tensor:
 
 def _pushed_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     """The same for networks with many outputs: forward mode, whose cost does not grow with them."""
-    cost = network.plan.cost(x)
+    cost = network.knowledge.cost(x)
     made = []
     # Fused attention has no forward mode.
     with sdpa_kernel([SDPBackend.MATH]):
@@ -85,7 +85,7 @@ def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], c
         with torch.enable_grad():
             network.outputs(x)  # so that its cost is known
         for some in deviations:
-            slices = network.pieces(x, 2.0 * network.plan.cost(x) * len(some), 0.4)
+            slices = network.pieces(x, 2.0 * network.knowledge.cost(x) * len(some), 0.4)
             rows.append(torch.cat([_at(network, take(x, chosen), some) for chosen in slices], 1))
         made = torch.cat(rows)
         refuse_broken([made.detach().transpose(0, 1)], x)

@@ -107,7 +107,7 @@ class SharedPredictions:
                 network=network, inputs=inputs, targets=targets[chosen], mean=mean, jacobians=jacobians
             )
             visit(piece)
-            room -= (4 + 2 * mean[0].numel()) * network.plan.cost(inputs) * count(inputs)
+            room -= (4 + 2 * mean[0].numel()) * network.knowledge.cost(inputs) * count(inputs)
             kept = None if kept is None or room < 0 else [*kept, piece]
 
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator

@@ -16,7 +16,7 @@ from ..posterior.linear_mode import LinearMode
 from ..priors.prior import Prior
 from ..runtime.arithmetic import Arithmetic
 from ..tracing.forward_mode import ROWS
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Knowledge
 from ..weights.space import Space
 from .codec import short
 
@@ -65,7 +65,7 @@ def check_values(
     check_totals(values["totals"])
     if not values.get("temperature", 1.0) > 0:
         raise PeewitError(f"its temperature is {values['temperature']}")
-    check_knowledge(values["plan"])
+    check_knowledge(values["knowledge"])
     if set(values["rules"]) != set(values["asked"].names):
         raise PeewitError("its rules are not those of its weights")
     sets = values["prior"].sets
@@ -104,13 +104,13 @@ def check_totals(totals: Totals) -> None:
         raise PeewitError(f"its outputs have axis {totals.form.axis} of {len(totals.form.shape)}")
 
 
-def check_knowledge(plan: Plan) -> None:
+def check_knowledge(known: Knowledge) -> None:
     """Refuse what cannot be known of a network."""
-    folds = {axis.fold for axis in plan.axes.values() if axis is not None}
-    wrong = any(cost < 1 for cost, _ in plan.costs.values()) or not set(plan.push.values()) <= {*range(ROWS + 1)}
+    folds = {axis.fold for axis in known.axes.values() if axis is not None}
+    wrong = any(cost < 1 for cost, _ in known.costs.values()) or not set(known.push.values()) <= {*range(ROWS + 1)}
     if not folds <= {"none", "major", "minor", "whole", "owned"} or wrong:
-        known = f"{short(plan.axes)}, {short(plan.costs)}, {short(plan.push)}"
-        raise PeewitError(f"it knows impossible things of the network ({known})")
+        what = f"{short(known.axes)}, {short(known.costs)}, {short(known.push)}"
+        raise PeewitError(f"it knows impossible things of the network ({what})")
 
 
 def check_prior(prior: Prior, space: Space) -> None:

@@ -6,6 +6,7 @@ of pairs, since their keys are weights; a tensor is a reference to one beside th
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import inspect
 import math
@@ -48,7 +49,7 @@ class Encoder:
             return value
         if isinstance(value, list | tuple):  # ranges of weights and shapes too
             return [self.encode(each, f"{path}/{number}") for number, each in enumerate(value)]
-        if isinstance(value, set):
+        if isinstance(value, frozenset):
             return [self.encode(each, f"{path}/{each}") for each in sorted(value)]
         if isinstance(value, dict):
             return [[self.encode(key, path), self.encode(each, f"{path}/{words(key)}")] for key, each in value.items()]
@@ -157,10 +158,10 @@ class Decoder:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if not isinstance(value, list):
             raise PeewitError(f"{path} is {short(value)}; expected a list")
-        if origin is dict:
+        if origin is collections.abc.Mapping or origin is dict:
             return self._dict(value, arguments, path)
-        if origin is set:
-            return {self.decode(each, arguments[0], path) for each in value}
+        if origin is frozenset:
+            return frozenset(self.decode(each, arguments[0], path) for each in value)
         return self._sequence(value, hint, origin, arguments, path)
 
     def _sequence(self, value: list[Any], hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:

@@ -18,7 +18,7 @@ from ..posterior.linear_mode import LinearMode
 from ..posterior.schema import Schema
 from ..priors import groupings
 from ..priors.prior import Prior
-from ..tracing.knowledge import Plan
+from ..tracing.knowledge import Knowledge
 from ..tracing.layers.examples import BatchAxis
 from ..weights.space import Space
 
@@ -33,7 +33,7 @@ PARTS: tuple[type, ...] = (
     Prior,
     Totals,
     Space,
-    Plan,
+    Knowledge,
     BatchAxis,
     KronSums,
     DenseSums,
@@ -48,7 +48,7 @@ KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 
 
 # What is written under its own name, and read by the annotation of the field.
-PLAIN = ("prior", "totals", "asked", "plan", "reason", "rules", "seed", "weights", "temperature")
+PLAIN = ("prior", "totals", "asked", "knowledge", "reason", "rules", "seed", "weights", "temperature")
 MAYBE = ("linear_mode", "schema")  # likewise, where there is one
 
 

@@ -26,7 +26,7 @@ from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 from ..weights.space import Space
 from ..weights.vectors import Weights, spread, unflatten
-from .knowledge import Plan
+from .knowledge import Learner
 from .tracer import Tracer
 
 Run = Callable[[Weights], Tensor]
@@ -125,13 +125,13 @@ class Push:
 
     model: nn.Module
     space: Space
-    plan: Plan
+    learner: Learner
     budget: Budget
 
     def __call__(self, inputs: Inputs, vectors: Tensor, names: Collection[str] | None = None) -> Pushed:
         """Outputs (B, ...) and `J v` (S, B, ...), for vectors (S, D) that are zero but for the named weights."""
         several = len(vectors) > 1
-        way = self.plan.push.get(several)
+        way = self.learner.knowledge.push.get(several)
         way = self._next(inputs, several, 0 if several else 1) if way is None else way
         while way < ROWS:
             made = self._by(way, inputs, vectors, names)
@@ -141,12 +141,12 @@ class Push:
         return self._rows(inputs, vectors)
 
     def _next(self, inputs: Inputs, several: bool, start: int) -> int:
-        """The first way, from one on, that agrees with the backward pass on some examples; it is kept in the plan."""
+        """The first way, from one on, that agrees with the backward pass on some examples; it is learnt."""
         some = take(inputs, slice(0, EXAMPLES))
         if any(each is not None and not bool(each.any()) for each in self._gradients(some)[1]):
             some = inputs  # few examples may leave a weight without a gradient, behind units that are off
         way = next((way for way in range(start, ROWS) if self._agrees(way, some)), ROWS)
-        self.plan.push[several] = way
+        self.learner.learn(push={**self.learner.knowledge.push, several: way})
         return way
 
     def _by(self, way: int, inputs: Inputs, vectors: Tensor, names: Collection[str] | None) -> Pushed | None:
@@ -155,7 +155,7 @@ class Push:
         pieces = unflatten(vectors, self.space)
         tangents = {name: pieces[name].to(weights[name].dtype) for name in chosen}
         made = WAYS[way](
-            lambda given: call(self.plan.with_weights(self.model, given, inputs), inputs), weights, tangents
+            lambda given: call(self.learner.with_weights(self.model, given, inputs), inputs), weights, tangents
         )
         restore_buffers(self.model)
         return made
@@ -227,7 +227,7 @@ class Push:
 
     def _rows(self, inputs: Inputs, vectors: Tensor) -> Pushed:
         """By rows of the Jacobian, some outputs at a time: as many backward passes as the network has outputs."""
-        tracer = Tracer(self.model, self.space.names, self.budget, self.plan)
+        tracer = Tracer(self.model, self.space.names, self.budget, self.learner)
         with torch.enable_grad():
             cost = tracer.cost(inputs)
             tape = tracer.trace(inputs)

@@ -16,7 +16,7 @@ from ..network.nests import Inputs, map_tensors, take
 from ..runtime.memory import Budget
 
 if TYPE_CHECKING:
-    from .knowledge import Plan
+    from .knowledge import Learner
 
 
 def generic_rows(
@@ -25,7 +25,7 @@ def generic_rows(
     names: tuple[str, ...],
     probes: Tensor,
     budget: Budget,
-    plan: Plan,
+    learner: Learner,
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
     """Rows (K, B, P) per named weight, from probes (K, B, ...)."""
@@ -35,11 +35,11 @@ def generic_rows(
             f"{', '.join(names)} can only be reached by the generic rule, which cannot look into scripted or traced "
             f"modules ({scripted[0] or 'the network itself'!r}); expected the plain module."
         )
-    if plan.vectorised and not create_graph:
+    if learner.knowledge.vectorised and not create_graph:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                rows = _vectorised(model, inputs, names, probes, budget, plan)
+                rows = _vectorised(model, inputs, names, probes, budget, learner)
             if all(each.shape[:2] == probes.shape[:2] for each in rows.values()):
                 return rows  # torch's rule for some operations gets the axes wrong
         except torch.OutOfMemoryError:
@@ -47,19 +47,19 @@ def generic_rows(
         except (RuntimeError, ValueError, TypeError):
             pass
         # Control flow that depends on the data, in-place writes, operations without a batching rule: one by one.
-        plan.vectorised = False
+        learner.learn(vectorised=False)
     return _one_by_one(model, inputs, names, probes, create_graph)
 
 
 def _vectorised(
-    model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, budget: Budget, plan: Plan
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, budget: Budget, learner: Learner
 ) -> dict[str, Tensor]:
     weights = {name: model.get_parameter(name).detach() for name in names}
 
     def one(example: Inputs, probes: Tensor) -> dict[str, Tensor]:
         pull: Any
         single = map_tensors(lambda tensor: tensor[None], example)
-        _, pull = vjp(lambda given: call(plan.with_weights(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
+        _, pull = vjp(lambda given: call(learner.with_weights(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
         rows: dict[str, Tensor] = vmap(lambda probe: pull(probe)[0])(probes)
         return rows
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,76 +23,40 @@ DEPENDENT = (
 Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # names, dtypes and shapes of one example's tensors
 
 
-@dataclass
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
     """What was learnt about a network: where examples are in each use, and which weights need the generic rule."""
 
-    axes: dict[tuple[str, Signature], BatchAxis | None] = field(default_factory=dict)  # None: it has no examples
-    latest: dict[str, BatchAxis | None] = field(default_factory=dict)  # the same, for the last inputs of new shapes
-    rows: dict[tuple[str, Signature], float] = field(
-        default_factory=dict
-    )  # rows per example along that axis, by the inputs' shapes
-    forms: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)  # of Jacobians, by range of a weight
-    generic: set[str] = field(default_factory=set)
-    copied: set[str] = field(default_factory=set)  # inputs that the network later changes in place
-    used: dict[str, set[str]] = field(default_factory=dict)  # rules that each weight was seen with
-    costs: dict[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    looked: set[Signature] = field(default_factory=set)  # of whole batches whose rows were seen to be where they should
+    axes: Mapping[tuple[str, Signature], BatchAxis | None] = field(default_factory=dict)  # None: it has no examples
+    latest: Mapping[str, BatchAxis | None] = field(default_factory=dict)  # the same, for the last inputs of new shapes
+    rows: Mapping[tuple[str, Signature], float] = field(default_factory=dict)  # per example along that axis
+    forms: Mapping[str, Mapping[tuple[int, int], str]] = field(default_factory=dict)  # of Jacobians, by range
+    generic: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()  # inputs that the network later changes in place
+    used: Mapping[str, frozenset[str]] = field(default_factory=dict)  # rules that each weight was seen with
+    costs: Mapping[Signature, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    looked: frozenset[Signature] = frozenset()  # of whole batches whose rows were seen to be where they should
+    cuts: frozenset[int] = frozenset()  # ways in which batches were cut along their examples, and looked at
     second: bool = False  # whether the network differentiates its own gradients
     batched: bool = True  # whether many probes can be pulled back at once
     vectorised: bool = True  # whether the generic rule can map over examples
-    verified: dict[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives, in words
+    verified: Mapping[Signature, str] = field(default_factory=dict)  # what was compared with plain derivatives
     corrections: tuple[str, ...] = ()  # what was not as the plain ones were, and goes otherwise now
-    direct: dict[Signature, set[str]] = field(default_factory=dict)  # weights that no saved reference leads to
-    closed: dict[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
-    push: dict[bool, int] = field(default_factory=dict)  # by which of `forward_mode.WAYS` several vectors go, or one
-
-    def __post_init__(self) -> None:
-        """Ways in which batches were cut along their examples, and looked at; no file holds them."""
-        self.cuts: set[int] = set()
+    direct: Mapping[Signature, frozenset[str]] = field(default_factory=dict)  # weights that no saved reference leads to
+    closed: Mapping[Signature, bool] = field(default_factory=dict)  # whether all selected weights are outermost
+    push: Mapping[bool, int] = field(default_factory=dict)  # by which of `forward_mode.WAYS` several vectors go, or one
 
     @cached_property
-    def later(self) -> Plan:
-        """A copy for questions, which add what they learn: the plan of a posterior stays as the fit left it."""
-        return self.copy()
+    def questions(self) -> Learner:
+        """What questions learn beyond this value, which stays as the fit left it and as files hold it.
 
-    def copy(self) -> Plan:
-        """As it is now."""
-        made = Plan(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
-        made.cuts = self.cuts.copy()
-        return made
-
-    def restore(self, kept: Plan) -> None:
-        """Forget what was learnt since."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(kept, each.name))
-        self.cuts = kept.cuts
-
-    def reformed(self, found: Mapping[WeightRange, Matrix | Explicit]) -> list[str]:
-        """Weights whose Jacobian has another form than in an earlier batch: they have no common block.
-
-        They take the generic rule from now on.
+        It saves time alone: posteriors that differ in prior or noise share it and ask nothing twice.
         """
-        changed = []
-        for part, jacobian in found.items():
-            own, form = self.forms.setdefault(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
-            others = [place for place in own if place[0] < part.stop and part.start < place[1]]
-            if all(place == part[1:] and own[place] == form for place in others):
-                own[part.start, part.stop] = form
-            elif part.name not in changed:
-                changed.append(part.name)
-        for name in changed:
-            del self.forms[name]
-        self.generic.update(changed)
-        return changed
+        return Learner(self)
 
     def words(self) -> str:
         """What was verified, for the coverage table."""
         return "; ".join([next(iter(self.verified.values()), ""), *self.corrections])
-
-    def with_weights(self, model: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Callable[..., Any]:
-        """The network with other weights, for these inputs: the first pass looks for saved references to its own."""
-        return with_weights(model, weights, self.direct.setdefault(signature(inputs), set()))
 
     def located(self, key: str, shapes: Signature) -> bool:
         """Whether it is known where the examples are in a use, for inputs of these shapes."""
@@ -101,10 +65,6 @@ class Plan:
     def axis(self, key: str, shapes: Signature) -> BatchAxis | None:
         """Where they are; layouts may depend on lengths."""
         return self.axes[key, shapes]
-
-    def locate(self, key: str, shapes: Signature, place: BatchAxis | None) -> None:
-        """Note where the examples are in a use, for inputs of these shapes."""
-        self.axes[key, shapes] = self.latest[key] = place
 
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""
@@ -123,6 +83,74 @@ class Plan:
         return self.closed[signature(inputs)]
 
 
+@dataclass
+class Learner:
+    """What a pass or a question learns in: it begins with what is known, and puts a new value in its place."""
+
+    knowledge: Knowledge = field(default_factory=Knowledge)
+
+    def learn(self, **changes: Any) -> None:
+        """Replace fields of what is known."""
+        self.knowledge = replace(self.knowledge, **changes)
+
+    def locate(self, places: Mapping[str, BatchAxis | None], shapes: Signature) -> None:
+        """Note where the examples are in some uses, for inputs of these shapes."""
+        known = self.knowledge
+        axes = {(key, shapes): place for key, place in places.items()}
+        self.learn(axes={**known.axes, **axes}, latest={**known.latest, **places})
+
+    def make_generic(self, names: Iterable[str]) -> None:
+        """Note that some weights need the generic rule."""
+        self.learn(generic=self.knowledge.generic.union(names))
+
+    def note_rules(self, rules: Mapping[str, set[str]]) -> None:
+        """Note rules that weights were seen with."""
+        used = self.knowledge.used
+        more = {name: used.get(name, frozenset()) | own for name, own in rules.items()}
+        if any(own != used.get(name) for name, own in more.items()):
+            self.learn(used={**used, **more})
+
+    def note_generic_rules(self, names: Iterable[str]) -> None:
+        """Note that some weights took the generic rule for all of their uses."""
+        self.learn(used={**self.knowledge.used, **dict.fromkeys(names, frozenset({"generic"}))})
+
+    def note_forms(self, found: Mapping[WeightRange, Matrix | Explicit]) -> list[str]:
+        """Weights whose Jacobian has another form than in an earlier batch: they have no common block.
+
+        They take the generic rule from now on.
+        """
+        forms = dict(self.knowledge.forms)
+        changed = []
+        for part, jacobian in found.items():
+            own, form = forms.get(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
+            others = [place for place in own if place[0] < part.stop and part.start < place[1]]
+            if all(place == part[1:] and own[place] == form for place in others):
+                forms[part.name] = {**own, (part.start, part.stop): form}
+            elif part.name not in changed:
+                changed.append(part.name)
+        for name in changed:
+            del forms[name]
+        if forms != self.knowledge.forms:
+            self.learn(forms=forms)
+        if changed:
+            self.make_generic(changed)
+        return changed
+
+    def with_weights(self, model: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Callable[..., Any]:
+        """The network with other weights, for these inputs: the first pass looks for saved references to its own."""
+        shapes = signature(inputs)
+        direct = set(self.knowledge.direct.get(shapes, ()))
+        network = with_weights(model, weights, direct)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            made = network(*args, **kwargs)
+            if not direct <= self.knowledge.direct.get(shapes, frozenset()):
+                self.learn(direct={**self.knowledge.direct, shapes: frozenset(direct)})
+            return made
+
+        return forward
+
+
 def signature(inputs: Inputs) -> Signature:
     """Keyword or position, dtype and shape of one example's tensors."""
     entries: Any = [("", inputs)]
@@ -131,10 +159,3 @@ def signature(inputs: Inputs) -> Signature:
     return tuple(
         (str(where), str(each.dtype), tuple(each.shape[1:])) for where, value in entries for each in tensors(value)
     )
-
-
-def copied(value: Any) -> Any:
-    """Dictionaries and sets anew, however deep: predictions copy a plan, and `copy.deepcopy` takes milliseconds."""
-    if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
-    return value.copy() if isinstance(value, set) else value

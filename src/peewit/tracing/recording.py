@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from .knowledge import Plan, Signature
+from .knowledge import Learner, Signature
 from .layers import HANDLERS
 from .layers.contract import Lift, Rule, Tensors, Use, Views, copy_if_fragile, output_edge
 from .layers.elementwise import broadcast_axes
@@ -49,7 +49,7 @@ class Recording(TorchFunctionMode):
     def __init__(
         self,
         names: dict[int, str],
-        plan: Plan,
+        learner: Learner,
         examples: int,
         signature: Signature,
         watch: bool = False,
@@ -60,13 +60,13 @@ class Recording(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.watch = watch
-        self.second = second or plan.second  # whether gradients will be differentiated again
+        self.second = second or learner.knowledge.second  # whether gradients will be differentiated again
         self.exact = exact  # whether gradients are to be as exact as in float32
         self.room = room  # bytes of the budget
         self.probes = probes  # whether several gradients will be pulled back at once
         self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
         self.names = names
-        self.plan = plan
+        self.learner = learner
         self.examples = examples
         self.signature = signature
         self.uses: list[Use] = []
@@ -93,12 +93,12 @@ class Recording(TorchFunctionMode):
     def _differentiated(self) -> None:
         """Begin again where the network differentiates its own gradients: ours are to have derivatives then."""
         if not self.second:
-            self.plan.second = True
+            self.learner.learn(second=True)
             raise Again
 
     def refuse_mapping(self) -> None:
         """Note that `torch.vmap` is wrong for what the network calls here: the generic rule does without."""
-        self.plan.vectorised = False
+        self.learner.learn(vectorised=False)
 
     def resolve(self, tensor: Any) -> WeightView | None:
         """The selected parameter that a tensor is, or is a view of."""
@@ -106,7 +106,7 @@ class Recording(TorchFunctionMode):
             return None
         for parameter in (tensor, tensor._base):
             name = self.names.get(id(parameter))
-            if parameter is not None and name is not None and name not in self.plan.generic:
+            if parameter is not None and name is not None and name not in self.learner.knowledge.generic:
                 return WeightView.of(name, tensor, parameter)
         return None
 
@@ -129,7 +129,7 @@ class Recording(TorchFunctionMode):
     ) -> Tensor:
         """Note a call and return its output."""
         key = self._numbered(rule.name, *(view.name for view in views.values()))
-        if key in self.plan.copied:
+        if key in self.learner.knowledge.copied:
             inputs = tuple(each.clone() for each in inputs)
         output = copy_if_fragile(output)
         use = Use(
@@ -156,8 +156,9 @@ class Recording(TorchFunctionMode):
     def _without_examples(self, key: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
         if self.examples == 1:
             return False
-        if self.plan.located(key, self.signature):
-            return self.plan.axis(key, self.signature) is None
+        known = self.learner.knowledge
+        if known.located(key, self.signature):
+            return known.axis(key, self.signature) is None
         return not batch_axes(shape, axes, self.examples)
 
     def lift(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:

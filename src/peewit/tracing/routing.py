@@ -64,7 +64,7 @@ def whose(hits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass
 class Routing:
-    """One batch of a network, looked at for rows that are not where its plan has the examples."""
+    """One batch of a network, looked at for rows that are not where they are known to be."""
 
     tracer: Tracer
     tape: Tape
@@ -76,10 +76,10 @@ class Routing:
                 self._own(use, torch.zeros(0, dtype=torch.long, device=self.tape.output.device))
 
     def look(self, shuffles: bool) -> None:
-        """Find whose each row is where the plan says so; where that fails, the weight takes the generic rule.
+        """Find whose each row is where that is to be found; where that fails, the weight takes the generic rule.
 
         A network that may reorder its examples may do so in some batches only: gradients of one half of the examples
-        must not reach what the plan has for rows of the other half. A use where they do is routed too.
+        must not reach what is known as rows of the other half. A use where they do is routed too.
         """
         tape = self.tape
         routed = [use for use in tape.direct if self._is_routed(use)]
@@ -152,7 +152,7 @@ class Routing:
             if bool((single | none).all()):
                 self._settle(use, owners, none)
             else:
-                self.tracer.plan.generic.update(use.names)
+                self.tracer.learner.make_generic(use.names)
 
     def _is_routed(self, use: Use) -> bool:
         place = self.tape.axis(use.key)
@@ -160,7 +160,7 @@ class Routing:
 
     def _is_fixed(self, use: Use) -> bool:
         place = self.tape.axis(use.key)
-        if place is None or place.fold == "owned" or set(use.names) & self.tracer.plan.generic:
+        if place is None or place.fold == "owned" or set(use.names) & self.tracer.learner.knowledge.generic:
             return False
         return self.tracer.known(self.tape, use.key, use.shape)
 
@@ -184,7 +184,7 @@ class Routing:
     def _settle(self, use: Use, owners: Tensor, none: Tensor) -> None:
         found = self._by_value(use, owners, none) if bool(none.any()) else owners
         if found is None:
-            self.tracer.plan.generic.update(use.names)
+            self.tracer.learner.make_generic(use.names)
         else:
             self._own(use, found)
 

@@ -19,7 +19,7 @@ from ..network.nests import Inputs
 from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 from .generic import generic_rows
-from .knowledge import Plan, Signature, signature
+from .knowledge import Learner, Signature, signature
 from .layers.contract import Contribution, Lift, Use, is_reshaped, output_edge
 from .layers.conv.rule import ConvRule
 from .layers.elementwise import pad_shape, sum_broadcast
@@ -42,7 +42,7 @@ class Tape:
     uses: list[Use]
     lifts: list[Lift]
     generic: tuple[str, ...]
-    plan: Plan
+    learner: Learner
     budget: Budget
     dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
     create_graph: bool = False
@@ -117,7 +117,7 @@ class Tape:
             return []
         if probes.shape[0] == 1:
             return [None if made is None else made.unsqueeze(0) for made in self._grad(source, probes[0], edges)]
-        if self.plan.batched:
+        if self.learner.knowledge.batched:
             try:
                 with warnings.catch_warnings():
                     # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
@@ -130,7 +130,7 @@ class Tape:
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
-                self.plan.batched = False
+                self.learner.learn(batched=False)
         each = [self._grad(source, one, edges) for one in probes]
         return [
             None if made[0] is None else torch.stack([one for one in made if one is not None])
@@ -167,7 +167,7 @@ class Tape:
 
         Those that were used in an earlier batch are not asked about again.
         """
-        asked = [name for name in self.generic if name not in self.plan.used]
+        asked = [name for name in self.generic if name not in self.learner.knowledge.used]
         if not asked or not self.output.requires_grad:
             return tuple(name for name in self.generic if name not in asked)
         parameters, ones = [self.parameters[name] for name in asked], torch.ones_like(self.output)
@@ -221,6 +221,7 @@ class Tape:
     def pull(self, probes: Tensor) -> dict[WeightRange, Matrix | Explicit]:
         """(K, B, ...) probes -> the Jacobian rows `probe^T df/dweight`, per range of each weight."""
         found: dict[str, list[Contribution]] = {}
+        rules: dict[str, set[str]] = {}
         gradients = self.gradients(probes)
         for use in self.uses:
             if use.key not in gradients:
@@ -229,7 +230,8 @@ class Tape:
                 if use.key in self.owned and isinstance(contribution.value, Term):
                     contribution = contribution._replace(value=self.owned[use.key].mask(contribution.value))
                 found.setdefault(contribution.part.name, []).append(contribution)
-                self.plan.used.setdefault(contribution.part.name, set()).add(use.rule.name)
+                rules.setdefault(contribution.part.name, set()).add(use.rule.name)
+        self.learner.note_rules(rules)
         made: dict[WeightRange, Matrix | Explicit] = {}
         for name, contributions in found.items():
             made.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
@@ -240,12 +242,12 @@ class Tape:
                 self.reached_generic,
                 probes,
                 self.budget,
-                self.plan,
+                self.learner,
                 self.create_graph,
             )
+            self.learner.note_generic_rules(rows)
             for name, value in rows.items():
                 made[WeightRange(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
-                self.plan.used[name] = {"generic"}
         return made
 
     def pairs(self) -> dict[WeightRange, WeightRange]:
@@ -279,7 +281,7 @@ class Tape:
         """Where the examples are in a use's output, or in what was broadcast."""
         if key in self.owned:
             return self.owned[key]
-        return WHOLE if self.examples == 1 else self.plan.axis(key, self.signature)
+        return WHOLE if self.examples == 1 else self.learner.knowledge.axis(key, self.signature)
 
     def _inputs(self, use: Use) -> tuple[Tensor, ...]:
         """The use's inputs with the examples in front, made once."""

@@ -1,4 +1,4 @@
-"""Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept in its plan.
+"""Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept.
 
 Where the examples are in a layer's tensors is found by a batch that has each of them twice: equal examples have equal
 rows. Weights whose use the recording does not see, or whose rows are no example's, take the generic rule.
@@ -7,6 +7,7 @@ rows. Weights whose use the recording does not see, or whose rows are no example
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +25,7 @@ from ..network.nests import Inputs, count
 from ..runtime.memory import Budget
 from .doubling import ORDERS, _equals, _reached, _repeats, doubled
 from .graph import cut_of, reorders, unrecorded
-from .knowledge import DEPENDENT, Plan, signature
+from .knowledge import DEPENDENT, Knowledge, Learner, Signature, signature
 from .layers.contract import Use
 from .layers.examples import BatchAxis, batch_axes
 from .recording import Again, Recording
@@ -40,21 +41,21 @@ MISMAPPED = ("CdistBackward", "PreluKernelBackward")
 
 
 class Tracer:
-    """Records forward passes of one network for one choice of weights, learning its plan on the way."""
+    """Records forward passes of one network for one choice of weights, learning about it on the way."""
 
     def __init__(
         self,
         model: nn.Module,
         names: tuple[str, ...],
         budget: Budget,
-        plan: Plan | None = None,
+        learner: Learner | None = None,
         graph: bool = False,
         predicting: bool = False,
     ) -> None:
         self.model = model
         self.names = names
         self.budget = budget
-        self.plan = plan if plan is not None else Plan()
+        self.learner = learner if learner is not None else Learner()
         self.create_graph = graph
         self.exact = budget.arithmetic.parts(predicting) == 2
         self.probes = predicting  # whether several gradients will be pulled back at once
@@ -66,6 +67,11 @@ class Tracer:
         self._by_id = {id(parameter): name for name, parameter in self.parameters.items()}
 
     @property
+    def knowledge(self) -> Knowledge:
+        """What is known of the network by now."""
+        return self.learner.knowledge
+
+    @property
     def selected(self) -> list[Tensor]:
         """The selected parameters."""
         return list(self.parameters.values())
@@ -75,15 +81,15 @@ class Tracer:
 
         That pass also learns where the examples are, so that larger batches need not ask.
         """
-        if not self.plan.knows(inputs):
+        if not self.knowledge.knows(inputs):
             some = doubled(inputs)
-            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            several = Tracer(self.model, self.names, self.budget, self.learner, predicting=True)
             try:
                 tape = several.trace(some, watch=True)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
-                reason = explain_failure(self.model, inputs, count(some), error, list(self.plan.costs))
+                reason = explain_failure(self.model, inputs, count(some), error, list(self.knowledge.costs))
                 if reason is None:
                     raise
                 raise reason from error
@@ -95,12 +101,13 @@ class Tracer:
             rows = 3 * tape.examples * sum(self.parameters[name].numel() for name in tape.generic)
             bytes_all = (tape.numbers_per_probe() + rows) * tape.output.element_size()
             verify(several, inputs, tape)
-            self.plan.closed[signature(inputs)] = tape.closed
-            self.plan.costs[signature(inputs)] = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
-        elif is_awaited(self.plan, inputs):
-            several = Tracer(self.model, self.names, self.budget, self.plan, predicting=True)
+            known, shapes = self.knowledge, signature(inputs)
+            cost = (-(-bytes_all // tape.examples), tuple(tape.output.shape[1:]))
+            self.learner.learn(closed={**known.closed, shapes: tape.closed}, costs={**known.costs, shapes: cost})
+        elif is_awaited(self.knowledge, inputs):
+            several = Tracer(self.model, self.names, self.budget, self.learner, predicting=True)
             verify(several, inputs, several.trace(doubled(inputs)))
-        return self.plan.cost(inputs)
+        return self.knowledge.cost(inputs)
 
     def _refuse_statistics(self, output: Tensor, inputs: Inputs) -> None:
         """Outputs that are NaN since the first examples are equal: beside another one the same example has numbers."""
@@ -121,7 +128,7 @@ class Tracer:
         for _ in range(8):
             recording = Recording(
                 self._by_id,
-                self.plan,
+                self.learner,
                 examples,
                 shapes,
                 watch,
@@ -152,46 +159,54 @@ class Tracer:
         )
 
     def _finish(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape | None:
-        """The tape, or None when the pass has to be repeated with a better plan."""
-        plan, uses = self.plan, recording.uses
+        """The tape, or None when the pass has to be repeated with what was learnt."""
+        before = self.knowledge
         tape = self._tape(recording, output, inputs, examples)
         if not output.requires_grad:
             return tape
         unseen, nodes = unrecorded(output, recording)
-        known = len(plan.generic), len(plan.copied)
-        plan.generic |= unseen
         wrong = {kind for node in nodes for kind in MISMAPPED if node.name().startswith(kind)}
-        plan.vectorised &= not wrong
-        plan.batched &= "CdistBackward" not in wrong
-        plan.copied |= {use.key for use in uses if use.versions != tuple(each._version for each in use.inputs)}
+        changed = {use.key for use in recording.uses if use.versions != tuple(each._version for each in use.inputs)}
+        self.learner.learn(
+            generic=before.generic | unseen,
+            copied=before.copied | changed,
+            vectorised=before.vectorised and not wrong,
+            batched=before.batched and "CdistBackward" not in wrong,
+        )
         if examples == 1:
             Routing(self, tape).own_empty()
         else:
             self._locate(tape, recording.seen)
             if self._misplaced(tape, recording.watch, nodes):
                 return None
-            if (len(plan.generic), len(plan.copied)) == known:
+            if not self._is_stale(before):
                 unlooked = not recording.watch and self._unlooked(tape)
                 recut = not recording.watch and self._recut(tape, nodes)
                 Routing(self, tape).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
-        return None if (len(plan.generic), len(plan.copied)) != known else tape
+        return None if self._is_stale(before) else tape
+
+    def _is_stale(self, known: Knowledge) -> bool:
+        """Whether a pass recorded weights or inputs otherwise than they would be now."""
+        return (self.knowledge.generic, self.knowledge.copied) != (known.generic, known.copied)
 
     def _unlooked(self, tape: Tape) -> bool:
         """Whether this is one of the first whole batches: there are many ways to reorder examples."""
-        looked = self.plan.looked
+        looked = self.knowledge.looked
         if tape.examples <= len(ORDERS) or tape.signature in looked or len(looked) >= LENGTHS:
             return False
-        looked.add(tape.signature)
+        self.learner.learn(looked=looked | {tape.signature})
         return True
 
     def _recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
         """Whether examples are cut and joined as in no batch before: a network may rotate them by a number in them."""
         found = cut_of(nodes, tape.examples)
-        known, number = self.plan.cuts, hash((tape.signature, tape.examples, found))
-        if not found or number in known:
+        if not found:
+            return False
+        known, number = self.knowledge.cuts, zlib.crc32(repr((tape.signature, tape.examples, found)).encode())
+        if number in known:
             return False
         if len(known) < CUTS:
-            known.add(number)
+            self.learner.learn(cuts=known | {number})
         return True
 
     def _misplaced(self, tape: Tape, watched: bool, nodes: Collection[Any]) -> bool:
@@ -223,12 +238,12 @@ class Tracer:
     def expect_routed(self, tape: Tape, use: Use) -> None:
         """Note that no axis holds the examples of a use."""
         if use.axes:
-            self.plan.locate(use.key, tape.signature, BatchAxis(use.axes[0], "owned"))
+            self.learner.locate({use.key: BatchAxis(use.axes[0], "owned")}, tape.signature)
         else:
-            self.plan.generic.update(use.names)
+            self.learner.make_generic(use.names)
 
     def _tape(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape:
-        generic = tuple(name for name in self.names if name in self.plan.generic)
+        generic = tuple(name for name in self.names if name in self.knowledge.generic)
         return Tape(
             self.model,
             self.parameters,
@@ -238,7 +253,7 @@ class Tracer:
             recording.uses,
             recording.lifts,
             generic,
-            self.plan,
+            self.learner,
             self.budget,
             self.dtype,
             self.create_graph,
@@ -284,6 +299,7 @@ class Tracer:
         # One answer for all: every question by itself would wait for the device.
         repeated = iter(_repeats(questions, number, again).tolist() if questions else [])
         reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
+        located: dict[str, BatchAxis | None] = {}
         for names, key, candidates, held in asked:
             fitting = []
             for place in candidates:
@@ -292,7 +308,8 @@ class Tracer:
                 hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
                 if equal:
                     fitting.append((place, differ, hits))
-            self.plan.locate(key, tape.signature, self._settle(names, key, fitting, tape.examples // 2))
+            located[key] = self._settle(names, key, fitting, tape.examples // 2)
+        self.learner.locate(located, tape.signature)
 
     def _as_elsewhere(
         self, tape: Tape, unknown: list[Any], seen: dict[str, tuple[Tensor, ...]], number: int, again: Tensor
@@ -300,14 +317,15 @@ class Tracer:
         """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
         asked = []
         left = list(unknown)
+        located: dict[str, BatchAxis | None] = {}
         questions: list[tuple[BatchAxis, Tensor]] = []
         for unseen in unknown:
             _, key, shape, *_ = unseen
-            place, tensors = self.plan.latest.get(key), seen.get(key, ())
+            place, tensors = self.knowledge.latest.get(key), seen.get(key, ())
             if place is None or not tensors or not place.fits(shape, tape.examples):
                 continue
             if place.fold == "owned":
-                self.plan.locate(key, tape.signature, place)
+                located[key] = place
                 left.remove(unseen)
                 continue
             if all(place.fits(each.shape, number) for each in tensors):
@@ -317,8 +335,9 @@ class Tracer:
         for unseen, place, held in asked:
             found = [next(answers) for _ in range(held)]
             if all(equal and differ for equal, differ in found):
-                self.plan.locate(unseen[1], tape.signature, place)
+                located[unseen[1]] = place
                 left.remove(unseen)
+        self.learner.locate(located, tape.signature)
         return left
 
     def _settle(
@@ -329,12 +348,12 @@ class Tracer:
         if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
             raise PeewitError(f"{names[0]!r}: {DEPENDENT}")
         if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
-            self.plan.generic.update(names)
+            self.learner.make_generic(names)
         return own[0] if own else None
 
     def watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
         """What a forward pass shows of every use, by key."""
-        recording = Recording(self._by_id, self.plan, count(inputs), signature(inputs), watch=True)
+        recording = Recording(self._by_id, self.learner, count(inputs), signature(inputs), watch=True)
         with recording:
             call(self.model, inputs)
         restore_buffers(self.model)
@@ -346,18 +365,24 @@ class Tracer:
         Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
         examples, even where the number happens to fit.
         """
-        shapes = tape.signature
+        known, shapes = self.knowledge, tape.signature
+        rows: dict[tuple[str, Signature], float] = {}
         for use in tape.uses:
-            place = self.plan.axes.get((use.key, shapes))
+            place = known.axes.get((use.key, shapes))
             if place is None or place.fold in ("whole", "owned"):
                 continue
-            rows = use.shape[place.axis] / tape.examples
-            if self.plan.rows.setdefault((use.key, shapes), rows) != rows:
+            own = use.shape[place.axis] / tape.examples
+            if known.rows.get((use.key, shapes), own) != own:
                 self.expect_routed(tape, use)
+            elif (use.key, shapes) not in known.rows:
+                rows[use.key, shapes] = own
+        if rows:
+            self.learner.learn(rows={**known.rows, **rows})
 
     def known(self, tape: Tape, key: str, shape: tuple[int, ...]) -> bool:
         """Whether it is known where the examples are in a use or lift of this shape."""
-        if not self.plan.located(key, tape.signature):
+        known = self.knowledge
+        if not known.located(key, tape.signature):
             return False
-        place = self.plan.axis(key, tape.signature)
+        place = known.axis(key, tape.signature)
         return place is None or place.fits(shape, tape.examples)

@@ -30,7 +30,7 @@ from ..network.modules import quantised
 from ..network.nests import Inputs, count, map_tensors, take, tensors
 from ..runtime.arithmetic import convolutions_rounded, products_rounded
 from ..weights.ranges import WeightRange
-from .knowledge import DEPENDENT, Plan, Signature, signature
+from .knowledge import DEPENDENT, Knowledge, Signature, signature
 from .recording import following
 from .tape import Tape
 
@@ -78,15 +78,13 @@ def kind(shapes: Signature) -> tuple[tuple[str, str, int], ...]:
 
 
 def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
-    """Compare a network's plan with plain derivatives on inputs of a new kind; raises where no rule is right.
+    """Compare a network's derivatives with plain ones on inputs of a new kind; raises where no rule is right.
 
     `tape`: of the first examples, as `doubled` has them.
     """
-    plan, shapes = tracer.plan, signature(inputs)
-    alike = [each for each in plan.verified if kind(each) == kind(shapes)]
-    if is_awaited(plan, inputs):
-        del plan.verified[shapes]
-    elif shapes in alike or len(alike) >= LENGTHS:
+    known, shapes = tracer.learner.knowledge, signature(inputs)
+    alike = [each for each in known.verified if kind(each) == kind(shapes)]
+    if not is_awaited(known, inputs) and (shapes in alike or len(alike) >= LENGTHS):
         return
     several, single = map_tensors(torch.detach, tape.inputs), tape.examples == 1
     if single:
@@ -97,7 +95,8 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
     with warnings.catch_warnings():
         # Autograd's own thread may meet the GPU for the first time here; torch sets it up and says so.
         warnings.filterwarnings("ignore", message="Attempting to run cu")
-        plan.verified[shapes] = comparison.outcome()
+        outcome = comparison.outcome()
+    tracer.learner.learn(verified={**tracer.learner.knowledge.verified, shapes: outcome})
 
 
 def first_other(inputs: Inputs) -> int:
@@ -106,9 +105,9 @@ def first_other(inputs: Inputs) -> int:
     return int(torch.stack(differ).any(0).int().argmax())
 
 
-def is_awaited(plan: Plan, inputs: Inputs) -> bool:
+def is_awaited(known: Knowledge, inputs: Inputs) -> bool:
     """Whether these are the first examples of their shapes that are not all equal: only they show dependences."""
-    return plan.verified.get(signature(inputs), "").endswith(EQUAL) and first_other(inputs) > 0
+    return known.verified.get(signature(inputs), "").endswith(EQUAL) and first_other(inputs) > 0
 
 
 def unlike(inputs: Inputs) -> Inputs | None:
@@ -124,13 +123,13 @@ class Seen(NamedTuple):
     alike: bool  # whether both examples have the same output
     coupled: bool  # whether the first example's output depends on which other stands beside it, or on whether one does
     alone: bool  # whether the network takes a single example as it takes several
-    wrong: list[str]  # weights whose rows of the Jacobian, by the plan, are not the plain ones
+    wrong: list[str]  # weights whose rows of the Jacobian, as they are computed, are not the plain ones
     faint: list[str]  # weights that are used, and whose derivatives are too small to tell
 
 
 @dataclass
 class Comparison:
-    """A network's derivatives at some examples, as the plan has them and as torch alone has them."""
+    """A network's derivatives at some examples, as the rules have them and as torch alone has them."""
 
     tracer: Tracer
     every: Inputs  # all that there are
@@ -139,13 +138,12 @@ class Comparison:
     tape: Tape | None  # of these, where it serves for the first comparison
 
     def outcome(self) -> str:
-        """What was compared and what came out, in words; the plan is changed where it was wrong."""
-        plan = self.tracer.plan
+        """What was compared and what came out, in words; slower rules are taken where it was wrong."""
         if not self.output.requires_grad:
             return "nothing, since the output does not depend on the weights"
         self._refuse_kept()
         for _ in range(len(self.tracer.names) + 4):
-            vectorised = plan.vectorised
+            vectorised = self.tracer.learner.knowledge.vectorised
             seen = self._seen()
             if (seen.alike or not seen.finite) and (several := unlike(self.every)) is not None:
                 return replace(self, every=several, several=several, tape=None).outcome()
@@ -267,7 +265,7 @@ class Comparison:
         """One comparison; the first example is looked at alone too. The device is waited for once."""
         inside, probes = self.output.detach(), self.probes
         tape = self.tracer.trace(self.inputs) if self.tape is None else self.tape
-        self.tape = None  # the next one is of a better plan
+        self.tape = None  # the next one follows what was learnt
         alone = self._alone()
         found = [tape.pull(torch.cat([probes] * (tape.examples // EXAMPLES), 1))]
         found += [] if alone is None else [alone.pull(probes[:, :1])]
@@ -343,7 +341,7 @@ class Comparison:
         return float(self.output.detach().abs().max()) <= self.last_digits > 0
 
     def _norms(self, found: list[dict[WeightRange, Matrix | Explicit]], group: slice) -> Tensor:
-        """(3, examples, weights): of differences, of derivatives by the plan, in the batch and alone, of plain ones."""
+        """(3, examples, weights): of differences, of derivatives by the rules, in a batch and alone, of plain ones."""
         plain = self._kept if len(self.groups) == 1 else self._plain(group)
         number = len(plain) // EXAMPLES
         plain = plain + plain[: number * (len(found) - 1)]
@@ -368,7 +366,7 @@ class Comparison:
             noise = self._shifts(names) if self.allowed is EXACT else self._noise(names)
             allowed[:, suspected] = allowed[:, suspected].maximum(NOISE * noise)
         off, small = (differences > allowed).any(0).tolist(), (finite & (sizes <= allowed)).all(0).tolist()
-        names, used = [*self.tracer.parameters], self.tracer.plan.used
+        names, used = [*self.tracer.parameters], self.tracer.learner.knowledge.used
         faint = [name for name, each in zip(names, small, strict=True) if each and name in used]
         return [name for name, each in zip(names, off, strict=True) if each], faint
 
@@ -421,22 +419,23 @@ class Comparison:
 
     def _step_back(self, wrong: list[str], vectorised: bool) -> None:
         """Take the next slower way for weights whose derivatives are wrong; the generic ones were `vectorised`."""
-        plan = self.tracer.plan
-        recorded = [name for name in wrong if name not in plan.generic]
-        if recorded and plan.batched and not self._pulled(self.tracer.trace(self.inputs)):
-            plan.batched = False
-            plan.corrections += ("probes of the Jacobian go one by one, since several at once were off",)
+        learner, known = self.tracer.learner, self.tracer.learner.knowledge
+        recorded = [name for name in wrong if name not in known.generic]
+        if recorded and known.batched and not self._pulled(self.tracer.trace(self.inputs)):
+            learner.learn(batched=False)
+            correction = "probes of the Jacobian go one by one, since several at once were off"
         elif recorded:
-            plan.generic.update(recorded)
-            plan.corrections += (f"{', '.join(recorded)} took the generic rule, since the recorded ones were off",)
+            learner.make_generic(recorded)
+            correction = f"{', '.join(recorded)} took the generic rule, since the recorded ones were off"
         elif vectorised:
-            plan.vectorised = False
-            plan.corrections += ("the generic rule takes examples one by one, since several at once were off",)
+            learner.learn(vectorised=False)
+            correction = "the generic rule takes examples one by one, since several at once were off"
         else:
             raise PeewitError(
                 f"{', '.join(wrong)}: the derivatives of single examples are not those of plain reverse mode; expected "
                 "a network whose output is the same for the same inputs."
             )
+        learner.learn(corrections=(*known.corrections, correction))
 
     def _pulled(self, tape: Tape) -> bool:
         """Whether several probes pulled back at once give what each gives by itself."""
