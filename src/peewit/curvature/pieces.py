@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..likelihoods import Form, Labelled, Likelihood
 from ..network.batches import Batches, merge_batches
+from ..network.failures import output_of
 from ..network.finite import InExample, Watch
 from ..network.nests import Inputs, count, take, tensors
 from ..runtime.memory import Budget
@@ -112,6 +113,25 @@ class Pieces:
         labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.form)
         self.form = labels.form
         return LabelCheck(inputs, labels)
+
+
+def labelled_outputs(
+    model: nn.Module,
+    pieces: Iterable[tuple[Inputs, Tensor]],
+    likelihood: Likelihood,
+    form: Form | None,
+    watch: Watch,
+) -> Iterator[tuple[Inputs, Tensor, Labelled]]:
+    """Inputs, the network's outputs with their graph, and labels: of batches that `watch` counts, or parts of them."""
+    seen = 0
+    for inputs, targets in pieces:
+        try:
+            output = output_of(model, inputs)
+            labels = Labelled.of(likelihood, output, targets, form).checked()
+        except InExample as error:
+            raise watch.locate(error, seen) from None
+        form, seen = labels.form, seen + len(output)
+        yield inputs, output, labels
 
 
 def read_ahead(items: Iterable[Item]) -> Iterator[Item]:

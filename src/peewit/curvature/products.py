@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ..likelihoods import Form, Labelled, Likelihood
+from ..likelihoods import Labelled, Likelihood
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..network.batches import Batches
-from ..network.failures import output_of
-from ..network.finite import InExample, Watch
+from ..network.finite import Watch
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count, take
 from ..runtime.memory import budget
@@ -24,8 +23,9 @@ from ..tracing.forward_mode import Push, rounding
 from ..tracing.knowledge import Learner
 from ..tracing.tracer import Tracer
 from ..weights.space import Space
-from ..weights.vectors import flatten, unflatten
+from ..weights.vectors import flatten_gradients, unflatten
 from .kinds import Auto, CurvatureKind, Hessian, OutputView
+from .pieces import labelled_outputs
 
 WITHOUT = "which curvature='hessian' needs; use curvature='ggn', or choose weights= after that operation."
 BYTES = 8.0  # per example and vector, in those that a forward pass keeps: the graph, and the product in it
@@ -116,76 +116,80 @@ class Products:
             raise ArgumentTypeError(f"v is a {type(v).__name__}; expected a tensor (..., {self.space.size}).")
         if not v.dim() or v.shape[-1] != self.space.size:
             raise PeewitError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.space.size}).")
-        parameters = [self.model.get_parameter(name) for name in self.space.names]
-        like = parameters[0]
+        like = self.parameters[0]
         flat = v.reshape(-1, v.shape[-1]).to(device=like.device, dtype=like.dtype)
         total = torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
         if not bool(torch.isfinite(flat).all()):
             raise PeewitError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
+        multiply = self._multiply_hessian if isinstance(self.curvature, Hessian) else self._multiply_factor
         seen, watch = 0, Watch()
-        form: Form | None = None  # of the batch before
         with (
             closing(self.progress),
-            isolated(self.model, parameters),
+            isolated(self.model, self.parameters),
             sdpa_kernel([SDPBackend.MATH]),
             PlainWeightNorm(),
         ):
-            for inputs, targets in watch.count_batches(self.progress.track(self.data, len(self.data), "products")):
-                for chosen, vectors in self._pieces(inputs, len(flat)):
-                    try:
-                        for some in vectors:
-                            made, form = self._batch(take(inputs, chosen), targets[chosen], flat[some], seen, form)
-                            total[some] += made
-                    except InExample as error:
-                        raise watch.locate(error, seen) from None
-                    seen += chosen.stop - chosen.start
+            batches = watch.count_batches(self.progress.track(self.data, len(self.data), "products"))
+            pieces = self._cut(batches)
+            for inputs, output, labels in labelled_outputs(self.model, pieces, self.likelihood, None, watch):
+                for some in self._vectors(inputs, len(flat)):
+                    total[some] += multiply(inputs, output, labels, flat[some], seen)
+                seen += len(output)
         return total.reshape(v.shape)
 
-    def _pieces(self, inputs: Inputs, vectors: int) -> Iterator[tuple[slice, list[slice]]]:
-        """Examples and vectors that fit the memory together; all of a batch where no limit was given."""
-        if self.memory is None:
-            yield slice(0, count(inputs)), [slice(0, vectors)]
-            return
-        learner, limit = self.push.learner, self.push.budget
-        each = BYTES * Tracer(self.model, self.space.names, limit, learner).cost(inputs)
-        for chosen in limit.slices(count(inputs), each):
-            yield chosen, list(limit.slices(vectors, each * (chosen.stop - chosen.start)))
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The selected weights."""
+        return [self.model.get_parameter(name) for name in self.space.names]
 
-    def _batch(self, inputs: Inputs, targets: Tensor, v: Tensor, seen: int, before: Form | None) -> tuple[Tensor, Form]:
-        parameters = [self.model.get_parameter(name) for name in self.space.names]
-        output = output_of(self.model, inputs)
-        labels = Labelled.of(self.likelihood, output, targets, before).checked()
-        form, likelihood = labels.form, labels.likelihood
-        if isinstance(self.curvature, Hessian):
-            energy = labels.energy(labels.flat(output)).sum()
-            try:
-                gradients = torch.autograd.grad(energy, parameters, create_graph=True, allow_unused=True)
-                self._check_symmetry(gradients, v.dtype)
-                made = [self._pull(gradients, unflatten(one, self.space)) for one in v]
-                return torch.stack(made), form
-            except NotImplementedError as error:
-                raise PeewitError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
-        kind = self.curvature
+    def _cut(self, batches: Iterable[tuple[Inputs, Tensor]]) -> Iterator[tuple[Inputs, Tensor]]:
+        """Examples that fit the memory; whole batches where no limit was given."""
+        for inputs, targets in batches:
+            if self.memory is None:
+                yield inputs, targets
+                continue
+            for chosen in self.push.budget.slices(count(inputs), self._cost(inputs)):
+                yield take(inputs, chosen), targets[chosen]
+
+    def _vectors(self, inputs: Inputs, vectors: int) -> Iterator[slice]:
+        """Vectors that fit the memory beside some examples; all where no limit was given."""
+        if self.memory is None:
+            return iter([slice(0, vectors)])
+        return self.push.budget.slices(vectors, self._cost(inputs) * count(inputs))
+
+    def _cost(self, inputs: Inputs) -> float:
+        """Bytes that products take for an example and a vector."""
+        return BYTES * Tracer(self.model, self.space.names, self.push.budget, self.push.learner).cost(inputs)
+
+    def _multiply_hessian(self, inputs: Inputs, output: Tensor, labels: Labelled, v: Tensor, first: int) -> Tensor:
+        """(S, D): products of the Hessian of some examples."""
+        energy = labels.energy(labels.flat(output)).sum()
+        try:
+            gradients = torch.autograd.grad(energy, self.parameters, create_graph=True, allow_unused=True)
+            self._check_symmetry(gradients, v.dtype)
+            return torch.stack([self._pull(gradients, unflatten(one, self.space)) for one in v])
+        except NotImplementedError as error:
+            raise PeewitError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
+
+    def _multiply_factor(self, inputs: Inputs, output: Tensor, labels: Labelled, v: Tensor, first: int) -> Tensor:
+        """(S, D): products of a curvature with a factor, of examples that are numbered from `first` on."""
+        form, likelihood, kind = labels.form, labels.likelihood, self.curvature
+        assert not isinstance(kind, Hessian)
         kind = kind.choose(form, likelihood)[0] if isinstance(kind, Auto) else kind
-        examples = torch.arange(seen, seen + len(output), device=output.device)
         view = OutputView(
             likelihood=likelihood,
             f=labels.flat(output.detach()),
             y=labels.y,
             form=form,
-            examples=examples,
+            examples=torch.arange(first, first + len(output), device=output.device),
             seed=self.seed,
         )
-        probes = form.restore(kind.probes(view, 0, kind.count(form, view.likelihood))).to(output.dtype)  # (K, N, ...)
+        probes = form.restore(kind.probes(view, 0, kind.count(form, likelihood))).to(output.dtype)  # (K, N, ...)
         probes = probes.reshape(*probes.shape[:2], -1)
         _, pushed = self.push(inputs, v)
         weights = torch.einsum("knc,snc->skn", probes, pushed.reshape(*pushed.shape[:2], -1))
         combined = torch.einsum("skn,knc->snc", weights, probes).reshape(pushed.shape)
-        made = [
-            self._gather(torch.autograd.grad(output, parameters, one, retain_graph=True, allow_unused=True))
-            for one in combined.to(output.dtype)
-        ]
-        return torch.stack(made), form
+        return torch.stack([self._gradient(output, one) for one in combined.to(output.dtype)])
 
     def _check_symmetry(self, gradients: tuple[Tensor | None, ...], dtype: torch.dtype) -> None:
         """Refuse second derivatives that are not those of the gradients, by random vectors, in the first batch."""
@@ -206,20 +210,17 @@ class Products:
 
     def _pull(self, gradients: tuple[Tensor | None, ...], v: dict[str, Tensor]) -> Tensor:
         """The gradient of `gradient^T v`: one column of the Hessian's product."""
-        parameters = [self.model.get_parameter(name) for name in self.space.names]
         total = sum(
             (gradient * v[name]).sum()
             for gradient, name in zip(gradients, self.space.names, strict=True)
             if gradient is not None
         )
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return torch.zeros(self.space.size, dtype=parameters[0].dtype, device=parameters[0].device)
-        return self._gather(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True))
+            like = self.parameters[0]
+            return torch.zeros(self.space.size, dtype=like.dtype, device=like.device)
+        return self._gradient(total)
 
-    def _gather(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
-        parameters = [self.model.get_parameter(name) for name in self.space.names]
-        filled = {
-            name: torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
-            for name, parameter, gradient in zip(self.space.names, parameters, gradients, strict=True)
-        }
-        return flatten(filled, self.space)
+    def _gradient(self, output: Tensor, probe: Tensor | None = None) -> Tensor:
+        """(D,): the gradient of a number, or of outputs times a probe; their graph is kept."""
+        found = torch.autograd.grad(output, self.parameters, probe, retain_graph=True, allow_unused=True)
+        return flatten_gradients(found, self.model, self.space)

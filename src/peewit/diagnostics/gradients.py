@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, Poisson
 
+from ..curvature.pieces import labelled_outputs
 from ..likelihoods import Labelled, Likelihood
 from ..network.batches import Batches
-from ..network.failures import output_of
-from ..network.finite import InExample, Watch
+from ..network.finite import Watch
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count, take
 from ..posterior.network import Network
 from ..runtime.progress import QUIET, Progress
 from ..weights.groups import Groups
-from ..weights.vectors import flatten
+from ..weights.vectors import flatten_gradients
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -115,16 +115,10 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
     batches, watch = Batches(data, la.weights.device), Watch()
     shown = progress.track(batches, len(batches), "gradients")
     with closing(progress), isolated(la.model, parameters):
-        for inputs, targets in cut_batches(watch.count_batches(shown), len(batches), network):
-            try:
-                gradients = gradients_of(la, inputs, targets, seen)
-            except InExample as error:
-                raise watch.locate(error, seen.examples) from None
-            filled = {
-                name: torch.zeros_like(parameter) if each is None else each.detach().to_dense()
-                for name, parameter, each in zip(space.names, parameters, gradients, strict=True)
-            }
-            own, number = flatten(filled, space).to(zeros), count(inputs)
+        pieces = cut_batches(watch.count_batches(shown), len(batches), network)
+        for inputs, output, labels in labelled_outputs(la.model, pieces, la.likelihood, la.totals.form, watch):
+            gradients = gradients_of(labels, output, parameters, seen)
+            own, number = flatten_gradients(gradients, la.model, space).to(zeros), count(inputs)
             seen.gradient += own
             seen.weighted += number * own
             seen.squares += groups.sums(own.square())
@@ -154,11 +148,10 @@ def cut_batches(
             yield take(inputs, chosen), targets[chosen]
 
 
-def gradients_of(la: PosteriorState, inputs: Inputs, targets: Tensor, seen: GradientSums) -> tuple[Tensor | None, ...]:
+def gradients_of(
+    labels: Labelled, output: Tensor, parameters: Sequence[Tensor], seen: GradientSums
+) -> tuple[Tensor | None, ...]:
     """Gradients of the energy of some examples; residuals are added up."""
-    parameters = [la.model.get_parameter(name) for name in la.space.names]
-    output = output_of(la.model, inputs)
-    labels = Labelled.of(la.likelihood, output, targets, la.totals.form).checked()
     f = labels.flat(output)
     energy = labels.energy(f).sum()
     seen.energy += float(energy.detach())

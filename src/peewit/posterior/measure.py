@@ -12,15 +12,15 @@ from torch import nn
 
 from ..curvature.contracts import Curvature, Structure
 from ..curvature.kinds import Auto, CurvatureKind, Empirical, Hessian
+from ..curvature.pieces import labelled_outputs
 from ..curvature.products import hessian_matrix
 from ..curvature.restart import PassRestart
 from ..curvature.stream import Source
 from ..curvature.structures.dense import DenseSums, Full
-from ..likelihoods import Gaussian, Labelled
+from ..likelihoods import Gaussian
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
-from ..network.failures import output_of
-from ..network.finite import add_remark
+from ..network.finite import Watch, add_remark
 from ..network.isolation import isolated
 from ..network.modules import device_of
 from ..runtime.device import wait
@@ -104,9 +104,8 @@ def gaussian_of_residuals(model: nn.Module, batches: Batches) -> Gaussian:
         raise PeewitError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
     total, number = None, 0
     with isolated(model), torch.no_grad():
-        for inputs, targets in batches:
-            output = output_of(model, inputs)
-            labels = Labelled.of(Gaussian(), output, targets)
+        watch = Watch()
+        for _, output, labels in labelled_outputs(model, watch.count_batches(batches), Gaussian(), None, watch):
             squares = (labels.flat(output).double() - labels.y.double()).square()
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
             number += squares.shape[0] * squares.shape[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .space import Space
 
@@ -26,6 +28,18 @@ def spread(vectors: Tensor, space: Space) -> Tensor:
     whole = vectors.new_zeros(*vectors.shape[:-1], space.total)
     whole[..., space.mask.to(vectors.device)] = vectors
     return whole
+
+
+def flatten_gradients(gradients: Sequence[Tensor | None], model: nn.Module, space: Space) -> Tensor:
+    """One gradient per weight -> (D,): zero where there is none."""
+    pairs = zip(space.names, gradients, strict=True)
+    return flatten(
+        {
+            name: torch.zeros_like(model.get_parameter(name)) if gradient is None else gradient.detach().to_dense()
+            for name, gradient in pairs
+        },
+        space,
+    )
 
 
 def flatten(tensors: Weights, space: Space) -> Tensor:
