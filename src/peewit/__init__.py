@@ -17,10 +17,13 @@ from .posterior.coverage import Coverage
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import LinearMode
 from .posterior.trace import Trace
+from .predictions.bare_outputs import Outputs
+from .predictions.binary import Binary
+from .predictions.classes import Classes
 from .predictions.covariance import Functional
-from .predictions.labels import Binary, Classes
-from .predictions.numbers import Mixture, Outputs, Regression
+from .predictions.mixture import Mixture
 from .predictions.prediction import Prediction
+from .predictions.regression import Regression
 from .priors.prior import Prior
 from .runtime.version import __version__
 from .tracing.selection import Subnetwork

@@ -186,10 +186,11 @@ def compare(data: Data, console: Console, epochs: int) -> tuple[list[DemoScores]
         for way in ("evidence", "validation"):
             with stage(console, f"Laplace, {what}: its prior by {way}, and predictions"):
                 tuned = la.tune() if way == "evidence" else la.tune("validation", validation=data.validation)
-                probs, probs_unknown = tuned.predict(x_test).probs, tuned.predict(data.unknown).probs
+                known, unfamiliar = tuned.predict(x_test), tuned.predict(data.unknown)
+            assert isinstance(known, pw.Classes) and isinstance(unfamiliar, pw.Classes)
             name = f"Laplace, {what}, {way}"
             posteriors[name] = tuned
-            scores.append(judge(name, probs, y_test, probs_unknown))
+            scores.append(judge(name, known.probs, y_test, unfamiliar.probs))
     return scores, posteriors
 
 

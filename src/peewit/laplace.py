@@ -31,14 +31,14 @@ from .posterior.schema import Schema
 from .posterior.state import PosteriorState
 from .posterior.trace import Trace
 from .posterior.update import in_arithmetic, moved, updated
+from .predictions.classes import Classes
 from .predictions.covariance import Functional
 from .predictions.families import LinkName
 from .predictions.functional import functional, functional_samples
-from .predictions.labels import Classes
-from .predictions.numbers import Regression
 from .predictions.options import PredictMethod
 from .predictions.predict import predict
 from .predictions.prediction import Prediction
+from .predictions.regression import Regression
 from .priors.prior import Number, Prior
 from .runtime.arithmetic import ArithmeticName
 from .runtime.device import device_named

@@ -54,8 +54,12 @@ def classify() -> None:
     assert_type(la.log_evidence(prior=pw.Prior.scalar(10.0)), Tensor)
     print(assert_type(la.coverage(), pw.Coverage))
 
-    pred = assert_type(la.predict(x[:5]), pw.Prediction)
-    probs: Tensor = pred.probs
+    pred = assert_type(la.predict(x[:5], link="probit"), pw.Prediction)
+    assert isinstance(pred, pw.Classes)  # so that type checkers know what classes have
+    probs = assert_type(pred.probs, Tensor)
+    assert_type(pred.epistemic, Tensor)
+    assert_type(pred.interval(0.9), Tensor)
+    assert_type(pred.sample(samples=3), Tensor)
     assert_type(pred.log_prob(y[:5]), Tensor)
     assert_type(ece(probs, y[:5]), float)
     assert probs.shape == (5, 3)
@@ -77,9 +81,19 @@ def regress() -> None:
     model = nn.Linear(1, 1)
     prior = assert_type(pw.Prior.layerwise([1.0, 2.0]), pw.Prior)
     la = pw.fit(model, (x, y), pw.Gaussian(noise=0.1), structure=pw.Full(), curvature=pw.GGN(), prior=prior)
-    mean: Tensor = la.predict(x).mean
-    product = assert_type(pw.products(model, (x, y), "regression").mv(torch.ones(la.D)), Tensor)
-    assert mean.shape == y.shape and product.shape == (la.D,)
+    pred = la.predict(x, memory=1e9)
+    assert isinstance(pred, pw.Regression)
+    mean, (lower, upper) = assert_type(pred.mean, Tensor), assert_type(pred.interval(), tuple[Tensor, Tensor])
+    assert_type(la.functional(x, variance_only=True), pw.Functional)
+    assert_type(la.functional_samples(x, 3, torch.Generator().manual_seed(0), at="trained_weights"), Tensor)
+    assert_type(pw.validation_nll(la, [(x, y)], link="exact"), float)
+    assert_type(la.update(DataLoader(TensorDataset(x, y), batch_size=10)).N, int)
+    moved = assert_type(la.at_linear_mode((x, y)), pw.Laplace)
+    assert_type(moved.linear_mode, pw.LinearMode | None)
+    la = assert_type(la.tune(parameters=["prior"], start=2.0).with_noise(0.2).with_temperature(0.9), pw.Laplace)
+    assert_type(la.with_prior(3.0).with_arithmetic("float64").to("cpu"), pw.Laplace)
+    product = assert_type(pw.products(model, (x, y), "regression", memory=1e9).mv(torch.ones(la.D)), Tensor)
+    assert mean.shape == lower.shape == upper.shape == y.shape and product.shape == (la.D,)
 
 
 if __name__ == "__main__":

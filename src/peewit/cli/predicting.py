@@ -14,7 +14,8 @@ import typer
 from torch import Tensor
 
 from ..laplace import Laplace
-from ..predictions.labels import Binary, Classes
+from ..predictions.labels import Labels
+from ..predictions.numbers import Numbers
 from ..predictions.prediction import Prediction
 from ..storage.atomic import writing
 from . import options as given
@@ -100,9 +101,10 @@ def asked(la: Laplace, data: Data, options: dict[str, Any], level: float, voice:
 
 def described(found: Prediction, level: float) -> dict[str, Tensor]:
     """What there is to say of a prediction: label, how sure, and why not."""
-    if isinstance(found, Classes | Binary):
+    if isinstance(found, Labels):
         made = {"predicted": found.mode, "probability": found.probs, "entropy": found.entropy}
     else:
+        assert isinstance(found, Numbers)  # which have intervals of two ends
         low, high = found.interval(level)
         made = {"mean": found.mean, "deviation": found.variance.sqrt(), "lower": low, "upper": high}
     made |= {"epistemic": found.epistemic, "aleatoric": found.aleatoric}

@@ -15,10 +15,14 @@ from ..likelihoods import Labelled, Likelihood
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.positions import Positions
 from ..metrics.regression import crps_mixture, crps_of_draws, normal_cdf
-from ..predictions.labels import Binary, Classes
-from ..predictions.numbers import Mixture, Numbers, Outputs, Regression
+from ..predictions.bare_outputs import Outputs
+from ..predictions.binary import Binary
+from ..predictions.classes import Classes
+from ..predictions.mixture import Mixture
+from ..predictions.numbers import Numbers
 from ..predictions.outputs import Samples
 from ..predictions.prediction import Prediction
+from ..predictions.regression import Regression
 
 DRAWS = 1000  # of observations, for the CRPS of what has no closed form
 SEED = 0x1A9
@@ -218,7 +222,7 @@ class MixtureScorer(NumberScorer):
         rows = flat.flatten(0, 1)
 
         def below(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
-            return prediction._given(f.double(), weight.double()).below(rows[chosen])
+            return prediction._targets_at(f.double(), weight.double()).below(rows[chosen])
 
         pit = prediction.belief.gathered(below, prediction.elementwise)
         generator = torch.Generator("cpu").manual_seed(SEED)

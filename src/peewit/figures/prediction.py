@@ -14,8 +14,10 @@ from torch import Tensor
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.isolation import entry_point
+from ..predictions.binary import Binary
 from ..predictions.families import family_of
-from ..predictions.labels import Binary
+from ..predictions.labels import Labels
+from ..predictions.numbers import Numbers
 from ..predictions.prediction import checked_level, normal_quantile
 from ..runtime.progress import Progress
 from . import style
@@ -116,6 +118,7 @@ def band(
     low, high = (float(end) for end in seen.ends(extend))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
     predicted = la.predict(seen.shaped(grid[:, None]), memory=memory)
+    assert isinstance(predicted, Numbers)
     checked_output(output, predicted.mean.reshape(points, -1).shape[1])
     mean, epistemic, variance = (
         value.detach().double().cpu().reshape(points, -1)[:, output]
@@ -235,6 +238,7 @@ def decisions(
     low, high = seen.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
     predicted = la.predict(seen.shaped(torch.cartesian_prod(b, a).flip(1)), memory=memory)
+    assert isinstance(predicted, Labels)
     probs, entropy, epistemic = (
         value.detach().double().cpu() for value in (predicted.probs, predicted.entropy, predicted.epistemic)
     )

@@ -19,6 +19,8 @@ from ..network.nests import Inputs, count
 from ..posterior.network import network_of
 from ..predictions import samples as engine
 from ..predictions.families import family_of
+from ..predictions.labels import Labels
+from ..predictions.numbers import Numbers
 from ..predictions.options import PredictMethod
 from ..runtime.progress import Progress
 from ..runtime.random import generator_of
@@ -122,7 +124,10 @@ def prediction_draws(
     form = network.form(outputs[0])
     flat = form.flatten(outputs.double().cpu()).flatten(1, 2)  # positions beside examples
     predicted = la.predict(x, link="mc" if classes else None, memory=memory)
-    closed = form.flatten((predicted.probs if classes else predicted.mean).detach().double().cpu()).flatten(0, 1)
+    assert isinstance(predicted, Labels | Numbers)
+    closed = form.flatten(
+        (predicted.probs if isinstance(predicted, Labels) else predicted.mean).detach().double().cpu()
+    ).flatten(0, 1)
     places, names = least_certain(la)
     weights = (la.weights + deviations)[:, places].double().cpu()
     return PredictionDraws(

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from ..likelihoods import Form, Likelihood, WithNatural
 from ..messages.errors import PeewitError
-from . import labels, links
-from .labels import Binary, Classes
-from .numbers import Mixture, Moments, Outputs, Regression, along_counts, along_second
+from . import label_rules, links
+from .bare_outputs import Outputs
+from .binary import Binary
+from .classes import Classes
+from .mixture import Mixture, along_counts, along_second
+from .numbers import Moments
 from .outputs import Belief, Normal, Samples
 from .prediction import Prediction, target_form
+from .regression import Regression
 
 LinkName: TypeAlias = Literal["probit", "bridge", "bridge_normalised", "exact", "natural", "mean", "mc"]
 Rule = Callable[[Belief], Tensor]
@@ -24,7 +28,7 @@ Maker = Callable[[Belief, Likelihood, LinkName], Prediction]
 
 
 class Link(NamedTuple):
-    """One way from outputs to labels."""
+    """One way from outputs to label_rules."""
 
     make: Maker
     joint: bool = True  # whether outputs may be correlated between inputs
@@ -53,7 +57,7 @@ def made_of(belief: Belief, likelihood: Likelihood, link: LinkName) -> Predictio
     return family_of(likelihood).links[link].make(belief, likelihood, link)
 
 
-def classes(log_probs: Rule, entropies: Rule = labels.mean_entropies) -> Maker:
+def classes(log_probs: Rule, entropies: Rule = label_rules.mean_entropies) -> Maker:
     """Classes by two functions of a belief."""
     return partial(Classes, _rule=(log_probs, entropies))
 
@@ -110,18 +114,18 @@ def whole(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
 FAMILIES = {
     "categorical": Family(
         {
-            "probit": Link(classes(labels.probit_log_probs)),
-            "bridge": Link(classes(labels.bridge_log_probs, labels.bridge_entropies)),
-            "bridge_normalised": Link(classes(labels.normalised_log_probs, labels.normalised_entropies)),
-            "mc": Link(classes(labels.mean_log_probs)),
+            "probit": Link(classes(label_rules.probit_log_probs)),
+            "bridge": Link(classes(label_rules.bridge_log_probs, label_rules.bridge_entropies)),
+            "bridge_normalised": Link(classes(label_rules.normalised_log_probs, label_rules.normalised_entropies)),
+            "mc": Link(classes(label_rules.mean_log_probs)),
         },
         classes=lambda form: form.outputs,
         mean=partial(torch.softmax, dim=-1),
     ),
     "bernoulli": Family(
         {
-            "probit": Link(partial(Binary, _rule=labels.probit_pairs)),
-            "mc": Link(partial(Binary, _rule=labels.mean_pairs)),
+            "probit": Link(partial(Binary, _rule=label_rules.probit_pairs)),
+            "mc": Link(partial(Binary, _rule=label_rules.mean_pairs)),
         },
         classes=lambda form: 2,
         mean=torch.sigmoid,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -58,10 +58,14 @@ class Prediction(ABC):
     `aleatoric`, the uncertainty that would be left if the weights were known. Labels have both in nats, and they add up
     to `entropy`. Numbers have both as variances, and they add up to `variance`.
 
+    Type checkers know what all predictions share. For the rest, say which class it is:
+    `assert isinstance(pred, pw.Classes)`, and they know `pred.probs`.
+
     Attributes:
         belief: Distribution of the network's outputs, from which all else is computed.
         likelihood: The likelihood of the posterior.
         link: How outputs became labels, such as "probit".
+        epistemic: Uncertainty from not knowing the weights: in nats for labels, a variance for numbers.
         output_mean: Mean of the network's outputs (N, ...).
         output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
         covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
@@ -101,7 +105,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def interval(self, level: float = 0.95) -> Any:
+    def interval(self, level: float = 0.95) -> Tensor | tuple[Tensor, Tensor]:
         """Find what holds a new observation with probability `level`.
 
         Args:
@@ -139,6 +143,11 @@ class Prediction(ABC):
             torch.Size([10, 60])
         """
 
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """The uncertainty that comes from not knowing the weights, in nats or as a variance."""
+
     # Outputs of the network
 
     @property
@@ -164,12 +173,14 @@ class Prediction(ABC):
         """N."""
         return int(self.belief.mean.shape[0])
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what there is: regression has moments, classification has probabilities."""
-        if not name.startswith("_"):
-            known = [each for each in dir(type(self)) if not each.startswith("_")]
-            raise AttributeError(f"A {type(self).__name__} has no {name!r}; it has {', '.join(known)}.")
-        raise AttributeError(name)
+    if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is: regression has moments, classification has probabilities."""
+            if not name.startswith("_"):
+                known = [each for each in dir(type(self)) if not each.startswith("_")]
+                raise AttributeError(f"A {type(self).__name__} has no {name!r}; it has {', '.join(known)}.")
+            raise AttributeError(name)
 
     def _targets(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Targets in flat form, (N, T) or (N, T, C), and which positions count, (N, T, 1)."""

@@ -1,0 +1,191 @@
+"""Predictions by the likelihood's own distribution of targets, averaged over the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, distributions
+
+from ..messages.arguments import checked_samples
+from . import links
+from .numbers import Moments, Numbers
+from .prediction import checked_level
+from .steady import steady
+from .target_distribution import TargetDistribution, draw
+
+
+@steady
+@dataclass(frozen=True, eq=False, repr=False)
+class Mixture(Numbers):
+    """A prediction by the likelihood's own distribution of y, averaged over the outputs.
+
+    `la.predict(x)` returns it for `pw.HeteroscedasticGaussian`, `pw.Poisson`, `pw.Custom` with `predictive`, and
+    `pw.Gaussian` with `link="mc"` or `method="sampled"`. Uncertainties are variances.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "mc".
+        elementwise: Whether every output has its own target, independent of the other outputs, as counts have.
+        exact: Mean and variances where they have a closed form, positions flattened; None where they are averages.
+        mean: Mean of a new observation (N, ...).
+        epistemic: Variance of that mean (N, ...), from not knowing the weights. As a rule it is higher at inputs
+            unlike the training data.
+        aleatoric: Variance of the noise (N, ...), averaged over the distribution of the outputs.
+        variance: Variance of a new observation (N, ...): `epistemic + aleatoric`.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> pred = line.predict(t[:5], method="sampled")
+        >>> type(pred).__name__, pred.mean.shape, pred.epistemic.shape
+        ('Mixture', torch.Size([5, 1]), torch.Size([5, 1]))
+    """
+
+    elementwise: bool  # whether every output has its own target, independent of the other outputs
+    exact: Moments | None = None  # where they have a closed form
+    _line: Callable[[Mixture, Tensor], Tensor] | None = None  # (M, K) targets -> (N, T) log densities, along a line
+    _wide: torch.dtype | None = None  # of other densities, where it is not the outputs'
+
+    def _targets_at(self, f: Tensor, weight: Tensor) -> TargetDistribution:
+        made = self.likelihood.distribution(f.unsqueeze(-2))
+        assert made is not None  # or this class would not have been chosen
+        return TargetDistribution(made, weight)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        if self.exact is not None:
+            return self.exact
+
+        def moments(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+            given = self._targets_at(f, weight)
+            mean = given.average(given.mean)
+            between = given.average((given.mean - mean).square())
+            return torch.stack([mean, between, given.average(given.variance)], -1)
+
+        return Moments(*self.belief.gathered(moments, self.elementwise).unbind(-1))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Compute the log probability (density) of targets, positions summed.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log probabilities (N,), in nats: of the outputs of a position together, or of each by itself where they are
+            independent.
+
+        Raises:
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
+
+        Example:
+            >>> line.predict(t, link="mc").log_prob(z).shape
+            torch.Size([40])
+        """
+        flat, known = self._targets(y)
+        dtype = self.belief.mean.dtype
+        wide = self._wide or dtype
+        rows = flat.flatten(0, 1)
+        if self._line is not None:
+            return torch.where(known[..., 0], self._line(self, rows), 0.0).sum(1)
+        rows = rows.to(wide) if rows.is_floating_point() else rows
+
+        def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
+            return self._targets_at(f.to(wide), weight.to(wide)).log_prob(rows[chosen], self.elementwise).to(dtype)
+
+        return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Find the central interval of a new observation, by quantiles of the mixture.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, (N, ...) each.
+
+        Raises:
+            PeewitError: `level` is not between 0 and 1, or torch does not have the distribution function of
+                the likelihood's distribution.
+
+        Example:
+            >>> lower, upper = line.predict(t, link="mc").interval(0.9)
+            >>> lower.shape, bool((lower < upper).all())
+            (torch.Size([40, 1]), True)
+        """
+        tail = (1 - checked_level(level)) / 2
+
+        def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+            given = self._targets_at(f.detach().double(), weight.double())
+            return torch.stack([given.quantile(tail), given.quantile(1 - tail)], -1)
+
+        lower, upper = self.belief.gathered(bounds, self.elementwise).to(self.belief.mean.dtype).unbind(-1)
+        return self._restore(lower), self._restore(upper)
+
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw new observations.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
+
+        Args:
+            samples: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Observations (S, N, ...).
+
+        Raises:
+            PeewitError: `samples` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> line.predict(t, link="mc").sample(10).shape
+            torch.Size([10, 40, 1])
+        """
+        f = self.belief.random(checked_samples(samples), generator)
+        given = self.likelihood.distribution(f)
+        if isinstance(given, distributions.Normal):  # where the head has no valid variance, the mean's stands in
+            valid = (torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)
+            given = self.likelihood.distribution(
+                torch.where(valid.reshape(*f.shape[:3], -1)[..., :1], f, self.belief.mean)
+            )
+        assert given is not None
+        made = draw(given, generator)
+        return self._restore(made.reshape(*f.shape[:3], -1))
+
+
+def along_second(prediction: Mixture, rows: Tensor) -> Tensor:
+    """(M, 1) numbers -> (N, T): Gaussian in the first output, so that a line along the second is left."""
+    belief, likelihood = prediction.belief, prediction.likelihood
+    centre, cov = belief.mean.double(), belief.covariance.double()
+
+    def head(f: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (..., m) of y at outputs (..., m, 2); NaN where the head has no variance."""
+        given = likelihood.distribution(f.unsqueeze(-2))
+        assert isinstance(given, distributions.Normal)
+        variance = torch.where(given.scale > 0, given.scale, torch.nan).square()
+        return given.loc[..., 0, 0], variance[..., 0, 0]
+
+    made = []
+    for some in belief.budget.slices(len(rows), 192.0 * links.NODES):
+        mean, variance, weight = links.along_second(head, centre.flatten(0, 1)[some], cov.flatten(0, 1)[some])
+        density = distributions.Normal(mean, variance.sqrt(), validate_args=False).log_prob(rows[some, 0].double())
+        made.append((density + weight).logsumexp(0))
+    return torch.cat(made).reshape(centre.shape[:2]).to(belief.mean.dtype)
+
+
+def along_counts(prediction: Mixture, rows: Tensor) -> Tensor:
+    """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
+    mean, variance = prediction.belief.mean, prediction.belief.variance
+    parts = prediction.belief.budget.slices(len(rows), 48.0 * links.NODES * rows.shape[-1])
+    made = [
+        links.poisson_log_density(mean.flatten(0, 1)[some], variance.flatten(0, 1)[some], rows[some]).sum(-1)
+        for some in parts
+    ]
+    return torch.cat(made).reshape(mean.shape[:2]).to(mean.dtype)

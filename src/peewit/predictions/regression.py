@@ -1,0 +1,173 @@
+"""Predictions of Gaussian observations, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, distributions
+
+from ..messages.arguments import checked_samples
+from ..messages.errors import PeewitError
+from .numbers import Moments, Numbers
+from .outputs import Normal, normals
+from .prediction import checked_level, normal_quantile
+from .steady import steady
+
+
+@steady
+@dataclass(frozen=True, eq=False, repr=False)
+class Regression(Numbers):
+    """A prediction of Gaussian observations, in closed form.
+
+    `la.predict(x)` returns it for `pw.Gaussian`, which is "regression", and for `pw.HeteroscedasticGaussian` with
+    `link="natural"` or `link="mean"`. Uncertainties are variances, and their square roots standard deviations.
+
+    Attributes:
+        belief: Distribution of the network's outputs, from which all else is computed.
+        likelihood: The likelihood of the posterior.
+        link: How outputs became labels, such as "exact".
+        source: The Gaussian over the mean of y.
+        noise: Variances of the noise, positions flattened (N, T, K); `aleatoric` has them in the targets' shape.
+        mean: Mean of a new observation (N, ...).
+        epistemic: Variance of that mean (N, ...), from not knowing the weights. As a rule it is higher at inputs
+            unlike the training data.
+        aleatoric: Variance of the noise (N, ...).
+        variance: Variance of a new observation (N, ...): `epistemic + aleatoric`.
+        output_mean: Mean of the network's outputs (N, ...).
+        output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
+        covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F
+            flattened outputs with `joint=True`.
+
+    Example:
+        >>> pred = line.predict(t[:5])
+        >>> pred.mean.shape, pred.epistemic.shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
+        >>> torch.allclose(pred.aleatoric, torch.tensor(0.1**2))
+        True
+        >>> deviation = pred.variance.sqrt()
+    """
+
+    source: Normal  # the Gaussian over the mean of y
+    noise: Tensor  # (N, T, K): variances
+
+    @property
+    def _moments(self) -> Moments:
+        return Moments(self.source.mean, self.source.variance, self.noise)
+
+    def _density(self) -> distributions.Distribution:
+        """Over the K outputs of every place together, (N, T)."""
+        mean, noise = self.source.mean, self.noise
+        if mean.shape[-1] == 1:
+            deviation = (self.source.variance + noise).sqrt()
+            return distributions.Independent(distributions.Normal(mean, deviation, validate_args=False), 1)
+        if self.source.factor is not None:
+            return distributions.LowRankMultivariateNormal(mean, self.source.root, noise, validate_args=False)
+        cov = self.source.covariance + torch.diag_embed(noise)
+        return distributions.MultivariateNormal(mean, cov, validate_args=False)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Compute the log density of targets: the outputs of a position together, positions summed.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            Log densities (N,), noise included, in nats.
+
+        Raises:
+            PeewitError: The targets do not fit the outputs.
+            ArgumentTypeError: `y` is no tensor.
+
+        Example:
+            >>> line.predict(t).log_prob(z).shape
+            torch.Size([40])
+        """
+        flat, known = self._targets(y)
+        each = self._log_density(flat.to(self.source.mean.dtype))
+        return torch.where(known[..., 0], each, 0.0).sum(1)
+
+    def _log_density(self, flat: Tensor) -> Tensor:
+        """(N, T, K) -> (N, T): some inputs at a time where their covariances are not there yet."""
+        if self.source.deviation is None:
+            made: Tensor = self._density().log_prob(flat)
+            return made
+        parts = []
+        for chosen in self.source.budget.slices(len(flat), 4.0 * flat[0].numel() * flat.shape[-1] * flat.itemsize):
+            own = replace(self, source=self.source.some(chosen), noise=self.noise[chosen])
+            parts.append(own._density().log_prob(flat[chosen]))
+        return torch.cat(parts)
+
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """Compute the log density of the targets of all inputs together; needs `joint=True`.
+
+        Args:
+            y: Targets, as the network was trained on: one per input. They are never broadcast.
+
+        Returns:
+            One log density (), in nats.
+
+        Raises:
+            PeewitError: The targets do not fit the outputs, or the prediction was made without `joint=True`.
+            ArgumentTypeError: `y` is no tensor.
+
+        Example:
+            >>> line.predict(t, joint=True).joint_log_prob(z).shape
+            torch.Size([])
+        """
+        joint, form = self.source.joint, self.belief.form
+        if joint is None:
+            raise PeewitError("joint_log_prob needs the covariance between inputs; use predict(x, joint=True).")
+        flat, known = self._targets(y)
+        size = joint.shape[0] * joint.shape[1]
+        noise = form.restore(self.noise).reshape(size)
+        residual = form.restore(flat.to(noise.dtype) - self.source.mean).reshape(size)
+        kept = form.restore(known.expand(flat.shape)).reshape(size)
+        cov = (joint.reshape(size, size).to(noise.dtype) + torch.diag(noise))[kept][:, kept]
+        density = distributions.MultivariateNormal(torch.zeros_like(residual[kept]), cov, validate_args=False)
+        value: Tensor = density.log_prob(residual[kept])
+        return value
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Find the central interval of a new observation, noise included.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, (N, ...) each.
+
+        Raises:
+            PeewitError: `level` is not between 0 and 1.
+
+        Example:
+            >>> lower, upper = line.predict(t).interval(0.9)
+            >>> lower.shape, bool((lower < upper).all())
+            (torch.Size([40, 1]), True)
+        """
+        mean, epistemic, aleatoric = self._moments
+        width = normal_quantile(checked_level(level)) * (epistemic + aleatoric).sqrt()
+        return self._restore(mean - width), self._restore(mean + width)
+
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw new observations, noise included.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
+
+        Args:
+            samples: Number of draws.
+            generator: Source of random numbers. None for torch's global generator.
+
+        Returns:
+            Observations (S, N, ...).
+
+        Raises:
+            PeewitError: `samples` is no positive whole number.
+            ArgumentTypeError: `generator` is no torch.Generator.
+
+        Example:
+            >>> line.predict(t).sample(10).shape
+            torch.Size([10, 40, 1])
+        """
+        made = self.source.random(checked_samples(samples), generator)
+        return self._restore(made + self.noise.sqrt() * normals(tuple(made.shape), made, generator))
