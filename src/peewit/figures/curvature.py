@@ -14,7 +14,7 @@ from ..curvature.kinds import GGN, Hessian
 from ..curvature.operators import DenseOperator, DiagonalOperator, RotatedOperator
 from ..curvature.products import Products
 from ..curvature.structures import StructureName
-from ..curvature.structures.kron import KronCurvature
+from ..curvature.structures.kron_curvature import KronCurvature
 from ..fit import fit
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError

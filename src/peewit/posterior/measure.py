@@ -16,7 +16,8 @@ from ..curvature.pieces import labelled_outputs
 from ..curvature.products import hessian_matrix
 from ..curvature.restart import PassRestart
 from ..curvature.stream import Source
-from ..curvature.structures.dense import DenseSums, Full
+from ..curvature.structures.dense import Full
+from ..curvature.structures.dense_sums import DenseSums
 from ..likelihoods import Gaussian
 from ..messages.errors import PeewitError
 from ..network.batches import Batches

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..curvature import kinds, structures
-from ..curvature.structures.dense import DenseSums
+from ..curvature.structures.dense_sums import DenseSums
 from ..curvature.structures.factors import KronFactors, KronSums
 from ..curvature.totals import Totals
 from ..jacobians import layout

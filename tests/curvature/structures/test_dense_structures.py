@@ -13,8 +13,9 @@ from torch import Tensor
 
 import peewit as pw
 from fitting import normal
-from peewit.curvature.structures import common, dense, rounding
-from peewit.curvature.structures.dense import DenseCurvature, DenseSums, measure_groups
+from peewit.curvature.structures import common, dense_curvature, dense_sums, grams, rounding
+from peewit.curvature.structures.dense_curvature import DenseCurvature
+from peewit.curvature.structures.dense_sums import DenseSums, measure_groups
 from peewit.jacobians.explicit import Explicit
 from peewit.network.finite import NotFiniteCurvature
 from peewit.runtime.memory import Budget
@@ -45,21 +46,21 @@ def positive(size: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 13, 20])
 def test_symmetric_sums_by_stripes(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower blocks in place, and the others by `mirrored`; with a gradient all at once and another tensor."""
-    monkeypatch.setattr(dense, "STRIPE", 3)
+    monkeypatch.setattr(grams, "STRIPE", 3)
     rows, before = normal(5, size), positive(size, 3)
     total = before.clone()
-    made = dense.with_outer(dense.with_outer(total, rows), 2 * rows)
+    made = grams.with_outer(grams.with_outer(total, rows), 2 * rows)
     assert made is total
-    close(dense.mirrored(made), before + 5 * rows.T @ rows)
+    close(grams.mirrored(made), before + 5 * rows.T @ rows)
     for first, second in ((before.clone().requires_grad_(), rows), (before.clone(), rows.clone().requires_grad_())):
-        made = dense.with_outer(first, second)
-        assert made is not first and made.requires_grad and dense.mirrored(made) is made
+        made = grams.with_outer(first, second)
+        assert made is not first and made.requires_grad and grams.mirrored(made) is made
         close(made, before + rows.T @ rows)
         close(first.detach(), before)
-    monkeypatch.setattr(dense, "STRIPE", 1000)
+    monkeypatch.setattr(grams, "STRIPE", 1000)
     for stripes in (1, 4):
-        monkeypatch.setattr(dense, "STRIPES", stripes)
-        close(dense.mirrored(dense.with_outer(before.clone(), rows)), before + rows.T @ rows)
+        monkeypatch.setattr(grams, "STRIPES", stripes)
+        close(grams.mirrored(grams.with_outer(before.clone(), rows)), before + rows.T @ rows)
 
 
 def test_scaled_matrices_with_a_diagonal() -> None:
@@ -67,11 +68,11 @@ def test_scaled_matrices_with_a_diagonal() -> None:
     matrix, scale, diagonal = positive(4), torch.tensor(3.0, dtype=torch.float64), normal(4)
     expected = 3 * matrix + torch.diag(diagonal)
     before = matrix.clone()
-    close(dense.with_diagonal(matrix, scale, diagonal), expected)
+    close(dense_curvature.with_diagonal(matrix, scale, diagonal), expected)
     close(matrix, before)
     for place in range(3):
         given = [each.clone().requires_grad_(number == place) for number, each in enumerate((matrix, scale, diagonal))]
-        made = dense.with_diagonal(given[0], given[1], given[2])
+        made = dense_curvature.with_diagonal(given[0], given[1], given[2])
         close(made, expected)
         slope = torch.autograd.grad(made.square().sum(), given[place])[0]
         close(slope, [6 * expected, 2 * (expected * matrix).sum(), 2 * expected.diagonal()][place])
@@ -81,28 +82,28 @@ def test_scaled_matrices_with_a_diagonal() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over probes and examples, of all its weights side by side; one that has no Jacobian has zeros."""
-    monkeypatch.setattr(dense, "CHUNK", 4)
+    monkeypatch.setattr(grams, "CHUNK", 4)
     half, later, absent = WeightRange("n.weight", 4, 6), WeightRange("n.weight", 2, 6), WeightRange("m.bias", 1, 3)
     mask = torch.tensor([True, False, True, True, False, True, True, False, True, True]) if masked else None
     first, second = normal(2, 3, 4), normal(2, 3, 2, seed=2)
     found: dict[WeightRange, Any] = {A: Explicit(first, room), half: Explicit(second, room)}
     rows = torch.cat([first, torch.zeros(2, 3, 2), torch.zeros(2, 3, 2), second], 2).flatten(0, 1)
     rows = rows if mask is None else rows[:, mask]
-    made = dense.add_gram(None, found, (A, absent, later), mask, torch.float32)
+    made = dense_sums.add_gram(None, found, (A, absent, later), mask, torch.float32)
     assert made is not None
-    close(dense.mirrored(made), rows.T @ rows)
-    again = dense.add_gram(made, found, (A, absent, later), mask, torch.float32)
+    close(grams.mirrored(made), rows.T @ rows)
+    again = dense_sums.add_gram(made, found, (A, absent, later), mask, torch.float32)
     assert again is not None
-    close(dense.mirrored(again), 2 * rows.T @ rows)
-    assert dense.add_gram(None, found, (B,), None, torch.float32) is None
+    close(grams.mirrored(again), 2 * rows.T @ rows)
+    assert dense_sums.add_gram(None, found, (B,), None, torch.float32) is None
     kept = torch.ones(2, 2)
-    assert dense.add_gram(kept, found, (B,), None, torch.float32) is kept
+    assert dense_sums.add_gram(kept, found, (B,), None, torch.float32) is kept
     narrow = {A: Explicit(first.float(), room)}
     wide = first.float().double().flatten(0, 1)
-    made = dense.add_gram(None, narrow, (A,), None, torch.float64)
+    made = dense_sums.add_gram(None, narrow, (A,), None, torch.float64)
     assert made is not None
-    close(dense.mirrored(made), wide.T @ wide)
-    made = dense.add_gram(None, narrow, (A,), None, torch.float32)
+    close(grams.mirrored(made), wide.T @ wide)
+    made = dense_sums.add_gram(None, narrow, (A,), None, torch.float32)
     assert made is not None and made.dtype == torch.float64
 
 

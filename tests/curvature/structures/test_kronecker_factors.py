@@ -13,7 +13,7 @@ import peewit as pw
 import reference
 import reference_dense as dense
 from environment import DEVICE
-from peewit.curvature.structures import factors, kron
+from peewit.curvature.structures import grams
 from tables import curvature_of, relative, table
 
 
@@ -30,8 +30,7 @@ def test_long_sides_keep_their_diagonal(
     name: str, longest: int, approx: str, bias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Factors made by loops, each with its diagonal alone where it has more rows than there may be."""
-    monkeypatch.setattr(factors, "LARGEST_SIDE", longest)
-    monkeypatch.setattr(kron, "LARGEST_SIDE", longest)
+    monkeypatch.setattr(grams, "LARGEST_SIDE", longest)
     case = table(name)
     la = case.fit(pw.Kron(approx=approx, bias=bias))
     blocks, whole = case.blocks(approx=approx, bias=bias)
@@ -66,8 +65,7 @@ def test_a_position_with_some_gradient_counts(approx: str) -> None:
 
 def test_the_table_names_sides_that_are_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The side that is too long, or both."""
-    monkeypatch.setattr(factors, "LARGEST_SIDE", 3)
-    monkeypatch.setattr(kron, "LARGEST_SIDE", 3)
+    monkeypatch.setattr(grams, "LARGEST_SIDE", 3)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
     model = model.to(DEVICE)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import peewit as pw
 from fitting import built, classes, fitted, measured, normal
-from peewit.curvature.structures import common, eigen, factors, kron
+from peewit.curvature.structures import common, eigen, grams, kron_curvature, kron_spectrum, sides
 from peewit.curvature.structures.diag import Diag, DiagCurvature
 from peewit.curvature.structures.factors import KronFactors, KronSums
 from peewit.curvature.structures.sums import check_sums, joined_sums
@@ -308,7 +308,7 @@ def test_sides_of_one_orientation(flipped: bool) -> None:
     """Inputs by position; rows are the gradients' unless the weight is applied transposed."""
     inputs, gradients = positive(2, 2), positive(2, 3, seed=2)
     for count, divided in ((4.0, 4.0), (0.0, 1.0)):
-        rows, columns = kron.sides({flipped: factors_of(inputs, gradients, count)})
+        rows, columns = sides.sides({flipped: factors_of(inputs, gradients, count)})
         close(columns if not flipped else rows, inputs / divided)
         close(rows if not flipped else columns, gradients)
 
@@ -324,7 +324,7 @@ def test_sides_of_both_orientations(straight: str, turned: str) -> None:
         return rows, columns.diagonal(dim1=-2, dim2=-1) if kind in ("diagonal columns", "diagonals") else columns
 
     first, second = made(straight, 1), made(turned, 5)
-    found = kron.sides(
+    found = sides.sides(
         {False: factors_of(5 * first[1], first[0], 5.0), True: factors_of(2 * second[0], second[1], 2.0)}
     )
     for group in range(2):
@@ -343,16 +343,16 @@ def test_sides_of_an_orientation_without_gradients() -> None:
     """The other is all there is, and nothing at all is zero."""
     rows, columns = positive(2, 3), positive(2, 2, seed=2)
     nothing = factors_of(torch.zeros(2, 3, 3).double(), torch.zeros(2, 2, 2).double(), 0.0)
-    found = kron.sides({False: factors_of(columns, rows, 1.0), True: nothing})
+    found = sides.sides({False: factors_of(columns, rows, 1.0), True: nothing})
     close(dense(*found), dense(rows, columns))
     empty = factors_of(torch.zeros(2, 2, 2).double(), torch.zeros(2, 3, 3).double(), 0.0)
-    assert all(bool((side == 0).all()) for side in kron.sides({False: empty, True: nothing}))
+    assert all(bool((side == 0).all()) for side in sides.sides({False: empty, True: nothing}))
 
 
 KINDS = ["matrices", "diagonal rows", "diagonal columns", "diagonals"]
 
 
-def spectrum_of(kind: str) -> tuple[kron.KronSpectrum, Tensor]:
+def spectrum_of(kind: str) -> tuple[kron_spectrum.KronSpectrum, Tensor]:
     """A block of two groups of three rows and two columns, and its dense matrix."""
     rows, columns = positive(2, 3), positive(2, 2, seed=2)
     rows = rows.diagonal(dim1=-2, dim2=-1) if kind in ("diagonal rows", "diagonals") else rows
@@ -361,9 +361,9 @@ def spectrum_of(kind: str) -> tuple[kron.KronSpectrum, Tensor]:
     right, lower = eigen.decompose_side(columns, "a")
     own = {False: factors_of(columns, rows, 1.0)}
     values = upper[:, :, None] * lower[:, None, :]
-    return kron.KronSpectrum(layout=LAYOUT, left=left, right=right, values=values, weight=None, factors=own), dense(
-        rows, columns
-    )
+    return kron_spectrum.KronSpectrum(
+        layout=LAYOUT, left=left, right=right, values=values, weight=None, factors=own
+    ), dense(rows, columns)
 
 
 def deltas() -> dict[str, Tensor]:
@@ -471,14 +471,14 @@ def test_peaks_of_blocks() -> None:
     )
 
 
-def curvature() -> tuple[kron.KronCurvature, Tensor]:
+def curvature() -> tuple[kron_curvature.KronCurvature, Tensor]:
     """A Kronecker block inside a weight, a dense and a diagonal one, and ranges that no data touched."""
     block, matrix = spectrum_of("matrices")
     own = space_of(a__weight=17, b=3, c=2)
     small, vector = positive(1, 3, seed=5)[0], torch.tensor([2.0, 5.0], dtype=torch.float64)
     others = {WeightRange("b", 0, 3): small, WeightRange("c", 0, 2): vector}
     values = {WeightRange("b", 0, 3): torch.linalg.eigvalsh(small)}
-    made = kron.KronCurvature(
+    made = kron_curvature.KronCurvature(
         blocks={(WeightRange("a.weight", 2, 14),): block}, others=others, space=own, words="words", eigenvalues=values
     )
     zeros = torch.zeros(2, 2).double(), torch.zeros(3, 3).double()
@@ -503,7 +503,7 @@ def test_blocks_side_by_side() -> None:
     ]
 
 
-def _floored(made: kron.KronCurvature) -> Tensor:
+def _floored(made: kron_curvature.KronCurvature) -> Tensor:
     """(D,): diagonals with their floors, before the gaps are filled."""
     whole = torch.zeros(22, dtype=torch.float64)
     whole[2:14] = next(iter(made.blocks.values())).diagonal(0.1).flatten()
@@ -549,7 +549,7 @@ def test_names_of_approximations(monkeypatch: pytest.MonkeyPatch) -> None:
         ("diagonals", 2, "words, rows diagonal"),
         ("matrices", 1, "words"),
     ):
-        monkeypatch.setattr(kron, "LARGEST_SIDE", longest)
+        monkeypatch.setattr(grams, "LARGEST_SIDE", longest)
         assert replace(made, blocks={key: spectrum_of(kind)[0]}).approximation("a.weight") == words
 
 
@@ -782,20 +782,20 @@ def test_products_of_rows_with_themselves(
     dtype: torch.dtype, groups: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one product, by blocks, or some rows at a time in float64: `rows^T rows`, in the dtype that was asked for."""
-    monkeypatch.setattr(factors, "MANY", 0)
+    monkeypatch.setattr(grams, "MANY", 0)
     rows = (4 * normal(groups, width + 2, width)).round()  # sums of whole numbers are exact in any order
     room = replace(budget(None, torch.device("cpu")), bytes=16 * groups * width * (100 if width > 500 else 2))
     expected = rows.mT @ rows
-    made = factors.outer(rows.to(dtype), room, dtype)
+    made = grams.outer(rows.to(dtype), room, dtype)
     assert made.dtype == dtype and torch.equal(made.double(), expected)
-    wide = factors.outer(rows.float(), room, torch.float64)
+    wide = grams.outer(rows.float(), room, torch.float64)
     assert wide.dtype == torch.float64 and torch.equal(wide, expected)
-    half = factors.outer(rows.half(), room)
+    half = grams.outer(rows.half(), room)
     assert half.dtype == torch.float64 and torch.equal(half, expected)  # several pieces
-    half = factors.outer(rows.half(), replace(room, bytes=1 << 27))
+    half = grams.outer(rows.half(), replace(room, bytes=1 << 27))
     assert half.dtype == torch.float32 and torch.equal(half.double(), expected)
-    monkeypatch.setattr(factors, "LARGEST_SIDE", width - 1)
-    long = factors.outer(rows.to(dtype), room, torch.float64)
+    monkeypatch.setattr(grams, "LARGEST_SIDE", width - 1)
+    long = grams.outer(rows.to(dtype), room, torch.float64)
     assert long.dtype == torch.float64 and torch.equal(long, expected.diagonal(dim1=-2, dim2=-1))
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from fitting import normal
 from peewit.curvature.batch import KeptChunks, bytes_of
 from peewit.curvature.restart import PassRestart
-from peewit.curvature.structures import factors, rounding
-from peewit.curvature.structures.factors import KronFactors, KronSums, add_gradients, add_inputs, add_other
+from peewit.curvature.structures import contributions, grams, rounding
+from peewit.curvature.structures.contributions import add_gradients, add_inputs, add_other
+from peewit.curvature.structures.factors import KronFactors, KronSums
 from peewit.curvature.structures.rounding import Rounding
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
@@ -47,23 +48,23 @@ def whole(*shape: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize(("number", "width"), [(4, 3), (8, 3), (9, 3), (8, 5), (11, 5)])
 def test_rows_in_chunks(number: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the dtype of the rows where they are few, else summed in float64; products in float64 where asked."""
-    monkeypatch.setattr(factors, "CHUNK", 4)
-    monkeypatch.setattr(factors, "NARROW", 3)
+    monkeypatch.setattr(grams, "CHUNK", 4)
+    monkeypatch.setattr(grams, "NARROW", 3)
     rows = whole(5, number, width)
     expected = torch.einsum("gni,gnj->gij", rows, rows)
-    made = factors.outer(rows.float(), ROOM)
+    made = grams.outer(rows.float(), ROOM)
     assert made.dtype == (torch.float32 if number == 4 else torch.float64) and torch.equal(made.double(), expected)
     fine = normal(2, number, width).float()
-    close(factors.outer(fine, ROOM, torch.float64), torch.einsum("gni,gnj->gij", fine.double(), fine.double()))
-    close(factors.outer(fine.double(), ROOM), torch.einsum("gni,gnj->gij", fine.double(), fine.double()))
+    close(grams.outer(fine, ROOM, torch.float64), torch.einsum("gni,gnj->gij", fine.double(), fine.double()))
+    close(grams.outer(fine.double(), ROOM), torch.einsum("gni,gnj->gij", fine.double(), fine.double()))
 
 
 def test_sides_too_long_to_square() -> None:
     """16,384 numbers are squared, one more are not; the same for weights without a Kronecker form, from 1,024."""
     for width, shape in ((16_384, (1, 16_384, 16_384)), (16_385, (1, 16_385))):
-        assert factors.outer(torch.empty(1, 2, width, device="meta"), ROOM).shape == shape
+        assert grams.outer(torch.empty(1, 2, width, device="meta"), ROOM).shape == shape
     rows = whole(2, 3, 16_385)
-    assert torch.equal(factors.outer(rows.float(), ROOM), rows.square().sum(1).float())
+    assert torch.equal(grams.outer(rows.float(), ROOM), rows.square().sum(1).float())
     for tall, wide, gradients, inputs in (
         (16_384, 1, (1, 16_384, 16_384), (1, 1, 1)),
         (16_385, 1, (1, 16_385), (1, 1, 1)),
@@ -101,32 +102,32 @@ def test_products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         asked.clear()
         rows = whole(groups, 3, width).float()
-        assert torch.equal(factors.product(rows, room), times * (rows.mT @ rows))
+        assert torch.equal(grams.product(rows, room), times * (rows.mT @ rows))
         assert len(asked) == (times == 2.0)
         if asked:
             assert asked[0][0] is rows and asked[0][1] == 3 * width**2
     monkeypatch.setattr(available, "attempted", lambda compute: None)
     rows = whole(1, 3, 128).float()
-    assert torch.equal(factors.product(rows, auto), rows.mT @ rows)
+    assert torch.equal(grams.product(rows, auto), rows.mT @ rows)
     monkeypatch.setattr(kernel_products, "in_parts", lambda rows, number: False)
     monkeypatch.setattr(available, "attempted", lambda compute: compute())
-    assert torch.equal(factors.product(rows, auto), rows.mT @ rows)
+    assert torch.equal(grams.product(rows, auto), rows.mT @ rows)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_products_by_lower_blocks(number: int) -> None:
     """The same matrix, whatever the number of pieces and whether the last of them is shorter."""
     rows = whole(4, 5, 10)
-    assert torch.equal(factors.symmetric(rows, number), torch.einsum("gni,gnj->gij", rows, rows))
+    assert torch.equal(grams.symmetric(rows, number), torch.einsum("gni,gnj->gij", rows, rows))
 
 
 @pytest.mark.parametrize(("number", "width", "split"), [(512, 128, True), (511, 128, False), (512, 127, False)])
 def test_where_lower_blocks_pay(number: int, width: int, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 128 columns and 512 rows on, in four stripes."""
     asked: list[int] = []
-    monkeypatch.setattr(factors, "symmetric", lambda rows, stripes: asked.append(stripes) or rows.mT @ rows)
+    monkeypatch.setattr(grams, "symmetric", lambda rows, stripes: asked.append(stripes) or rows.mT @ rows)
     rows = whole(1, number, width).float()
-    assert torch.equal(factors.product(rows, ROOM), rows.mT @ rows)
+    assert torch.equal(grams.product(rows, ROOM), rows.mT @ rows)
     assert asked == ([4] if split else [])
 
 
@@ -136,7 +137,7 @@ def test_where_lower_blocks_pay(number: int, width: int, split: bool, monkeypatc
 @pytest.mark.parametrize("dense", [True, False])
 def test_rows_of_other_weights(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dense block or its diagonal, in float64; each call adds, and what is left out stays as it was."""
-    monkeypatch.setattr(factors, "LARGEST_DENSE", 4 if dense else 3)
+    monkeypatch.setattr(contributions, "LARGEST_DENSE", 4 if dense else 3)
     part, sums = WeightRange("a", 0, 4), KronSums()
     first, second = normal(2, 3, 4), normal(2, 5, 4, seed=2)
     add_other(sums, part, Explicit(first, ROOM), lambda side: None)
@@ -168,15 +169,15 @@ def test_counted_positions() -> None:
     alive = torch.tensor([[True, False, True], [False, True, False]])
     valid = torch.tensor([[True, False, True], [True, True, True]])
     padded = torch.tensor([[True, True, False], [True, False, False]])
-    assert factors.counted_positions(term, None, None) is None
-    assert factors.counted_positions(term, masked, None) is None
-    assert factors.counted_positions(term, None, alive) is None
-    made = factors.counted_positions(term, masked, alive)
+    assert contributions.counted_positions(term, None, None) is None
+    assert contributions.counted_positions(term, masked, None) is None
+    assert contributions.counted_positions(term, None, alive) is None
+    made = contributions.counted_positions(term, masked, alive)
     assert made is not None and torch.equal(made, valid)
     own = replace(term, counted=padded)
     for given in ((None, None), (masked, None), (None, alive)):
-        assert factors.counted_positions(own, *given) is padded
-    made = factors.counted_positions(own, masked, alive)
+        assert contributions.counted_positions(own, *given) is padded
+    made = contributions.counted_positions(own, masked, alive)
     assert made is not None and made.tolist() == [[True, False, False], [True, False, False]]
 
 
@@ -424,7 +425,7 @@ def test_inputs_are_made_where_known_sums_do_not_serve() -> None:
     acts = acts_of(values, moments=Known(other, (WIDTH,)))
     matrix = matrix_of(Term(acts, torch.zeros(1, EXAMPLES, GROUPS, 3, ROWS)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factors, "LARGEST_SIDE", WIDTH - 1)
+        patch.setattr(grams, "LARGEST_SIDE", WIDTH - 1)
         add_inputs(KronSums(factors={(KEY, False): diagonal}), KEY, matrix, [None], False)
         close(diagonal.inputs, squared(values).diagonal(dim1=-2, dim2=-1))
         diagonal.inputs = torch.zeros(GROUPS, WIDTH, dtype=torch.float64)

@@ -21,7 +21,7 @@ from contraction_networks import Addmm
 from environment import DEVICE
 from fitting import built, fitted, names_of, normal
 from networks import Network, parameter
-from peewit.curvature.structures import eigen, kron
+from peewit.curvature.structures import eigen, sides
 from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
@@ -302,7 +302,7 @@ def test_one_decomposition_for_weight_and_bias(monkeypatch: pytest.MonkeyPatch) 
         asked.append(len(sides))
         return eigen.decompose_sides(sides)
 
-    monkeypatch.setattr(kron, "decompose_sides", note)
+    monkeypatch.setattr(sides, "decompose_sides", note)
     x, y = normal(6, 3, 4), torch.arange(6) % 3
     counts = []
     for model in both_ways():

@@ -17,7 +17,8 @@ import peewit as pw
 from convolutional_networks import window_of
 from environment import DEVICE
 from fitting import built, fitted, normal
-from peewit.curvature.structures.factors import KronSums, add_gradients, add_inputs
+from peewit.curvature.structures.contributions import add_gradients, add_inputs
+from peewit.curvature.structures.factors import KronSums
 from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout

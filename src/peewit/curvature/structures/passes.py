@@ -14,7 +14,8 @@ from ...weights.ranges import WeightRange
 from ..batch import Batch, Chunk, KeptChunks
 from ..stream import Source
 from .common import accumulate
-from .factors import Asked, Key, KronSums, Own, Products, Side, add_gradients, add_inputs, add_other, counted_positions
+from .contributions import Asked, Products, add_gradients, add_inputs, add_other, counted_positions
+from .factors import Key, KronSums, Own, Side
 from .rounding import SMALL, Rounding, norm
 
 

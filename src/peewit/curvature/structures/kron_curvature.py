@@ -1,0 +1,176 @@
+"""Kronecker blocks side by side, with dense or diagonal ones for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...jacobians.layout import join, part_ways
+from ...network.finite import refuse_broken_curvature
+from ...weights.groups import Groups
+from ...weights.ranges import WeightRange
+from ...weights.space import Space
+from ..blocks import Blocks, OperatorBlock
+from ..contracts import Peak
+from ..operators import DenseOperator, DiagonalOperator
+from .common import filled, floored
+from .eigen import eigenvalues_meanwhile
+from .factors import Key, KronSums
+from .grams import too_long
+from .kron_spectrum import KronSpectrum
+from .sides import eigenvectors_of
+
+
+def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
+    """All blocks, ready for any prior."""
+    blocks: dict[Key, KronSpectrum] = {}
+    refuse_broken_curvature((part.name, value) for part, value in sums.others.items())
+    refuse_broken_curvature((key[0].name, value) for key, value in sums.corrected.items())
+    others = {part: value for part, value in sums.others.items() if part.name in space.names}
+    dense = eigenvalues_meanwhile({part: value for part, value in others.items() if value.dim() == 2})
+    found = {} if sums.bases else eigenvectors_of(sums)
+    for key, layout in sums.layouts.items():
+        if key[0].name not in space.names:
+            continue
+        if sums.bases:  # corrected: the eigenvectors were needed to measure
+            left, right = sums.bases[key]
+            values, factors = sums.corrected[key], None
+        else:
+            left, right, row_values, column_values = found[key]
+            values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
+        blocks[key] = KronSpectrum(
+            layout=layout, left=left, right=right, values=values, weight=sums.weights.get(key), factors=factors
+        )
+    return KronCurvature(blocks=blocks, others=others, space=space, words=words, eigenvalues=dense())
+
+
+@dataclass(frozen=True, kw_only=True)
+class KronCurvature:
+    """Kronecker blocks, and dense or diagonal ones for the rest."""
+
+    blocks: dict[Key, KronSpectrum]
+    others: dict[WeightRange, Tensor]
+    space: Space
+    words: str
+    eigenvalues: dict[WeightRange, Tensor]  # in float64, of the others that are matrices
+
+    elementwise = False
+
+    def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
+        """`data_weight H + diag(delta)`: one precision per weight keeps the eigenbases."""
+        made = []
+        for key, spectrum in self.blocks.items():
+            slices = tuple(self.space.place(part) for part in key)
+            own = None if numbers is None else self._matrix(numbers, key, spectrum)
+            operator = spectrum.precision(self._matrix(delta, key, spectrum), data_weight, key, own)
+            made.append(OperatorBlock(parts=key, slices=slices, operator=operator, joint=spectrum.weight))
+        for part, value in self.others.items():
+            place = self.space.place(part)
+            if value.dim() == 2:
+                made.append(
+                    OperatorBlock(
+                        parts=(part,),
+                        slices=(place,),
+                        operator=DenseOperator(data_weight.to(value) * value + torch.diag(delta[place])),
+                    )
+                )
+            else:
+                made.append(
+                    OperatorBlock(
+                        parts=(part,),
+                        slices=(place,),
+                        operator=DiagonalOperator(data_weight.to(value) * value + delta[place]),
+                    )
+                )
+        for place, part in self._unseen():
+            made.append(OperatorBlock(parts=(part,), slices=(place,), operator=DiagonalOperator(delta[place])))
+        return Blocks(made, self.space.size)
+
+    def _matrix(self, flat: Tensor, key: Key, spectrum: KronSpectrum) -> Tensor:
+        """(D,) -> (G, O, I): the numbers of one block."""
+        pieces = [flat[self.space.place(part)] for part in key]
+        return spectrum.layout.to_matrix(
+            pieces[0] if spectrum.weight is None else join(pieces[0], pieces[1], spectrum.weight)
+        )
+
+    def diag(self, floor: float = 0.0) -> Tensor:
+        """(D,): of a Kronecker block rows times columns."""
+        made = self._some.new_zeros(self.space.size)
+        for key, spectrum in self.blocks.items():
+            flat = spectrum.layout.to_flat(spectrum.diagonal(floor))
+            own = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
+            for part, piece in zip(key, own, strict=True):
+                made[self.space.place(part)] = piece
+        for part, value in self.others.items():
+            made[self.space.place(part)] = floored(value.diagonal() if value.dim() == 2 else value, floor)
+        return filled(made, floor)
+
+    def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
+        """The blocks' eigenvalues, where each has one precision."""
+        made = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
+        for key, block in self.blocks.items():
+            places = [self.space.place(part) for part in key]
+            if not groups.shared(*places):
+                return None
+            values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
+            pieces = values.split([place.stop - place.start for place in places])
+            for place, piece in zip(places, pieces, strict=True):
+                made[place] = piece
+        for part, value in self.others.items():
+            place = self.space.place(part)
+            own = None if base is None else base[place].to(device=made.device, dtype=torch.float64)
+            if value.dim() == 1:
+                made[place] = value.detach() if own is None else value.detach().double() / own
+                continue
+            if not groups.shared(place):
+                return None
+            if own is None:
+                made[place] = self.eigenvalues[part]
+            else:
+                made[place] = torch.linalg.eigvalsh(value.detach().double() / (own[:, None] * own).sqrt())
+        return made
+
+    def peaks(self) -> list[Peak]:
+        """Of blocks that are no diagonals."""
+        made = [peak for key, spectrum in self.blocks.items() for peak in spectrum.peaks(key)]
+        dense = [(part, value) for part, value in self.others.items() if value.dim() == 2]
+        return made + [Peak((part,), self.eigenvalues[part].amax(), value.dtype) for part, value in dense]
+
+    @property
+    def _some(self) -> Tensor:
+        """Any tensor of the curvature: its dtype and device are those of all."""
+        return next(iter([*(each.values for each in self.blocks.values()), *self.others.values()]))
+
+    def _unseen(self) -> list[tuple[slice, WeightRange]]:
+        """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""
+        taken = sorted([*(part for key in self.blocks for part in key), *self.others])
+        made = []
+        for whole in self.space.parts():
+            start = 0
+            for part in [
+                *(part for part in taken if part.name == whole.name),
+                WeightRange(whole.name, whole.stop, whole.stop),
+            ]:
+                if part.start > start:
+                    gap = WeightRange(whole.name, start, part.start)
+                    made.append((self.space.place(gap), gap))
+                start = max(start, part.stop)
+        return made
+
+    def approximation(self, name: str) -> str:
+        """For the coverage table."""
+        for key, spectrum in self.blocks.items():
+            if any(part.name == name for part in key):
+                long = [
+                    side
+                    for side, basis, size in (
+                        ("rows", spectrum.left, spectrum.layout.matrix[1]),
+                        ("columns", spectrum.right, spectrum.layout.matrix[2]),
+                    )
+                    if basis is None and too_long(size)
+                ]
+                return self.words + (f", {' and '.join(long)} diagonal" if long else "")
+        dense = any(part.name == name and value.dim() == 2 for part, value in self.others.items())
+        return "dense block" if dense else "diagonal"
