@@ -155,7 +155,7 @@ def entry(name: str, module: ModuleType = peewit) -> str:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(described(thing)))
     if inspect.isclass(thing):
-        engine = any(name in GROUPS[group] for group in ("Likelihoods", "Structures", "Curvature"))
+        engine = any(name in GROUPS[group] for group in ("Likelihoods", "Priors", "Structures", "Curvature"))
         lines, long = members(thing, name)
         lines = [line for line in lines if not engine or any(f".{own}(" in line for own in LIKELIHOOD_METHODS)]
         parts += ["\n".join(["**Methods and properties**", "", *lines]) if lines else "", *long]

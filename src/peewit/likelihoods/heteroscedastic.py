@@ -27,14 +27,16 @@ class HeteroscedasticGaussian(WithNatural):
     `pw.fit(..., "heteroscedastic")` takes it. Outputs are (..., 2K) for targets (..., K): first the first number of
     every target, then the second of every target. A single target may lack its axis.
 
-    Args:
-        parameters: What the two numbers `o1` and `o2` of a target are.
+    What the two numbers `o1` and `o2` of a target are, by `parameters`:
 
-            - "raw": natural parameters `eta1 = o1` and `eta2 = -(softplus(o2) + 1e-8) / 2`. Any outputs are valid,
-              and the energy is convex in `eta`.
-            - "natural": `eta1 = mean / variance` and `eta2 = -1 / (2 variance)`, which has to be below zero.
-            - "mean_variance": mean and variance, which has to be above zero.
-            - "mean_log_variance": mean and logarithm of the variance.
+    - "raw": natural parameters `eta1 = o1` and `eta2 = -(softplus(o2) + 1e-8) / 2`. Any outputs are valid, and the
+      energy is convex in `eta`.
+    - "natural": `eta1 = mean / variance` and `eta2 = -1 / (2 variance)`, which has to be below zero.
+    - "mean_variance": mean and variance, which has to be above zero.
+    - "mean_log_variance": mean and logarithm of the variance.
+
+    Args:
+        parameters: "raw", "natural", "mean_variance" or "mean_log_variance".
 
     Raises:
         PeewitError: `parameters` is none of these; by `pw.fit`, where outputs and targets do not fit.
