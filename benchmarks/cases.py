@@ -21,7 +21,7 @@ QUICK_BATCH = 16
 CURVATURES = {"exact": "ggn", "MC(1)": "fisher"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What the command line asked for."""
 
@@ -71,7 +71,7 @@ def forward_backward(model: nn.Module, batches: Batches) -> None:
     model.zero_grad(set_to_none=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A network in evaluation mode with its data in batches."""
 
@@ -91,7 +91,14 @@ class Case:
         if settings.quick:
             examples, size, classes = 2 * QUICK_BATCH, QUICK_BATCH, network.quick_classes
         data = synthetic(network.shape, classes, examples, settings.device, network.tokens)
-        return Case(name, network, model, batched(data, size), settings, {} if units is None else units)
+        return Case(
+            name=name,
+            network=network,
+            model=model,
+            batches=batched(data, size),
+            settings=settings,
+            units={} if units is None else units,
+        )
 
     def inputs(self, count: int) -> Tensor:
         """Other inputs than the data's, to predict at."""

@@ -78,7 +78,7 @@ def verification(name: str, examples: int, loader: bool, repeats: int, device: t
     return min(checks[1:]), min(fits[1:])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Raw:
     """A network and data, standardised or not."""
 
@@ -95,7 +95,13 @@ class Raw:
     def in_float64(self) -> Raw:
         """The same network."""
         y = self.y.double() if self.y.is_floating_point() else self.y
-        return Raw(copy.deepcopy(self.model).double(), self.x.double(), y, self.likelihood, self.structure)
+        return Raw(
+            model=copy.deepcopy(self.model).double(),
+            x=self.x.double(),
+            y=y,
+            likelihood=self.likelihood,
+            structure=self.structure,
+        )
 
 
 def perceptron(*widths: int, activation: type[nn.Module] = nn.Tanh, scale: float = 1.0) -> nn.Sequential:
@@ -112,21 +118,36 @@ def raws(examples: int) -> Iterator[tuple[str, Raw]]:
     y = torch.sin(z[:, :1]) + 0.1 * torch.randn(examples, 1)
     far = torch.linspace(0, 2000, 10) + torch.linspace(1, 10, 10) * z
     one, low = pw.Gaussian(1.0), pw.Gaussian(0.1)
-    yield "perceptron 10-64-64-1", Raw(perceptron(10, 64, 64, 1), z, y, one)
-    yield "the same, noise 0.1", Raw(perceptron(10, 64, 64, 1), z, y, low)
-    yield "the same, inputs around 0 to 2,000", Raw(perceptron(10, 64, 64, 1, scale=0.01), far, y, low)
-    yield "the same, ekfac", Raw(perceptron(10, 64, 64, 1, scale=0.01), far, y, low, "ekfac")
-    yield "10-64-1, block", Raw(perceptron(10, 64, 1), z, y, low, "block")
-    yield "10-64-1, such inputs, block", Raw(perceptron(10, 64, 1, scale=0.01), far, y, low, "block")
-    yield "10-32-1, such inputs, full", Raw(perceptron(10, 32, 1, scale=0.01), far, y, low, "full")
+    yield "perceptron 10-64-64-1", Raw(model=perceptron(10, 64, 64, 1), x=z, y=y, likelihood=one)
+    yield "the same, noise 0.1", Raw(model=perceptron(10, 64, 64, 1), x=z, y=y, likelihood=low)
+    yield (
+        "the same, inputs around 0 to 2,000",
+        Raw(model=perceptron(10, 64, 64, 1, scale=0.01), x=far, y=y, likelihood=low),
+    )
+    yield (
+        "the same, ekfac",
+        Raw(model=perceptron(10, 64, 64, 1, scale=0.01), x=far, y=y, likelihood=low, structure="ekfac"),
+    )
+    yield "10-64-1, block", Raw(model=perceptron(10, 64, 1), x=z, y=y, likelihood=low, structure="block")
+    yield (
+        "10-64-1, such inputs, block",
+        Raw(model=perceptron(10, 64, 1, scale=0.01), x=far, y=y, likelihood=low, structure="block"),
+    )
+    yield (
+        "10-32-1, such inputs, full",
+        Raw(model=perceptron(10, 32, 1, scale=0.01), x=far, y=y, likelihood=low, structure="full"),
+    )
     labels = torch.randint(10, (examples,))
     smooth = nn.functional.interpolate(torch.rand(examples, 1, 7, 7), (28, 28), mode="bilinear").flatten(1)
     network = partial(perceptron, 784, 512, 512, 10, activation=nn.ReLU)
-    yield "MLP, smooth images", Raw(network(), smooth, labels, "classification")
-    yield "MLP, smooth images from 0 to 255", Raw(network(), 255 * smooth, labels, "classification")
+    yield "MLP, smooth images", Raw(model=network(), x=smooth, y=labels, likelihood="classification")
+    yield (
+        "MLP, smooth images from 0 to 255",
+        Raw(model=network(), x=255 * smooth, y=labels, likelihood="classification"),
+    )
     yield (
         "MLP, independent pixels from 0 to 255",
-        Raw(network(), 255 * torch.rand(examples, 784), labels, "classification"),
+        Raw(model=network(), x=255 * torch.rand(examples, 784), y=labels, likelihood="classification"),
     )
 
 
@@ -158,7 +179,13 @@ def error(la: pw.Laplace, exact: pw.Laplace, x: Tensor) -> tuple[str, str]:
 
 def rounded(raw: Raw, repeats: int, device: torch.device) -> list[str]:
     """Seconds without and with the care that is taken of rounding, their ratio, and errors of both."""
-    raw = Raw(raw.model.to(device), raw.x.to(device), raw.y.to(device), raw.likelihood, raw.structure)
+    raw = Raw(
+        model=raw.model.to(device),
+        x=raw.x.to(device),
+        y=raw.y.to(device),
+        likelihood=raw.likelihood,
+        structure=raw.structure,
+    )
     plain, careful = [], []
     for _ in range(repeats + 1):
         with plainly():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """One use of a layer: T positions per example, I inputs and O outputs at each (of one group), and groups."""
 
@@ -69,16 +69,27 @@ def shape_of(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> Laye
     """Positions, inputs and outputs of one use, for a batch of one example."""
     if isinstance(layer, nn.Linear):
         positions = output.numel() // layer.out_features
-        return LayerShape(name, positions, layer.in_features, layer.out_features, first=not given.requires_grad)
+        return LayerShape(
+            name=name,
+            positions=positions,
+            inputs=layer.in_features,
+            outputs=layer.out_features,
+            first=not given.requires_grad,
+        )
     weight, groups = layer.weight, layer.groups
     assert isinstance(weight, Tensor) and isinstance(groups, int)
     positions = output[0, 0].numel()
     return LayerShape(
-        name, positions, weight[0].numel(), weight.shape[0] // groups, groups, first=not given.requires_grad
+        name=name,
+        positions=positions,
+        inputs=weight[0].numel(),
+        outputs=weight.shape[0] // groups,
+        groups=groups,
+        first=not given.requires_grad,
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operations:
     """Operations of a pass over N examples, by what they are for."""
 
@@ -107,7 +118,7 @@ def plain_pass(shapes: list[LayerShape], examples: int) -> Operations:
     """Forward and backward: gradients of all inputs but the first layer's, and of all weights."""
     forward = sum(shape.product for shape in shapes)
     inner = sum(shape.product for shape in shapes if not shape.first)
-    return Operations(examples * forward, examples * (inner + forward), 0, 0)
+    return Operations(forward=examples * forward, backward=examples * (inner + forward), inputs=0, gradients=0)
 
 
 def fit(shapes: list[LayerShape], examples: int, probes: int, structure: str) -> Operations:
@@ -117,12 +128,23 @@ def fit(shapes: list[LayerShape], examples: int, probes: int, structure: str) ->
     inputs = sum(shape.input_factor for shape in shapes)
     gradients = probes * sum(shape.gradient_factor for shape in shapes)
     if structure == "diag":  # a gradient per example and probe, squared; without positions a product of squares
-        return Operations(examples * forward, examples * backward, examples * probes * forward, 0)
+        return Operations(
+            forward=examples * forward, backward=examples * backward, inputs=examples * probes * forward, gradients=0
+        )
     if structure == "ekfac":  # once more, into the bases, and a gradient per example and probe there
         second = forward + backward + inputs + gradients + probes * forward
         return Operations(
-            examples * forward, examples * backward, examples * inputs, examples * gradients, examples * second
+            forward=examples * forward,
+            backward=examples * backward,
+            inputs=examples * inputs,
+            gradients=examples * gradients,
+            second=examples * second,
         )
     if structure != "kron":
         raise ValueError(f"structure={structure!r} is not counted; expected kron, ekfac or diag.")
-    return Operations(examples * forward, examples * backward, examples * inputs, examples * gradients)
+    return Operations(
+        forward=examples * forward,
+        backward=examples * backward,
+        inputs=examples * inputs,
+        gradients=examples * gradients,
+    )

@@ -22,7 +22,7 @@ AXES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Style:
     """How a curve looks."""
 
@@ -35,9 +35,9 @@ class Style:
 
 
 STYLES = (
-    Style(OURS, "exact", "peewit", BLUE, "o", "-"),
-    Style(OURS, "MC(1)", "peewit, MC(1)", GREEN, "s", "--"),
-    Style(PEER, "exact", "laplace-torch", ORANGE, "^", "-."),
+    Style(library=OURS, curvature="exact", label="peewit", colour=BLUE, marker="o", dashes="-"),
+    Style(library=OURS, curvature="MC(1)", label="peewit, MC(1)", colour=GREEN, marker="s", dashes="--"),
+    Style(library=PEER, curvature="exact", label="laplace-torch", colour=ORANGE, marker="^", dashes="-."),
 )
 
 

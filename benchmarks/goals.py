@@ -24,7 +24,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Goal:
     """A number of a run, and the bound that it is to keep to."""
 
@@ -293,7 +293,16 @@ def per_network(
     """The same goal for several networks."""
     devices, precisions = more.pop("devices", ("cuda",)), more.pop("precisions", ())
     return [
-        Goal(what, TITLES[name], sense, bound, unit, partial(value, network=name, **more), devices, precisions)
+        Goal(
+            what=what,
+            case=TITLES[name],
+            sense=sense,
+            bound=bound,
+            unit=unit,
+            value=partial(value, network=name, **more),
+            devices=devices,
+            precisions=precisions,
+        )
         for name, bound in bounds.items()
     ]
 
@@ -376,18 +385,23 @@ GOALS: tuple[Goal, ...] = (
     ),
     *(
         Goal(
-            "`diag` fit of ResNet-18 at batch 128, peak", kind, "<=", 6, "GiB", partial(diagonal_memory, curvature=kind)
+            what="`diag` fit of ResNet-18 at batch 128, peak",
+            case=kind,
+            sense="<=",
+            bound=6,
+            unit="GiB",
+            value=partial(diagonal_memory, curvature=kind),
         )
         for kind in ("exact", "MC(1)")
     ),
     *(
         Goal(
-            "`diag` fit of ResNet-18 over forward and backward",
-            kind,
-            "<=",
-            bound,
-            "x",
-            partial(fit_over_unit, network="resnet18", curvature=kind, structure="diag"),
+            what="`diag` fit of ResNet-18 over forward and backward",
+            case=kind,
+            sense="<=",
+            bound=bound,
+            unit="x",
+            value=partial(fit_over_unit, network="resnet18", curvature=kind, structure="diag"),
         )
         for kind, bound in (("exact", 10.0), ("MC(1)", 3.0))
     ),
@@ -396,28 +410,35 @@ GOALS: tuple[Goal, ...] = (
     ),
     *(
         Goal(
-            "last layer, 1,000 outputs: variances over the network's forward pass",
-            f"`{kind}`",
-            "<=",
-            2,
-            "x",
-            partial(variances_over_forward, structure=kind),
+            what="last layer, 1,000 outputs: variances over the network's forward pass",
+            case=f"`{kind}`",
+            sense="<=",
+            bound=2,
+            unit="x",
+            value=partial(variances_over_forward, structure=kind),
         )
         for kind in ("kron", "ekfac", "diag")
     ),
     *(
         Goal(
-            "last layer, 1,000 outputs: memory beyond that pass, over one (N, C, C)",
-            f"`{kind}`",
-            "<=",
-            0.5,
-            "x",
-            partial(variances_memory, structure=kind),
+            what="last layer, 1,000 outputs: memory beyond that pass, over one (N, C, C)",
+            case=f"`{kind}`",
+            sense="<=",
+            bound=0.5,
+            unit="x",
+            value=partial(variances_memory, structure=kind),
         )
         for kind in ("kron", "ekfac", "diag")
     ),
-    Goal("last layer, `full`", TITLES["last-100"], ">=", 1, "runs", full_runs),
-    Goal("decompositions of ResNet-18's factors", "`kron`", "<=", 0.4, "s", decomposition_seconds),
+    Goal(what="last layer, `full`", case=TITLES["last-100"], sense=">=", bound=1, unit="runs", value=full_runs),
+    Goal(
+        what="decompositions of ResNet-18's factors",
+        case="`kron`",
+        sense="<=",
+        bound=0.4,
+        unit="s",
+        value=decomposition_seconds,
+    ),
     *per_network(
         "tuning at the mode of the linear model: products with the Jacobian per solve",
         {"resnet18": 10},
@@ -441,32 +462,40 @@ GOALS: tuple[Goal, ...] = (
         "",
         weight_copies,
     ),
-    Goal("growth: time of a fit in N, slope in log-log", "MLP", "<=", 1.05, "", time_slope, BOTH),
     Goal(
-        "growth: memory of a fit under `memory=`, most examples over a quarter of them",
-        "MLP",
-        "<=",
-        1.1,
-        "x",
-        memory_growth,
-        BOTH,
+        what="growth: time of a fit in N, slope in log-log",
+        case="MLP",
+        sense="<=",
+        bound=1.05,
+        unit="",
+        value=time_slope,
+        devices=BOTH,
     ),
     Goal(
-        "growth: memory of a fit over `memory=`, any number of outputs",
-        "MLP",
-        "<=",
-        1,
-        "x",
-        partial(bounded_memory, axis="outputs", task="bounded fit"),
-        BOTH,
+        what="growth: memory of a fit under `memory=`, most examples over a quarter of them",
+        case="MLP",
+        sense="<=",
+        bound=1.1,
+        unit="x",
+        value=memory_growth,
+        devices=BOTH,
     ),
     Goal(
-        "growth: memory of a predictive over `memory=`",
-        "LeNet",
-        "<=",
-        1,
-        "x",
-        partial(bounded_memory, axis="memory", task="predictive"),
-        BOTH,
+        what="growth: memory of a fit over `memory=`, any number of outputs",
+        case="MLP",
+        sense="<=",
+        bound=1,
+        unit="x",
+        value=partial(bounded_memory, axis="outputs", task="bounded fit"),
+        devices=BOTH,
+    ),
+    Goal(
+        what="growth: memory of a predictive over `memory=`",
+        case="LeNet",
+        sense="<=",
+        bound=1,
+        unit="x",
+        value=partial(bounded_memory, axis="memory", task="predictive"),
+        devices=BOTH,
     ),
 )

@@ -173,7 +173,7 @@ class Pooled(nn.Module):
         return self.head(self.blocks(self.project(x)).mean(1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """A network of the tables: how to build it, what goes in, and how many examples it is fitted to."""
 
@@ -189,30 +189,67 @@ class Network:
 
 SMALL_VIT = partial(vit, width=32, blocks=2, heads=2, patch=8)
 NETWORKS = {
-    "mlp": Network("MLP 784-512-512", mlp, partial(mlp, width=32), (1, 28, 28), 10, 10_000),
-    "lenet": Network("LeNet", lenet, lenet, (1, 28, 28), 10, 10_000),
-    "resnet18": Network("ResNet-18", resnet18, partial(resnet18, width=4), (3, 32, 32), 10, 4_096),
-    "resnet18-100": Network(
-        "ResNet-18, 100 classes", partial(resnet18, 100), partial(resnet18, 20, 4), (3, 32, 32), 100, 4_096, 20
+    "mlp": Network(
+        title="MLP 784-512-512", build=mlp, quick=partial(mlp, width=32), shape=(1, 28, 28), classes=10, examples=10_000
     ),
-    "vit": Network("ViT, width 384, 6 blocks", vit, SMALL_VIT, (3, 32, 32), 10, 4_096),
+    "lenet": Network(title="LeNet", build=lenet, quick=lenet, shape=(1, 28, 28), classes=10, examples=10_000),
+    "resnet18": Network(
+        title="ResNet-18",
+        build=resnet18,
+        quick=partial(resnet18, width=4),
+        shape=(3, 32, 32),
+        classes=10,
+        examples=4_096,
+    ),
+    "resnet18-100": Network(
+        title="ResNet-18, 100 classes",
+        build=partial(resnet18, 100),
+        quick=partial(resnet18, 20, 4),
+        shape=(3, 32, 32),
+        classes=100,
+        examples=4_096,
+        quick_classes=20,
+    ),
+    "vit": Network(
+        title="ViT, width 384, 6 blocks", build=vit, quick=SMALL_VIT, shape=(3, 32, 32), classes=10, examples=4_096
+    ),
     "gpt": Network(
-        "GPT, width 256, 4 blocks, 64 tokens", gpt, partial(gpt, 50, 16, 1, 2), (64,), 1_000, 4_096, 50, True
+        title="GPT, width 256, 4 blocks, 64 tokens",
+        build=gpt,
+        quick=partial(gpt, 50, 16, 1, 2),
+        shape=(64,),
+        classes=1_000,
+        examples=4_096,
+        quick_classes=50,
+        tokens=True,
     ),
 }
 # The last layer alone, behind a network whose other weights are taken as certain.
 LAST = {
-    "last-10": Network("ResNet-18, last layer", resnet18, partial(resnet18, width=4), (3, 32, 32), 10, 4_096),
+    "last-10": Network(
+        title="ResNet-18, last layer",
+        build=resnet18,
+        quick=partial(resnet18, width=4),
+        shape=(3, 32, 32),
+        classes=10,
+        examples=4_096,
+    ),
     "last-100": Network(
-        "ResNet-18 of width 16, last layer",
-        partial(resnet18, 100, 16),
-        partial(resnet18, 20, 4),
-        (3, 32, 32),
-        100,
-        4_096,
-        20,
+        title="ResNet-18 of width 16, last layer",
+        build=partial(resnet18, 100, 16),
+        quick=partial(resnet18, 20, 4),
+        shape=(3, 32, 32),
+        classes=100,
+        examples=4_096,
+        quick_classes=20,
     ),
     "last-1000": Network(
-        "ResNet-18, last layer", partial(resnet18, 1_000), partial(resnet18, 300, 4), (3, 32, 32), 1_000, 4_096, 300
+        title="ResNet-18, last layer",
+        build=partial(resnet18, 1_000),
+        quick=partial(resnet18, 300, 4),
+        shape=(3, 32, 32),
+        classes=1_000,
+        examples=4_096,
+        quick_classes=300,
     ),
 }

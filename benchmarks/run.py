@@ -131,15 +131,15 @@ def measured(options: argparse.Namespace, precision: str, device: torch.device, 
     path = options.json or Path("bench") / f"{device.type}-{precision}{'-quick' if options.quick else ''}.json"
     own = scope(options, precision)
     settings = Settings(
-        device,
-        options.batch_size,
-        options.repeats,
-        options.patience,
-        options.quick,
-        own.peer,
-        own.structures,
-        tuple(options.axes),
-        lambda line: console.print(line, style="dim", highlight=False, markup=False),
+        device=device,
+        batch_size=options.batch_size,
+        repeats=options.repeats,
+        patience=options.patience,
+        quick=options.quick,
+        peer=own.peer,
+        structures=own.structures,
+        axes=tuple(options.axes),
+        say=lambda line: console.print(line, style="dim", highlight=False, markup=False),
     )
     journal = Journal(header(options, device, precision), path)
     ours.try_kernels_again()  # what failed in another precision need not fail in this one

@@ -97,7 +97,7 @@ class GPT(nn.Module):
         return self.head(self.blocks(x, mask=mask, is_causal=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Example:
     """A network with data to fit it to and inputs to ask about."""
 
@@ -114,10 +114,22 @@ def examples() -> list[Example]:
     series = torch.sin(torch.rand(256, 1, 1) * 6 + 0.3 * torch.arange(21)[None, :, None])
     tokens = torch.randint(24, (64, 11))
     return [
-        Example("ResNet-18 / 4", resnet18(16), torch.randn(64, 3, 32, 32), torch.randint(10, (64,)), "classification"),
-        Example("ViT", VisionTransformer(), torch.randn(64, 3, 32, 32), torch.randint(10, (64,)), "classification"),
-        Example("LSTM", Forecaster(), series[:, :-1], series[:, -1], "regression"),
-        Example("GPT, tied", GPT(), tokens[:, :-1], tokens[:, 1:], "classification"),
+        Example(
+            name="ResNet-18 / 4",
+            model=resnet18(16),
+            x=torch.randn(64, 3, 32, 32),
+            y=torch.randint(10, (64,)),
+            likelihood="classification",
+        ),
+        Example(
+            name="ViT",
+            model=VisionTransformer(),
+            x=torch.randn(64, 3, 32, 32),
+            y=torch.randint(10, (64,)),
+            likelihood="classification",
+        ),
+        Example(name="LSTM", model=Forecaster(), x=series[:, :-1], y=series[:, -1], likelihood="regression"),
+        Example(name="GPT, tied", model=GPT(), x=tokens[:, :-1], y=tokens[:, 1:], likelihood="classification"),
     ]
 
 

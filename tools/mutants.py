@@ -96,7 +96,7 @@ class Project:
         return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Verdict:
     """What became of a mutant: caught, timed out, survived, or untested where no test runs its line."""
 
@@ -213,10 +213,16 @@ class Worker:
         """Run the tests on the changed source until one fails."""
         place, start = cls.source / mutant.path, time.time()
         place.write_bytes(mutant.apply(place.read_bytes()))
-        verdict = Verdict(mutant, "untested")
+        verdict = Verdict(mutant=mutant, outcome="untested")
         for tests in filter(None, (first, rest)):
             outcome, by = cls.run(tests, LEAST_TIME + SLOWER * sum(seconds[test] for test in tests))
-            verdict = Verdict(mutant, outcome, by, verdict.tests + len(tests), round(time.time() - start, 1))
+            verdict = Verdict(
+                mutant=mutant,
+                outcome=outcome,
+                by=by,
+                tests=verdict.tests + len(tests),
+                seconds=round(time.time() - start, 1),
+            )
             if verdict.caught:
                 break
         shutil.copy2(cls.project.source / mutant.path, place)

@@ -26,7 +26,7 @@ UNSEEN = {"device", "non_blocking", "pin_memory", "output_size", "strict", "prog
 UNSEEN_LINES = re.compile(r"cuda|progress|TYPE_CHECKING|#.*\b(bytes|memory|faster|quicker|speed|at a time)\b")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mutant:
     """One change: the bytes from `start` to `stop` of a file become `text`."""
 
@@ -160,7 +160,9 @@ def mutants(path: str, source: str) -> list[Mutant]:
         else:
             change = f"{plain(data[start:stop])} -> {plain(text.encode())}"
         lines = tuple(line for line in body if old.lineno <= line <= old.end_lineno) or body
-        return Mutant(path, function, old.lineno, lines, change, start, stop, text)
+        return Mutant(
+            path=path, function=function, line=old.lineno, lines=lines, change=change, start=start, stop=stop, text=text
+        )
 
     def visit(node: ast.AST, function: str, body: tuple[int, ...], bytes_: set[str]) -> None:
         if isinstance(node, ast.Assign) and (

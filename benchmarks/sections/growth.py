@@ -20,7 +20,7 @@ CHANNELS = 16  # of the transformer
 PLAIN_WIDTH = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """A network and its data at one size."""
 
@@ -34,7 +34,7 @@ class Point:
     inputs: int  # to predict at, together
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Axis:
     """What grows, over which sizes, and what is measured of it."""
 
@@ -50,33 +50,78 @@ class Axis:
 
 
 def of_width(size: int) -> Point:
-    return Point("weights", size, partial(perceptron, FEATURES, size, 10), (FEATURES,), 10, 512, 128, 8)
+    return Point(
+        axis="weights",
+        size=size,
+        build=partial(perceptron, FEATURES, size, 10),
+        shape=(FEATURES,),
+        classes=10,
+        examples=512,
+        batch=128,
+        inputs=8,
+    )
 
 
 def of_outputs(size: int) -> Point:
-    return Point("outputs", size, partial(perceptron, FEATURES, PLAIN_WIDTH, size), (FEATURES,), size, 512, 128, 8)
+    return Point(
+        axis="outputs",
+        size=size,
+        build=partial(perceptron, FEATURES, PLAIN_WIDTH, size),
+        shape=(FEATURES,),
+        classes=size,
+        examples=512,
+        batch=128,
+        inputs=8,
+    )
 
 
 def of_examples(size: int) -> Point:
-    return Point("examples", size, partial(perceptron, FEATURES, PLAIN_WIDTH, 10), (FEATURES,), 10, size, 128, 8)
+    return Point(
+        axis="examples",
+        size=size,
+        build=partial(perceptron, FEATURES, PLAIN_WIDTH, 10),
+        shape=(FEATURES,),
+        classes=10,
+        examples=size,
+        batch=128,
+        inputs=8,
+    )
 
 
 def of_batch(size: int) -> Point:
-    return Point("batch", size, partial(perceptron, FEATURES, PLAIN_WIDTH, 10), (FEATURES,), 10, 1024, size, size)
+    return Point(
+        axis="batch",
+        size=size,
+        build=partial(perceptron, FEATURES, PLAIN_WIDTH, 10),
+        shape=(FEATURES,),
+        classes=10,
+        examples=1024,
+        batch=size,
+        inputs=size,
+    )
 
 
 def of_positions(size: int) -> Point:
-    return Point("positions", size, partial(Pooled, CHANNELS, 64, 2, 4, 10), (size, CHANNELS), 10, 64, 32, 8)
+    return Point(
+        axis="positions",
+        size=size,
+        build=partial(Pooled, CHANNELS, 64, 2, 4, 10),
+        shape=(size, CHANNELS),
+        classes=10,
+        examples=64,
+        batch=32,
+        inputs=8,
+    )
 
 
 AXES = (
-    Axis("weights", (32, 64, 128, 256, 512, 1024, 2048), of_width),
-    Axis("outputs", (2, 4, 8, 16, 32, 64, 128, 256), of_outputs, ("exact", "MC(1)")),
-    Axis("examples", (512, 1024, 2048, 4096, 8192, 16384), of_examples, predicts=False),
+    Axis(name="weights", sizes=(32, 64, 128, 256, 512, 1024, 2048), point=of_width),
+    Axis(name="outputs", sizes=(2, 4, 8, 16, 32, 64, 128, 256), point=of_outputs, fits=("exact", "MC(1)")),
+    Axis(name="examples", sizes=(512, 1024, 2048, 4096, 8192, 16384), point=of_examples, predicts=False),
     # A fit costs most in small batches and a predictive in large ones: each begins where it is cheap.
-    Axis("batch", (1024, 256, 64, 16, 4), of_batch, predicts=False),
-    Axis("batch", (1, 4, 16, 64, 256, 1024), of_batch, fits=()),
-    Axis("positions", (4, 8, 16, 32, 64, 128, 256), of_positions, ("exact", "MC(1)")),
+    Axis(name="batch", sizes=(1024, 256, 64, 16, 4), point=of_batch, predicts=False),
+    Axis(name="batch", sizes=(1, 4, 16, 64, 256, 1024), point=of_batch, fits=()),
+    Axis(name="positions", sizes=(4, 8, 16, 32, 64, 128, 256), point=of_positions, fits=("exact", "MC(1)")),
 )
 NAMES = ("weights", "outputs", "examples", "batch", "positions", "memory")
 LIMITS = (1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30)  # bytes, as `memory=`

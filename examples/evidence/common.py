@@ -43,7 +43,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Way:
     """One way to choose the prior: where the evidence is taken, which weights share a precision, which weights."""
 
@@ -55,17 +55,17 @@ class Way:
 
 
 WAYS = (
-    Way("evidence at theta_hat, one precision", "trained", "one"),
-    Way("evidence at theta_hat, one per tensor", "trained", "groups"),
-    Way("evidence at theta_lin, one precision", "linear", "one"),
-    Way("evidence at theta_lin, one per tensor", "linear", "groups"),
-    Way("evidence at theta_lin, g-prior", "linear", "g-prior"),
-    Way("validation data, one precision", "validation", "one"),
+    Way(name="evidence at theta_hat, one precision", mode="trained", prior="one"),
+    Way(name="evidence at theta_hat, one per tensor", mode="trained", prior="groups"),
+    Way(name="evidence at theta_lin, one precision", mode="linear", prior="one"),
+    Way(name="evidence at theta_lin, one per tensor", mode="linear", prior="groups"),
+    Way(name="evidence at theta_lin, g-prior", mode="linear", prior="g-prior"),
+    Way(name="validation data, one precision", mode="validation", prior="one"),
 )
 BASIC = tuple(way for way in WAYS if way.prior != "g-prior")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """What one way came to."""
 
@@ -160,7 +160,7 @@ def plain(model: nn.Module, task: Task, likelihood: str) -> Row:
         noise = (outputs(model, task.train[0]) - task.train[1]).square().mean().sqrt()
         normal = torch.distributions.Normal(f, noise)
         scores = normals(normal.mean, normal.variance, task.test[1])
-    return Row("MAP", "", "", "", scores | {"seconds": time.perf_counter() - began})
+    return Row(name="MAP", mode="", prior="", fit="", scores=scores | {"seconds": time.perf_counter() - began})
 
 
 def normals(mean: Tensor, variance: Tensor, y: Tensor) -> dict[str, float]:
@@ -227,7 +227,17 @@ def compare(
         names = [str(name) for name in la.prior.names(la.space)]
         precisions = dict(zip(names, la.prior.precision.detach().flatten().tolist(), strict=True))
         notes = () if la.trace is None else la.trace.warnings
-        rows.append(Row(way.name, way.mode, way.prior, key, scores, precisions, notes))
+        rows.append(
+            Row(
+                name=way.name,
+                mode=way.mode,
+                prior=way.prior,
+                fit=key,
+                scores=scores,
+                precisions=precisions,
+                notes=notes,
+            )
+        )
         told = ", ".join(f"{TITLES[score]} {shown(score, value)}" for score, value in scores.items())
         CONSOLE.print(f"  {way.name}: {told}", highlight=False)
     return rows, fits

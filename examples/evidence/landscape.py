@@ -38,7 +38,7 @@ class Plane:
     shape: Tensor  # (2, 2): the posterior precision in the plane
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Landscape:
     """Losses over a grid, with the regularisation: of the network, of the linear model."""
 
@@ -135,7 +135,9 @@ def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Lands
                 linear.append(F.cross_entropy(base + p * slopes[0] + q * slopes[1], y, reduction="sum") + penalty)
         model.eval()
     shape = (len(b), len(a))
-    return Landscape(a, b, torch.stack(own).view(shape), torch.stack(linear).view(shape), plane)
+    return Landscape(
+        a=a, b=b, network=torch.stack(own).view(shape), linear=torch.stack(linear).view(shape), plane=plane
+    )
 
 
 def copies(buffers: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
             scores = judged(made, task)
         parts = made.evidence()
         scores |= {"seconds": spent, "evidence": parts.total, "gamma": parts.gamma}
-        rows.append(Row(way.name, way.mode, way.prior, "all, kron", scores))
+        rows.append(Row(name=way.name, mode=way.mode, prior=way.prior, fit="all, kron", scores=scores))
     steps.show()
     title = f"ResNet with BatchNorm, {la.D:,} weights, {task.name}"
     keep(asked.out, "large", rows, title, steps=steps.made, device=asked.device, weights=la.D)

@@ -22,9 +22,9 @@ from rich.table import Table
 from torch import nn
 
 OURS = (
-    Way("diagonal, theta_hat, one precision", "trained", "one", "diag"),
-    Way("last layer full, theta_hat, one", "trained", "one", "full", "last_layer"),
-    Way("last layer KFAC, theta_hat, one", "trained", "one", "kron", "last_layer"),
+    Way(name="diagonal, theta_hat, one precision", mode="trained", prior="one", structure="diag"),
+    Way(name="last layer full, theta_hat, one", mode="trained", prior="one", structure="full", weights="last_layer"),
+    Way(name="last layer KFAC, theta_hat, one", mode="trained", prior="one", structure="kron", weights="last_layer"),
 )
 # NLL, ECE, OOD-AUC: the published result files, by row.
 PUBLISHED = {

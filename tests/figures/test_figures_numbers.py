@@ -186,7 +186,9 @@ def test_landscape_of_some_weights_moves_those_alone() -> None:
 
 def test_single_numbers_are_weights_too() -> None:
     small = case("classes")
-    own = Small(Gained().double().to(DEVICE), small.x, small.y, "classification", "classification")
+    own = Small(
+        model=Gained().double().to(DEVICE), x=small.x, y=small.y, likelihood="classification", words="classification"
+    )
     la = own.fit("full")
     axes = axes_of(la)
     made = figures.landscape(la, [{"x": own.x, "labels": own.y}], directions=axes, points=3)
@@ -529,7 +531,9 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         figures.kronecker_factors(kron, "7.weight")
     with pytest.raises(ValueError, match="is no uncertain weight"):
         figures.approximations(kron, small.data, "7.weight")
-    moved = Small(copy.deepcopy(small.model), small.x, small.y, "classification", "classification")
+    moved = Small(
+        model=copy.deepcopy(small.model), x=small.x, y=small.y, likelihood="classification", words="classification"
+    )
     stale = moved.fit("kron")
     with torch.no_grad():
         moved.model[0].weight.add_(1.0)

@@ -79,7 +79,7 @@ class Tied(nn.Module):
         return nn.functional.linear(torch.tanh(self.middle(self.table(x))), self.table.weight)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Head:
     """A network, the weights of its last layer, inputs and targets; whether that layer's output is the network's."""
 
@@ -120,23 +120,36 @@ def dense_layers(*rest: nn.Module, outputs: int = 5, bias: bool = True) -> Calla
 
 LAST = ("2.weight", "2.bias")
 HEADS = {
-    "plain": Head(dense_layers(), LAST, (7, 3), (7,), classes=5),
-    "without bias": Head(dense_layers(bias=False), LAST[:1], (7, 3), (7,), classes=5),
-    "bias alone": Head(dense_layers(), LAST[1:], (7, 3), (7,), classes=5),
-    "one number": Head(dense_layers(nn.Flatten(0), outputs=1), LAST, (7, 3)),
-    "positions": Head(dense_layers(outputs=3), LAST, (5, 4, 3), (5, 4)),
-    "rows": Head(Rows, ("head.weight", "head.bias"), (5, 4, 3), (5, 4)),
-    "view": Head(dense_layers(nn.Unflatten(1, (2, 3)), outputs=6), LAST, (7, 3), (7, 2)),
-    "product": Head(Product, ("head",), (7, 3), (7,), classes=5),
-    "convolution": Head(convolutional(nn.Conv2d(4, 3, 1)), LAST, (3, 2, 3, 3), (3, 2, 2), 1),
-    "patches": Head(convolutional(nn.Conv2d(2, 3, 2, stride=2, padding=1), 2), LAST, (3, 2, 3, 3), (3, 2, 2), 1),
-    "groups": Head(convolutional(nn.Conv2d(4, 4, (1, 2), groups=2)), LAST, (3, 2, 3, 3), (3, 2, 1), 1, 4),
-    "transposed": Head(convolutional(nn.ConvTranspose2d(2, 3, (1, 2)), 2), LAST, (3, 2, 2, 3), (3, 1, 3), 1),
-    "channels last": Head(lambda: Pixels(False), ("head.weight", "head.bias"), (2, 2, 4, 4), (2, 3, 3), 1),
-    "channels turned": Head(
-        lambda: Pixels(True), ("head.weight", "head.bias"), (2, 2, 4, 4), (2, 3, 3), 3, closed=False
+    "plain": Head(make=dense_layers(), names=LAST, x=(7, 3), y=(7,), classes=5),
+    "without bias": Head(make=dense_layers(bias=False), names=LAST[:1], x=(7, 3), y=(7,), classes=5),
+    "bias alone": Head(make=dense_layers(), names=LAST[1:], x=(7, 3), y=(7,), classes=5),
+    "one number": Head(make=dense_layers(nn.Flatten(0), outputs=1), names=LAST, x=(7, 3)),
+    "positions": Head(make=dense_layers(outputs=3), names=LAST, x=(5, 4, 3), y=(5, 4)),
+    "rows": Head(make=Rows, names=("head.weight", "head.bias"), x=(5, 4, 3), y=(5, 4)),
+    "view": Head(make=dense_layers(nn.Unflatten(1, (2, 3)), outputs=6), names=LAST, x=(7, 3), y=(7, 2)),
+    "product": Head(make=Product, names=("head",), x=(7, 3), y=(7,), classes=5),
+    "convolution": Head(make=convolutional(nn.Conv2d(4, 3, 1)), names=LAST, x=(3, 2, 3, 3), y=(3, 2, 2), axis=1),
+    "patches": Head(
+        make=convolutional(nn.Conv2d(2, 3, 2, stride=2, padding=1), 2), names=LAST, x=(3, 2, 3, 3), y=(3, 2, 2), axis=1
     ),
-    "squashed": Head(dense_layers(nn.Tanh(), outputs=3), LAST, (7, 3), (7,), closed=False),
+    "groups": Head(
+        make=convolutional(nn.Conv2d(4, 4, (1, 2), groups=2)),
+        names=LAST,
+        x=(3, 2, 3, 3),
+        y=(3, 2, 1),
+        axis=1,
+        classes=4,
+    ),
+    "transposed": Head(
+        make=convolutional(nn.ConvTranspose2d(2, 3, (1, 2)), 2), names=LAST, x=(3, 2, 2, 3), y=(3, 1, 3), axis=1
+    ),
+    "channels last": Head(
+        make=lambda: Pixels(False), names=("head.weight", "head.bias"), x=(2, 2, 4, 4), y=(2, 3, 3), axis=1
+    ),
+    "channels turned": Head(
+        make=lambda: Pixels(True), names=("head.weight", "head.bias"), x=(2, 2, 4, 4), y=(2, 3, 3), axis=3, closed=False
+    ),
+    "squashed": Head(make=dense_layers(nn.Tanh(), outputs=3), names=LAST, x=(7, 3), y=(7,), closed=False),
 }
 STRUCTURES = {
     "expand": (pw.Kron("expand"), {"approx": "expand"}),

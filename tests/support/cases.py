@@ -19,7 +19,7 @@ import sequence_networks as seq
 Inputs = Callable[[int], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A network, its inputs and targets for n examples, and the class axis of its outputs (N, *rest)."""
 
@@ -132,12 +132,21 @@ def ignoring(classes: int, *positions: int) -> Callable[[int], Tensor]:
 
 def classes(name: str, build: Callable, inputs: Inputs, count: int = 3, *positions: int, **settings: Any) -> Case:
     """Return a case with class labels for each example or for each of its positions."""
-    return Case(name, build, inputs, "classification", labels(count, *positions), **settings)
+    return Case(
+        name=name,
+        build=build,
+        inputs=inputs,
+        likelihood="classification",
+        targets=labels(count, *positions),
+        **settings,
+    )
 
 
 def values(name: str, build: Callable, inputs: Inputs, *shape: int, **settings: Any) -> Case:
     """Return a case with real targets (n, *shape)."""
-    return Case(name, build, inputs, "regression", normal(*shape, seed=4), **settings)
+    return Case(
+        name=name, build=build, inputs=inputs, likelihood="regression", targets=normal(*shape, seed=4), **settings
+    )
 
 
 CASES = [
@@ -159,7 +168,7 @@ CASES = [
     classes("swiglu", net.swiglu, normal(3, 4)),
     classes("functional_head", net.functional_head, normal(4)),
     classes("learned_temperature", net.learned_temperature, normal(4)),
-    Case("ignored_examples", net.mlp, normal(4), "classification", ignoring(3)),
+    Case(name="ignored_examples", build=net.mlp, inputs=normal(4), likelihood="classification", targets=ignoring(3)),
     # linear maps in other words
     classes("addmm", con.addmm, normal(3, 4)),
     classes("addmm_forms", con.addmm_forms, normal(4), note="the last is scaled: the generic rule"),
@@ -234,7 +243,13 @@ CASES = [
     classes("first_token", routed.first_token, normal(3, 4), note="most rows have no gradient"),
     classes("where_experts", routed.where_experts, normal(3, 4)),
     classes("sorted_experts", routed.sorted_experts, normal(4, 4), 3, 4),
-    Case("routed_ignoring", routed.sorted_experts, normal(4, 4), "classification", ignoring(3, 4)),
+    Case(
+        name="routed_ignoring",
+        build=routed.sorted_experts,
+        inputs=normal(4, 4),
+        likelihood="classification",
+        targets=ignoring(3, 4),
+    ),
     values("by_length", routed.by_length, both(normal(3, 3), padding_mask), 2),
     # embeddings
     classes("embedding_padding", seq.embedding_padding, padded),
@@ -244,8 +259,20 @@ CASES = [
     classes("layered_positions", seq.layered_positions, tokens(5, 3), note="positions reach the output through layers"),
     values("embedding_rows", seq.embedding_rows, tokens(4, 3), 2, note="the table is also used elementwise"),
     classes("token_classifier", seq.token_classifier, tokens(5, 4), 3, 4),
-    Case("ignored_labels", seq.token_classifier, tokens(5, 4), "classification", ignoring(3, 4)),
-    Case("ignored_labels_causal", seq.gpt_positions, tokens(5, 3), "classification", ignoring(3, 3)),
+    Case(
+        name="ignored_labels",
+        build=seq.token_classifier,
+        inputs=tokens(5, 4),
+        likelihood="classification",
+        targets=ignoring(3, 4),
+    ),
+    Case(
+        name="ignored_labels_causal",
+        build=seq.gpt_positions,
+        inputs=tokens(5, 3),
+        likelihood="classification",
+        targets=ignoring(3, 3),
+    ),
     # attention and recurrence
     classes("vision_transformer", seq.vision_transformer, normal(1, 4, 4)),
     classes("self_attention", seq.self_attention(True), normal(3, 4)),

@@ -15,7 +15,7 @@ from environment import DEVICE
 from fitting import built, classes, normal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Small:
     """A network in float64 with inputs and targets, all on the device under test."""
 
@@ -48,7 +48,9 @@ class Small:
 
 def put(model: nn.Module, x: Tensor, y: Tensor, likelihood: Any, words: str) -> Small:
     """On the device under test, in evaluation mode."""
-    return Small(built(model).to(DEVICE).eval(), x.to(DEVICE), y.to(DEVICE), likelihood, words)
+    return Small(
+        model=built(model).to(DEVICE).eval(), x=x.to(DEVICE), y=y.to(DEVICE), likelihood=likelihood, words=words
+    )
 
 
 @functools.cache

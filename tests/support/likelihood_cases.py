@@ -54,7 +54,7 @@ def network(kind: str, outputs: int) -> tuple[nn.Module, Tensor]:
         return built(nn.Sequential(*layers)), normal(EXAMPLES, 2, 3, 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LikelihoodCase:
     """A likelihood with data, its definition, and what the table compares it with."""
 
@@ -245,12 +245,12 @@ def categorical(
     axis = 2 if kind == "tokens" else None  # there are as many positions as classes
     value = pw.Categorical(axis=axis, weight=weights, label_smoothing=label_smoothing)
     return LikelihoodCase(
-        f"categorical {name}",
-        kind,
-        3,
-        value,
-        y,
-        cross_entropy(kind, weights, label_smoothing),
+        name=f"categorical {name}",
+        kind=kind,
+        outputs=3,
+        likelihood=value,
+        y=y,
+        nll=cross_entropy(kind, weights, label_smoothing),
         drawn=drawn_class(kind, weights, label_smoothing),
         ignoring=lambda y: bool((y == IGNORED).any()),
     )
@@ -276,12 +276,12 @@ def binary(name: str, kind: str, y: Tensor, ignore_index: int | None = None) -> 
 
     axis = SHAPES[kind]
     return LikelihoodCase(
-        f"binary {name}",
-        kind,
-        outputs,
-        pw.Bernoulli(ignore_index=ignore_index),
-        y,
-        nll,
+        name=f"binary {name}",
+        kind=kind,
+        outputs=outputs,
+        likelihood=pw.Bernoulli(ignore_index=ignore_index),
+        y=y,
+        nll=nll,
         drawn=drawn,
         ignoring=lambda y: bool((~(known(y) if axis is None else known(y).any(axis))).any()),
     )
@@ -315,7 +315,9 @@ def regression(name: str, kind: str, outputs: int, noise: float | list[float]) -
         return torch.autograd.grad(nll(variable, f + factor * (new - f)), variable)[0].flatten()
 
     value = pw.Gaussian(noise if isinstance(noise, float) else sigma)
-    return LikelihoodCase(f"regression {name}", kind, outputs, value, y, nll, drawn=drawn)
+    return LikelihoodCase(
+        name=f"regression {name}", kind=kind, outputs=outputs, likelihood=value, y=y, nll=nll, drawn=drawn
+    )
 
 
 def natural_parameters(parameters: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,10 +369,18 @@ def heteroscedastic(name: str, kind: str, targets: int, parameters: str, flat: b
         return slope.T @ inner @ slope
 
     value = pw.HeteroscedasticGaussian(parameters)
-    return LikelihoodCase(f"heteroscedastic {name}", kind, 2 * targets, value, y, nll, curvature)
+    return LikelihoodCase(
+        name=f"heteroscedastic {name}",
+        kind=kind,
+        outputs=2 * targets,
+        likelihood=value,
+        y=y,
+        nll=nll,
+        curvature=curvature,
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeadedCase(LikelihoodCase):
     """A case whose network ends in a head that keeps its outputs where the likelihood is defined."""
 
@@ -384,7 +394,8 @@ class HeadedCase(LikelihoodCase):
 
 def headed(case: LikelihoodCase) -> HeadedCase:
     """The same case with that head."""
-    return HeadedCase(case.name, case.kind, case.outputs, case.likelihood, case.y, case.nll, case.curvature)
+    names = ("name", "kind", "outputs", "likelihood", "y", "nll", "curvature")
+    return HeadedCase(**{name: getattr(case, name) for name in names})
 
 
 # Counts
@@ -397,7 +408,7 @@ def counts(name: str, kind: str, outputs: int) -> LikelihoodCase:
     def nll(f: Tensor, y: Tensor) -> Tensor:
         return -PoissonDistribution(f.exp()).log_prob(y.double()).sum()
 
-    return LikelihoodCase(f"count {name}", kind, outputs, pw.Poisson(), y, nll)
+    return LikelihoodCase(name=f"count {name}", kind=kind, outputs=outputs, likelihood=pw.Poisson(), y=y, nll=nll)
 
 
 # Custom
@@ -430,14 +441,23 @@ def correlated_sample(f: Tensor, uniform: Tensor) -> Tensor:
 def custom(name: str, kind: str, outputs: int) -> LikelihoodCase:
     """A convex energy without a sampler."""
     y = normal(EXAMPLES, *shaped(kind, outputs), seed=3)
-    return LikelihoodCase(f"custom {name}", kind, outputs, pw.Custom(sphere), y, sphere_definition)
+    return LikelihoodCase(
+        name=f"custom {name}", kind=kind, outputs=outputs, likelihood=pw.Custom(sphere), y=y, nll=sphere_definition
+    )
 
 
 def custom_gaussian() -> LikelihoodCase:
     """One with a sampler."""
     made = normal(EXAMPLES, 3, seed=3)
     value = pw.Custom(correlated, sample=correlated_sample)
-    return LikelihoodCase("custom correlated", "row", 3, value, made, lambda f, y: 0.5 * (f - y) @ PRECISION @ (f - y))
+    return LikelihoodCase(
+        name="custom correlated",
+        kind="row",
+        outputs=3,
+        likelihood=value,
+        y=made,
+        nll=lambda f, y: 0.5 * (f - y) @ PRECISION @ (f - y),
+    )
 
 
 CASES = [

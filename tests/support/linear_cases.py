@@ -71,13 +71,13 @@ def reference_of(name: str, la: pw.Laplace) -> Linear:
     nll = functools.partial(squares, 1.0) if case.case.likelihood == "regression" else None
     nll = functools.partial(cross_entropy, axis) if nll is None else nll
     return Linear(
-        dense.outputs(case.model, case.x).detach(),
-        case.jacobian[..., index],
-        case.y,
-        nll,
-        la.weights.cpu(),
-        la.prior.delta(la.space, la.weights).cpu(),
-        la.prior.centre(la.space, la.weights).cpu(),
+        f=dense.outputs(case.model, case.x).detach(),
+        jacobian=case.jacobian[..., index],
+        y=case.y,
+        nll=nll,
+        theta=la.weights.cpu(),
+        delta=la.prior.delta(la.space, la.weights).cpu(),
+        mean=la.prior.centre(la.space, la.weights).cpu(),
     )
 
 
@@ -94,7 +94,7 @@ def simple() -> tuple[nn.Module, Tensor, Tensor]:
     """A small classifier with 30 examples, far from any mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+        model = built(nn.Sequential(nn.Linear(f=4, jacobian=6), nn.Tanh(), nn.Linear(f=6, jacobian=3)))
     return model, normal(30, 4), classes(3, 30)
 
 
@@ -111,12 +111,12 @@ def dense_classifier(la: pw.Laplace) -> Linear:
 
     model, x, y = simple()
     return Linear(
-        dense.outputs(model, x).detach(),
-        dense.jacobian(model, x, names_of(model)),
-        y,
-        functools.partial(cross_entropy, -1),
-        weights_of(model),
-        la.prior.delta(la.space, la.weights).cpu(),
-        la.prior.centre(la.space, la.weights).cpu(),
-        la.temperature,
+        f=dense.outputs(model, x).detach(),
+        jacobian=dense.jacobian(model, x, names_of(model)),
+        y=y,
+        nll=functools.partial(cross_entropy, -1),
+        theta=weights_of(model),
+        delta=la.prior.delta(la.space, la.weights).cpu(),
+        mean=la.prior.centre(la.space, la.weights).cpu(),
+        temperature=la.temperature,
     )

@@ -35,7 +35,7 @@ def alike(left: Tensor, right: Tensor) -> bool:
     return torch.allclose(left, right, rtol=1e-4, atol=1e-6) if DEVICE.startswith("cuda") else same(left, right)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class World:
     """A network with data and fits of it, and everything that is to stay as it is."""
 

@@ -56,7 +56,7 @@ def owners() -> dict[str, str]:
     return {option: name for name, each in RULES.items() for option in each.options}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Sketch:
     """A network that is being written: its activations `h` now, and the lines so far."""
 
@@ -162,7 +162,7 @@ class Sketch:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """A network as source, with what its inputs, outputs and targets are: printed, it is a case to keep."""
 
@@ -313,7 +313,7 @@ def finish(sketch: Sketch, seed: int, program: tuple[Step, ...]) -> Network:
 
 def network_of(program: tuple[Step, ...], seed: int) -> Network:
     """Write a whole program down."""
-    sketch = Sketch(random.Random(0))
+    sketch = Sketch(chosen=random.Random(0))
     for step in program:
         write(sketch, step)
     return finish(sketch, seed, program)
@@ -327,7 +327,7 @@ def random_network(seed: int) -> Network:
     count = len(options)
     wanted = [options[seed % count], options[(seed * 7 + 3) % count], *chosen.sample(options, 5)]
     program: list[Step] = []
-    sketch = Sketch(random.Random(0))
+    sketch = Sketch(chosen=random.Random(0))
 
     def put(name: str, option: str = "") -> None:
         step = Step(name, option, chosen.randrange(10**6))

@@ -90,7 +90,7 @@ class Observation:
     gradients: list[Tensor]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Block:
     """A block of the curvature: flat places `index` (O, I) and factors (O, O) and (I, I), or an exact matrix."""
 
@@ -311,12 +311,12 @@ def blocks_of(
         key = "+".join(owners)
         if len(entries) < sum(spans[name][1] - spans[name][0] for name in owners):
             key += f"[{entries[0] - spans[owners[0]][0]}]"  # one of several blocks of the same tensor
-        result.append(Block(key, index, row, column))
+        result.append(Block(key=key, index=index, row_factor=row, column_factor=column))
     for name, (start, end) in spans.items():
         if name not in usable:
             part = whole[:, :, start:end].reshape(-1, end - start)
             exact = part.T @ part if end - start <= DENSE_LIMIT else torch.diag((part**2).sum(0))
-            result.append(Block(name, torch.arange(start, end)[:, None], exact=exact))
+            result.append(Block(key=name, index=torch.arange(start, end)[:, None], exact=exact))
     return result, whole
 
 

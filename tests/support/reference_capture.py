@@ -27,7 +27,7 @@ class Part:
     rows: slice
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Call:
     """One call: its output, how a gradient of it becomes (T, O), the weight's parts and the bias's places (O,)."""
 
@@ -127,7 +127,11 @@ class Recorder:
         index, output = self.locate(weight), original(input, weight, bias)
         inputs = input.detach().clone().reshape(-1, input.shape[-1])
         parts = [] if index is None else [Part(index, inputs, slice(None))]
-        return self.record(Call(output, lambda g: g.reshape(-1, weight.shape[0]), parts, self.locate(bias)))
+        return self.record(
+            Call(
+                output=output, by_position=lambda g: g.reshape(-1, weight.shape[0]), parts=parts, bias=self.locate(bias)
+            )
+        )
 
     def matmul(self, original: Callable, left: Tensor, right: Tensor) -> Tensor:
         """Record `left @ right`, with a matrix or a stack of them on either side."""
@@ -201,7 +205,11 @@ class Recorder:
             taken = input.detach().clone().permute([own.index(letter) for letter in (*group, *places, *inside)])
             seen, taken = seen.reshape(count, tall, wide), taken.reshape(count, -1, wide)
             parts = [Part(seen[n], taken[n], slice(n * tall, (n + 1) * tall)) for n in range(count)]
-        return self.record(Call(output, lambda g: g.permute(order).reshape(-1, count * tall), parts, shift))
+        return self.record(
+            Call(
+                output=output, by_position=lambda g: g.permute(order).reshape(-1, count * tall), parts=parts, bias=shift
+            )
+        )
 
     def bilinear(
         self, original: Callable, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
@@ -210,7 +218,11 @@ class Recorder:
         index, output = self.locate(weight), original(input1, input2, weight, bias)
         inputs = (input1.detach()[..., :, None] * input2.detach()[..., None, :]).reshape(-1, weight[0].numel())
         parts = [] if index is None else [Part(index.flatten(1), inputs, slice(None))]
-        return self.record(Call(output, lambda g: g.reshape(-1, weight.shape[0]), parts, self.locate(bias)))
+        return self.record(
+            Call(
+                output=output, by_position=lambda g: g.reshape(-1, weight.shape[0]), parts=parts, bias=self.locate(bias)
+            )
+        )
 
     def embedding(
         self, original: Callable, input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kw: Any
@@ -221,7 +233,15 @@ class Recorder:
         carries = None if padding_idx is None else tokens != padding_idx % len(weight)
         inputs = functional.one_hot(tokens, len(weight)).double()
         parts = [] if index is None else [Part(index.T.contiguous(), inputs, slice(None))]
-        return self.record(Call(output, lambda g: g.reshape(-1, weight.shape[1]), parts, None, carries))
+        return self.record(
+            Call(
+                output=output,
+                by_position=lambda g: g.reshape(-1, weight.shape[1]),
+                parts=parts,
+                bias=None,
+                carries=carries,
+            )
+        )
 
     def convolution(
         self,
@@ -280,7 +300,14 @@ class Recorder:
                 width = channels // groups
                 inputs = inputs.reshape(-1, inputs.shape[-2] * inputs.shape[-1])
                 parts.append(Part(places.flatten(1), inputs, slice(j * width, (j + 1) * width)))
-        return self.record(Call(output, lambda g: g.movedim(1 - dimensions, -1).reshape(-1, channels), parts, bias))
+        return self.record(
+            Call(
+                output=output,
+                by_position=lambda g: g.movedim(1 - dimensions, -1).reshape(-1, channels),
+                parts=parts,
+                bias=bias,
+            )
+        )
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Call]]:

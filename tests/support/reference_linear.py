@@ -15,7 +15,7 @@ from torch import Tensor
 Definition = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Linear:
     """Outputs (N, ...), Jacobian (N, F, D), targets, the negative log-likelihood of one example, and the prior."""
 

@@ -145,7 +145,8 @@ def complex_views(patch: Patch) -> None:
     def of(name: str, tensor: Tensor, parameter: Tensor) -> weight_views.WeightView | None:
         if tensor.dtype == parameter.dtype:
             return own(name, tensor, parameter)
-        return weight_views.WeightView(name, tensor, parameter, 0, tuple(tensor.stride()))
+        steps = tuple(tensor.stride())
+        return weight_views.WeightView(name=name, tensor=tensor, parameter=parameter, start=0, steps=steps)
 
     patch.setattr(weight_views.WeightView, "of", staticmethod(of))
 

@@ -22,7 +22,13 @@ from benchmarks.sections import agreement, growth, predictives
 from environment import DEVICE, ROOT
 
 TINY = networks.Network(
-    "tiny", partial(networks.perceptron, 4, 5, 3), partial(networks.perceptron, 4, 5, 3), (4,), 3, 32, 3
+    title="tiny",
+    build=partial(networks.perceptron, 4, 5, 3),
+    quick=partial(networks.perceptron, 4, 5, 3),
+    shape=(4,),
+    classes=3,
+    examples=32,
+    quick_classes=3,
 )
 HEADER = {
     "machine": "abacus",
@@ -55,7 +61,9 @@ def test_operations_of_a_perceptron_by_hand() -> None:
     ]
     forward = 2 * (784 * 512 + 512 * 512 + 512 * 10)
     inner = 2 * (512 * 512 + 512 * 10)
-    assert count.plain_pass(shapes, 7) == count.Operations(7 * forward, 7 * (inner + forward), 0, 0)
+    assert count.plain_pass(shapes, 7) == count.Operations(
+        forward=7 * forward, backward=7 * (inner + forward), inputs=0, gradients=0
+    )
     made = count.fit(shapes, 7, probes=10, structure="kron")
     assert made.forward == 7 * forward and made.backward == 7 * 10 * inner
     assert made.inputs == 7 * 2 * (784**2 + 512**2 + 512**2)
@@ -82,7 +90,7 @@ def test_operations_of_convolutions_by_hand() -> None:
     assert made.gradients == 2 * (784 * 16**2 + 196 * 32**2 + 128**2 + 10**2)
     grouped = nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2)
     (shape,) = count.layer_shapes(grouped, torch.zeros(1, 6, 8, 8))
-    assert shape == count.LayerShape("", 16, 27, 2, 2, first=True)
+    assert shape == count.LayerShape(name="", positions=16, inputs=27, outputs=2, groups=2, first=True)
     assert shape.product == 2 * 2 * 16 * 27 * 2
     (positions,) = count.layer_shapes(nn.Linear(3, 5), torch.zeros(1, 7, 3))
     assert positions.positions == 7
@@ -191,7 +199,7 @@ def test_only_the_figures_need_matplotlib() -> None:
 
 def test_a_case_of_tokens_names_the_next_one() -> None:
     network = replace(networks.NETWORKS["gpt"], quick=partial(networks.gpt, 7, 8, 1, 2, 5), shape=(5,), quick_classes=7)
-    case = Case.of("gpt", network, Settings(torch.device(DEVICE), quick=True))
+    case = Case.of("gpt", network, Settings(device=torch.device(DEVICE), quick=True))
     x, y = case.batches[0]
     assert x.shape == y.shape == (16, 5) and x.dtype == torch.int64
     assert torch.equal(x[:, 1:], y[:, :-1])
@@ -296,7 +304,7 @@ def test_one_failing_section_does_not_lose_the_others(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("tiny")
 def test_batch_sizes_end_where_memory_does() -> None:
-    case = Case.of("mlp", TINY, Settings(torch.device(DEVICE), quick=True, repeats=1))
+    case = Case.of("mlp", TINY, Settings(device=torch.device(DEVICE), quick=True, repeats=1))
 
     def functional(x: torch.Tensor) -> None:
         if len(x) > 4:
@@ -506,7 +514,7 @@ def test_figures_are_written_and_linked(tmp_path: Path) -> None:
 
 
 def test_inputs_to_predict_at_are_not_among_the_data() -> None:
-    case = Case.of("mlp", TINY, Settings(torch.device(DEVICE), quick=True))
+    case = Case.of("mlp", TINY, Settings(device=torch.device(DEVICE), quick=True))
     seen = torch.cat([inputs for inputs, _ in case.batches])
     assert float((case.inputs(4)[:, None] - seen).abs().amax(-1).min()) > 0.01
 

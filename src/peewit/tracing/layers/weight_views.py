@@ -12,7 +12,7 @@ from torch import Tensor
 from ...weights.ranges import WeightRange
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightView:
     """A tensor in a call that is a selected parameter, or a view of one.
 
@@ -30,13 +30,16 @@ class WeightView:
     def of(name: str, tensor: Tensor, parameter: Tensor) -> WeightView | None:
         """The view; None where its elements are not numbered so in the parameter."""
         if tensor is parameter:
-            return WeightView(name, tensor, parameter, 0, own_steps(tuple(tensor.shape)))
+            start, steps = 0, own_steps(tuple(tensor.shape))
+            return WeightView(name=name, tensor=tensor, parameter=parameter, start=start, steps=steps)
         if tensor.dtype != parameter.dtype:  # real numbers seen as complex ones, or bits as other numbers
             return None
         offset = tensor.storage_offset() - parameter.storage_offset()
         sizes = tuple(tensor.shape), tensor.stride(), tuple(parameter.shape), parameter.stride()
-        start_and_steps = steps_of(offset, *sizes)
-        return None if start_and_steps is None else WeightView(name, tensor, parameter, *start_and_steps)
+        found = steps_of(offset, *sizes)
+        if found is None:
+            return None
+        return WeightView(name=name, tensor=tensor, parameter=parameter, start=found[0], steps=found[1])
 
     @property
     def part(self) -> WeightRange:
