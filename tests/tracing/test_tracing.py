@@ -28,13 +28,14 @@ from peewit.network.isolation import isolated
 from peewit.runtime.arithmetic import as_arithmetic
 from peewit.runtime.memory import Budget
 from peewit.tracing import forward_mode, routing
-from peewit.tracing.doubling import _equals, _reached, _repeats, _rows, doubled
+from peewit.tracing.doubling import doubled, reach, repeats, rows_of_examples, second_places
 from peewit.tracing.forward_mode import Push
 from peewit.tracing.graph import cut_of, reorders
 from peewit.tracing.knowledge import Knowledge, Learner, signature
 from peewit.tracing.layers.contract import Contribution
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.layers.unbind import Unbind
+from peewit.tracing.locating import FittingPlace, Locating
 from peewit.tracing.recording import Again, Recording, following
 from peewit.tracing.tape import Tape, merge
 from peewit.tracing.tracer import Tracer
@@ -365,10 +366,15 @@ def batch(examples: int, shapes: Any = (), **more: Any) -> Any:
     return SimpleNamespace(examples=examples, signature=shapes, output=zeros(), **more)
 
 
+def locating_in(learner: Learner, examples: int, shapes: Any = (), **more: Any) -> Locating:
+    """What looks for the examples in such a batch."""
+    return Locating(batch(examples, shapes, learner=learner, **more), watch=lambda inputs: {})
+
+
 def test_where_the_doubled_examples_stand_again() -> None:
     """The rows of the second half that equal each of the first."""
     for examples in (4, 6):
-        again = _equals(examples, torch.device(DEVICE)).tolist()
+        again = second_places(examples, torch.device(DEVICE)).tolist()
         rows: Any = doubled(torch.arange(examples // 2)[:, None])
         assert [rows[place] for place in again] == [rows[place] for place in range(examples // 2)]
         assert min(again) >= examples // 2
@@ -378,19 +384,21 @@ def test_rows_of_examples() -> None:
     """Real numbers for each example, wherever it is; nothing at all counts as zero."""
     last, folded = BatchAxis(1, "none"), BatchAxis(0, "minor")
     x = normal(3, 4)
-    assert torch.equal(_rows(last, 4, x), x.T)
-    assert torch.equal(_rows(folded, 3, normal(6, 2)), normal(6, 2).reshape(2, 3, 2).transpose(0, 1).flatten(1))
+    assert torch.equal(rows_of_examples(last, 4, x), x.T)
+    assert torch.equal(
+        rows_of_examples(folded, 3, normal(6, 2)), normal(6, 2).reshape(2, 3, 2).transpose(0, 1).flatten(1)
+    )
     pair = torch.complex(x, 2 * x)
-    assert torch.equal(_rows(last, 4, pair), torch.stack([x.T, 2 * x.T], -1).flatten(1))
-    assert _rows(last, 4, numbers(1, 2, 3, 4)[None]).dtype == torch.float64
-    assert torch.equal(_rows(last, 4, x[:0]), torch.zeros(4, 1, dtype=torch.float64, device=DEVICE))
-    assert _rows(last, 4, x.half()).dtype == torch.float16
+    assert torch.equal(rows_of_examples(last, 4, pair), torch.stack([x.T, 2 * x.T], -1).flatten(1))
+    assert rows_of_examples(last, 4, numbers(1, 2, 3, 4)[None]).dtype == torch.float64
+    assert torch.equal(rows_of_examples(last, 4, x[:0]), torch.zeros(4, 1, dtype=torch.float64, device=DEVICE))
+    assert rows_of_examples(last, 4, x.half()).dtype == torch.float16
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-4), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
 def test_rows_that_repeat(dtype: torch.dtype, bound: float) -> None:
     """Equal within a share of the largest number anywhere in the tensor; and whether the first two differ at all."""
-    place, again = BatchAxis(0, "none"), _equals(6, torch.device(DEVICE))
+    place = BatchAxis(0, "none")
     x = torch.tensor([[1.0, 0.0], [2.0, 64.0], [3.0, 0.0]], device=DEVICE, dtype=torch.float64)
     equal = torch.cat([x, x[[0, 2, 1]]])
     near, apart = equal.clone(), equal.clone()
@@ -401,18 +409,18 @@ def test_rows_that_repeat(dtype: torch.dtype, bound: float) -> None:
     swapped = torch.cat([x, x])
     questions = [(place, each.to(dtype)) for each in (equal, near, apart, alike, ones, swapped, 0 * x.repeat(2, 1))]
     wanted = [[True, True], [True, True], [False, True], [True, False], [True, True], [False, True], [True, False]]
-    assert _repeats(questions, 6, again).tolist() == wanted
+    assert repeats(questions, 6) == wanted
     if dtype == torch.float64:  # which holds the limit itself: 64 times it has the same digits
         equal[3, 1] = bound * 64
-        assert _repeats([(place, equal)], 6, again).tolist() == [[True, True]]
+        assert repeats([(place, equal)], 6) == [[True, True]]
 
 
 def test_examples_that_a_gradient_reaches() -> None:
     """The largest of each; nothing is said where there is none."""
     gradient = torch.tensor([[1.0, -4.0], [0.0, 0.0], [2.0, 3.0]], device=DEVICE)
-    found = _reached(BatchAxis(0, "none"), gradient.flatten(), (3, 2), 3, zeros())
+    found = reach(BatchAxis(0, "none"), gradient.flatten(), (3, 2), 3, zeros())
     assert found.tolist() == [4.0, 0.0, 3.0] and found.dtype == torch.float64
-    none = _reached(BatchAxis(0, "none"), None, (3, 2), 3, zeros())
+    none = reach(BatchAxis(0, "none"), None, (3, 2), 3, zeros())
     assert none.tolist() == [0.0] * 3 and none.dtype == torch.float64
 
 
@@ -441,30 +449,32 @@ def test_the_place_of_examples(fitting: list[tuple[bool, list[int]]], found: Any
 
     Rows that differ, and that several examples reach, are no example's own.
     """
-    tracer = tracer_of(nn.Linear(2, 2))
+    learner = Learner()
+    locating = locating_in(learner, 3)
     given = [
-        (place, differ, [bool(hit) for hit in hits]) for place, (differ, hits) in zip(PLACES, fitting, strict=False)
+        FittingPlace(place, differ, [bool(hit) for hit in hits])
+        for place, (differ, hits) in zip(PLACES, fitting, strict=False)
     ]
     if isinstance(found, str):
         with pytest.raises(ValueError, match=f"^'weight': .*{found}"):
-            tracer._settle(("weight", "bias"), "key", given, 1)
+            locating._choose(("weight", "bias"), given, 1)
         return
-    assert tracer._settle(("weight", "bias"), "key", given, 1) == (None if found is None else PLACES[found])
-    assert tracer.learner.knowledge.generic == ({"weight", "bias"} if generic else set())
+    assert locating._choose(("weight", "bias"), given, 1) == (None if found is None else PLACES[found])
+    assert learner.knowledge.generic == ({"weight", "bias"} if generic else set())
 
 
 def test_the_middle_of_many_examples() -> None:
     """Those after the middle one are looked at to the last, and so are those before it."""
-    tracer, place = tracer_of(nn.Linear(2, 2)), PLACES[0]
+    place = PLACES[0]
     for reached in range(6):
         hits = [example == reached for example in range(6)]
-        assert tracer._settle(("weight",), "key", [(place, False, hits)], 3) == (place if reached == 3 else None)
+        locating = locating_in(Learner(), 6)
+        assert locating._choose(("weight",), [FittingPlace(place, False, hits)], 3) == (place if reached == 3 else None)
 
 
 def test_places_that_hold_for_inputs_of_other_shapes() -> None:
     """They are tried first, and kept where equal examples have equal rows and others differ."""
-    tracer = tracer_of(nn.Linear(2, 2))
-    again = _equals(6, torch.device(DEVICE))
+    learner = Learner()
     x = normal(3, 2)
     right, wrong = torch.cat([x, x[[0, 2, 1]]]), torch.cat([x, x])
     seen: Any = {
@@ -482,41 +492,45 @@ def test_places_that_hold_for_inputs_of_other_shapes() -> None:
     }
     latest: dict[str, BatchAxis | None] = {key: PLACES[0] for key in (*seen, "unseen") if key != "new"}
     latest |= {"owned": BatchAxis(0, "owned"), "none": None, "elsewhere": PLACES[1]}
-    tracer.learner.learn(latest=latest)
-    unknown = [(("weight",), key, (5 if key == "rows" else 6, 2), (0, 1), None) for key in [*seen, "unseen"]]
-    left = tracer._as_elsewhere(batch(6, "shapes"), unknown, seen, 6, again)
-    assert {key for key, _ in tracer.learner.knowledge.axes} == {"right", "owned"}
-    assert {each[1] for each in left} == {*seen, "unseen"} - {"right", "owned"}
-    assert tracer.learner.knowledge.axes["right", "shapes"] == PLACES[0]
-    assert tracer.learner.knowledge.axes["owned", "shapes"] == BatchAxis(0, "owned")
+    learner.learn(latest=latest)
+    unknown: list[Any] = [SimpleNamespace(key=key, shape=(5 if key == "rows" else 6, 2)) for key in [*seen, "unseen"]]
+    left = locating_in(learner, 6, "shapes")._try_latest(unknown, seen, 6)
+    assert {key for key, _ in learner.knowledge.axes} == {"right", "owned"}
+    assert {each.key for each in left} == {*seen, "unseen"} - {"right", "owned"}
+    assert learner.knowledge.axes["right", "shapes"] == PLACES[0]
+    assert learner.knowledge.axes["owned", "shapes"] == BatchAxis(0, "owned")
 
 
 def test_what_is_known_of_a_use() -> None:
     """Where the examples are, for inputs of these shapes; or that it has none."""
-    tracer = tracer_of(nn.Linear(2, 2))
-    tape = batch(4, "shapes")
-    tracer.learner.locate({"placed": PLACES[1], "none": None}, cast(Any, "shapes"))
-    tracer.learner.locate({"placed": PLACES[0]}, cast(Any, "others"))
-    assert tracer.known(tape, "placed", (3, 4)) and not tracer.known(tape, "placed", (4, 3))
-    assert tracer.known(tape, "none", (4, 3)) and not tracer.known(tape, "new", (4, 3))
+    learner = Learner()
+    learner.locate({"placed": PLACES[1], "none": None}, cast(Any, "shapes"))
+    learner.locate({"placed": PLACES[0]}, cast(Any, "others"))
+
+    def fits(key: str, shape: tuple[int, ...]) -> bool:
+        return learner.knowledge.fits(cast(Any, SimpleNamespace(key=key, shape=shape)), cast(Any, "shapes"), 4)
+
+    assert fits("placed", (3, 4)) and not fits("placed", (4, 3))
+    assert fits("none", (4, 3)) and not fits("new", (4, 3))
 
 
 def test_rows_that_change_in_number() -> None:
     """Their use is routed from then on; where it has no axes its weights take the generic rule."""
-    tracer = tracer_of(nn.Linear(2, 2))
+    learner = Learner()
     folds = {"fixed": "major", "grown": "major", "flat": "major", "own": "none", "owned": "owned", "whole": "whole"}
     places = {key: BatchAxis(1, fold) for key, fold in folds.items()}
-    tracer.learner.locate({**places, "none": None}, cast(Any, "shapes"))
+    learner.locate({**places, "none": None}, cast(Any, "shapes"))
 
     def use(key: str, rows: int) -> Any:
         axes = () if key == "flat" else (1,)
         return SimpleNamespace(key=key, shape=(7, rows), axes=axes, names=("weight",) if key == "flat" else ("bias",))
 
     keys = [*folds, "none", "new"]
-    tracer._distrust(batch(2, "shapes", uses=[use(key, 4) for key in keys]))
-    assert tracer.learner.knowledge.rows == {(key, "shapes"): 2.0 for key in ("fixed", "grown", "flat", "own")}
-    tracer._distrust(batch(3, "shapes", uses=[use(key, 6 if key in ("fixed", "own") else 9) for key in keys]))
-    known = tracer.learner.knowledge
+    locating_in(learner, 2, "shapes", uses=[use(key, 4) for key in keys])._distrust()
+    assert learner.knowledge.rows == {(key, "shapes"): 2.0 for key in ("fixed", "grown", "flat", "own")}
+    uses = [use(key, 6 if key in ("fixed", "own") else 9) for key in keys]
+    locating_in(learner, 3, "shapes", uses=uses)._distrust()
+    known = learner.knowledge
     assert known.generic == {"weight"}
     assert {key for (key, _), place in known.axes.items() if place and place.fold == "owned"} == {"grown", "owned"}
     assert known.axes["grown", "shapes"] == BatchAxis(1, "owned")
@@ -678,7 +692,7 @@ def test_what_is_asked_of_knowledge() -> None:
     assert known.knows(x) and known.knows(x[:1]) and not known.knows(x.float()) and not known.knows(x[:, :2])
     assert known.cost(x) == 8 and known.shape(x) == (2,) and known.is_closed(x)
     learner, shapes = Learner(known), signature(x)
-    assert known.located("use", shapes) and not known.located("use", ()) and not known.located("other", shapes)
+    assert known.is_located("use", shapes) and not known.is_located("use", ()) and not known.is_located("other", shapes)
     learner.locate({"other": None}, ())
     assert learner.knowledge.axis("other", ()) is None and learner.knowledge.latest["other"] is None
     assert (Knowledge().second, Knowledge().batched, Knowledge().vectorised) == (False, True, True)

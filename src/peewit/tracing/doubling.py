@@ -21,13 +21,13 @@ def doubled(inputs: Inputs) -> Inputs:
     return made
 
 
-def _equals(examples: int, device: torch.device) -> Tensor:
+def second_places(examples: int, device: torch.device) -> Tensor:
     """(examples / 2,): where the first examples of a `doubled` batch stand again."""
     first, second = ORDERS[examples // 2]
     return torch.tensor([len(first) + second.index(example) for example in first], device=device)
 
 
-def _rows(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
+def rows_of_examples(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
     """(B, numbers): what each example has of a tensor, if its examples are at this place."""
     rows = place.split(tensor, examples).reshape(examples, -1) if tensor.numel() else tensor.new_zeros(examples, 1)
     if rows.is_complex():
@@ -35,25 +35,30 @@ def _rows(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
     return rows if rows.is_floating_point() else rows.double()  # token numbers
 
 
-def _repeats(asked: list[tuple[BatchAxis, Tensor]], examples: int, again: Tensor) -> Tensor:
-    """(questions, 2): whether rows of equal examples in a `doubled` batch are equal at a place, and others differ.
+def repeats(asked: list[tuple[BatchAxis, Tensor]], examples: int) -> list[list[bool]]:
+    """For each question whether rows of equal examples in a `doubled` batch are equal at a place, and others differ.
 
     All questions in a few calls: a network has hundreds.
     """
-    rows = [_rows(place, examples, tensor) for place, tensor in asked]
+    if not asked:
+        return []
+    again = second_places(examples, asked[0][1].device)
+    rows = [rows_of_examples(place, examples, tensor) for place, tensor in asked]
     first = [each[: examples // 2] for each in rows]
     gaps = torch._foreach_norm(torch._foreach_sub(first, [each.index_select(0, again) for each in rows]), math.inf)
     others = torch._foreach_norm(torch._foreach_sub([each[0] for each in rows], [each[1] for each in rows]), math.inf)
     sizes = torch._foreach_norm(rows, math.inf)
     bounds = [1e-2 if each.dtype in (torch.float16, torch.bfloat16) else 1e-4 for each in rows]
     gap, other, size = (torch.stack([each.double() for each in values]) for values in (gaps, others, sizes))
-    return torch.stack([gap <= torch.tensor(bounds, dtype=size.dtype, device="cpu").to(size) * size, other != 0], 1)
+    equal = gap <= torch.tensor(bounds, dtype=size.dtype, device="cpu").to(size) * size
+    answers: list[list[bool]] = torch.stack([equal, other != 0], 1).tolist()
+    return answers
 
 
-def _reached(place: BatchAxis, gradient: Tensor | None, shape: tuple[int, ...], examples: int, like: Tensor) -> Tensor:
+def reach(place: BatchAxis, gradient: Tensor | None, shape: tuple[int, ...], examples: int, like: Tensor) -> Tensor:
     """(B,): the largest gradient in each example's rows; zeros where there is none, and so nothing is said."""
     if gradient is None:
         return torch.zeros(examples, dtype=torch.float64, device=like.device)
-    rows = _rows(place, examples, gradient.reshape(shape))
+    rows = rows_of_examples(place, examples, gradient.reshape(shape))
     sizes: Tensor = torch.linalg.vector_norm(rows, math.inf, 1)
     return sizes.double()

@@ -14,6 +14,7 @@ from ..jacobians.factored import Matrix
 from ..network.calling import with_weights
 from ..network.nests import Inputs, tensors
 from ..weights.ranges import WeightRange
+from .layers.contract import Lift, Use
 from .layers.examples import BatchAxis
 
 DEPENDENT = (
@@ -58,13 +59,20 @@ class Knowledge:
         """What was verified, for the coverage table."""
         return "; ".join([next(iter(self.verified.values()), ""), *self.corrections])
 
-    def located(self, key: str, shapes: Signature) -> bool:
+    def is_located(self, key: str, shapes: Signature) -> bool:
         """Whether it is known where the examples are in a use, for inputs of these shapes."""
         return (key, shapes) in self.axes
 
     def axis(self, key: str, shapes: Signature) -> BatchAxis | None:
         """Where they are; layouts may depend on lengths."""
         return self.axes[key, shapes]
+
+    def fits(self, use: Use | Lift, shapes: Signature, examples: int) -> bool:
+        """Whether it is known where the examples are in a use or lift, and its shape agrees."""
+        if not self.is_located(use.key, shapes):
+            return False
+        place = self.axis(use.key, shapes)
+        return place is None or place.fits(use.shape, examples)
 
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""
@@ -98,6 +106,13 @@ class Learner:
         known = self.knowledge
         axes = {(key, shapes): place for key, place in places.items()}
         self.learn(axes={**known.axes, **axes}, latest={**known.latest, **places})
+
+    def expect_owned(self, use: Use, shapes: Signature) -> None:
+        """Note that no axis holds the examples of a use: each batch tells whose each row is."""
+        if use.axes:
+            self.locate({use.key: BatchAxis(use.axes[0], "owned")}, shapes)
+        else:
+            self.make_generic(use.names)
 
     def make_generic(self, names: Iterable[str]) -> None:
         """Note that some weights need the generic rule."""

@@ -24,6 +24,8 @@ from .layers.elementwise import broadcast_axes
 from .layers.examples import batch_axes
 from .layers.weight_views import Sizes, WeightView
 
+Shown = dict[str, tuple[Tensor, ...]]  # what a watched pass shows of every use, by key: its inputs, or its output
+
 
 def following(roots: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
     """Every node of the autograd graph that the roots lead to, each once; not beyond those at which to stop."""
@@ -64,7 +66,7 @@ class Recording(TorchFunctionMode):
         self.exact = exact  # whether gradients are to be as exact as in float32
         self.room = room  # bytes of the budget
         self.probes = probes  # whether several gradients will be pulled back at once
-        self.seen: dict[str, tuple[Tensor, ...]] = {}  # inputs of each use, or its output, where they are watched
+        self.shown: Shown = {}  # where it is watched
         self.names = names
         self.learner = learner
         self.examples = examples
@@ -150,14 +152,14 @@ class Recording(TorchFunctionMode):
         self.outputs[use.edge.node] = use
         self.open |= use.lifted
         if self.watch:
-            self.seen[key] = tuple(each.detach().clone() for each in inputs or (output,))
+            self.shown[key] = tuple(each.detach().clone() for each in inputs or (output,))
         return output
 
     def _without_examples(self, key: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
         if self.examples == 1:
             return False
         known = self.learner.knowledge
-        if known.located(key, self.signature):
+        if known.is_located(key, self.signature):
             return known.axis(key, self.signature) is None
         return not batch_axes(shape, axes, self.examples)
 
@@ -199,7 +201,7 @@ class Recording(TorchFunctionMode):
     def show_result(self, output: Tensor) -> None:
         """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
         if self.watch:
-            self.seen.update({key: (output.detach().clone(),) for key in self.fresh})
+            self.shown.update({key: (output.detach().clone(),) for key in self.fresh})
         self.fresh.clear()
 
     def _uses_below(self, tensor: Tensor) -> tuple[Use, ...]:

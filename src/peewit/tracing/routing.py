@@ -7,21 +7,20 @@ behind dead units, are found by value in forward passes of single examples.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..network.failures import FAILURES
-from ..network.nests import take
+from ..network.nests import Inputs, take
 from .layers.contract import Use
 from .layers.examples import OwnedRows
+from .recording import Shown
 from .tape import Tape
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
 BASE = 32  # powers of two up to 2 ** 31 scale gradients in float32 without rounding them
 ROUNDING = 8.0  # units of the last place, by which a scaled gradient may be off
@@ -66,8 +65,8 @@ def whose(hits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class Routing:
     """One batch of a network, looked at for rows that are not where they are known to be."""
 
-    tracer: Tracer
     tape: Tape
+    watch: Callable[[Inputs], Shown]  # what a forward pass of other inputs shows
 
     def own_empty(self) -> None:
         """Uses without any row have nothing to find."""
@@ -143,7 +142,7 @@ class Routing:
             astray += [self._strays(*each, chosen) for each in zip(fixed, others, strict=True)]
         strays = torch.stack(astray).reshape(-1, len(fixed)).any(0).tolist() if fixed else []
         for use in (use for use, stray in zip(fixed, strays, strict=True) if stray):
-            self.tracer.expect_routed(tape, use)
+            tape.learner.expect_owned(use, tape.signature)
         if any(strays):
             self.look(shuffles)
             return
@@ -152,7 +151,7 @@ class Routing:
             if bool((single | none).all()):
                 self._settle(use, owners, none)
             else:
-                self.tracer.learner.make_generic(use.names)
+                self.tape.learner.make_generic(use.names)
 
     def _is_routed(self, use: Use) -> bool:
         place = self.tape.axis(use.key)
@@ -160,9 +159,9 @@ class Routing:
 
     def _is_fixed(self, use: Use) -> bool:
         place = self.tape.axis(use.key)
-        if place is None or place.fold == "owned" or set(use.names) & self.tracer.learner.knowledge.generic:
+        if place is None or place.fold == "owned" or set(use.names) & self.tape.learner.knowledge.generic:
             return False
-        return self.tracer.known(self.tape, use.key, use.shape)
+        return self.tape.learner.knowledge.fits(use, self.tape.signature, self.tape.examples)
 
     def _rows_hit(self, use: Use, gradient: Tensor | None) -> Tensor:
         """(R,): rows that a gradient reaches."""
@@ -184,16 +183,16 @@ class Routing:
     def _settle(self, use: Use, owners: Tensor, none: Tensor) -> None:
         found = self._by_value(use, owners, none) if bool(none.any()) else owners
         if found is None:
-            self.tracer.learner.make_generic(use.names)
+            self.tape.learner.make_generic(use.names)
         else:
             self._own(use, found)
 
     @cached_property
-    def _alone(self) -> list[dict[str, tuple[Tensor, ...]]] | None:
+    def _alone(self) -> list[Shown] | None:
         """What each example alone shows of every use; None where the network does not take a single one."""
         tape = self.tape
         try:
-            return [self.tracer.watch(take(tape.inputs, slice(each, each + 1))) for each in range(tape.examples)]
+            return [self.watch(take(tape.inputs, slice(each, each + 1))) for each in range(tape.examples)]
         except FAILURES:
             return None
 

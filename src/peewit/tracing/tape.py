@@ -30,7 +30,7 @@ WHOLE = BatchAxis(0, "whole")
 AFFINE = (LinearRule, BilinearRule, ConvRule)  # each number of their output is one row of the weight at one position
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Tape:
     """A finished recording: the outputs, and everything needed to pull gradients back to the weights."""
 

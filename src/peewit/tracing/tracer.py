@@ -1,12 +1,10 @@
 """Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept.
 
-Where the examples are in a layer's tensors is found by a batch that has each of them twice: equal examples have equal
-rows. Weights whose use the recording does not see, or whose rows are no example's, take the generic rule.
+Weights whose use the recording does not see, or whose rows are no example's, take the generic rule.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Collection
 from contextlib import nullcontext
@@ -23,19 +21,17 @@ from ..network.failures import FAILURES, explain_failure
 from ..network.finite import refuse_empty, refuse_nan
 from ..network.nests import Inputs, count
 from ..runtime.memory import Budget
-from .doubling import ORDERS, _equals, _reached, _repeats, doubled
+from .doubling import ORDERS, doubled
 from .graph import cut_of, reorders, unrecorded
-from .knowledge import DEPENDENT, Knowledge, Learner, Signature, signature
+from .knowledge import DEPENDENT, Knowledge, Learner, signature
 from .layers.contract import Use
-from .layers.examples import BatchAxis, batch_axes
-from .recording import Again, Recording
-from .routing import Routing, gradients_of
+from .locating import Locating
+from .recording import Again, Recording, Shown
+from .routing import Routing
 from .tape import Tape
 from .verification import LENGTHS, is_awaited, unlike, verify
 
-CUTS = 1024
-
-
+CUTS = 1024  # ways of cutting batches that are remembered
 # `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
 MISMAPPED = ("CdistBackward", "PreluKernelBackward")
 
@@ -174,15 +170,15 @@ class Tracer:
             batched=before.batched and "CdistBackward" not in wrong,
         )
         if examples == 1:
-            Routing(self, tape).own_empty()
+            Routing(tape, self.watch).own_empty()
         else:
-            self._locate(tape, recording.seen)
+            Locating(tape, self.watch).locate(recording.shown)
             if self._misplaced(tape, recording.watch, nodes):
                 return None
             if not self._is_stale(before):
                 unlooked = not recording.watch and self._unlooked(tape)
                 recut = not recording.watch and self._recut(tape, nodes)
-                Routing(self, tape).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
+                Routing(tape, self.watch).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
         return None if self._is_stale(before) else tape
 
     def _is_stale(self, known: Knowledge) -> bool:
@@ -231,158 +227,31 @@ class Tracer:
         What has no examples at all shows in a `doubled` batch: equal examples share its rows.
         """
         for use in uses:
-            self.expect_routed(tape, use)
+            self.learner.expect_owned(use, tape.signature)
         if not watched:
             self.trace(doubled(tape.inputs))
-
-    def expect_routed(self, tape: Tape, use: Use) -> None:
-        """Note that no axis holds the examples of a use."""
-        if use.axes:
-            self.learner.locate({use.key: BatchAxis(use.axes[0], "owned")}, tape.signature)
-        else:
-            self.learner.make_generic(use.names)
 
     def _tape(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape:
         generic = tuple(name for name in self.names if name in self.knowledge.generic)
         return Tape(
-            self.model,
-            self.parameters,
-            inputs,
-            examples,
-            output,
-            recording.uses,
-            recording.lifts,
-            generic,
-            self.learner,
-            self.budget,
-            self.dtype,
-            self.create_graph,
+            model=self.model,
+            parameters=self.parameters,
+            inputs=inputs,
+            examples=examples,
+            output=output,
+            uses=recording.uses,
+            lifts=recording.lifts,
+            generic=generic,
+            learner=self.learner,
+            budget=self.budget,
+            dtype=self.dtype,
+            create_graph=self.create_graph,
         )
 
-    def _locate(self, tape: Tape, seen: dict[str, tuple[Tensor, ...]]) -> None:
-        """Find where the examples are in each use that is new: where equal examples have equal rows.
-
-        Then make sure, by pulling one example's gradient back, that no other example depends on its rows.
-        """
-        places: list[tuple[tuple[str, ...], str, tuple[int, ...], tuple[int, ...], Any]] = []
-        places += [(use.names, use.key, use.shape, use.axes, use.edge) for use in tape.uses]
-        for lift in tape.lifts:
-            names = tuple(name for use in lift.uses for name in use.names)
-            places.append((names, lift.key, lift.shape, lift.axes, lift.edge))
-        self._distrust(tape)
-        unknown = [place for place in places if not self.known(tape, place[1], place[2])]
-        if not unknown:
-            return
-        looked_at = tape.inputs if seen else doubled(tape.inputs)
-        seen = seen or self.watch(looked_at)
-        number = count(looked_at)
-        again = _equals(number, tape.output.device)
-        unknown = self._as_elsewhere(tape, unknown, seen, number, again)
-        if not unknown:
-            return
-        middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
-        gradients = gradients_of(tape, [place[4] for place in unknown], middle)
-        asked: list[tuple[tuple[str, ...], str, list[BatchAxis], int]] = []
-        questions: list[tuple[BatchAxis, Tensor]] = []
-        reaches: list[Tensor] = []
-        for (names, key, shape, axes, _), gradient in zip(unknown, gradients, strict=True):
-            tensors = seen.get(key, ())
-            candidates = [
-                place
-                for place in batch_axes(shape, axes, tape.examples)
-                if tensors and all(place.fits(each.shape, number) for each in tensors)
-            ]
-            asked.append((names, key, candidates, len(tensors)))
-            for place in candidates:
-                questions += [(place, each) for each in tensors]
-                reaches.append(_reached(place, gradient, shape, tape.examples, like=tape.output))
-        # One answer for all: every question by itself would wait for the device.
-        repeated = iter(_repeats(questions, number, again).tolist() if questions else [])
-        reached_examples = iter(torch.stack(reaches).tolist() if reaches else [])
-        located: dict[str, BatchAxis | None] = {}
-        for names, key, candidates, held in asked:
-            fitting = []
-            for place in candidates:
-                equal, differ = map(all, zip(*(next(repeated) for _ in range(held)), strict=True))
-                sizes = next(reached_examples)
-                hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
-                if equal:
-                    fitting.append((place, differ, hits))
-            located[key] = self._settle(names, key, fitting, tape.examples // 2)
-        self.learner.locate(located, tape.signature)
-
-    def _as_elsewhere(
-        self, tape: Tape, unknown: list[Any], seen: dict[str, tuple[Tensor, ...]], number: int, again: Tensor
-    ) -> list[Any]:
-        """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
-        asked = []
-        left = list(unknown)
-        located: dict[str, BatchAxis | None] = {}
-        questions: list[tuple[BatchAxis, Tensor]] = []
-        for unseen in unknown:
-            _, key, shape, *_ = unseen
-            place, tensors = self.knowledge.latest.get(key), seen.get(key, ())
-            if place is None or not tensors or not place.fits(shape, tape.examples):
-                continue
-            if place.fold == "owned":
-                located[key] = place
-                left.remove(unseen)
-                continue
-            if all(place.fits(each.shape, number) for each in tensors):
-                asked.append((unseen, place, len(tensors)))
-                questions += [(place, each) for each in tensors]
-        answers = iter(_repeats(questions, number, again).tolist() if questions else [])
-        for unseen, place, held in asked:
-            found = [next(answers) for _ in range(held)]
-            if all(equal and differ for equal, differ in found):
-                located[unseen[1]] = place
-                left.remove(unseen)
-        self.learner.locate(located, tape.signature)
-        return left
-
-    def _settle(
-        self, names: tuple[str, ...], key: str, fitting: list[tuple[BatchAxis, bool, list[bool]]], middle: int
-    ) -> BatchAxis | None:
-        """The place that follows the examples and that only its own example's gradient reaches."""
-        own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
-        if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
-            raise PeewitError(f"{names[0]!r}: {DEPENDENT}")
-        if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
-            self.learner.make_generic(names)
-        return own[0] if own else None
-
-    def watch(self, inputs: Inputs) -> dict[str, tuple[Tensor, ...]]:
+    def watch(self, inputs: Inputs) -> Shown:
         """What a forward pass shows of every use, by key."""
         recording = Recording(self._by_id, self.learner, count(inputs), signature(inputs), watch=True)
         with recording:
             call(self.model, inputs)
         restore_buffers(self.model)
-        return recording.seen
-
-    def _distrust(self, tape: Tape) -> None:
-        """Find weights that are applied to a selection of positions that depends on the data.
-
-        Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
-        examples, even where the number happens to fit.
-        """
-        known, shapes = self.knowledge, tape.signature
-        rows: dict[tuple[str, Signature], float] = {}
-        for use in tape.uses:
-            place = known.axes.get((use.key, shapes))
-            if place is None or place.fold in ("whole", "owned"):
-                continue
-            own = use.shape[place.axis] / tape.examples
-            if known.rows.get((use.key, shapes), own) != own:
-                self.expect_routed(tape, use)
-            elif (use.key, shapes) not in known.rows:
-                rows[use.key, shapes] = own
-        if rows:
-            self.learner.learn(rows={**known.rows, **rows})
-
-    def known(self, tape: Tape, key: str, shape: tuple[int, ...]) -> bool:
-        """Whether it is known where the examples are in a use or lift of this shape."""
-        known = self.knowledge
-        if not known.located(key, tape.signature):
-            return False
-        place = known.axis(key, tape.signature)
-        return place is None or place.fits(shape, tape.examples)
+        return recording.shown

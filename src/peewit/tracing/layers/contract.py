@@ -57,6 +57,11 @@ class Lift:
     axes: Sizes
     uses: tuple[Use, ...]  # that the tensor depends on
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that the tensor depends on."""
+        return tuple(name for use in self.uses for name in use.names)
+
 
 class Contribution(NamedTuple):
     """What one use adds to the Jacobian of a range of a parameter: a factored term or explicit rows (K, B, P)."""

@@ -1,0 +1,140 @@
+"""Where the examples are in each use: a place is right if equal examples of a `doubled` batch have equal rows there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..messages.errors import PeewitError
+from ..network.nests import Inputs, count
+from .doubling import doubled, reach, repeats
+from .knowledge import DEPENDENT, Signature
+from .layers.contract import Lift, Use
+from .layers.examples import BatchAxis, batch_axes
+from .recording import Shown
+from .routing import gradients_of
+from .tape import Tape
+
+
+class FittingPlace(NamedTuple):
+    """A place where equal examples have equal rows."""
+
+    place: BatchAxis
+    differ: bool  # whether other examples have other rows
+    hits: list[bool]  # (B,): whose rows the gradient of the example in the middle reaches
+
+
+@dataclass
+class Locating:
+    """One batch of a network, in whose uses the examples are looked for."""
+
+    tape: Tape
+    watch: Callable[[Inputs], Shown]  # what a forward pass of a `doubled` batch shows
+
+    def locate(self, shown: Shown) -> None:
+        """Find where the examples are in each use that is new: where equal examples have equal rows.
+
+        Then make sure, by pulling one example's gradient back, that no other example depends on its rows. Nothing is
+        `shown` where the batch is not a `doubled` one.
+        """
+        tape = self.tape
+        self._distrust()
+        every: list[Use | Lift] = [*tape.uses, *tape.lifts]
+        unknown = [use for use in every if not tape.learner.knowledge.fits(use, tape.signature, tape.examples)]
+        if not unknown:
+            return
+        inputs = tape.inputs if shown else doubled(tape.inputs)
+        shown = shown or self.watch(inputs)
+        unknown = self._try_latest(unknown, shown, count(inputs))
+        if not unknown:
+            return
+        fitting = self._fitting(unknown, shown, count(inputs))
+        middle = tape.examples // 2
+        places = {use.key: self._choose(use.names, own, middle) for use, own in zip(unknown, fitting, strict=True)}
+        self.tape.learner.locate(places, tape.signature)
+
+    def _fitting(self, unknown: Sequence[Use | Lift], shown: Shown, number: int) -> list[list[FittingPlace]]:
+        """Of each use the places that fit, by a `doubled` batch of some number of examples."""
+        tape = self.tape
+        middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
+        gradients = gradients_of(tape, [use.edge for use in unknown], middle)
+        candidates: list[list[BatchAxis]] = []
+        questions: list[tuple[BatchAxis, Tensor]] = []
+        reaches: list[Tensor] = []
+        for use, gradient in zip(unknown, gradients, strict=True):
+            tensors = shown.get(use.key, ())
+            places = batch_axes(use.shape, use.axes, tape.examples) if tensors else ()
+            candidates.append([place for place in places if all(place.fits(each.shape, number) for each in tensors)])
+            for place in candidates[-1]:
+                questions += [(place, each) for each in tensors]
+                reaches.append(reach(place, gradient, use.shape, tape.examples, like=tape.output))
+        # One answer for all: every question by itself would wait for the device.
+        answers = iter(repeats(questions, number))
+        reached = iter(torch.stack(reaches).tolist() if reaches else [])
+        fitting: list[list[FittingPlace]] = []
+        for use, places in zip(unknown, candidates, strict=True):
+            fitting.append([])
+            for place in places:
+                equal, differ = map(all, zip(*(next(answers) for _ in shown[use.key]), strict=True))
+                sizes = next(reached)
+                hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
+                if equal:
+                    fitting[-1].append(FittingPlace(place, differ, hits))
+        return fitting
+
+    def _choose(self, names: tuple[str, ...], fitting: list[FittingPlace], middle: int) -> BatchAxis | None:
+        """The place that follows the examples and that only its own example's gradient reaches."""
+        own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
+        if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
+            raise PeewitError(f"{names[0]!r}: {DEPENDENT}")
+        if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
+            self.tape.learner.make_generic(names)
+        return own[0] if own else None
+
+    def _try_latest(self, unknown: Sequence[Use | Lift], shown: Shown, number: int) -> list[Use | Lift]:
+        """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
+        tape = self.tape
+        tried: list[tuple[str, BatchAxis]] = []
+        questions: list[tuple[BatchAxis, Tensor]] = []
+        places: dict[str, BatchAxis | None] = {}
+        for use in unknown:
+            place, tensors = self.tape.learner.knowledge.latest.get(use.key), shown.get(use.key, ())
+            if place is None or not tensors or not place.fits(use.shape, tape.examples):
+                continue
+            if place.fold == "owned":
+                places[use.key] = place
+            elif all(place.fits(each.shape, number) for each in tensors):
+                tried.append((use.key, place))
+                questions += [(place, each) for each in tensors]
+        answers = iter(repeats(questions, number))
+        for key, place in tried:
+            found = [next(answers) for _ in shown[key]]
+            if all(equal and differ for equal, differ in found):
+                places[key] = place
+        self.tape.learner.locate(places, tape.signature)
+        return [use for use in unknown if use.key not in places]
+
+    def _distrust(self) -> None:
+        """Find weights that are applied to a selection of positions that depends on the data.
+
+        Routing shows in a number of rows that changes although the inputs' shapes do not: then no axis holds the
+        examples, even where the number happens to fit.
+        """
+        known, shapes = self.tape.learner.knowledge, self.tape.signature
+        rows: dict[tuple[str, Signature], float] = {}
+        for use in self.tape.uses:
+            place = known.axes.get((use.key, shapes))
+            if place is None or place.fold in ("whole", "owned"):
+                continue
+            own = use.shape[place.axis] / self.tape.examples
+            if known.rows.get((use.key, shapes), own) != own:
+                self.tape.learner.expect_owned(use, shapes)
+            elif (use.key, shapes) not in known.rows:
+                rows[use.key, shapes] = own
+        if rows:
+            self.tape.learner.learn(rows={**known.rows, **rows})
