@@ -101,21 +101,11 @@ def fit(
         >>> pw.fit(model, (x, y), "classification", structure="diag")
         Laplace(D=51, N=60, Diag, ggn, Categorical)
     """
-    asked = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, at)
-    task = MeasurementTask(
-        model=asked.model,
-        space=asked.space,
-        data=asked.batches,
-        likelihood=asked.likelihood,
-        kind=asked.kind,
-        budget=asked.working,
-        seed=asked.seed,
-        least=asked.prior.least,
-    )
-    source = Source(task, progress=Progress(progress))
+    request = resolve(model, data, likelihood, weights, structure, curvature, prior, memory, arithmetic, generator, at)
+    source = Source(request.task, progress=Progress(progress))
     began = time.perf_counter()
-    sums = sums_of(source, asked.structure)
-    state = assemble(asked, source, sums, time.perf_counter() - began)
+    sums = sums_of(source, request.structure)
+    state = assemble(request, source, sums, time.perf_counter() - began)
     warn_of_rounding(state)
     la = Laplace(state)
     return la if at == "trained_weights" else la.at_linear_mode(data, memory=memory, progress=progress)
@@ -125,16 +115,10 @@ def fit(
 class Request:
     """What `fit` was asked for, checked before any work is done."""
 
-    model: nn.Module
-    space: Space
-    batches: Batches
-    likelihood: Likelihood
+    task: MeasurementTask
     structure: Structure
-    kind: CurvatureKind | Hessian | Auto
     prior: Prior
-    budget: Budget
-    working: Budget  # for the passes over the data
-    seed: int  # of drawn labels
+    budget: Budget  # for questions; that of the task may be smaller
     identity: Identity
 
 
@@ -192,49 +176,47 @@ def resolve(
         raise NotFiniteError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
     start.known(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
-    return Request(
+    task = MeasurementTask(
         model=model,
         space=space,
-        batches=batches,
+        data=batches,
         likelihood=family,
-        structure=shape,
         kind=kind,
-        prior=start,
-        budget=limit,
-        working=limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes)),
+        budget=limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes)),
         seed=seed_of(generator, 62),
-        identity=identity,
+        least=start.least,
     )
+    return Request(task=task, structure=shape, prior=start, budget=limit, identity=identity)
 
 
-def assemble(asked: Request, source: Source, sums: Any, seconds: float) -> PosteriorState:
+def assemble(request: Request, source: Source, sums: Any, seconds: float) -> PosteriorState:
     """The posterior of what was measured in some seconds."""
-    began = time.perf_counter()
-    space = asked.space.only(source.knowledge.used)
-    check_used(asked.model, asked.space, space)
-    curvature = curvature_of(source, asked.structure, sums, space)
+    began, task = time.perf_counter(), request.task
+    space = task.space.only(source.knowledge.used)
+    check_used(task.model, task.space, space)
+    curvature = curvature_of(source, request.structure, sums, space)
     kind, totals = source.kind, source.totals
     assert totals is not None and totals.form is not None and not isinstance(kind, Auto)
-    trained = space.vector(asked.model)
+    trained = space.vector(task.model)
     state = PosteriorState(
-        model=asked.model,
+        model=task.model,
         space=space,
-        likelihood=asked.likelihood.bound(totals.form),
-        structure=asked.structure,
+        likelihood=task.likelihood.bound(totals.form),
+        structure=request.structure,
         curvature_kind=kind,
         curvature=curvature,
-        prior=asked.prior.only(asked.space, space).bound(curvature, totals.examples),
+        prior=request.prior.only(task.space, space).bound(curvature, totals.examples),
         totals=totals,
-        weights=trained.to(torch.promote_types(trained.dtype, asked.budget.arithmetic.dtype)),
+        weights=trained.to(torch.promote_types(trained.dtype, request.budget.arithmetic.dtype)),
         knowledge=source.knowledge,
-        budget=asked.budget,
+        budget=request.budget,
         reason=source.choice.reason or f"{kind.name}, as asked",
-        rules={name: " + ".join(sorted(source.knowledge.used.get(name, ()))) for name in asked.space.names},
+        rules={name: " + ".join(sorted(source.knowledge.used.get(name, ()))) for name in task.space.names},
         timings={"measure": seconds, "decompose": time.perf_counter() - began},
-        identity=asked.identity,
+        identity=request.identity,
         sums=sums,
-        asked=asked.space,
-        seed=asked.seed,
+        asked=task.space,
+        seed=task.seed,
     )
     if not state.prior.grouping.one_for_all and not curvature.elementwise:
         _ = state.precision  # kept for the first question; a prior that the structure cannot hold is refused here
