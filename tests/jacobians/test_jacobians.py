@@ -157,8 +157,8 @@ def test_rows_and_columns_in_a_basis(width: int, groups: int) -> None:
     """Each group in its own."""
     basis = normal(groups, width, width, seed=1)
     rows, matrices = normal(EXAMPLES, groups, 4, width), normal(EXAMPLES, groups, PROBES, 4, width)
-    torch.testing.assert_close(layout.turned(rows, basis), torch.einsum("bgti,gij->bgtj", rows, basis))
-    found = layout.turned_columns(matrices, basis)
+    torch.testing.assert_close(layout.rotate(rows, basis), torch.einsum("bgti,gij->bgtj", rows, basis))
+    found = layout.rotate_columns(matrices, basis)
     torch.testing.assert_close(found, torch.einsum("bgkoi,gij->bgkoj", matrices, basis))
 
 
@@ -317,7 +317,7 @@ def test_where_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower way gives the same."""
     with_kernels(monkeypatch)
-    monkeypatch.setattr(available, "attempted", lambda compute: None)
+    monkeypatch.setattr(available, "attempt", lambda compute: None)
     jacobian = matrix_of("positions in groups", PLENTY)
     weight = normal(*jacobian.layout.matrix, seed=93).square()
     expected = written_out(jacobian.terms)

@@ -108,8 +108,8 @@ def test_attention_by_kernels(lead: tuple[int, ...], rounded: bool, monkeypatch:
     monkeypatch.setattr(kernel_gradients, "attends", lambda *_: True)
     monkeypatch.setattr(kernel_gradients, "attention", kernel)
     monkeypatch.setattr(attention, "products_rounded", lambda: rounded)
-    for attempted in (available.attempted, lambda _: None):
-        monkeypatch.setattr(available, "attempted", attempted)
+    for attempted in (available.attempt, lambda _: None):
+        monkeypatch.setattr(available, "attempt", attempted)
         found = gradients_of_probes(grad, *(part.detach() for part in (query, key, value, shares)), 0.5)
         for one, right in zip(found, expected, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-12)
@@ -206,7 +206,7 @@ def test_layer_norm_by_rows(
     monkeypatch.setattr(available, "usable", lambda *_: True)
     monkeypatch.setattr(kernel_gradients, "layer_norm", by_rows)
     if not kernels:
-        monkeypatch.setattr(available, "attempted", lambda _: None)
+        monkeypatch.setattr(available, "attempt", lambda _: None)
     given = (0.004 * normal(4, 2, *shape) + 0.01).detach().requires_grad_()
     values: dict[str, Any] = {"input": given, "normalized_shape": shape}
     values |= {"weight": normal(*shape), "bias": normal(*shape)} if affine else {}
@@ -255,9 +255,9 @@ def test_sums_over_positions(sums: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(available, "usable", lambda _: True)
     monkeypatch.setattr(kernel_gradients, "moments", moments)
-    later, kept = beside.clone().requires_grad_(), available.attempted
+    later, kept = beside.clone().requires_grad_(), available.attempt
     for attempted in (kept, lambda _: None):
-        monkeypatch.setattr(available, "attempted", attempted)
+        monkeypatch.setattr(available, "attempt", attempted)
         for other in (beside, None, later):
             asked.clear()
             found = sum_positions(grad, other, sums)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix, weighted_gram
-from ..jacobians.layout import Layout, join, part_ways, turned
+from ..jacobians.layout import Layout, join, part_ways, rotate
 from ..jacobians.output_layer import OutputLayerJacobian, OutputSpectrum, Piece
 from ..jacobians.stacked import Jacobian, Stacked
 from ..messages.errors import PeewitError
@@ -165,7 +165,7 @@ class Blocks:
             made = block.operator.quad(jacobian, variance_only)
             total = made if total is None else total + made
         for grad, operator, inner in shared.values():
-            rotated = grad if operator.left is None else turned(grad, operator.left)
+            rotated = grad if operator.left is None else rotate(grad, operator.left)
             made = weighted_gram(rotated[:, :, :, 0], inner)
             total = made if total is None else total + made
         if total is None:

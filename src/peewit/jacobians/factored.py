@@ -17,7 +17,7 @@ from ..kernels import available, operands
 from ..kernels import jacobians as kernel_jacobians
 from ..runtime.memory import Budget
 from .inputs import Acts
-from .layout import Layout, turned, turned_columns
+from .layout import Layout, rotate, rotate_columns
 
 LARGEST_GRID = 65_535  # blocks along one axis of a kernel's grid
 
@@ -46,7 +46,7 @@ class Term:
             # example has a product of its own then, which pays where positions are many.
             left_first = grad.stride(-2) == 1 and 2 * positions >= rows and not grad.is_cuda
             beside = (
-                grad_basis.mT.unsqueeze(1) @ beside if left_first else turned(grad, grad_basis).permute(1, 2, 0, 4, 3)
+                grad_basis.mT.unsqueeze(1) @ beside if left_first else rotate(grad, grad_basis).permute(1, 2, 0, 4, 3)
             )
         # One product with the probes beside the rows: broadcasting over probes would copy the inputs K times.
         tall = beside.reshape(count * groups, probes * rows, positions)
@@ -54,7 +54,7 @@ class Term:
         made = torch.bmm(tall, act.reshape(count * groups, positions, width))
         made = made.reshape(count, groups, probes, rows, width)
         if act_basis is not None and not act_first:
-            made = turned_columns(made, act_basis)
+            made = rotate_columns(made, act_basis)
         if grad_basis is not None and not grad_first:
             made = grad_basis.mT.unsqueeze(1) @ made
         return made.mT if self.flipped else made
@@ -150,14 +150,14 @@ class Matrix:
             return made.index_add(0, term.acts.index.flatten(), squares).unsqueeze(0)
         if (term := self._single()) is not None:
             act_basis, grad_basis = (left, right) if term.flipped else (right, left)
-            grad = term.grad if grad_basis is None else turned(term.grad, grad_basis)
+            grad = term.grad if grad_basis is None else rotate(term.grad, grad_basis)
             act = term.acts(everything, act_basis).to(grad.dtype)
             squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
             return squares.mT if term.flipped else squares
         made = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
         if self._fusable():
             pairs = self._pairs(left, right, predicting=False)
-            found = available.attempted(lambda: sum((kernel_jacobians.square_sums(*pair) for pair in pairs), made))
+            found = available.attempt(lambda: sum((kernel_jacobians.square_sums(*pair) for pair in pairs), made))
             if found is not None:
                 return found
         for examples in self._chunks(3):  # copies in memory
@@ -183,7 +183,7 @@ class Matrix:
         made = []
         root = weight.sqrt().unsqueeze(1)
         for examples in self._chunks(2):  # copies in memory
-            rows = scaled(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
+            rows = scale_product(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
             made.append(rows @ rows.mT)
         return torch.cat(made)
 
@@ -236,7 +236,7 @@ class Matrix:
         """(B, K, K) or (B, K) by the kernels; None where they do not serve."""
         if weight.requires_grad or not self._fusable():
             return None
-        return available.attempted(
+        return available.attempt(
             lambda: torch.cat(
                 [
                     kernel_jacobians.inner_products(*pair, weight, diagonal)
@@ -258,7 +258,7 @@ class Matrix:
     def _outer(self, term: Term, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         """One position: gradients (K, B, G, O) and `sum_i act_i^2 weight_oi` (B, G, O) in the bases."""
         act_basis, grad_basis = (left, right) if term.flipped else (right, left)
-        grad = (term.grad if grad_basis is None else turned(term.grad, grad_basis))[:, :, :, 0]
+        grad = (term.grad if grad_basis is None else rotate(term.grad, grad_basis))[:, :, :, 0]
         act = term.acts(slice(0, self.examples), act_basis).to(grad.dtype)[:, :, 0]
         subscripts = "bgi,gio->bgo" if term.flipped else "bgi,goi->bgo"
         return grad, torch.einsum(subscripts, act.square(), weight)
@@ -300,7 +300,7 @@ def weighted_gram(grad: Tensor, inner: Tensor) -> Tensor:
     return (rows * inner.flatten(1)[:, None]) @ rows.mT
 
 
-def scaled(product: Tensor, root: Tensor) -> Tensor:
+def scale_product(product: Tensor, root: Tensor) -> Tensor:
     """`product * root`, in place where no gradient is asked for: these are the largest tensors there are."""
     if product.requires_grad or root.requires_grad:
         return product * root
@@ -311,7 +311,7 @@ def merge_tokens(term: Term, basis: Tensor | None) -> tuple[Tensor, Tensor]:
     """Gradients (K, B, T, E) summed over equal tokens of an example, and (B, T) marking each token's first place."""
     grad = term.grad[:, :, 0]
     if basis is not None:
-        grad = turned(grad, basis)
+        grad = rotate(grad, basis)
     index = term.acts.index
     assert index is not None
     same = index[:, :, None] == index[:, None, :]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..kernels import operands
 from ..runtime.memory import Budget
-from .layout import turned
+from .layout import rotate
 
 
 class InputMoments(Protocol):
@@ -57,7 +57,7 @@ class Acts:
         act = self.make(examples)
         if self.ones:
             act = torch.cat([act, act.new_ones(*act.shape[:-1], 1)], -1)
-        return act if basis is None else turned(act, basis)
+        return act if basis is None else rotate(act, basis)
 
     def with_ones(self) -> Acts:
         """The same inputs with a one appended."""

@@ -47,12 +47,12 @@ class Layout:
         return Layout((groups, rows, columns), (0, 1, 2), (groups, rows, columns))
 
 
-def turned(rows: Tensor, basis: Tensor) -> Tensor:
+def rotate(rows: Tensor, basis: Tensor) -> Tensor:
     """(..., G, T, n) rows in a basis (G, n, n): one large product where there is one group, not one per example."""
     return rows @ (basis[0] if basis.shape[0] == 1 else basis)
 
 
-def turned_columns(made: Tensor, basis: Tensor) -> Tensor:
+def rotate_columns(made: Tensor, basis: Tensor) -> Tensor:
     """(b, G, K, O, n) in a basis (G, n, n) of its columns."""
     return made @ (basis[0] if basis.shape[0] == 1 else basis.unsqueeze(1))
 

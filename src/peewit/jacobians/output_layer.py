@@ -15,7 +15,7 @@ from ..runtime.memory import Budget
 from .explicit import Explicit
 from .factored import Matrix, Term
 from .inputs import Acts
-from .layout import Layout, turned
+from .layout import Layout, rotate
 from .stacked import Stacked
 
 
@@ -96,13 +96,13 @@ class OutputLayerJacobian:
     def inner(self, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """`J U diag(weight) U^T J^T = basis diag(inner) basis^T` at every position: (G, O, O) and (B, G, T, O)."""
         basis, turn, table = (right, left, weight) if self.flipped else (left, right, weight.mT)
-        made = [turned(self.inputs(some, turn).square(), table) for some in self.chunks()]
+        made = [rotate(self.inputs(some, turn).square(), table) for some in self.chunks()]
         return basis, torch.cat(made)
 
     def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, F): the diagonal of `quad`."""
         basis, inner = self.inner(weight, left, right)
-        return self.arranged(inner if basis is None else turned(inner, basis.square().mT))
+        return self.arranged(inner if basis is None else rotate(inner, basis.square().mT))
 
     def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, F, F): `J U diag(weight) U^T J^T` per example."""

@@ -41,7 +41,7 @@ def usable(grad: Tensor, probes: int = 1) -> bool:
     return kernels() is not None
 
 
-def attempted(compute: Callable[[], Made]) -> Made | None:
+def attempt(compute: Callable[[], Made]) -> Made | None:
     """What the kernels give; None, and a warning once, where they do not run: then there is a slower way."""
     try:
         return compute()

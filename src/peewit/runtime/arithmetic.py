@@ -48,7 +48,7 @@ class Arithmetic:
             return 2
         if self.name in ("tf32", "bf16") or predicting:
             return 1
-        return 1 if readable(torch.get_float32_matmul_precision) in ("high", "medium") else 2
+        return 1 if read_switch(torch.get_float32_matmul_precision) in ("high", "medium") else 2
 
     @property
     def half(self) -> torch.dtype:
@@ -84,9 +84,9 @@ def switched(precision: str | None) -> Iterator[None]:
     newer = [each for each in newer if hasattr(each, "fp32_precision")]
     kept = [each.fp32_precision for each in newer]
     general, products, layers = (
-        readable(torch.get_float32_matmul_precision),
-        readable(lambda: matmul.allow_tf32),
-        readable(lambda: cudnn.allow_tf32),
+        read_switch(torch.get_float32_matmul_precision),
+        read_switch(lambda: matmul.allow_tf32),
+        read_switch(lambda: cudnn.allow_tf32),
     )
     try:
         if products is None:
@@ -114,7 +114,7 @@ def switched(precision: str | None) -> Iterator[None]:
 def convolutions_rounded() -> bool:
     """Whether torch's convolutions of float32 numbers round them to 11 bits on a GPU."""
     cudnn = torch.backends.cudnn
-    older = readable(lambda: cudnn.allow_tf32)
+    older = read_switch(lambda: cudnn.allow_tf32)
     newer: Any = cudnn  # torch does not annotate its switches for convolutions
     return bool(newer.conv.fp32_precision == "tf32" if older is None else older)
 
@@ -122,11 +122,11 @@ def convolutions_rounded() -> bool:
 def products_rounded() -> bool:
     """Whether torch's products of float32 matrices round them to 11 bits or less on a GPU."""
     matmul = torch.backends.cuda.matmul
-    older = readable(lambda: matmul.allow_tf32)
+    older = read_switch(lambda: matmul.allow_tf32)
     return bool(matmul.fp32_precision == "tf32" if older is None else older)
 
 
-def readable(ask: Any) -> Any:
+def read_switch(ask: Any) -> Any:
     """The answer, or None where torch refuses one."""
     try:
         return ask()

@@ -49,18 +49,18 @@ def test_symmetric_sums_by_stripes(size: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(grams, "STRIPE", 3)
     rows, before = normal(5, size), positive(size, 3)
     total = before.clone()
-    made = grams.with_outer(grams.with_outer(total, rows), 2 * rows)
+    made = grams.add_outer(grams.add_outer(total, rows), 2 * rows)
     assert made is total
-    close(grams.mirrored(made), before + 5 * rows.T @ rows)
+    close(grams.mirror(made), before + 5 * rows.T @ rows)
     for first, second in ((before.clone().requires_grad_(), rows), (before.clone(), rows.clone().requires_grad_())):
-        made = grams.with_outer(first, second)
-        assert made is not first and made.requires_grad and grams.mirrored(made) is made
+        made = grams.add_outer(first, second)
+        assert made is not first and made.requires_grad and grams.mirror(made) is made
         close(made, before + rows.T @ rows)
         close(first.detach(), before)
     monkeypatch.setattr(grams, "STRIPE", 1000)
     for stripes in (1, 4):
         monkeypatch.setattr(grams, "STRIPES", stripes)
-        close(grams.mirrored(grams.with_outer(before.clone(), rows)), before + rows.T @ rows)
+        close(grams.mirror(grams.add_outer(before.clone(), rows)), before + rows.T @ rows)
 
 
 def test_scaled_matrices_with_a_diagonal() -> None:
@@ -68,11 +68,11 @@ def test_scaled_matrices_with_a_diagonal() -> None:
     matrix, scale, diagonal = positive(4), torch.tensor(3.0, dtype=torch.float64), normal(4)
     expected = 3 * matrix + torch.diag(diagonal)
     before = matrix.clone()
-    close(dense_curvature.with_diagonal(matrix, scale, diagonal), expected)
+    close(dense_curvature.add_diagonal(matrix, scale, diagonal), expected)
     close(matrix, before)
     for place in range(3):
         given = [each.clone().requires_grad_(number == place) for number, each in enumerate((matrix, scale, diagonal))]
-        made = dense_curvature.with_diagonal(given[0], given[1], given[2])
+        made = dense_curvature.add_diagonal(given[0], given[1], given[2])
         close(made, expected)
         slope = torch.autograd.grad(made.square().sum(), given[place])[0]
         close(slope, [6 * expected, 2 * (expected * matrix).sum(), 2 * expected.diagonal()][place])
@@ -91,10 +91,10 @@ def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pyte
     rows = rows if mask is None else rows[:, mask]
     made = dense_sums.add_gram(None, found, (A, absent, later), mask, torch.float32)
     assert made is not None
-    close(grams.mirrored(made), rows.T @ rows)
+    close(grams.mirror(made), rows.T @ rows)
     again = dense_sums.add_gram(made, found, (A, absent, later), mask, torch.float32)
     assert again is not None
-    close(grams.mirrored(again), 2 * rows.T @ rows)
+    close(grams.mirror(again), 2 * rows.T @ rows)
     assert dense_sums.add_gram(None, found, (B,), None, torch.float32) is None
     kept = torch.ones(2, 2)
     assert dense_sums.add_gram(kept, found, (B,), None, torch.float32) is kept
@@ -102,7 +102,7 @@ def test_outer_products_of_a_group(masked: bool, room: Budget, monkeypatch: pyte
     wide = first.float().double().flatten(0, 1)
     made = dense_sums.add_gram(None, narrow, (A,), None, torch.float64)
     assert made is not None
-    close(grams.mirrored(made), wide.T @ wide)
+    close(grams.mirror(made), wide.T @ wide)
     made = dense_sums.add_gram(None, narrow, (A,), None, torch.float32)
     assert made is not None and made.dtype == torch.float64
 
@@ -165,7 +165,7 @@ def test_dense_products_in_float64(at_once: bool, monkeypatch: pytest.MonkeyPatc
         given.extend(ridge.tolist())
         return torch.tensor(1e9 if matrix.shape == (1, 6, 6) else 1.0)
 
-    monkeypatch.setattr(rounding, "amplified", amplified)
+    monkeypatch.setattr(rounding, "amplification", amplified)
     batches, rows = batches_of(5, 5, dtype=torch.float32, chunks=1 if at_once else 2)
     source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e8), space=SPACE)
     made = pw.Block().measure(source)
@@ -180,7 +180,7 @@ def test_dense_products_in_float64(at_once: bool, monkeypatch: pytest.MonkeyPatc
 def test_later_batches_stay_in_dense_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although they show that products of those to come are better in float64."""
     errors = iter([0.0, 0.05, 0.0])
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(next(errors) / 4e-8 / 3))
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: torch.tensor(next(errors) / 4e-8 / 3))
     batches, rows = batches_of(2, 6, 1, dtype=torch.float32)
     source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e8))
     made = measure_groups(source, [(A, B, C)])
@@ -192,7 +192,7 @@ def test_later_batches_stay_in_dense_sums(monkeypatch: pytest.MonkeyPatch) -> No
 def test_dense_sums_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float32 does not show and earlier sums are not in float64, or where it came too late."""
     large = 0.0
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(large))
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: torch.tensor(large))
     groups = [(A, B), (C,)]
     made = measure_groups(source_of(*batches_of(5, dtype=torch.float32)[0]), groups)
     assert {value.dtype for value in made.matrices.values()} == {torch.float32}
@@ -312,8 +312,8 @@ def test_dense_diagonals(masked: bool) -> None:
     sizes = (3, 1, 2) if masked else (4, 2, 3)
     plain = made.diag()
     close(plain, matrix.diagonal())
-    pieces = [common.floored(each, 0.9) for each in matrix.diagonal().split(sizes)]
-    close(made.diag(0.9), common.filled(torch.cat(pieces), 0.9))
+    pieces = [common.apply_floor(each, 0.9) for each in matrix.diagonal().split(sizes)]
+    close(made.diag(0.9), common.fill_zeros(torch.cat(pieces), 0.9))
     for own in made.matrices.values():
         own.zero_()
     some = next(iter(made.matrices.values()))

@@ -12,7 +12,7 @@ from peewit.curvature.structures import eigen
 @pytest.fixture
 def padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside a larger matrix on every device."""
-    monkeypatch.setattr(eigen, "padding", lambda side: True)
+    monkeypatch.setattr(eigen, "needs_padding", lambda side: True)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-26, 1e20])

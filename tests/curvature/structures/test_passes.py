@@ -141,7 +141,7 @@ def wide_layer(examples: int, seed: int = 1) -> tuple[dict[Any, Any], Tensor, Te
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_first_batch_is_measured_again(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With products in float64, where those in float32 would change variances; later batches have them at once."""
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(1e9))
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: torch.tensor(1e9))
     made = [wide_layer(5, seed=seed) for seed in (1, 2)]
     batches = [batch_of(5, own[0]) for own in made]
     for batch in batches:
@@ -157,7 +157,7 @@ def test_the_first_batch_is_measured_again(at_once: bool, monkeypatch: pytest.Mo
 
 def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they show is for those to come; what was summed before stays."""
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: 1e-12 * matrix[0, 0, 0])
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: 1e-12 * matrix[0, 0, 0])
     parts = [matrix_of(torch.full((n, 1, 1, 40), 1.0), torch.full((1, n, 1, 1, 34), 1.0)) for n in (1, 9)]
     batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
     monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
@@ -172,7 +172,7 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
 
 def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """To float32, unless earlier ones are in float64; in a network of float64 none."""
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(1e9))
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: torch.tensor(1e9))
     found, values, grad, _ = wide_layer(5)
     batch = batch_of(5, found)
     sums = measure_factors("expand", "separate", source_of(batch))
@@ -203,7 +203,7 @@ def side(number: float, size: int = 2) -> Tensor:
 
 def test_a_bias_follows_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradients are those of the weight, and so have the same products: no other side, and no other module's."""
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: matrix[0, 0, 0])
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: matrix[0, 0, 0])
     other = (WeightRange("k.weight", 0, 4),)
     weight, bias = ((WEIGHT,), False), ((BIAS,), False)
     for large, expected in (
@@ -237,7 +237,7 @@ def test_blocks_are_shown_with_their_module() -> None:
 
 def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows, is small, or was in it; not what came too late. Sums are looked at once more if there was more."""
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: torch.tensor(1e9))
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: torch.tensor(1e9))
     names = ("shown", "small", "before", "plain")
     owns = {name: ((WeightRange(f"{name}.weight", 0, 4),), False) for name in names}
     for seen, dtypes in ((4, "ddd"), (5, "fdd")):
@@ -329,7 +329,7 @@ def test_sides_that_are_watched() -> None:
             others={NORM: side(1.0)[0], BIAS: side(1.0)[0]},
         )
         made = measurement_of(sums, scale=4.0, exact={(BIAS, "other"), (one, "gradients")})
-        found = dict(passes.watched(sums, set(sums.factors) | set(sums.others), made.rounding))
+        found = dict(passes.watched_sides(sums, set(sums.factors) | set(sums.others), made.rounding))
         assert set(found) == {(own, "inputs"), (own, "gradients"), (flat, "gradients"), (NORM, "other")}
         close(found[own, "inputs"][1], least / 4 / gradients.square().sum((1, 2)).sqrt())
         close(found[own, "gradients"][1], least / 4 / inputs.square().sum((1, 2)).sqrt())
@@ -337,7 +337,7 @@ def test_sides_that_are_watched() -> None:
         assert found[own, "inputs"][0] is inputs and found[own, "gradients"][0] is gradients
         matrix, ridge = found[NORM, "other"]
         assert matrix.shape == (1, 2, 2) and ridge.tolist() == [0.25]
-        assert dict(passes.watched(sums, {NORM}, made.rounding)).keys() == {(NORM, "other")}
+        assert dict(passes.watched_sides(sums, {NORM}, made.rounding)).keys() == {(NORM, "other")}
 
 
 def test_weights_with_their_bias() -> None:
@@ -345,7 +345,7 @@ def test_weights_with_their_bias() -> None:
     matrix = matrix_of(normal(3, 1, 1, 2), normal(1, 3, 1, 1, 3))
     pairs = {WEIGHT: BIAS}
     rows = Explicit(normal(2, 3, 2), ROOM)
-    blocks = dict(passes.joined({WEIGHT: matrix, BIAS: matrix, NORM: matrix, OTHER: rows}, pairs))
+    blocks = dict(passes.join_biases({WEIGHT: matrix, BIAS: matrix, NORM: matrix, OTHER: rows}, pairs))
     assert set(blocks) == {(WEIGHT, BIAS), (NORM,), (OTHER,)}
     assert blocks[WEIGHT, BIAS].layout.matrix == (1, 3, 3)
     assert blocks[(NORM,)] is matrix and blocks[(OTHER,)] is rows

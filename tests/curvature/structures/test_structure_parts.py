@@ -17,7 +17,7 @@ from fitting import built, classes, fitted, measured, normal
 from peewit.curvature.structures import common, eigen, grams, kron_curvature, kron_spectrum, sides
 from peewit.curvature.structures.diag import Diag, DiagCurvature
 from peewit.curvature.structures.factors import KronFactors, KronSums
-from peewit.curvature.structures.sums import check_sums, joined_sums
+from peewit.curvature.structures.sums import check_sums, join_sums
 from peewit.jacobians.layout import Layout
 from peewit.runtime.memory import budget
 from peewit.weights.groups import Groups
@@ -51,12 +51,12 @@ def space_of(**sizes: int) -> Space:
 def test_sums_hold_what_they_are_given() -> None:
     """In place only where nothing is lost: no gradient, and no digits."""
     total, value = torch.ones(2), torch.full((2,), 2.0)
-    assert common.added(total, value) is total and total.tolist() == [3.0, 3.0]
-    wide = common.added(total, value.double())
+    assert common.add_to(total, value) is total and total.tolist() == [3.0, 3.0]
+    wide = common.add_to(total, value.double())
     assert wide.dtype == torch.float64 and wide.tolist() == [5.0, 5.0] and total.tolist() == [3.0, 3.0]
-    assert common.added(total.double(), value).dtype == torch.float64
+    assert common.add_to(total.double(), value).dtype == torch.float64
     for one, other in ((total.clone().requires_grad_(), value), (total, value.clone().requires_grad_())):
-        made = common.added(one, other)
+        made = common.add_to(one, other)
         assert made is not one and made.requires_grad and made.tolist() == [5.0, 5.0]
     sums: dict[str, Tensor] = {}
     common.accumulate(sums, "a", torch.ones(2, dtype=torch.float16))
@@ -68,13 +68,13 @@ def test_sums_hold_what_they_are_given() -> None:
 def test_narrow_bases_are_made_once() -> None:
     """One for all who ask while the wide one is there; a basis that is differentiated is made anew."""
     basis = normal(1, 3, 3)
-    narrow = common.narrowed(basis, torch.float32)
-    assert narrow is not None and narrow.dtype == torch.float32 and common.narrowed(basis, torch.float32) is narrow
-    half = common.narrowed(basis, torch.bfloat16)
+    narrow = common.narrow_basis(basis, torch.float32)
+    assert narrow is not None and narrow.dtype == torch.float32 and common.narrow_basis(basis, torch.float32) is narrow
+    half = common.narrow_basis(basis, torch.bfloat16)
     assert half is not None and half.dtype == torch.bfloat16
-    assert common.narrowed(basis, torch.float64) is basis and common.narrowed(None, torch.float32) is None
+    assert common.narrow_basis(basis, torch.float64) is basis and common.narrow_basis(None, torch.float32) is None
     own = basis.clone().requires_grad_()
-    made = common.narrowed(own, torch.float32)
+    made = common.narrow_basis(own, torch.float32)
     assert made is not None and made.requires_grad and own not in common.narrower
 
 
@@ -106,20 +106,20 @@ def test_ranges_in_one_vector() -> None:
         WeightRange("c", 0, 1): torch.ones(1),
         WeightRange("a", 1, 3): torch.ones(2),
     }
-    assert common.whole(sums, own).tolist() == [0.0, 1.0, 1.0, 4.0, 5.0]
+    assert common.assemble_vector(sums, own).tolist() == [0.0, 1.0, 1.0, 4.0, 5.0]
 
 
 def test_floors() -> None:
     """A share of a tensor's mean; rounding errors of a tensor beside others are zero; zeros take a share of all."""
     numbers = torch.tensor([-1.0, 0.0, 3.0, 6.0], dtype=torch.float64)
-    assert common.floored(numbers, 0.0).tolist() == [0.0, 0.0, 3.0, 6.0]
-    assert common.floored(numbers, 0.1).tolist() == pytest.approx([0.2, 0.2, 3.0, 6.0])
-    assert common.floored(numbers, 1.0).tolist() == pytest.approx([2.0, 2.0, 3.0, 6.0])
+    assert common.apply_floor(numbers, 0.0).tolist() == [0.0, 0.0, 3.0, 6.0]
+    assert common.apply_floor(numbers, 0.1).tolist() == pytest.approx([0.2, 0.2, 3.0, 6.0])
+    assert common.apply_floor(numbers, 1.0).tolist() == pytest.approx([2.0, 2.0, 3.0, 6.0])
     pieces = [torch.tensor(own, dtype=torch.float64) for own in ([100.0, 300.0], [1e-21, 3e-21], [1e-22] * 100)]
-    assert [piece.tolist() for piece in common.cleared(pieces)] == [[100.0, 300.0], [1e-21, 3e-21], [0.0] * 100]
+    assert [piece.tolist() for piece in common.clear_rounding(pieces)] == [[100.0, 300.0], [1e-21, 3e-21], [0.0] * 100]
     mixed = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64)
-    assert common.filled(mixed, 0.1).tolist() == pytest.approx([0.2, 2.0, 4.0])
-    assert common.filled(mixed, 0.0) is mixed and common.filled(torch.zeros(2), 0.1).tolist() == [1.0, 1.0]
+    assert common.fill_zeros(mixed, 0.1).tolist() == pytest.approx([0.2, 2.0, 4.0])
+    assert common.fill_zeros(mixed, 0.0) is mixed and common.fill_zeros(torch.zeros(2), 0.1).tolist() == [1.0, 1.0]
 
 
 def test_diagonals() -> None:
@@ -168,15 +168,15 @@ def test_float64_where_float32_does_not_converge(error: Any, monkeypatch: pytest
     """The same eigenvalues and vectors, in the dtype of the side."""
     side = positive(2, 3).float()
     monkeypatch.setattr(torch.linalg, "eigh", failing(error))
-    vectors, values = eigen.decomposed(side, "a")
+    vectors, values = eigen.decompose_matrix(side, "a")
     assert vectors is not None and vectors.dtype == values.dtype == torch.float32
     torch.testing.assert_close((vectors * values[:, None]) @ vectors.mT, side)
     monkeypatch.setattr(torch.linalg, "eigh", failing(lambda: RuntimeError("no"), also_wide=True))
     with pytest.raises(ValueError, match="The curvature of 'a' could not be decomposed, in float64 either"):
-        eigen.decomposed(side, "a")
+        eigen.decompose_matrix(side, "a")
     monkeypatch.setattr(torch.linalg, "eigh", failing(torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
-        eigen.decomposed(side, "a")
+        eigen.decompose_matrix(side, "a")
 
 
 def test_eigenvalues_in_float64_where_float32_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +246,12 @@ def test_sides_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(monkeypatch)
     sides = [(f"{place}", positive(1, size, seed=place)) for place, size in enumerate((2, 5, 3, 4, 6, 2, 3))]
     sides.append(("long", normal(1, 4).abs()))
-    expected = [eigen.decomposed(side, name) for name, side in sides]
+    expected = [eigen.decompose_matrix(side, name) for name, side in sides]
     order: list[str] = []
-    own = eigen.decomposed
-    monkeypatch.setattr(eigen, "decomposed", lambda side, name: order.append(name) or own(side, name))
-    assert not eigen.apart(sides[0][1])
-    monkeypatch.setattr(eigen, "apart", lambda side: side.dim() == 3)
+    own = eigen.decompose_matrix
+    monkeypatch.setattr(eigen, "decompose_matrix", lambda side, name: order.append(name) or own(side, name))
+    assert not eigen.needs_stream(sides[0][1])
+    monkeypatch.setattr(eigen, "needs_stream", lambda side: side.dim() == 3)
     monkeypatch.setattr(eigen, "STREAMS", 1)
     for found in (eigen.decompose_sides(sides), eigen.decompose_sides([sides[-1], sides[0]])):
         for (basis, values), (vectors, right) in zip(
@@ -444,7 +444,7 @@ def test_diagonals_of_blocks(kind: str) -> None:
     for own in (block, replace(block, factors=None)):
         close(own.diagonal(0.0).flatten(), expected)
     assert block.sides is not None
-    rows, columns = (common.floored(spread(side).diagonal(dim1=-2, dim2=-1), 0.9) for side in block.sides)
+    rows, columns = (common.apply_floor(spread(side).diagonal(dim1=-2, dim2=-1), 0.9) for side in block.sides)
     close(block.diagonal(0.9), rows[:, :, None] * columns[:, None, :])
     close(replace(block, factors=None).diagonal(0.9).flatten(), expected.maximum(0.9 * expected.mean()))
 
@@ -496,7 +496,7 @@ def test_blocks_side_by_side() -> None:
     close(made.diag(), matrix.diagonal())
     gaps = made.diag(0.1)
     assert gaps[0] == gaps[16] == pytest.approx(0.1 * float(_floored(made).mean()))
-    close(gaps[17:20], common.floored(matrix.diagonal()[17:20], 0.1))
+    close(gaps[17:20], common.apply_floor(matrix.diagonal()[17:20], 0.1))
     assert made._unseen() == [
         (slice(0, 2), WeightRange("a.weight", 0, 2)),
         (slice(14, 17), WeightRange("a.weight", 14, 17)),
@@ -507,7 +507,7 @@ def _floored(made: kron_curvature.KronCurvature) -> Tensor:
     """(D,): diagonals with their floors, before the gaps are filled."""
     whole = torch.zeros(22, dtype=torch.float64)
     whole[2:14] = next(iter(made.blocks.values())).diagonal(0.1).flatten()
-    whole[17:20] = common.floored(made.others[WeightRange("b", 0, 3)].diagonal(), 0.1)
+    whole[17:20] = common.apply_floor(made.others[WeightRange("b", 0, 3)].diagonal(), 0.1)
     whole[20:] = torch.tensor([2.0, 5.0])
     return whole
 
@@ -739,7 +739,7 @@ def test_joined_sums_are_those_of_both() -> None:
     earlier, own = network_sums(pw.Kron)
     before = earlier.factors[STRAIGHT].inputs.clone(), earlier.others[NORM].clone()
     later, _ = network_sums(pw.Kron)
-    twice = joined_sums(earlier, later, own)
+    twice = join_sums(earlier, later, own)
     close(twice.factors[STRAIGHT].inputs, 2 * before[0])
     close(twice.others[NORM], 2 * before[1])
     assert twice.factors[STRAIGHT].count == 2 * earlier.factors[STRAIGHT].count
@@ -748,15 +748,15 @@ def test_joined_sums_are_those_of_both() -> None:
     fresh, _ = network_sums(pw.Kron)
     some = altered(fresh, factors=without(STRAIGHT), layouts=without(LINEAR), others=without(NORM))
     for one, other in ((earlier, some), (some, network_sums(pw.Kron)[0])):
-        made = joined_sums(one, other, own)
+        made = join_sums(one, other, own)
         close(made.factors[STRAIGHT].inputs, before[0])
         close(made.others[NORM], before[1])
         assert set(made.layouts) == set(earlier.layouts)
     corrected, _ = network_sums(pw.EKFAC)
-    again = joined_sums(corrected, network_sums(pw.EKFAC)[0], own)
+    again = join_sums(corrected, network_sums(pw.EKFAC)[0], own)
     close(again.corrected[LINEAR], 2 * corrected.corrected[LINEAR])
     lacking = altered(corrected, corrected=without(LINEAR))
-    close(joined_sums(lacking, corrected, own).corrected[LINEAR], corrected.corrected[LINEAR])
+    close(join_sums(lacking, corrected, own).corrected[LINEAR], corrected.corrected[LINEAR])
 
 
 def test_sums_of_another_use_are_refused() -> None:
@@ -770,7 +770,7 @@ def test_sums_of_another_use_are_refused() -> None:
         {"layouts": lambda layouts: {half if key == LINEAR else key: layout for key, layout in layouts.items()}},
     ):
         with pytest.raises(ValueError, match=r"another way than to the data before \(.*2.weight.*cannot be added"):
-            joined_sums(sums, altered(sums, **changes), own)
+            join_sums(sums, altered(sums, **changes), own)
 
 
 # Products of gradients and inputs

@@ -90,7 +90,7 @@ def test_products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one group, wide enough and in two parts, if they run; they are asked by the number of products."""
     asked: list[tuple[Tensor, float]] = []
     monkeypatch.setattr(kernel_products, "in_parts", lambda rows, number: asked.append((rows, number)) or True)
-    monkeypatch.setattr(available, "attempted", lambda compute: compute())
+    monkeypatch.setattr(available, "attempt", lambda compute: compute())
     monkeypatch.setattr(kernel_products, "outer", lambda rows: 2.0 * rows.T @ rows)
     auto, coarse = replace(ROOM, arithmetic=Arithmetic("auto")), replace(ROOM, arithmetic=Arithmetic("tf32"))
     for groups, width, room, times in (
@@ -106,11 +106,11 @@ def test_products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(asked) == (times == 2.0)
         if asked:
             assert asked[0][0] is rows and asked[0][1] == 3 * width**2
-    monkeypatch.setattr(available, "attempted", lambda compute: None)
+    monkeypatch.setattr(available, "attempt", lambda compute: None)
     rows = whole(1, 3, 128).float()
     assert torch.equal(grams.product(rows, auto), rows.mT @ rows)
     monkeypatch.setattr(kernel_products, "in_parts", lambda rows, number: False)
-    monkeypatch.setattr(available, "attempted", lambda compute: compute())
+    monkeypatch.setattr(available, "attempt", lambda compute: compute())
     assert torch.equal(grams.product(rows, auto), rows.mT @ rows)
 
 
@@ -578,7 +578,7 @@ def test_matrices_with_products_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
         given.append(before)
         return matrix[0, 0, 0]
 
-    monkeypatch.setattr(rounding, "amplified", amplified)
+    monkeypatch.setattr(rounding, "amplification", amplified)
     own: Rounding[str] = Rounding(source=source_of(one_shot=True), exact={"e"})
     own.due(batch_of(10))
     assert own.judge(of_errors(a=0.025, b=0.035, c=0.08, e=9.0)) == {"b", "c"}
@@ -606,7 +606,7 @@ def test_matrices_with_products_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_data_are_passed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a matrix turns out too late to need products in float64, and the data can be: from the first batch on."""
-    monkeypatch.setattr(rounding, "amplified", lambda matrix, ridge, before: matrix[0, 0, 0])
+    monkeypatch.setattr(rounding, "amplification", lambda matrix, ridge, before: matrix[0, 0, 0])
     source = source_of(exact={"s"})
     own: Rounding[str] = Rounding(source=source, exact={"e"})
     own.due(batch_of(1))
@@ -640,7 +640,7 @@ def test_errors_beside_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
         given.extend(ridge.tolist())
         return torch.zeros(())
 
-    monkeypatch.setattr(rounding, "amplified", amplified)
+    monkeypatch.setattr(rounding, "amplification", amplified)
     for expected, seen, ended in ((40, 10, False), (40, 40, False), (0, 10, False), (0, 10, True)):
         own: Rounding[str] = Rounding(source=source_of(expected=expected), seen=seen, ended=ended)
         own._error("a", torch.eye(2)[None], torch.tensor([8.0]))
@@ -660,10 +660,10 @@ def test_amplification(ridge: list[float], before: bool) -> None:
     ).sqrt()
     inner = torch.linalg.inv(matrix + torch.diag_embed(added[:, None].expand(2, 5)))
     expected = torch.linalg.eigvalsh(root[:, :, None] * inner * root[:, None, :]).amax()
-    made = rounding.amplified(matrix, added, root.square() if before else None)
+    made = rounding.amplification(matrix, added, root.square() if before else None)
     assert 0.75 * expected < made < 1.001 * expected
     matrix[1, 0, 1] = matrix[1, 1, 0] = 1e3
-    assert float(rounding.amplified(matrix, 0 * added, root.square() if before else None)) == torch.inf
+    assert float(rounding.amplification(matrix, 0 * added, root.square() if before else None)) == torch.inf
 
 
 def test_amplification_of_one_direction_among_many() -> None:
@@ -676,7 +676,7 @@ def test_amplification_of_one_direction_among_many() -> None:
     for dtype in (torch.float32, torch.float64):
         torch.set_default_dtype(dtype)
         try:
-            made = float(rounding.amplified(matrix, torch.zeros(51, dtype=torch.float64), None))
+            made = float(rounding.amplification(matrix, torch.zeros(51, dtype=torch.float64), None))
         finally:
             torch.set_default_dtype(torch.float32)
         assert 0.8 * expected < made < 1.001 * expected

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import peewit as pw
 from fitting import normal
-from peewit.curvature.structures.rounding import amplified
+from peewit.curvature.structures.rounding import amplification
 from peewit.posterior.network import network_of
 from peewit.tracing.layers.conv.moments import PatchMoments
 
@@ -324,10 +324,10 @@ def test_amplified_errors(before: bool) -> None:
     some = diagonal * torch.rand(2, 8, generator=g) if before else diagonal
     inner = torch.linalg.inv(matrix + torch.diag_embed(ridge[:, None].expand(2, 8)))
     expected = torch.linalg.eigvalsh(some.sqrt()[:, :, None] * inner * some.sqrt()[:, None, :]).amax()
-    made = amplified(matrix, ridge, some if before else None)
+    made = amplification(matrix, ridge, some if before else None)
     assert 0.8 * expected < made < 1.01 * expected
     rows[0, :, 1] = rows[0, :, 0]
-    assert float(amplified(rows.mT @ rows, 0 * ridge, None)) > 1e5
+    assert float(amplification(rows.mT @ rows, 0 * ridge, None)) > 1e5
 
 
 def standardised() -> tuple[nn.Sequential, Tensor, Tensor]:

@@ -98,7 +98,7 @@ def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None
         patched.setattr(available, "broken", ["no compiler"])
         assert both() == []
         patched.setattr(available, "broken", [])
-        patched.setattr(available, "attempted", lambda _: None)
+        patched.setattr(available, "attempt", lambda _: None)
         assert both() == []
 
 

@@ -22,7 +22,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def added(total: Tensor, value: Tensor) -> Tensor:
+def add_to(total: Tensor, value: Tensor) -> Tensor:
     """A sum of our own with another value in it, in place where no gradient flows through either and it can hold it."""
     if total.requires_grad or value.requires_grad or torch.promote_types(total.dtype, value.dtype) != total.dtype:
         return total + value
@@ -32,7 +32,7 @@ def added(total: Tensor, value: Tensor) -> Tensor:
 narrower: Any = WeakTensorKeyDictionary()  # of bases that are in use: they never change
 
 
-def narrowed(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def narrow_basis(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Eigenvectors in the dtype of the weights, kept as long as they are: a weight and its bias share theirs."""
     if basis is None or basis.dtype == dtype or basis.requires_grad:
         return basis if basis is None else basis.to(dtype)
@@ -77,7 +77,7 @@ def check_parts(parts: Iterable[WeightRange], space: Space) -> None:
             raise PeewitError(f"ranges {first[1:]} and {second[1:]} of {first.name!r} overlap")
 
 
-def whole(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
+def assemble_vector(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
     """(total,): values per range put into one vector; ranges never seen are zero."""
     some = next(iter(sums.values()))
     flat = some.new_zeros(space.total)
@@ -88,12 +88,12 @@ def whole(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
     return flat
 
 
-def floored(diagonal: Tensor, floor: float) -> Tensor:
+def apply_floor(diagonal: Tensor, floor: float) -> Tensor:
     """Numbers of one tensor, at least a share of their mean."""
     return diagonal.clamp(min=0) if floor == 0 else diagonal.clamp(min=0).maximum(floor * diagonal.mean())
 
 
-def cleared(pieces: Sequence[Tensor]) -> list[Tensor]:
+def clear_rounding(pieces: Sequence[Tensor]) -> list[Tensor]:
     """Numbers by tensor; those of a tensor that has rounding errors alone, beside the others, are zero.
 
     A key's bias has no curvature: attention does not see it. What rounding leaves there is no unit for its weights.
@@ -103,7 +103,7 @@ def cleared(pieces: Sequence[Tensor]) -> list[Tensor]:
     return [torch.where(mean > noise, piece, 0.0) for mean, piece in zip(means, pieces, strict=True)]
 
 
-def filled(diagonal: Tensor, floor: float) -> Tensor:
+def fill_zeros(diagonal: Tensor, floor: float) -> Tensor:
     """(D,): what is still zero, since its whole tensor is, takes the share of the mean over all (one, if all are)."""
     if floor == 0:
         return diagonal

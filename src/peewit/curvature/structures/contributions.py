@@ -12,7 +12,7 @@ from ...jacobians.explicit import Explicit
 from ...jacobians.factored import Matrix, Term
 from ...jacobians.inputs import Acts, InputMoments
 from ...weights.ranges import WeightRange
-from .common import added, sum_dtype
+from .common import add_to, sum_dtype
 from .factors import Key, KronFactors, KronSums, Side
 from .grams import outer, too_long
 
@@ -36,7 +36,7 @@ def add_other(sums: KronSums, part: WeightRange, jacobian: Explicit, asked: Aske
         made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
     else:
         made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
-    sums.others[part] = made.double() if part not in sums.others else added(sums.others[part], made)
+    sums.others[part] = made.double() if part not in sums.others else add_to(sums.others[part], made)
 
 
 def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -> Tensor | None:
@@ -72,7 +72,7 @@ def add_gradients(
             summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
             made = [outer(gradient_rows(grad), matrix.budget, dtype) for grad in summed]
             products[same] = sum(made[1:], made[0])
-        factors.gradients = added(factors.gradients, products[same])
+        factors.gradients = add_to(factors.gradients, products[same])
 
 
 def gradient_rows(grad: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _add_expanded(factors: KronFactors, matrix: Matrix, term: Term, weight: Tens
         act = term.acts(chosen)
         if weight is not None:
             act = act * weight[chosen, None, :, None]
-        factors.inputs = added(
+        factors.inputs = add_to(
             factors.inputs,
             outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype),
         )
@@ -200,4 +200,4 @@ def _add_reduced(
         made = outer(mean.transpose(0, 1), matrix.budget, dtype)
         if factors.inputs.dim() == 2 and made.dim() == 3:
             made = made.diagonal(dim1=-2, dim2=-1)
-        factors.inputs = added(factors.inputs, made)
+        factors.inputs = add_to(factors.inputs, made)

@@ -13,7 +13,7 @@ from ...weights.space import Space
 from ..blocks import Blocks, OperatorBlock
 from ..contracts import Peak
 from ..operators import DenseOperator
-from .common import cleared, filled, floored
+from .common import apply_floor, clear_rounding, fill_zeros
 from .dense_sums import Group
 
 
@@ -35,7 +35,7 @@ class DenseCurvature:
             mask = None if space.mask is None else space.mask.to(matrix.device)
             slices = self._slices(parts)
             own = torch.cat([delta[piece] for piece in slices])
-            operator = DenseOperator(with_diagonal(matrix, data_weight.to(matrix), own))
+            operator = DenseOperator(add_diagonal(matrix, data_weight.to(matrix), own))
             blocks.append(OperatorBlock(parts=parts, slices=slices, operator=operator, mask=mask))
         return Blocks(blocks, space.size)
 
@@ -54,9 +54,9 @@ class DenseCurvature:
                 ends = list(itertools.accumulate(int(mask[self.space.place(part)].sum()) for part in parts))
                 places = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
             own = matrix.diagonal().split([place.stop - place.start for place in places])
-            pieces += [(place.start, floored(each, floor)) for place, each in zip(places, own, strict=True)]
+            pieces += [(place.start, apply_floor(each, floor)) for place, each in zip(places, own, strict=True)]
         ordered = [each for _, each in sorted(pieces, key=lambda piece: piece[0])]
-        return filled(torch.cat(cleared(ordered) if floor else ordered), floor)
+        return fill_zeros(torch.cat(clear_rounding(ordered) if floor else ordered), floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """Eigenvalues of every matrix, where all its weights share one precision."""
@@ -85,7 +85,7 @@ class DenseCurvature:
         return self.words
 
 
-def with_diagonal(matrix: Tensor, data_weight: Tensor, diagonal: Tensor) -> Tensor:
+def add_diagonal(matrix: Tensor, data_weight: Tensor, diagonal: Tensor) -> Tensor:
     """`data_weight matrix + diag(diagonal)`, as one new matrix where no gradient flows."""
     if matrix.requires_grad or data_weight.requires_grad or diagonal.requires_grad:
         return data_weight * matrix + torch.diag(diagonal)

@@ -18,8 +18,8 @@ from ...weights.space import Space
 from ..batch import KeptChunks
 from ..blocks import rows_of
 from ..stream import Source
-from .common import added, check_shape
-from .grams import mirrored, rows_at_once, with_outer
+from .common import add_to, check_shape
+from .grams import add_outer, mirror, rows_at_once
 from .rounding import Rounding, in_float64
 
 Group = tuple[WeightRange, ...]
@@ -36,7 +36,7 @@ class DenseSums:
         """The sums of earlier data and of this, which are added to in place."""
         made = dict(earlier.matrices)
         for group, matrix in self.matrices.items():
-            made[group] = added(matrix, made[group]) if group in made else matrix
+            made[group] = add_to(matrix, made[group]) if group in made else matrix
         return DenseSums(made, self.mask)
 
     def clipped(self) -> DenseSums:
@@ -127,7 +127,7 @@ def judge(sums: dict[Group, Tensor], rounding: Rounding[Group]) -> set[Group]:
 
 def sizes(sums: dict[Group, Tensor]) -> dict[Group, Tensor]:
     """About the largest eigenvalues, never less."""
-    return {group: torch.linalg.vector_norm(mirrored(value.detach())) for group, value in sums.items()}
+    return {group: torch.linalg.vector_norm(mirror(value.detach())) for group, value in sums.items()}
 
 
 def measure_chunks(
@@ -164,5 +164,5 @@ def add_gram(
         if total is None:
             total = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
         for some in rows.split(rows_at_once(rows, len(rows))):
-            total = with_outer(total, some.to(torch.promote_types(rows.dtype, dtype)))
+            total = add_outer(total, some.to(torch.promote_types(rows.dtype, dtype)))
     return total

@@ -15,7 +15,7 @@ from ...weights.space import Space
 from ..blocks import Blocks, OperatorBlock
 from ..operators import DiagonalOperator
 from ..stream import Source
-from .common import accumulate, check_parts, check_shape, cleared, filled, floored, whole
+from .common import accumulate, apply_floor, assemble_vector, check_parts, check_shape, clear_rounding, fill_zeros
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Diag:
     def curvature(self, sums: dict[WeightRange, Tensor], space: Space) -> DiagCurvature:
         """One vector over all weights."""
         refuse_broken_curvature((part.name, value) for part, value in sums.items())
-        return DiagCurvature(whole(sums, space), space)
+        return DiagCurvature(assemble_vector(sums, space), space)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class DiagCurvature:
             place = self.space.place(part)
             own = self.diagonal[place]
             own = own if self.space.mask is None else own[self.space.mask[place].to(own.device)]
-            pieces.append(floored(own, floor))
-        return filled(torch.cat(cleared(pieces) if floor else pieces), floor)
+            pieces.append(apply_floor(own, floor))
+        return fill_zeros(torch.cat(clear_rounding(pieces) if floor else pieces), floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor:
         """Independent weights have any prior."""

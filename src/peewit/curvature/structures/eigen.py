@@ -22,19 +22,19 @@ Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a dia
 def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
     """Of named sides (G, n, n), or (G, n) where they are diagonal; no eigenvalue is negative."""
     refuse_broken_curvature(sides)
-    large = [place for place, (_, side) in enumerate(sides) if apart(side)]
+    large = [place for place, (_, side) in enumerate(sides) if needs_stream(side)]
     made: dict[int, Side] = {}
     if len(large) > 1:
-        made = side_by_side(sides, sorted(large, key=lambda place: -sides[place][1].shape[-1]))
-    return [made[place] if place in made else decomposed(side, name) for place, (name, side) in enumerate(sides)]
+        made = decompose_in_streams(sides, sorted(large, key=lambda place: -sides[place][1].shape[-1]))
+    return [made[place] if place in made else decompose_matrix(side, name) for place, (name, side) in enumerate(sides)]
 
 
-def apart(side: Tensor) -> bool:
+def needs_stream(side: Tensor) -> bool:
     """Whether a stream of its own pays; a side that is differentiated stays where the graph is kept."""
     return side.is_cuda and side.dim() == 3 and side.shape[-1] > 1 and not side.requires_grad
 
 
-def side_by_side(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
+def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
     """The largest first, each on one of a few streams: a thread each, since torch waits for every answer."""
     device = sides[order[0]][1].device
     here = torch.cuda.current_stream(device)
@@ -53,7 +53,7 @@ def side_by_side(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[
                     done: torch.cuda.Event = own.record_event()
                     return done
                 name, side = sides[place]
-                made[place] = decomposed(side, name)
+                made[place] = decompose_matrix(side, name)
                 for each in made[place]:
                     if each is not None:
                         each.record_stream(here)  # so that its memory is not reused too early
@@ -69,18 +69,18 @@ def decompose_side(side: Tensor, name: str) -> Side:
     return decompose_sides([(name, side)])[0]
 
 
-def padding(side: Tensor) -> bool:
+def needs_padding(side: Tensor) -> bool:
     """Whether torch is faster at a larger matrix."""
     return side.is_cuda and side.dtype == torch.float32 and JACOBI[0] <= side.shape[-1] <= JACOBI[1]
 
 
-def enlarged(side: Tensor) -> tuple[Tensor, int, Tensor]:
+def enlarge(side: Tensor) -> tuple[Tensor, int, Tensor]:
     """(G, n, n) as torch is fast at them, how many eigenvalues below all others that adds, and their unit (G, 1).
 
     Numbers are divided by the largest, so that those added are neither lost beside them nor the other way round.
     """
     size = side.shape[-1]
-    if not padding(side):
+    if not needs_padding(side):
         return side, 0, side.new_ones(())
     largest = side.abs().amax((-2, -1), keepdim=True)
     largest = torch.where(largest > 0, largest, 1.0)
@@ -93,7 +93,7 @@ def enlarged(side: Tensor) -> tuple[Tensor, int, Tensor]:
 
 def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
     """Torch's eigenvalues and eigenvectors of (G, n, n)."""
-    large, added, unit = enlarged(side)
+    large, added, unit = enlarge(side)
     values, vectors = torch.linalg.eigh(large)
     if not added:
         return values, vectors
@@ -102,7 +102,7 @@ def eigh(side: Tensor) -> tuple[Tensor, Tensor]:
 
 def eigenvalues(side: Tensor) -> Tensor:
     """Torch's eigenvalues of (G, n, n), none negative; in float64 where float32 fails to converge."""
-    large, added, unit = enlarged(side)
+    large, added, unit = enlarge(side)
     try:
         values = torch.linalg.eigvalsh(large)[:, added:] * unit
     except torch.OutOfMemoryError:
@@ -113,7 +113,7 @@ def eigenvalues(side: Tensor) -> Tensor:
     return made
 
 
-def decomposed(side: Tensor, name: str) -> Side:
+def decompose_matrix(side: Tensor, name: str) -> Side:
     """Torch's, in float64 where float32 fails to converge."""
     if side.dim() == 2:
         return None, side.clamp(min=0)

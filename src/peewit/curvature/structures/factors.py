@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...jacobians.layout import Layout
 from ...weights.ranges import WeightRange
-from .common import added
+from .common import add_to
 from .rounding import in_float64
 
 Key = tuple[WeightRange, ...]  # one weight, or weight and bias of a joint block
@@ -34,7 +34,7 @@ class KronFactors:
     def plus(self, earlier: KronFactors) -> KronFactors:
         """Both, and the positions counted; these are added to in place."""
         return KronFactors(
-            added(self.inputs, earlier.inputs), added(self.gradients, earlier.gradients), self.count + earlier.count
+            add_to(self.inputs, earlier.inputs), add_to(self.gradients, earlier.gradients), self.count + earlier.count
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels import available
 from ...kernels import products as kernel_products
 from ...runtime.memory import Budget
-from .common import added
+from .common import add_to
 
 LARGEST_SIDE = 16_384  # a factor with a longer side keeps its diagonal
 WIDE, MANY = 128, 512  # columns and rows from which a product is made by its lower part alone: below, calls cost more
@@ -49,10 +49,10 @@ def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> T
         whole = number // CHUNK * CHUNK
         chunks = rows[:, :whole].unflatten(1, (-1, CHUNK))
         made = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
-        return made if whole == number else added(made, product(rows[:, whole:], budget))
+        return made if whole == number else add_to(made, product(rows[:, whole:], budget))
     total = rows.new_zeros(rows.shape[0], width, width, dtype=torch.float64)
     for some in rows.split(step, 1):
-        total = added(total, product(some.to(dtype), budget))
+        total = add_to(total, product(some.to(dtype), budget))
     return total
 
 
@@ -61,7 +61,7 @@ def product(rows: Tensor, budget: Budget) -> Tensor:
     number, width = rows.shape[1:]
     exact = budget.arithmetic.parts(predicting=False) == 2
     if exact and rows.shape[0] == 1 and width >= 128 and kernel_products.in_parts(rows, number * width**2):
-        fused = available.attempted(lambda: kernel_products.outer(rows[0]).unsqueeze(0))
+        fused = available.attempt(lambda: kernel_products.outer(rows[0]).unsqueeze(0))
         if fused is not None:
             return fused
     if rows.is_cuda:
@@ -94,23 +94,23 @@ def symmetric(rows: Tensor, number: int) -> Tensor:
     total = rows.new_empty(*rows.shape[:-2], width, width)
     for own in stripes(width, step):
         total[..., own, : own.stop] = rows[..., own].mT @ rows[..., : own.stop]
-    return mirrored(total, step)
+    return mirror(total, step)
 
 
-def with_outer(total: Tensor, rows: Tensor) -> Tensor:
+def add_outer(total: Tensor, rows: Tensor) -> Tensor:
     """`total + rows^T rows`, in place where no gradient flows: several matrices (P, P) at a time may be too many.
 
-    In place only the lower stripes are summed; `mirrored` fills in the rest.
+    In place only the lower stripes are summed; `mirror` fills in the rest.
     """
     if total.requires_grad or rows.requires_grad:
-        return mirrored(total) + rows.T @ rows
+        return mirror(total) + rows.T @ rows
     width = rows.shape[1]
     for own in stripes(width, stripe(width)):
         total[own, : own.stop] += rows[:, own].T @ rows[:, : own.stop]
     return total
 
 
-def mirrored(total: Tensor, step: int | None = None) -> Tensor:
+def mirror(total: Tensor, step: int | None = None) -> Tensor:
     """(..., P, P): numbers below the diagonal above it too, in place; `step` is that of the stripes at most."""
     if total.requires_grad:
         return total

@@ -14,7 +14,7 @@ from .factors import KronSums
 from .kron_curvature import KronCurvature, decompose
 from .passes import measure_corrections, measure_factors
 from .sides import eigenvectors_of
-from .sums import check_sums, joined_sums
+from .sums import check_sums, join_sums
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Kron:
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
         """Sums over earlier data and this."""
-        return joined_sums(earlier, measure_factors(self.approx, self.bias, source, earlier), source.task.space)
+        return join_sums(earlier, measure_factors(self.approx, self.bias, source, earlier), source.task.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -108,7 +108,7 @@ class EKFAC:
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
         """Sums over earlier data and this, in the eigenbases of the earlier."""
-        return joined_sums(earlier, self._measure(source, earlier), source.task.space)
+        return join_sums(earlier, self._measure(source, earlier), source.task.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
         """Refuse sums that are not of these weights."""

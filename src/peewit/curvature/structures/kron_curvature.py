@@ -15,7 +15,7 @@ from ...weights.space import Space
 from ..blocks import Blocks, OperatorBlock
 from ..contracts import Peak
 from ..operators import DenseOperator, DiagonalOperator
-from .common import filled, floored
+from .common import apply_floor, fill_zeros
 from .eigen import eigenvalues_meanwhile
 from .factors import Key, KronSums
 from .grams import too_long
@@ -104,8 +104,8 @@ class KronCurvature:
             for part, piece in zip(key, own, strict=True):
                 made[self.space.place(part)] = piece
         for part, value in self.others.items():
-            made[self.space.place(part)] = floored(value.diagonal() if value.dim() == 2 else value, floor)
-        return filled(made, floor)
+            made[self.space.place(part)] = apply_floor(value.diagonal() if value.dim() == 2 else value, floor)
+        return fill_zeros(made, floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """The blocks' eigenvalues, where each has one precision."""

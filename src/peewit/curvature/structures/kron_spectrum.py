@@ -11,7 +11,7 @@ from ...jacobians.layout import Layout
 from ...messages.errors import PeewitError
 from ..contracts import Peak
 from ..operators import Dual, RotatedOperator
-from .common import floored, narrowed
+from .common import apply_floor, narrow_basis
 from .eigen import decompose_side
 from .factors import Key, KronFactors
 from .sides import sides
@@ -49,8 +49,8 @@ class KronSpectrum:
         return RotatedOperator(
             values=values.to(dtype),
             layout=self.layout,
-            left=narrowed(left, dtype),
-            right=narrowed(right, dtype),
+            left=narrow_basis(left, dtype),
+            right=narrow_basis(right, dtype),
             dual=dual,
         )
 
@@ -96,8 +96,10 @@ class KronSpectrum:
             made = self.values.double()  # bases may be in float64 where the moments are not
             made = made if self.left is None else self.left.double().square() @ made
             made = made if self.right is None else made @ self.right.double().square().mT
-            return floored(made.to(self.values.dtype), floor)
-        rows, columns = (floored(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in found)
+            return apply_floor(made.to(self.values.dtype), floor)
+        rows, columns = (
+            apply_floor(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in found
+        )
         return rows[:, :, None] * columns[:, None, :]
 
     def _whitened(self, rows: Tensor, columns: Tensor, key: Key) -> tuple[Whitened, Whitened]:
@@ -112,8 +114,8 @@ class KronSpectrum:
                 f"cannot hold exactly; use {alternative}."
             )
         return (
-            whitened(found[0], self.left, rows[:, :, 0], key[0].name),
-            whitened(found[1], self.right, columns[:, 0, :], key[0].name),
+            whiten(found[0], self.left, rows[:, :, 0], key[0].name),
+            whiten(found[1], self.right, columns[:, 0, :], key[0].name),
         )
 
     def _scaled(self, rows: Tensor, columns: Tensor, data_weight: Tensor, key: Key) -> RotatedOperator:
@@ -129,14 +131,14 @@ class KronSpectrum:
             change = side.double().log() - held.double().expand(side.shape).log()
             volume = volume + times * change.sum()
         dtype = rows.dtype
-        dual = Dual(narrowed(dual_left, dtype), narrowed(dual_right, dtype), volume)
+        dual = Dual(narrow_basis(dual_left, dtype), narrow_basis(dual_right, dtype), volume)
         return self._rotated(values, left, right, dtype, dual)
 
 
 Whitened = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
 
 
-def whitened(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -> Whitened:
+def whiten(side: Tensor, basis: Tensor | None, precision: Tensor, name: str) -> Whitened:
     """Basis, its inverse transpose, eigenvalues and remaining precision of a factor under its side of the prior.
 
     A diagonal side keeps its precisions beside the eigenvalues; another takes them into its basis as `D^-1/2`.

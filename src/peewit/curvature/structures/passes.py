@@ -62,7 +62,7 @@ class Measurement:
 
     def _judge(self, shown: set[Own | WeightRange]) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
-        matrices = dict(watched(self.sums, shown, self.rounding))
+        matrices = dict(watched_sides(self.sums, shown, self.rounding))
         found = self.rounding.judge(matrices)
         modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
         alike: set[Side] = {
@@ -86,7 +86,7 @@ class Measurement:
         alive: dict[tuple[Key, int], Tensor] = {}
         for chunk in chunks:
             products: Products = {}  # of this chunk: a bias has the gradients of its weight
-            for key, jacobian in joined(chunk, pairs):
+            for key, jacobian in join_biases(chunk, pairs):
                 if isinstance(jacobian, Explicit):
                     if jacobian.size <= SMALL and not self.rounding.judged:
                         self.rounding.exact.add((key[0], "other"))
@@ -151,7 +151,7 @@ def largest(sums: KronSums) -> dict[Own | WeightRange, Tensor]:
     return made
 
 
-def watched(
+def watched_sides(
     sums: KronSums, chosen: set[Own | WeightRange], rounding: Rounding[Side]
 ) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
     """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
@@ -184,7 +184,7 @@ def note_alive(alive: dict[tuple[Key, int], Tensor], key: Key, matrix: Matrix) -
         alive[key, number] = nonzero if earlier is None else earlier | nonzero
 
 
-def joined(chunk: Chunk, pairs: dict[WeightRange, WeightRange]) -> Iterator[tuple[Key, Matrix | Explicit]]:
+def join_biases(chunk: Chunk, pairs: dict[WeightRange, WeightRange]) -> Iterator[tuple[Key, Matrix | Explicit]]:
     """Jacobians by block: a weight with its bias where `pairs` has them, each other range on its own."""
     biases = set(pairs.values())
     for part, jacobian in chunk.items():
@@ -201,7 +201,7 @@ def measure_corrections(sums: KronSums, source: Source) -> KronSums:
     paired = {key[0]: key[1] for key in sums.bases if len(key) == 2}
     for batch in source:
         for chunk in batch.probes():
-            for key, matrix in joined(chunk, paired):
+            for key, matrix in join_biases(chunk, paired):
                 if isinstance(matrix, Matrix):
                     bases = [None if basis is None else basis.to(matrix.dtype) for basis in sums.bases[key]]
                     accumulate(sums.corrected, key, matrix.square_sum(*bases))

@@ -109,7 +109,7 @@ class Rounding(Generic[Key]):
         coarse = self.source.task.budget.arithmetic.parts(predicting=False) == 1
         each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
         ridge = less * ridge / self.growth
-        error: Tensor = each * amplified(matrix.detach(), ridge, self.rounded.get(key)).double()
+        error: Tensor = each * amplification(matrix.detach(), ridge, self.rounded.get(key)).double()
         return error
 
     @property
@@ -135,7 +135,7 @@ class Rounding(Generic[Key]):
         return {key for key, share in shares.items() if SHOWS < share < float("inf")}
 
 
-def amplified(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
+def amplification(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
     """The largest eigenvalue of `D^1/2 (A + ridge)^-1 D^1/2` for A (G, n, n), ridge (G,) and D (G, n), or little less.
 
     Errors `D^1/2 E D^1/2` in A change variances by as many times the norm of E, as a share of them. D is A's own

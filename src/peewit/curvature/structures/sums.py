@@ -9,11 +9,11 @@ from torch import Tensor
 from ...jacobians.layout import Layout
 from ...messages.errors import PeewitError
 from ...weights.space import Space
-from .common import added, check_parts, check_shape
+from .common import add_to, check_parts, check_shape
 from .factors import Key, KronFactors, KronSums
 
 
-def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
+def join_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
     """Sums over all data; the later ones are added to in place, the earlier ones are left as they are."""
     made = KronSums(
         layouts=earlier.layouts | later.layouts,
@@ -28,7 +28,7 @@ def joined_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
         old = earlier.factors.get(key)
         made.factors[key] = new if old is None else new.plus(old)
     for part, value in later.others.items():
-        made.others[part] = added(value, earlier.others[part]) if part in earlier.others else value
+        made.others[part] = add_to(value, earlier.others[part]) if part in earlier.others else value
     for own, value in later.corrected.items():
         made.corrected[own] = earlier.corrected[own] + value if own in earlier.corrected else value
     return made

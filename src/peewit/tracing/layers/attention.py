@@ -85,7 +85,7 @@ def gradients_of_probes(
         heads = lead if len(lead) == 2 else (lead.numel(), 1)
         q, k, v, by_head, grads = (apart(each, *heads) for each in (query, key, value, shares, grad))
         exact = not products_rounded()
-        of_inputs = available.attempted(lambda: kernel_gradients.attention(q, k, v, by_head, scale, grads, exact))
+        of_inputs = available.attempt(lambda: kernel_gradients.attention(q, k, v, by_head, scale, grads, exact))
         if of_inputs is not None:
             return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in of_inputs)
     q, k, v, flat = (apart(each, -1) for each in (query, key, value, shares))

@@ -137,7 +137,7 @@ def exact_product(grad: Tensor, weight: Tensor) -> Tensor:
     """`grad @ weight` by a kernel that is as exact as float32; by torch where kernels do not run."""
     product = None
     if grad.dtype == torch.float32 and not available.broken:
-        product = available.attempted(lambda: kernel_products.product(grad, weight))
+        product = available.attempt(lambda: kernel_products.product(grad, weight))
     return grad @ weight if product is None else product
 
 

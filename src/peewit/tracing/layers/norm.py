@@ -55,7 +55,7 @@ class NormRule:
 def sum_positions(grad: Tensor, normalised: Tensor | None, sums: bool) -> tuple[Tensor | None, Tensor | None]:
     """(K, B, T, P), (B, T, P) -> (K, B, P): sums over T of their products, and of the gradients if `sums`."""
     if available.usable(grad) and (normalised is None or not normalised.requires_grad):
-        moments = available.attempted(lambda: kernel_gradients.moments(grad, normalised, sums))
+        moments = available.attempt(lambda: kernel_gradients.moments(grad, normalised, sums))
         if moments is not None:
             return moments
     return None if normalised is None else (grad * normalised).sum(2), grad.sum(2) if sums else None
@@ -102,7 +102,7 @@ def layer_norm_gradient(
     scale = None if weight is None else weight.reshape(-1)
     gradient = None
     if available.usable(grad):
-        gradient = available.attempted(lambda: kernel_gradients.layer_norm(flat, rows, mean, slope, scale))
+        gradient = available.attempt(lambda: kernel_gradients.layer_norm(flat, rows, mean, slope, scale))
     if gradient is None:
         normalised = (rows - mean) * slope
         scaled = flat if scale is None else flat * scale

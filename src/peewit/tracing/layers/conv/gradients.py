@@ -88,7 +88,7 @@ def input_gradient(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> 
         return grad.new_zeros(grad.shape[0], *geometry.given)
     gradient = None
     if geometry.parts and grad.dtype == torch.float32 and not available.broken:
-        gradient = available.attempted(lambda: gradient_in_parts(grad, weight, geometry))
+        gradient = available.attempt(lambda: gradient_in_parts(grad, weight, geometry))
     return gradient_by_torch(grad, weight, geometry) if gradient is None else gradient
 
 
