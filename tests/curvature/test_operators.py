@@ -21,6 +21,7 @@ from jacobian_cases import (
     outermost_of,
     places,
 )
+from known_batches import ROOM
 from peewit.curvature.blocks import Blocks, OperatorBlock, rows_of, share
 from peewit.curvature.operators import DenseOperator, DiagonalOperator, Dual, RotatedOperator, squares
 from peewit.jacobians.explicit import Explicit
@@ -30,7 +31,6 @@ from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import spread
 from peewit.jacobians.stacked import Stacked
 from peewit.weights.ranges import WeightRange
-from stand_ins import ROOM
 
 close = torch.testing.assert_close
 

@@ -29,6 +29,7 @@ from jacobian_cases import (
     places,
     written_out,
 )
+from known_batches import ROOM
 from peewit.jacobians import factored, layout
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import LARGEST_GRID, Matrix, Term
@@ -48,7 +49,6 @@ from peewit.jacobians.stacked import Stacked
 from peewit.kernels import available, operands
 from peewit.kernels import jacobians as kernel_jacobians
 from peewit.runtime.memory import Budget
-from stand_ins import ROOM
 
 
 def bases(layout: Layout, asked: str) -> dict[str, Tensor | None]:

@@ -8,8 +8,6 @@ KEPT: dict[str, Network] = {
     "a gradient inside the forward pass": Network(
         seed=299,
         inputs={"x": (3, 4)},
-        tokens={},
-        likelihood="regression",
         examples=4,
         outputs=(4,),
         flexible=True,
@@ -33,8 +31,6 @@ class Net(nn.Module):
     "an energy and its gradient": Network(
         seed=106,
         inputs={"x": (3, 3)},
-        tokens={},
-        likelihood="regression",
         examples=3,
         outputs=(4,),
         flexible=True,
@@ -59,7 +55,6 @@ class Net(nn.Module):
     "distances to prototypes": Network(
         seed=277,
         inputs={"x": (2,), "z": (3,)},
-        tokens={},
         likelihood="classification",
         examples=4,
         outputs=(4,),
@@ -79,8 +74,6 @@ class Net(nn.Module):
     "a table of positions scaled in place": Network(
         seed=710,
         inputs={"x": (3, 2)},
-        tokens={},
-        likelihood="regression",
         examples=6,
         outputs=(3, 1),
         flexible=True,
@@ -103,8 +96,6 @@ class Net(nn.Module):
     "a table of positions changed by relu_": Network(
         seed=393,
         inputs={"x": (4, 4)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(2,),
         flexible=True,
@@ -129,7 +120,6 @@ class Net(nn.Module):
     "a table of positions with a row written": Network(
         seed=245,
         inputs={"x": (3, 2)},
-        tokens={},
         likelihood="classification",
         examples=5,
         outputs=(3, 3),
@@ -179,8 +169,6 @@ class Net(nn.Module):
     "a table of positions added time-major": Network(
         seed=219,
         inputs={"x": (3,)},
-        tokens={},
-        likelihood="regression",
         examples=3,
         outputs=(3, 3),
         source="""
@@ -203,8 +191,6 @@ class Net(nn.Module):
     "a weight added in place to a slice": Network(
         seed=627,
         inputs={"x": (4, 4)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(4, 1),
         flexible=True,
@@ -227,7 +213,6 @@ class Net(nn.Module):
         seed=7,
         inputs={"x": (3,)},
         tokens={"x": (0, 5)},
-        likelihood="regression",
         examples=4,
         outputs=(4,),
         source="""
@@ -247,7 +232,6 @@ class Net(nn.Module):
     "a weight added in place to a transpose": Network(
         seed=201,
         inputs={"x": (5,)},
-        tokens={},
         likelihood="classification",
         examples=5,
         outputs=(2,),
@@ -269,7 +253,6 @@ class Net(nn.Module):
     "a weight added in place to a permuted base": Network(
         seed=1164,
         inputs={"x": (3, 3, 4)},
-        tokens={},
         likelihood="classification",
         examples=4,
         outputs=(3,),
@@ -293,7 +276,6 @@ class Net(nn.Module):
         seed=493,
         inputs={"ids": (3,), "scale": (3, 1)},
         tokens={"ids": (0, 3)},
-        likelihood="regression",
         examples=5,
         outputs=(3, 4),
         transposed=True,
@@ -315,7 +297,6 @@ class Net(nn.Module):
     "channels_last weights": Network(
         seed=16,
         inputs={"x": (2, 4, 4)},
-        tokens={},
         likelihood="classification",
         examples=5,
         outputs=(3,),
@@ -336,8 +317,6 @@ class Net(nn.Module):
     "linear weights stored transposed": Network(
         seed=63,
         inputs={"x": (3,)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(2,),
         transposed=True,
@@ -355,7 +334,6 @@ class Net(nn.Module):
         seed=354,
         inputs={"x": (3,)},
         tokens={"x": (0, 5)},
-        likelihood="regression",
         examples=4,
         outputs=(3, 6),
         transposed=True,
@@ -374,8 +352,6 @@ class Net(nn.Module):
     "a complex gain": Network(
         seed=11,
         inputs={"x": (4,)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(2,),
         source="""
@@ -393,8 +369,6 @@ class Net(nn.Module):
     "a real gain of a spectrum": Network(
         seed=21,
         inputs={"x": (4,)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(2,),
         source="""
@@ -411,8 +385,6 @@ class Net(nn.Module):
     "weights reached by saved references": Network(
         seed=38,
         inputs={"x": (2,)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(1,),
         source="""
@@ -430,7 +402,6 @@ class Net(nn.Module):
         seed=165,
         inputs={"x": (3,)},
         tokens={"x": (0, 5)},
-        likelihood="regression",
         examples=5,
         outputs=(1,),
         source="""
@@ -446,7 +417,6 @@ class Net(nn.Module):
     "a function that is differentiable once": Network(
         seed=26,
         inputs={"x": (4, 2)},
-        tokens={},
         likelihood="classification",
         examples=4,
         outputs=(3,),
@@ -476,8 +446,6 @@ class Net(nn.Module):
     "a layout that depends on the length": Network(
         seed=553,
         inputs={"x": (4, 4)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(4, 1),
         flexible=True,
@@ -499,8 +467,6 @@ class Net(nn.Module):
     "examples that meet in detached statistics": Network(
         seed=58,
         inputs={"x": (5,)},
-        tokens={},
-        likelihood="regression",
         examples=4,
         outputs=(2,),
         source="""
@@ -516,8 +482,6 @@ class Net(nn.Module):
     "examples that meet in their mean": Network(
         seed=59,
         inputs={"x": (4,)},
-        tokens={},
-        likelihood="regression",
         examples=4,
         outputs=(2,),
         source="""
@@ -533,8 +497,6 @@ class Net(nn.Module):
     "vmap inside the forward pass": Network(
         seed=48,
         inputs={"x": (2,)},
-        tokens={},
-        likelihood="regression",
         examples=4,
         outputs=(2,),
         source="""
@@ -550,8 +512,6 @@ class Net(nn.Module):
     "jvp inside the forward pass": Network(
         seed=14,
         inputs={"x": (3,)},
-        tokens={},
-        likelihood="regression",
         examples=4,
         outputs=(3,),
         source="""
@@ -568,7 +528,6 @@ class Net(nn.Module):
     "a weight whose effect cancels": Network(
         seed=10,
         inputs={"x": (4,)},
-        tokens={},
         likelihood="classification",
         examples=5,
         outputs=(3,),
@@ -586,7 +545,6 @@ class Net(nn.Module):
     "a branch without gradient": Network(
         seed=90,
         inputs={"x": (3, 2)},
-        tokens={},
         likelihood="classification",
         examples=3,
         outputs=(3, 3),
@@ -607,7 +565,6 @@ class Net(nn.Module):
         seed=214,
         inputs={"x": (3,)},
         tokens={"x": (0, 3)},
-        likelihood="regression",
         examples=6,
         outputs=(2,),
         source="""
@@ -623,8 +580,6 @@ class Net(nn.Module):
     "a bilinear layer": Network(
         seed=36,
         inputs={"x": (3,), "z": (2,)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(2,),
         source="""
@@ -640,8 +595,6 @@ class Net(nn.Module):
     "a slope for each channel behind other weights": Network(
         seed=218,
         inputs={"x": (4, 3)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(1,),
         source="""
@@ -661,8 +614,6 @@ class Net(nn.Module):
     "an instance norm before a convolution in channels_last": Network(
         seed=20035,
         inputs={"x": (2, 4, 4)},
-        tokens={},
-        likelihood="regression",
         examples=6,
         outputs=(2,),
         channels_last=True,
@@ -681,8 +632,6 @@ class Net(nn.Module):
     "one slope for all": Network(
         seed=747,
         inputs={"x": (2,)},
-        tokens={},
-        likelihood="regression",
         examples=4,
         outputs=(2,),
         source="""
@@ -698,8 +647,6 @@ class Net(nn.Module):
     "outputs that cancel": Network(
         seed=4242753,
         inputs={"x": (1, 3, 3)},
-        tokens={},
-        likelihood="regression",
         examples=5,
         outputs=(3,),
         source="""
@@ -752,7 +699,6 @@ class Net(nn.Module):
     "a branch without gradient whose rows are all equal": Network(
         seed=5152217,
         inputs={"x": (4, 4)},
-        tokens={},
         likelihood="classification",
         examples=5,
         outputs=(3,),
@@ -780,8 +726,6 @@ class Net(nn.Module):
     "a weight behind units that are off for the first examples": Network(
         seed=88007309,
         inputs={"x": (2, 3, 4)},
-        tokens={},
-        likelihood="regression",
         examples=6,
         outputs=(4, 1),
         source="""

@@ -169,8 +169,8 @@ class Network:
     seed: int
     source: str
     inputs: dict[str, tuple[int, ...]]
-    tokens: dict[str, tuple[int, int]]
-    likelihood: str
+    tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
+    likelihood: str = "regression"
     examples: int
     outputs: tuple[int, ...]  # (C,) or (T, C)
     flexible: bool = False  # whether sequences of another length will do
@@ -228,12 +228,10 @@ class Network:
 
     def __str__(self) -> str:
         """Python that makes it again."""
-        rows = [f"    seed={self.seed},", f"    inputs={self.inputs},", f"    tokens={self.tokens},"]
-        rows += [
-            f'    likelihood="{self.likelihood}",',
-            f"    examples={self.examples},",
-            f"    outputs={self.outputs},",
-        ]
+        rows = [f"    seed={self.seed},", f"    inputs={self.inputs},"]
+        rows += [f"    tokens={self.tokens},"] if self.tokens else []
+        rows += [] if self.likelihood == "regression" else [f'    likelihood="{self.likelihood}",']
+        rows += [f"    examples={self.examples},", f"    outputs={self.outputs},"]
         rows += [
             f"    {name}=True,"
             for name in ("flexible", "channels_last", "transposed", "mapping")

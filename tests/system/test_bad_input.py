@@ -15,8 +15,8 @@ from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
 import mistakes
-import mistakes_asked
-import mistakes_named
+import mistakes_in_networks
+import mistakes_in_options
 import peewit as pw
 from environment import DEVICE
 from fitting import Broken
@@ -27,10 +27,10 @@ PARTS: tuple[list[Row], ...] = (
     mistakes.DATA,
     mistakes.TARGETS,
     mistakes.NOT_FINITE,
-    mistakes_asked.NETWORKS,
-    mistakes_asked.QUESTIONS,
-    mistakes_named.NAMES,
-    mistakes_named.PRIORS,
+    mistakes_in_networks.NETWORKS,
+    mistakes_in_networks.QUESTIONS,
+    mistakes_in_options.NAMES,
+    mistakes_in_options.PRIORS,
 )
 TABLE = {row.name: row for part in PARTS for row in part}
 SOURCE = Path(pw.__file__).parent

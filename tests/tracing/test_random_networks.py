@@ -72,8 +72,6 @@ def test_layouts_keep_the_numbers() -> None:
 PLAIN = Network(
     seed=1,
     inputs={"x": (3,)},
-    tokens={},
-    likelihood="regression",
     examples=4,
     outputs=(2,),
     source="""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import peewit as pw
 from fitting import normal
+from known_batches import ROOM, batch_of, source_of
 from peewit.curvature.structures import common, dense_curvature, dense_sums, grams, rounding
 from peewit.curvature.structures.dense_curvature import DenseCurvature
 from peewit.curvature.structures.dense_sums import DenseSums, measure_groups
@@ -22,7 +23,6 @@ from peewit.runtime.memory import Budget
 from peewit.weights.groups import Groups
 from peewit.weights.ranges import WeightRange
 from peewit.weights.space import Space
-from stand_ins import ROOM, batch_of, source_of
 
 A, B, C = WeightRange("m.weight", 0, 4), WeightRange("m.bias", 0, 2), WeightRange("n.weight", 0, 3)
 SPACE = Space(("m.weight", "m.bias", "n.weight"), (torch.Size([2, 2]), torch.Size([2]), torch.Size([3])))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fitting import normal
+from known_batches import ROOM, batch_of, source_of
 from peewit.curvature.structures import passes, rounding
 from peewit.curvature.structures.factors import KronFactors, KronSums
 from peewit.curvature.structures.passes import Measurement, measure_corrections, measure_factors
@@ -19,7 +20,6 @@ from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
 from peewit.weights.ranges import WeightRange
-from stand_ins import ROOM, batch_of, source_of
 
 WEIGHT, BIAS, NORM = WeightRange("m.weight", 0, 6), WeightRange("m.bias", 0, 3), WeightRange("n.weight", 0, 4)
 OTHER = WeightRange("o.weight", 0, 2)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fitting import normal
+from known_batches import ROOM, batch_of, source_of
 from peewit.curvature.batch import KeptChunks, bytes_of
 from peewit.curvature.restart import PassRestart
 from peewit.curvature.structures import contributions, grams, rounding
@@ -26,7 +27,6 @@ from peewit.kernels import products as kernel_products
 from peewit.runtime.arithmetic import Arithmetic
 from peewit.runtime.memory import Budget, budget
 from peewit.weights.ranges import WeightRange
-from stand_ins import ROOM, batch_of, source_of
 
 KEY = (WeightRange("a.weight", 0, 84),)
 PROBES, EXAMPLES, GROUPS, ROWS, WIDTH = 3, 5, 2, 6, 7
