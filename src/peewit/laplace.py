@@ -30,7 +30,7 @@ from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
 from .posterior.state import PosteriorState
 from .posterior.trace import Trace
-from .posterior.update import in_arithmetic, moved, updated
+from .posterior.update import in_arithmetic, move, update
 from .predictions.classes import Classes
 from .predictions.covariance import Functional
 from .predictions.families import LinkName
@@ -231,7 +231,7 @@ class Laplace:
             >>> la.with_temperature(0.5).temperature
             0.5
         """
-        return Laplace(self.state.with_temperature(tuning.checked_temperature(temperature)))
+        return Laplace(self.state.with_temperature(tuning.as_temperature(temperature)))
 
     def with_arithmetic(self, arithmetic: ArithmeticName) -> Laplace:
         """Evaluate the same posterior at another rounding: a new value.
@@ -390,7 +390,7 @@ class Laplace:
             True
         """
         passes = tuning.Passing(at, memory, progress)
-        asked = tuning.checked(
+        asked = tuning.check_settings(
             self.state, method, parameters, train, validation, grid, steps, tolerance, limits, predict, passes
         )
         return Laplace(tune(self.state, asked, start))
@@ -639,7 +639,7 @@ class Laplace:
             60
         """
         network = network_of(self.state, memory, progress)
-        state = updated(self.state, data, network)
+        state = update(self.state, data, network)
         warn_of_rounding(state)
         return Laplace(state)
 
@@ -662,7 +662,7 @@ class Laplace:
             device(type='cpu')
         """
         own = self.model if model is None else unwrapped(model)
-        return Laplace(moved(self.state, device_named(device), own))
+        return Laplace(move(self.state, device_named(device), own))
 
     @entry_point
     def save(self, path: str | os.PathLike[str]) -> None:

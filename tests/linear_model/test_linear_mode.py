@@ -32,10 +32,10 @@ from linear_cases import (
     simple,
 )
 from peewit.linear_model import data
-from peewit.linear_model.find import opened
+from peewit.linear_model.find import open_solver
 from peewit.linear_model.objective import Target
 from peewit.linear_model.solver import Solver
-from peewit.linear_model.streaming import Streamed
+from peewit.linear_model.streaming import StreamingSolver
 from reference_linear import Linear
 from snapshots import changed, same, snapshot
 from tables import moved, table
@@ -219,7 +219,7 @@ def test_batches_do_not_matter(sizes: list[int]) -> None:
 
 def kept(la: pw.Laplace, data: Any, memory: float | None = None) -> type:
     """Which of the two ways is taken."""
-    with opened(la.state, data, memory, False) as solver:
+    with open_solver(la.state, data, memory, False) as solver:
         return type(solver)
 
 
@@ -240,7 +240,7 @@ def test_data_that_cannot_be_kept(structure: str) -> None:
     la, data = classifier(structure)
     expected = found(la, data, tolerance=1e-12)
     loader = DataLoader(TensorDataset(*simple()[1:]), batch_size=7, shuffle=True)
-    assert kept(la, loader, 1000) is Streamed and kept(la, data, 1000) is Streamed
+    assert kept(la, loader, 1000) is StreamingSolver and kept(la, data, 1000) is StreamingSolver
     before = torch.get_rng_state()
     made = found(la, loader, memory=1000, tolerance=1e-10)
     assert torch.equal(torch.get_rng_state(), before)

@@ -18,10 +18,10 @@ from linear_cases import NETWORKS, classifier, dense_classifier, found, referenc
 from peewit.curvature.blocks import Blocks
 from peewit.curvature.operators import RotatedOperator
 from peewit.linear_model import find, plane, solver, stiff_directions
-from peewit.linear_model.find import opened
+from peewit.linear_model.find import open_solver
 from peewit.linear_model.objective import Target
 from peewit.linear_model.solver import Solver
-from peewit.linear_model.stiff_directions import Outer, Rows
+from peewit.linear_model.stiff_directions import DenseDirections, OuterDirections
 from tables import moved, table
 
 PRIORS = {
@@ -60,7 +60,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def learned(la: pw.Laplace, data: Any, number: int = 8) -> tuple[Solver, Target]:
     """A solver that has taken a step and learned some directions."""
     target = Target.of(la.state)
-    with opened(la.state, data, None, False) as made:
+    with open_solver(la.state, data, None, False) as made:
         assert isinstance(made, Solver)
         made.solve(target, 1e-9, 1)
         made.directions.known.clear()
@@ -129,11 +129,11 @@ def test_columns_of_several_matrices() -> None:
     """Outer products in a block of several groups, as the vectors they stand for."""
     layout = pw.jacobians.layout.Layout((3, 2, 4), (1, 0, 2), (2, 3, 4))  # groups are the tensor's second axis
     groups, left, right = torch.tensor([0, 1, 1]), normal(3, 3), normal(3, 4)
-    made = Outer(layout, groups, left, right)
+    made = OuterDirections(layout, groups, left, right)
     rows = torch.zeros(3, 2, 3, 4, dtype=left.dtype)
     for place, (group, a, b) in enumerate(zip(groups.tolist(), left, right, strict=True)):
         rows[place, group] = a[:, None] * b
-    expected = Rows(rows.transpose(1, 2).reshape(3, 24))
+    expected = DenseDirections(rows.transpose(1, 2).reshape(3, 24))
     v, c = normal(24), normal(3)
     assert torch.allclose(made.coordinates(v), expected.coordinates(v))
     assert torch.allclose(made.combined(c), expected.combined(c))

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import peewit as pw
 from fitting import built, classes, fitted, normal
 from peewit.linear_model.solver import Solver
-from peewit.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, falling, newton, settled_off
+from peewit.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, newton, prior_dominated, switched_off
 from peewit.tuning.ascent import gradient_of
-from peewit.tuning.profile import Place, Point, profile
+from peewit.tuning.profile import EvidencePoint, Hyperparameters, profile
 from snapshots import changed, snapshot
 from tables import moved
 
@@ -341,20 +341,20 @@ def test_groups_that_fall() -> None:
     gamma = torch.tensor([0.5, 0.5, 0.5, 0.5, 2.0], dtype=torch.float64)
     pull = torch.tensor([0.4, 0.4, 0.6, 0.4, 0.4], dtype=torch.float64)
     spread = torch.tensor([0.49, 0.49, 0.49, 0.3, 1.99], dtype=torch.float64)
-    point = Point(Place(torch.zeros(5), 1.0), 0.0, gamma, spread, pull, 0.0)
+    point = EvidencePoint(Hyperparameters(torch.zeros(5), 1.0), 0.0, gamma, spread, pull, 0.0)
     alone, shared = pull.clone(), 0.5 * pull
-    assert falling(point, alone, False).tolist() == [True, True, False, False, False]
-    assert falling(point, shared, False).tolist() == [False] * 5
+    assert prior_dominated(point, alone, False).tolist() == [True, True, False, False, False]
+    assert prior_dominated(point, shared, False).tolist() == [False] * 5
     steady = torch.tensor([False, True, True, True, True])
-    assert falling(point, shared, steady).tolist() == [False, True, False, False, False]
+    assert prior_dominated(point, shared, steady).tolist() == [False, True, False, False, False]
 
 
 def test_who_is_switched_off() -> None:
     """Also where the evidence is even between more and less of the prior; not where it wants the weights back."""
     gamma = torch.tensor([5e-4, 5e-4, 5e-4, 5e-3], dtype=torch.float64)
     pull = torch.tensor([4e-4, 5.2e-4, 9e-4, 1e-3], dtype=torch.float64)
-    point = Point(Place(torch.zeros(4), 1.0), 0.0, gamma, gamma, pull, 0.0)
-    assert settled_off(point).tolist() == [True, True, False, False]
+    point = EvidencePoint(Hyperparameters(torch.zeros(4), 1.0), 0.0, gamma, gamma, pull, 0.0)
+    assert switched_off(point).tolist() == [True, True, False, False]
 
 
 def test_who_is_steady() -> None:

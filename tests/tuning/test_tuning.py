@@ -247,8 +247,8 @@ def test_derivatives_of_the_profile(structure: str, prior: str) -> None:
     problem = profiles.profile(la.state.problem, la.prior)
     z = vector(problem.start()) + 0.1 * torch.arange(len(problem.prior.precision) + 1, dtype=torch.float64)
 
-    def point(z: Tensor) -> profiles.Point:
-        return problem.at(profiles.Place(z[:-1], float(z[-1])))
+    def point(z: Tensor) -> profiles.EvidencePoint:
+        return problem.at(profiles.Hyperparameters(z[:-1], float(z[-1])))
 
     def value(z: Tensor) -> Tensor:
         chosen = problem.prior.with_precision(z[:-1].exp())

@@ -17,13 +17,13 @@ from torch import Tensor
 
 import peewit as pw
 from fitting import normal
-from peewit.posterior.trace import Step, Trace
+from peewit.posterior.trace import Trace, TuningStep
 from peewit.tuning import alternate, ascent, by_grid, by_validation
-from peewit.tuning.ascent import Path, Range
-from peewit.tuning.by_evidence import bounds, complaints, listed, noise_at_its_limit, noise_limits
+from peewit.tuning.ascent import Path, TuningRange
+from peewit.tuning.by_evidence import bounds, complaints, list_groups, noise_at_its_limit, noise_limits
 from peewit.tuning.by_grid import axes
-from peewit.tuning.options import Passing, checked, checked_limits, listable, positive
-from peewit.tuning.profile import Place, Point, Profile, rounded
+from peewit.tuning.options import Passing, as_limits, check_settings, listable, positive
+from peewit.tuning.profile import EvidencePoint, Hyperparameters, Profile, clip_rounding
 from peewit.tuning.validation import minimise, scan
 from peewit.weights.groups import GroupRows, Groups
 from peewit.weights.space import Space
@@ -92,10 +92,10 @@ def test_a_scan_takes_the_best_of_each_line() -> None:
     assert scan(score, [2.0, -1.0], {0: (-1.0, 1.0), 1: (1.0,)}, lambda points: None) == [2.0, -1.0]
 
 
-def steps_of(values: list[float], **more: Any) -> list[Step]:
+def steps_of(values: list[float], **more: Any) -> list[TuningStep]:
     """Steps of two groups with some values."""
     return [
-        Step(value, torch.tensor([place + 1.0, 2.0]), 0.5 + place, 1.0 + 0.5 * place, None, **more)
+        TuningStep(value, torch.tensor([place + 1.0, 2.0]), 0.5 + place, 1.0 + 0.5 * place, None, **more)
         for place, value in enumerate(values)
     ]
 
@@ -124,7 +124,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "precision" not in repr(cut_short)
     for groups in (8, 9):
         names = [f"g{place}" for place in range(groups)]
-        alone = [Step(1.0, torch.ones(1), None, 1.0, None)]
+        alone = [TuningStep(1.0, torch.ones(1), None, 1.0, None)]
         monkeypatch.setattr("peewit.posterior.trace.KEPT", 100)
         assert ("  precision: g0 1, g1 1" in repr(Trace.of("grid", "log evidence", names, alone, "", True, []))) == (
             groups == 8
@@ -134,16 +134,16 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_of_groups_in_warnings() -> None:
     """Three of them, and how many more."""
     names = ["a", "b", "c", "d", "e"]
-    assert listed(names, torch.tensor([False, True, False, True, False])) == "'b', 'd'"
-    assert listed(names, torch.tensor([True, True, True, False, False])) == "'a', 'b', 'c'"
-    assert listed(names, torch.arange(5) > 0) == "'b', 'c', 'd' and 1 more groups"
-    assert listed(names, torch.ones(5, dtype=torch.bool)) == "'a', 'b', 'c' and 2 more groups"
+    assert list_groups(names, torch.tensor([False, True, False, True, False])) == "'b', 'd'"
+    assert list_groups(names, torch.tensor([True, True, True, False, False])) == "'a', 'b', 'c'"
+    assert list_groups(names, torch.arange(5) > 0) == "'b', 'c', 'd' and 1 more groups"
+    assert list_groups(names, torch.ones(5, dtype=torch.bool)) == "'a', 'b', 'c' and 2 more groups"
 
 
 def test_warnings_about_precisions() -> None:
     """Without curvature, switched off, or at one of the limits; what was not free is not spoken of."""
     names = ["without", "off", "low", "high", "fine", "fixed"]
-    place = Place(torch.tensor([1.0, 0.01, 0.01, 100.0, 1.0, 100.0], dtype=torch.float64).log(), 0.0)
+    place = Hyperparameters(torch.tensor([1.0, 0.01, 0.01, 100.0, 1.0, 100.0], dtype=torch.float64).log(), 0.0)
     gamma = torch.tensor([0.0, 9e-4, 1e-3, 2.0, 2.0, 0.0], dtype=torch.float64)
     free = torch.tensor([False, True, True, True, True, False, True])
     without = torch.tensor([True, False, False, False, False, False])
@@ -154,9 +154,9 @@ def test_warnings_about_precisions() -> None:
         "The precision of 'high' is at the largest allowed, 100.",
         "The precision of 'low' is at the smallest allowed, 0.01.",
     ]
-    inside = Place(place.precision + torch.tensor([0, 0, 1.5e-9, -1.5e-9, 0, 0]).double(), 0.0)
+    inside = Hyperparameters(place.precision + torch.tensor([0, 0, 1.5e-9, -1.5e-9, 0, 0]).double(), 0.0)
     assert len(complaints(names, inside, gamma, free, without, asked)) == 2
-    rounded_ = Place(place.precision + torch.tensor([0, 0, 1e-10, -1e-10, 0, 0]).double(), 0.0)
+    rounded_ = Hyperparameters(place.precision + torch.tensor([0, 0, 1e-10, -1e-10, 0, 0]).double(), 0.0)
     assert len(complaints(names, rounded_, gamma, free, without, asked)) == 4
     assert complaints(names, place, gamma + 1, torch.zeros(7, dtype=torch.bool), without & False, asked) == []
 
@@ -174,7 +174,7 @@ def test_limits_of_the_noise(energy: float, scalars: float, middle: float) -> No
     asked: Any = SimpleNamespace(noise=True)
 
     def told(noise: float) -> list[str]:
-        return noise_at_its_limit(la, Place(torch.zeros(1), -2 * math.log(noise)), asked)
+        return noise_at_its_limit(la, Hyperparameters(torch.zeros(1), -2 * math.log(noise)), asked)
 
     assert told(quiet) == [f"The noise is at the smallest allowed, {quiet:.3g}: the residuals are zero, or nearly."]
     assert told(loud * (1 - 5e-7)) == [
@@ -185,7 +185,7 @@ def test_limits_of_the_noise(energy: float, scalars: float, middle: float) -> No
     assert told(quiet) == []
 
 
-def bounded(sizes: list[int], flat: list[bool], prior: bool, noise: bool) -> tuple[Range, Tensor]:
+def bounded(sizes: list[int], flat: list[bool], prior: bool, noise: bool) -> tuple[TuningRange, Tensor]:
     """What may change of some groups."""
     totals = SimpleNamespace(energy=8.0, scalars=4.0)
     la: Any = SimpleNamespace(totals=totals, likelihood=SimpleNamespace(noise_precision=torch.tensor(16.0)))
@@ -238,7 +238,7 @@ def evidence_at(problem: Profile, z: Tensor) -> Tensor:
 
 
 HERE = torch.tensor([0.3, -0.4, 0.8, 0.6], dtype=torch.float64)
-ALL = Range(torch.ones(4, dtype=torch.bool), torch.full((4,), -20.0).double(), torch.full((4,), 20.0).double())
+ALL = TuningRange(torch.ones(4, dtype=torch.bool), torch.full((4,), -20.0).double(), torch.full((4,), 20.0).double())
 
 
 @pytest.mark.parametrize(("degree", "temperature"), [(1, 1.0), (2, 0.7), (1, 3.0)])
@@ -268,10 +268,10 @@ def test_the_evidence_as_a_function_of_logarithms(degree: int, temperature: floa
 
 def test_where_there_is_no_posterior() -> None:
     """The value or one effective dimension is not a number."""
-    place, fine = Place(torch.zeros(2), 0.0), torch.ones(2)
-    assert Point(place, 1.0, fine, fine, fine, 0.0).finite
-    assert not Point(place, math.inf, fine, fine, fine, 0.0).finite
-    assert not Point(place, 1.0, torch.tensor([1.0, math.nan]), fine, fine, 0.0).finite
+    place, fine = Hyperparameters(torch.zeros(2), 0.0), torch.ones(2)
+    assert EvidencePoint(place, 1.0, fine, fine, fine, 0.0).finite
+    assert not EvidencePoint(place, math.inf, fine, fine, fine, 0.0).finite
+    assert not EvidencePoint(place, 1.0, torch.tensor([1.0, math.nan]), fine, fine, 0.0).finite
 
 
 def test_groups_without_curvature() -> None:
@@ -308,14 +308,14 @@ def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) 
 def test_eigenvalues_below_zero_by_rounding() -> None:
     """Down to a millionth of the largest they are zeros; beyond that they stay."""
     values = torch.tensor([2.0, -1e-6, -1.9e-6, -2.1e-6, -5.0, 1e-9, 0.0], dtype=torch.float64)
-    assert rounded(values[[0, 1, 2, 3, 5, 6]]).tolist() == [2.0, 0.0, 0.0, -2.1e-6, 1e-9, 0.0]
-    assert rounded(values)[4] == -5.0 and rounded(values)[3] == 0.0
+    assert clip_rounding(values[[0, 1, 2, 3, 5, 6]]).tolist() == [2.0, 0.0, 0.0, -2.1e-6, 1e-9, 0.0]
+    assert clip_rounding(values)[4] == -5.0 and clip_rounding(values)[3] == 0.0
 
 
 def test_free_parameters_of_an_ascent() -> None:
     """Free, and not at a limit that the slope leads out of."""
     free = torch.tensor([True, True, True, True, False, True, True])
-    allowed = Range(free, torch.zeros(7), torch.ones(7))
+    allowed = TuningRange(free, torch.zeros(7), torch.ones(7))
     z = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 1.0, 0.0])
     slope = torch.tensor([-1.0, 1.0, -1.0, 1.0, 1.0, 0.0, 0.0])
     assert allowed.open(z, slope).tolist() == [False, True, True, False, False, True, True]
@@ -330,7 +330,7 @@ def test_mackays_update(gamma: float, temperature: float, degree: int) -> None:
     problem = spectral(degree, temperature, squares=torch.tensor([1.5, 0.0, 0.0]).double())
     place = ascent.place_of(HERE)
     own = torch.tensor([gamma - 0.5, 0.5, 0.0], dtype=torch.float64)
-    point = Point(place, 0.0, own, own, own, 1.0)
+    point = EvidencePoint(place, 0.0, own, own, own, 1.0)
     taken = degree * temperature * gamma
     variance = 8.0 / (10.0 - taken) if taken <= 5.0 else (8.0 + taken * math.exp(-0.6)) / 10.0
     expected = [math.log((gamma - 0.5) / 1.5), 20.0, 0.8, -math.log(variance)]
@@ -342,7 +342,7 @@ def test_mackays_update(gamma: float, temperature: float, degree: int) -> None:
 def test_mackays_update_at_half_the_numbers() -> None:
     """Both formulas hold there; the first is taken."""
     problem, own = spectral(), torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
-    point = Point(ascent.place_of(HERE), 0.0, own, own, own, 1.0)
+    point = EvidencePoint(ascent.place_of(HERE), 0.0, own, own, own, 1.0)
     assert float(ascent.mackay(problem, ALL, point)[-1]) == pytest.approx(-math.log(8.0 / 5.0))
     below = replace(point, gamma=-own)
     assert float(ascent.mackay(problem, ALL, below)[0]) == -20.0
@@ -352,8 +352,10 @@ def stepping(rate: float, first: float, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A profile whose updates come nearer to zero by a rate."""
     monkeypatch.setattr(ascent, "mackay", lambda problem, allowed, point: rate * ascent.vector(point.place))
     nothing = torch.zeros(1, dtype=torch.float64)
-    start = Place(torch.tensor([first], dtype=torch.float64), 0.0)
-    return SimpleNamespace(start=lambda: start, at=lambda place: Point(place, 0.0, nothing, nothing, nothing, 0.0))
+    start = Hyperparameters(torch.tensor([first], dtype=torch.float64), 0.0)
+    return SimpleNamespace(
+        start=lambda: start, at=lambda place: EvidencePoint(place, 0.0, nothing, nothing, nothing, 0.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,9 @@ def test_the_fixed_point_ends_where_little_is_left(
     rate: float, first: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps shrink by a rate: what is left of them is a geometric sum, known from the second step on."""
-    allowed = Range(torch.ones(2, dtype=torch.bool), torch.full((2,), -9.0).double(), torch.full((2,), 9.0).double())
+    allowed = TuningRange(
+        torch.ones(2, dtype=torch.bool), torch.full((2,), -9.0).double(), torch.full((2,), 9.0).double()
+    )
     problem = stepping(rate, first, monkeypatch)
     path = ascent.fixed_point(problem, allowed, 300, tolerance)
     moves = [abs(first * rate**k * (rate - 1)) for k in range(300)]
@@ -381,11 +385,13 @@ def test_the_fixed_point_ends_where_little_is_left(
 def test_the_fixed_point_at_the_optimum_and_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing moves: it ends at once. No posterior: it says so."""
     problem = stepping(1.0, 1.0, monkeypatch)
-    allowed = Range(torch.ones(2, dtype=torch.bool), torch.full((2,), -9.0).double(), torch.full((2,), 9.0).double())
+    allowed = TuningRange(
+        torch.ones(2, dtype=torch.bool), torch.full((2,), -9.0).double(), torch.full((2,), 9.0).double()
+    )
     assert ascent.fixed_point(problem, allowed, 5, 1e-6).converged
     growing = stepping(1.5, 1e-6, monkeypatch)
     assert not ascent.fixed_point(growing, allowed, 5, 1e-4).converged
-    problem.at = lambda place: Point(place, math.nan, torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.0)
+    problem.at = lambda place: EvidencePoint(place, math.nan, torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.0)
     path = ascent.fixed_point(problem, allowed, 5, 1e-6)
     assert not path.converged and len(path.points) == 1 and "left the range" in path.stopped
 
@@ -397,10 +403,10 @@ def test_jumps_end_where_they_do_not_climb(monkeypatch: pytest.MonkeyPatch) -> N
     def jumped(values: list[float]) -> int:
         coming = iter(values)
 
-        def at(place: Place) -> Point:
-            return Point(place, next(coming), nothing, nothing, nothing, 0.0)
+        def at(place: Hyperparameters) -> EvidencePoint:
+            return EvidencePoint(place, next(coming), nothing, nothing, nothing, 0.0)
 
-        path = Path([at(Place(nothing, 0.0))])
+        path = Path([at(Hyperparameters(nothing, 0.0))])
         ascent._jump(SimpleNamespace(at=at), ALL, path)  # type: ignore[arg-type]
         return len(path.points)
 
@@ -421,13 +427,15 @@ def searched(
     zero, start = torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64)
     question: Any = SimpleNamespace(totals=SimpleNamespace(scalars=100.0), temperature=1.0, degree=1)
 
-    def at(place: Place) -> Point:
+    def at(place: Hyperparameters) -> EvidencePoint:
         tried.append(float(place.precision) - 2.0)
-        return Point(place, value(tried[-1]), zero + 2 * after, zero, zero, 0.0)
+        return EvidencePoint(place, value(tried[-1]), zero + 2 * after, zero, zero, 0.0)
 
     problem: Any = SimpleNamespace(at=at, question=question)
-    allowed = Range(torch.tensor([True, False]), torch.full((2,), -50.0).double(), torch.full((2,), 50.0).double())
-    point = Point(Place(start, 0.0), value(0.0), zero, zero, zero, 0.0)
+    allowed = TuningRange(
+        torch.tensor([True, False]), torch.full((2,), -50.0).double(), torch.full((2,), 50.0).double()
+    )
+    point = EvidencePoint(Hyperparameters(start, 0.0), value(0.0), zero, zero, zero, 0.0)
     steps = [torch.tensor([number, 0.0], dtype=torch.float64) for number in (direction, slope)]
     found = ascent._search(problem, allowed, point, *steps)
     return tried, None if found is None else float(found.place.precision) - 2.0
@@ -446,8 +454,8 @@ def test_a_line_search_halves_its_step() -> None:
 
 def test_a_line_search_near_the_top_looks_at_the_slope() -> None:
     """Where a gain would be lost in rounding, a step that flattens the slope will do."""
-    nowhere, slack = Place(torch.zeros(1), 0.0), 1e-13 * 1e6
-    own = Point(nowhere, -3.0, ALL.low, ALL.low, torch.tensor([2.0, 5.0]), 0.0)
+    nowhere, slack = Hyperparameters(torch.zeros(1), 0.0), 1e-13 * 1e6
+    own = EvidencePoint(nowhere, -3.0, ALL.low, ALL.low, torch.tensor([2.0, 5.0]), 0.0)
     assert ascent.rounding(own) == pytest.approx(1e-12, rel=1e-9, abs=0)
     assert searched(lambda z: 1e6, 1.0, 900 * slack) == ([1.0], 1.0)
     assert searched(lambda z: 1e6, 1.0, 900 * slack, after=0.89 * 900 * slack) == ([1.0], 1.0)
@@ -481,7 +489,7 @@ def test_climbing_to_the_top_inside_the_limits() -> None:
     assert float(slope[inside].abs().max()) < 1e-8
     assert all(a.value <= b.value + 1e-12 for a, b in itertools.pairwise(path.points))
     low = torch.tensor([5.0, -20.0, -20.0, -20.0], dtype=torch.float64)
-    path = ascent.ascend(problem, Range(torch.tensor([True, False, False, False]), low, ALL.high), 50, 1e-9)
+    path = ascent.ascend(problem, TuningRange(torch.tensor([True, False, False, False]), low, ALL.high), 50, 1e-9)
     assert path.converged and "edge of its range" in path.stopped
     assert ascent.vector(path.points[-1].place).tolist() == pytest.approx([5.0, 0.0, math.log(2.0), math.log(2.0)])
     path = ascent.ascend(problem, replace(ALL, low=low), 50, 1e-9)
@@ -533,7 +541,7 @@ def test_steps_before_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_newtons_step_where_nothing_is_curved() -> None:
     """Uphill, however far."""
     zero = torch.zeros(3, dtype=torch.float64)
-    point = Point(ascent.place_of(HERE), 0.0, zero, zero, zero, 0.0)
+    point = EvidencePoint(ascent.place_of(HERE), 0.0, zero, zero, zero, 0.0)
     step = ascent.newton(spectral(), point, torch.tensor([1.0, -1.0, 0.0, 1.0]).double(), ALL.free)
     assert step.tolist() == pytest.approx([1e12, -1e12, 0.0, 1e12], rel=1e-9)
 
@@ -566,12 +574,12 @@ def test_precisions_to_begin_with() -> None:
         prior=pw.Prior.layerwise([7.0, 8.0, 9.0]),
     )
     asked: Any = SimpleNamespace(limits=(1e-3, 1e3))
-    assert alternate.begun(problem, asked).prior.precision.tolist() == [2.0, 8.0, 1e3]
+    assert alternate.from_weights(problem, asked).prior.precision.tolist() == [2.0, 8.0, 1e3]
     flat = spectral(
         sizes=torch.tensor([3, 2, 1]),
         eigenvalues=GroupRows.of(torch.tensor([0.0, 0, 0, 1, 1, 1]).double(), Groups.of(torch.tensor(GROUPS), 3)),
     )
-    assert alternate.begun(flat, asked).prior.precision.tolist() == pytest.approx([0.5, 2 / 0.7, 1 / 0.2])
+    assert alternate.from_weights(flat, asked).prior.precision.tolist() == pytest.approx([0.5, 2 / 0.7, 1 / 0.2])
 
 
 EVERY = ("prior", "noise", "temperature")
@@ -589,7 +597,7 @@ def settings(noise_there: bool = True, **given: Any) -> Any:
         "predict": None,
         "passing": Passing(),
     }
-    return checked(SimpleNamespace(likelihood=likelihood), **usual | given)  # type: ignore[arg-type]
+    return check_settings(SimpleNamespace(likelihood=likelihood), **usual | given)  # type: ignore[arg-type]
 
 
 def test_defaults_of_tune() -> None:
@@ -718,10 +726,10 @@ def test_numbers_that_are_positive() -> None:
         and not listable(torch.ones(()))
         and not listable("a")
     )
-    assert not listable(3) and checked_limits([1, 2.5]) == (1.0, 2.5)
+    assert not listable(3) and as_limits([1, 2.5]) == (1.0, 2.5)
     for limits in ((1.0, 1.0), (2.0, 1.0), (0.0, 1.0), (1.0, math.inf), (1.0, 2.0, 3.0), 5.0, "12"):
         with pytest.raises(ValueError, match="expected two positive precisions, the smaller first"):
-            checked_limits(limits)
+            as_limits(limits)
 
 
 def test_axes_of_a_grid() -> None:

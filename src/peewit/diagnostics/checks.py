@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
-from ..posterior.resolution import shown
+from ..posterior.resolution import worst_rounding
 from ..priors.groupings import together
-from ..tuning.by_evidence import OFF, listed
+from ..tuning.by_evidence import OFF, list_groups
 from .gradients import GradientSums, constant_energy
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def at_trained(la: PosteriorState) -> PosteriorState:
 
 
 @dataclass(frozen=True)
-class Step:
+class NewtonStep:
     """The gradient of the regularised loss at the trained weights, and Newton's step along it, by groups."""
 
     gradients: Tensor
@@ -74,7 +74,7 @@ class Step:
     sure: bool  # whether the mode itself is known, not one step towards it
 
     @staticmethod
-    def of(la: PosteriorState, seen: GradientSums) -> Step:
+    def of(la: PosteriorState, seen: GradientSums) -> NewtonStep:
         """`g = data_weight * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
         groups = la.prior.stretches(la.space)
         data_weight = float(la.likelihood.noise_precision) / la.temperature
@@ -86,7 +86,7 @@ class Step:
         there = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())
         ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
-        return Step(
+        return NewtonStep(
             (squares / noise).sqrt(),
             0.5 * groups.sums(slope * newton),
             groups.sums(ratios * away.square()) / groups.sums(ratios * there.square()),
@@ -100,7 +100,7 @@ class Step:
         return float(self.decrements.sum())
 
 
-def fitted(la: PosteriorState, seen: GradientSums) -> Finding:
+def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
     """Is it fitted at all: against the best constant."""
     own, constant = constant_energy(la.likelihood.bound(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
     least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
@@ -126,7 +126,7 @@ def fitted(la: PosteriorState, seen: GradientSums) -> Finding:
     return Finding("fit", "fine", f"The network saves {share:.1%} of the energy of the best constant.", "", numbers)
 
 
-def at_mode(la: PosteriorState, step: Step, gamma: float) -> Finding:
+def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
     """Is it near a mode of its regularised loss."""
     nats, allowed = step.decrement, NATS + SHARE * gamma
     numbers = {"decrement": nats, "gradient": step.norm, "effective_dimensions": gamma}
@@ -150,7 +150,7 @@ def at_mode(la: PosteriorState, step: Step, gamma: float) -> Finding:
     )
 
 
-def likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator[Finding]:
+def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator[Finding]:
     """Does the loss look like a likelihood."""
     caveat = la.likelihood.caveat
     if caveat:
@@ -162,7 +162,7 @@ def likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator
         )
     own = seen.residuals
     if own.kind == "squares":
-        yield dispersion(la, seen, gamma)
+        yield check_residuals(la, seen, gamma)
         tails = own.second / own.count / max((own.first / own.count) ** 2, 1e-300)
         if tails > TAILS and own.count > 30 and not isinstance(la.likelihood, Poisson):
             yield Finding(
@@ -174,10 +174,10 @@ def likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator
                 {"kurtosis": tails, "largest": own.largest},
             )
     if own.kind == "surprises":
-        yield confidence(seen)
+        yield check_confidence(seen)
 
 
-def dispersion(la: PosteriorState, seen: GradientSums, gamma: float) -> Finding:
+def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Finding:
     """Squared standardised residuals, which sum to `n - gamma`."""
     own = seen.residuals
     free = max(own.count - gamma, 1.0)
@@ -216,7 +216,7 @@ def dispersion(la: PosteriorState, seen: GradientSums, gamma: float) -> Finding:
     )
 
 
-def confidence(seen: GradientSums) -> Finding:
+def check_confidence(seen: GradientSums) -> Finding:
     """Surprise at the labels against the entropy that was expected of them."""
     own = seen.residuals
     number = max(own.count, 1.0)
@@ -249,7 +249,7 @@ def confidence(seen: GradientSums) -> Finding:
     )
 
 
-def evidences(la: PosteriorState, step: Step, gamma: Tensor) -> Finding:
+def check_evidence(la: PosteriorState, step: NewtonStep, gamma: Tensor) -> Finding:
     """Do evidences at the trained weights and at the linear model's mode disagree."""
     if step.sure:
         nats = float(la.log_evidence()) - float(at_trained(la).log_evidence())
@@ -281,7 +281,7 @@ def evidences(la: PosteriorState, step: Step, gamma: Tensor) -> Finding:
     )
 
 
-def straddled(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+def check_invariances(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
     """Precisions that weights share whose scale does not matter with others whose scale does."""
     across = la.prior.straddling(la.space, sets)
     inside = [own for own in sets if any(name in la.space.names for name in own)]
@@ -303,9 +303,9 @@ def straddled(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> Iterator[F
         yield Finding("scales", "fine", words, "", numbers)
 
 
-def rounded(la: PosteriorState) -> Iterator[Finding]:
+def check_rounding(la: PosteriorState) -> Iterator[Finding]:
     """Rounding of the curvature beside the prior; a diagonal has none to speak of."""
-    found = shown(la)
+    found = worst_rounding(la)
     if found is None:
         return
     numbers = {"share": found.share}
@@ -316,14 +316,14 @@ def rounded(la: PosteriorState) -> Iterator[Finding]:
         yield Finding("rounding", "fine", words, "", numbers)
 
 
-def switched_off(la: PosteriorState, gamma: Tensor) -> Iterator[Finding]:
+def check_groups(la: PosteriorState, gamma: Tensor) -> Iterator[Finding]:
     """Groups that the prior alone holds."""
     off = (gamma < OFF) & (la.prior.stretches(la.space).sizes > 0)
     if bool(off.any()):
         yield Finding(
             "groups",
             "note",
-            f"{listed(la.prior.names(la.space), off)} switched off: less than {OFF:g} effective dimensions each.",
+            f"{list_groups(la.prior.names(la.space), off)} switched off: less than {OFF:g} effective dimensions each.",
             "The prior alone holds these weights: right where the evidence chose it, else lower their precision.",
             {"off": float(off.sum())},
         )

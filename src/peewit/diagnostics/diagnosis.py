@@ -15,7 +15,18 @@ from ..network.batches import Batches
 from ..network.nests import count
 from ..posterior.network import network_of
 from ..priors.invariance import invariant_sets
-from .checks import Finding, Step, at_mode, at_trained, evidences, fitted, likelihood, rounded, straddled, switched_off
+from .checks import (
+    Finding,
+    NewtonStep,
+    at_trained,
+    check_evidence,
+    check_fit,
+    check_groups,
+    check_invariances,
+    check_likelihood,
+    check_mode,
+    check_rounding,
+)
 from .gradients import examine
 
 if TYPE_CHECKING:
@@ -84,7 +95,7 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def found_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
+def find_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
     """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
     inputs, _ = Batches(data, la.weights.device).first()
     return () if count(inputs) < 2 else invariant_sets(la.model, data)
@@ -98,7 +109,7 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
             "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
             "list of batches or tensors."
         )
-    sets = la.prior.sets or found_sets(la, data)
+    sets = la.prior.sets or find_sets(la, data)
     seen = examine(la, data, network if memory is not None else None, network.progress)
     if seen.examples != la.N:
         raise PeewitError(
@@ -106,16 +117,16 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
         )
     check_energy(la, seen.energy)
     with torch.no_grad():
-        step = Step.of(la, seen)
+        step = NewtonStep.of(la, seen)
         evidence = at_trained(la).evidence()
         gamma = evidence.effective_dimensions
         found = [
-            fitted(la, seen),
-            at_mode(la, step, float(gamma.sum())),
-            *likelihood(la, seen, float(gamma.sum())),
-            evidences(la, step, gamma),
-            *straddled(la, sets),
-            *switched_off(la, gamma),
-            *rounded(la),
+            check_fit(la, seen),
+            check_mode(la, step, float(gamma.sum())),
+            *check_likelihood(la, seen, float(gamma.sum())),
+            check_evidence(la, step, gamma),
+            *check_invariances(la, sets),
+            *check_groups(la, gamma),
+            *check_rounding(la),
         ]
     return Diagnosis(tuple(found), la.prior.names(la.space), step.gradients, step.decrements, step.ratios)

@@ -26,7 +26,7 @@ from ..network.isolation import entry_point
 from ..predictions.shared import SharedPredictions
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
-from ..tuning.validation import repeated
+from ..tuning.validation import validation_batches
 from .scorers import scorer_of
 from .scoring import metrics_of
 
@@ -178,7 +178,7 @@ def sweep(
         metric=metric,
         seed=seed_of(generator, 32, fixed=0),
     )
-    shared = SharedPredictions(la.state, repeated(validation, la.weights.device), {"memory": memory})
+    shared = SharedPredictions(la.state, validation_batches(validation, la.weights.device), {"memory": memory})
     with closing(Progress(progress)) as bars:
         tried = SEARCHES[method](lambda n, tau: score(la, shared, n, tau, metric), options)
         points = tuple(bars.track(tried, options.trials, "trying settings"))

@@ -78,7 +78,7 @@ class Likelihood(ABC):
 
     def scalars(self, y: Tensor) -> Tensor:
         """How many labelled scalars there are in targets: all numbers."""
-        return filled(y.numel(), y)
+        return constant_like(y.numel(), y)
 
     @property
     def noise_precision(self) -> Tensor:
@@ -148,7 +148,7 @@ def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = Fal
     return gradient
 
 
-def filled(value: float, like: Tensor) -> Tensor:
+def constant_like(value: float, like: Tensor) -> Tensor:
     """() in float64 on a tensor's device: written there, without a copy that would be waited for."""
     return torch.full((), value, dtype=torch.float64, device=like.device)
 
@@ -159,7 +159,7 @@ def diagonal_root(values: Tensor, probes: slice) -> Tensor:
     return values[..., None] * identity
 
 
-def checked_noise(value: object, what: str) -> Tensor:
+def as_noise(value: object, what: str) -> Tensor:
     """A positive finite standard deviation, or several, in float64."""
     try:
         made = torch.as_tensor(value, dtype=torch.float64)

@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..messages.warnings import warn
 from ..runtime.random import Hashed
-from .contract import Likelihood, filled, score
+from .contract import Likelihood, constant_like, score
 from .form import ALL, Form, usual_axis
 
 NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
@@ -150,7 +150,7 @@ class Custom(Likelihood):
 
     def scalars(self, y: Tensor) -> Tensor:
         """Examples: what one target consists of is not known."""
-        return filled(y.shape[0], y)
+        return constant_like(y.shape[0], y)
 
     def distribution(self, f: Tensor) -> Distribution | None:
         """Of a target, where it was given."""

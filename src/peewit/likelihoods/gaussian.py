@@ -11,7 +11,7 @@ from torch.distributions import Normal
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
-from .contract import Likelihood, WithNoise, checked_noise, diagonal_root, score
+from .contract import Likelihood, WithNoise, as_noise, diagonal_root, score
 from .form import ALL, Form
 
 RESIDUALS = "residuals"
@@ -50,7 +50,7 @@ class Gaussian(WithNoise):
             if self.noise != RESIDUALS:
                 raise PeewitError(f"Gaussian(noise={self.noise!r}): expected a number, one per output, or 'residuals'.")
         else:
-            checked_noise(self.noise, "Gaussian")
+            as_noise(self.noise, "Gaussian")
             if isinstance(self.noise, Tensor):  # a value: later changes by the caller stay outside
                 object.__setattr__(self, "noise", self.noise.cpu().clone())
 
@@ -62,7 +62,7 @@ class Gaussian(WithNoise):
         """() or (C,), float64."""
         if isinstance(self.noise, str):
             raise PeewitError("Gaussian(noise='residuals') has no value before it is fitted.")
-        return checked_noise(self.noise, "Gaussian")
+        return as_noise(self.noise, "Gaussian")
 
     @property
     def factor(self) -> Tensor:
@@ -82,7 +82,7 @@ class Gaussian(WithNoise):
 
     def with_noise(self, noise: float | Tensor) -> Gaussian:
         """Another noise; one number is the common factor where each output has its own."""
-        value, own = checked_noise(noise, "with_noise"), self._values()
+        value, own = as_noise(noise, "with_noise"), self._values()
         if value.numel() == 1 and own.numel() > 1:
             value = value.reshape(()).to(own) * own / self.factor
         return replace(self, noise=value if value.numel() > 1 else float(value))

@@ -12,7 +12,7 @@ from torch.distributions import Normal
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
-from .contract import WithNatural, filled, score
+from .contract import WithNatural, constant_like, score
 from .form import ALL, Form, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
@@ -155,7 +155,7 @@ class HeteroscedasticGaussian(WithNatural):
 
     def rest(self, y: Tensor) -> Tensor:
         """`1/2 log 2 pi` per scalar target."""
-        return filled(0.5 * math.log(2 * math.pi) * y.numel(), y)
+        return constant_like(0.5 * math.log(2 * math.pi) * y.numel(), y)
 
     def distribution(self, f: Tensor) -> Normal:
         """(..., T, K)."""

@@ -22,8 +22,8 @@ from .objective import Target
 from .passes import Passes
 from .solver import PATIENCE, Solver
 from .stiff_directions import MOST
-from .stopping import Facts, Log
-from .streaming import Streamed
+from .stopping import DataFacts, SolverLog
+from .streaming import StreamingSolver
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -42,9 +42,9 @@ def check_options(tolerance: Any, steps: Any) -> None:
 
 
 @contextmanager
-def opened(
+def open_solver(
     la: PosteriorState, data: Any, memory: float | None, progress: bool, spare: int = 0
-) -> Iterator[Solver | Streamed]:
+) -> Iterator[Solver | StreamingSolver]:
     """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
     network = network_of(la, memory)
     device = la.weights.device
@@ -61,7 +61,7 @@ def opened(
     exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
     with closing(bar), passes.isolated():
         most = min(MOST, left // 2) if exact else 0
-        yield Solver(passes, e, most=most, spare=spare) if kept else Streamed(passes, e)
+        yield Solver(passes, e, most=most, spare=spare) if kept else StreamingSolver(passes, e)
 
 
 def find(
@@ -70,10 +70,10 @@ def find(
     """The posterior with the mode of its linear model under its prior."""
     check_options(tolerance, steps)
     target = Target.of(la)
-    with opened(la, data, memory, progress, spare=PATIENCE) as solver:
+    with open_solver(la, data, memory, progress, spare=PATIENCE) as solver:
         log = solver.solve(target, tolerance, steps)
         check_data(la, solver.facts)
-        made = finished(solver, target, log)
+        made = linear_mode_of(solver, target, log)
     if not made.converged:
         warn(
             f"The mode of the linear model was not reached: {made.stopped}, and the loss is still about "
@@ -83,7 +83,7 @@ def find(
     return replace(la, linear_mode=made, trace=None)
 
 
-def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
+def linear_mode_of(solver: Solver | StreamingSolver, target: Target, log: SolverLog) -> LinearMode:
     """What was found, as a value."""
     solver.refresh()
     return LinearMode(
@@ -103,7 +103,7 @@ def finished(solver: Solver | Streamed, target: Target, log: Log) -> LinearMode:
     )
 
 
-def check_data(la: PosteriorState, facts: Facts) -> None:
+def check_data(la: PosteriorState, facts: DataFacts) -> None:
     """Refuse other data than those of the fit; say so where only the losses differ."""
     if facts.examples != la.N:
         raise PeewitError(

@@ -81,11 +81,11 @@ def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor,
         (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=second)
         made = [energy.detach().sum(dtype=torch.float64)[None], flat.double() @ slope.detach().flatten().double()]
         if second:  # the length of a step, which the gradient corrects
-            made.append((flat @ curved(slope, f, vectors).flatten(1).T).flatten().double())
+            made.append((flat @ second_derivatives(slope, f, vectors).flatten(1).T).flatten().double())
     return torch.cat(made)
 
 
-def curved(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
+def second_derivatives(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
     """(k, N, T, C): the second derivatives of an energy, whose first are `slope` at f, times vectors."""
     if not slope.requires_grad:  # linear in the outputs
         return torch.zeros_like(vectors)
@@ -114,14 +114,14 @@ def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tupl
         promised = promised or -slope
         if not slope < 0 or -slope <= ENOUGH * promised:
             break
-        found = _shortened(terms, c, here, step, slope, slack)
+        found = _shorten(terms, c, here, step, slope, slack)
         if found is None:
             break
         c, here = found
     return c, first, here
 
 
-def _shortened(
+def _shorten(
     terms: Callable[[Tensor], Terms], c: Tensor, here: Terms, step: Tensor, slope: float, slack: float
 ) -> tuple[Tensor, Terms] | None:
     """The first of ever shorter steps that keeps enough of its promise, or flattens the slope below rounding."""

@@ -21,7 +21,17 @@ from .objective import Target, norm
 from .passes import Passes
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
-from .stopping import MORE, Facts, Log, Stopping, checked, noted, rounding, sized, transposed
+from .stopping import (
+    MORE,
+    DataFacts,
+    SolverLog,
+    Stopping,
+    add_facts,
+    check_finite,
+    check_transpose,
+    energy_and_size,
+    rounding,
+)
 
 REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
 PATIENCE = 4  # steps before directions are added, and again before more are
@@ -33,7 +43,7 @@ class Solver:
 
     passes: Passes
     e: Tensor  # (D,): theta - theta_hat
-    facts: Facts = field(default_factory=Facts)
+    facts: DataFacts = field(default_factory=DataFacts)
     products: float = 0.0
     d: Tensor | None = None  # (D,)
     pieces: list[LabelledPiece] = field(default_factory=list)  # without their inputs
@@ -46,9 +56,9 @@ class Solver:
     patience: int = field(default_factory=lambda: PATIENCE)  # steps until the next directions
     gram: tuple[Target, Tensor] | None = None  # of the directions under a target
 
-    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
+    def solve(self, target: Target, tolerance: float, steps: int) -> SolverLog:
         """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
-        log, stopping = Log(), Stopping(tolerance)
+        log, stopping = SolverLog(), Stopping(tolerance)
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
         left = steps
@@ -57,7 +67,7 @@ class Solver:
             length = norm(g)
             squared = target.precondition(g)  # g is now the direction
             loss, stopping.slack = self._loss(target)
-            checked(squared, loss)
+            check_finite(squared, loss)
             log.note(loss, 0.5 * squared, length, self.products)
             if stopping.ends(0.5 * squared, log):
                 return log
@@ -138,7 +148,7 @@ class Solver:
         """An example's outputs, and its share of the facts."""
         self.pieces.append(replace(piece, inputs=()))
         self.u.append(u.clone() if u is f else u)  # f may be the network's own memory
-        noted(self.facts, piece, f)
+        add_facts(self.facts, piece, f)
 
     def refresh(self) -> None:
         """The outputs of the linear model from the weights themselves: one product with J."""
@@ -160,7 +170,7 @@ class Solver:
         """Summed, and the sum of their sizes."""
         total = torch.zeros(2, dtype=torch.float64, device=self.e.device)
         for piece, u in zip(self.pieces, self.u, strict=True):
-            total += sized(piece.labels.energy(u))
+            total += energy_and_size(piece.labels.energy(u))
         energy, size = total.tolist()
         return energy, size
 
@@ -199,10 +209,10 @@ class Solver:
 
         c, first, last = descend(terms, number, slack)
         if self.d is None:
-            transposed(float(first.gradient[0]), squared, float(linear[0]), self.e.dtype)
+            check_transpose(float(first.gradient[0]), squared, float(linear[0]), self.e.dtype)
         numbers, others = c[: len(vectors)].tolist(), c[len(vectors) :]
         self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
-        self.w = combined(outputs, numbers)
+        self.w = combine(outputs, numbers)
         if len(others):
             self.directions.add_to(self.d, others, target)
             for move, more in zip(self.w, stiff, strict=True):
@@ -232,7 +242,7 @@ class Solver:
         return half, torch.cat([linear, with_pull]), torch.cat([torch.cat([gram, across], 1), lower])
 
 
-def combined(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
+def combine(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
     """`c_i v_i`, piece by piece; the vectors are used up."""
     made = [each.mul_(numbers[0]) for each in outputs[0]]
     for more, number in zip(outputs[1:], numbers[1:], strict=True):

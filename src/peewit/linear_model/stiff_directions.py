@@ -28,7 +28,7 @@ LARGEST = 2048  # weights of a dense block whose eigenvectors are made
 MOST = 128  # directions in all
 
 
-class Columns(Protocol):
+class BlockDirections(Protocol):
     """R directions (R, P) of one block, in a form that takes less room."""
 
     def coordinates(self, v: Tensor) -> Tensor:
@@ -43,17 +43,17 @@ class Columns(Protocol):
         """(R, R): their products with each other."""
         ...
 
-    def chosen(self, places: Tensor) -> Columns:
+    def chosen(self, places: Tensor) -> BlockDirections:
         """Some of them."""
         ...
 
-    def with_more(self, other: Columns) -> Columns:
+    def with_more(self, other: BlockDirections) -> BlockDirections:
         """These, then others of the same block."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class OuterDirections:
     """`left_r right_r^T`, each in one of the block's G matrices."""
 
     layout: Layout
@@ -89,19 +89,19 @@ class Outer:
         same = self.groups[:, None] == self.groups
         return (self.left @ self.left.T) * (self.right @ self.right.T) * same
 
-    def chosen(self, places: Tensor) -> Outer:
+    def chosen(self, places: Tensor) -> OuterDirections:
         """Some of them."""
-        return Outer(self.layout, self.groups[places], self.left[places], self.right[places])
+        return OuterDirections(self.layout, self.groups[places], self.left[places], self.right[places])
 
-    def with_more(self, other: Columns) -> Outer:
+    def with_more(self, other: BlockDirections) -> OuterDirections:
         """These, then others."""
-        assert isinstance(other, Outer)
+        assert isinstance(other, OuterDirections)
         pairs = ((self.groups, other.groups), (self.left, other.left), (self.right, other.right))
-        return Outer(self.layout, *(torch.cat(pair) for pair in pairs))
+        return OuterDirections(self.layout, *(torch.cat(pair) for pair in pairs))
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class DenseDirections:
     """The directions themselves."""
 
     vectors: Tensor  # (R, P)
@@ -118,14 +118,14 @@ class Rows:
         """(R, R)."""
         return self.vectors @ self.vectors.T
 
-    def chosen(self, places: Tensor) -> Rows:
+    def chosen(self, places: Tensor) -> DenseDirections:
         """Some of them."""
-        return Rows(self.vectors[places])
+        return DenseDirections(self.vectors[places])
 
-    def with_more(self, other: Columns) -> Rows:
+    def with_more(self, other: BlockDirections) -> DenseDirections:
         """These, then others."""
-        assert isinstance(other, Rows)
-        return Rows(torch.cat([self.vectors, other.vectors]))
+        assert isinstance(other, DenseDirections)
+        return DenseDirections(torch.cat([self.vectors, other.vectors]))
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class Known:
+class KnownDirections:
     """The known directions of one block."""
 
-    columns: Columns
+    columns: BlockDirections
     places: list[int]  # in the block's basis
     outputs: list[Tensor]  # (R, N, T, C) for each part of the data: J u
 
@@ -150,7 +150,7 @@ class Known:
 class Directions:
     """All that are known, block after block."""
 
-    known: dict[int, Known] = field(default_factory=dict)  # by the number of the block
+    known: dict[int, KnownDirections] = field(default_factory=dict)  # by the number of the block
     eigen: dict[int, Tensor] = field(default_factory=dict)  # (P, MOST) at most: of a dense block, in columns
 
     def __len__(self) -> int:
@@ -185,12 +185,12 @@ class Directions:
             if operator.dual is None:
                 start = block.slices[0].start
                 return (values / target.delta(slice(start, start + 1))).flatten()
-            prior = operator.layout.to_matrix(gathered(block, target.delta))
+            prior = operator.layout.to_matrix(gather(block, target.delta))
             prior = prior if operator.left is None else operator.left.square().mT @ prior
             prior = prior if operator.right is None else prior @ operator.right.square()
             return (values / prior).flatten()
         if isinstance(operator, DenseOperator) and len(operator.matrix) <= LARGEST:
-            matrix, delta = operator.matrix.detach(), gathered(block, target.delta)
+            matrix, delta = operator.matrix.detach(), gather(block, target.delta)
             if place not in self.eigen:
                 _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
                 self.eigen[place] = vectors[:, -MOST:].to(delta)
@@ -198,27 +198,27 @@ class Directions:
             return (vectors * (matrix @ vectors)).sum(0) / (vectors.square() * delta[:, None]).sum(0)
         return None  # a diagonal has no directions but the weights themselves
 
-    def columns(self, place: int, block: OperatorBlock, places: Sequence[int]) -> Columns:
+    def columns(self, place: int, block: OperatorBlock, places: Sequence[int]) -> BlockDirections:
         """Directions of a block's basis."""
         operator = block.operator
         if not isinstance(operator, RotatedOperator):
-            return Rows(self.eigen[place][:, list(places)].T.contiguous())
+            return DenseDirections(self.eigen[place][:, list(places)].T.contiguous())
         values = operator.values.detach()
         _, rows, columns = values.shape
         chosen = torch.tensor(places, device=values.device)
         group, row, column = chosen // (rows * columns), chosen // columns % rows, chosen % columns
-        return Outer(
+        return OuterDirections(
             operator.layout,
             group,
-            picked(operator.left, group, row, rows, values),
-            picked(operator.right, group, column, columns, values),
+            basis_columns(operator.left, group, row, rows, values),
+            basis_columns(operator.right, group, column, columns, values),
         )
 
-    def add(self, place: int, columns: Columns, places: list[int], outputs: list[Tensor]) -> None:
+    def add(self, place: int, columns: BlockDirections, places: list[int], outputs: list[Tensor]) -> None:
         """More directions of a block, with their products with J."""
         own = self.known.get(place)
         if own is None:
-            self.known[place] = Known(columns, places, outputs)
+            self.known[place] = KnownDirections(columns, places, outputs)
             return
         own.columns = own.columns.with_more(columns)
         own.places += places
@@ -233,7 +233,7 @@ class Directions:
         made = []
         with switched("ieee"):
             for place, own in self.known.items():
-                made.append(own.columns.coordinates(gathered(target.blocks.blocks[place], v)).double())
+                made.append(own.columns.coordinates(gather(target.blocks.blocks[place], v)).double())
         return torch.cat(made).cpu() if made else torch.zeros(0, dtype=torch.float64, device="cpu")
 
     def gram(self, target: Target) -> Tensor:
@@ -241,7 +241,7 @@ class Directions:
         made = []
         with switched("ieee"):
             for place, own in self.known.items():
-                delta = gathered(target.blocks.blocks[place], target.delta)
+                delta = gather(target.blocks.blocks[place], target.delta)
                 if bool((delta == delta[0]).all()):
                     made.append(own.columns.gram().double() * delta[0])
                     continue
@@ -273,12 +273,12 @@ class Directions:
                 own.outputs = [each[there] for each in own.outputs]
 
 
-def gathered(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:
+def gather(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:
     """(P,): a block's own of a vector (D,) that is made as it is needed."""
     return block.joined([v(chosen) for chosen in block.slices])
 
 
-def picked(basis: Tensor | None, group: Tensor, place: Tensor, size: int, like: Tensor) -> Tensor:
+def basis_columns(basis: Tensor | None, group: Tensor, place: Tensor, size: int, like: Tensor) -> Tensor:
     """(R, size): columns of a basis (G, size, size), or of the identity."""
     if basis is None:
         return torch.nn.functional.one_hot(place, size).to(like)

@@ -22,7 +22,7 @@ ENDLESS = 1e30  # decrements over the loss that no loss with a minimum has
 
 
 @dataclass
-class Log:
+class SolverLog:
     """How it went: one entry for each gradient."""
 
     losses: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Log:
         self.gradients.append(gradient)
         self.passes.append(products)
 
-    def extend(self, other: Log) -> None:
+    def extend(self, other: SolverLog) -> None:
         """What came after."""
         for name in ("losses", "decrements", "gradients", "passes"):
             getattr(self, name).extend(getattr(other, name))
@@ -50,7 +50,7 @@ class Log:
 
 
 @dataclass
-class Facts:
+class DataFacts:
     """What the first pass says of the data."""
 
     examples: int = 0
@@ -91,7 +91,7 @@ class Stopping:
         rate = min(last / earlier, SLOWEST) if earlier > 0 else SLOWEST
         return last * rate / (1 - rate)
 
-    def ends(self, decrement: float, log: Log) -> bool:
+    def ends(self, decrement: float, log: SolverLog) -> bool:
         """Whether this is the end; the log then says why."""
         if self.before > 0:
             self.gains.append(self.gain)
@@ -109,14 +109,14 @@ class Stopping:
         return self.stale >= STALE
 
 
-def noted(facts: Facts, piece: LabelledPiece, f: Tensor) -> None:
+def add_facts(facts: DataFacts, piece: LabelledPiece, f: Tensor) -> None:
     """Add an example's share to the facts."""
     facts.examples += len(f)
     facts.energy += float(piece.labels.energy(f).sum(dtype=torch.float64))
     facts.rest += float(piece.labels.likelihood.rest(piece.labels.y))
 
 
-def sized(energy: Tensor) -> Tensor:
+def energy_and_size(energy: Tensor) -> Tensor:
     """(2,): the sum of energies (N,), and of their sizes, in float64."""
     return torch.stack([energy.sum(dtype=torch.float64), energy.abs().sum(dtype=torch.float64)])
 
@@ -126,7 +126,7 @@ def rounding(size: float, dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps * size
 
 
-def checked(squared: float, loss: float) -> None:
+def check_finite(squared: float, loss: float) -> None:
     """Refuse gradients and losses that are not finite, or on their way there."""
     if not squared <= ENDLESS * (1 + abs(loss)) or not math.isfinite(loss):
         raise PeewitError(
@@ -136,7 +136,7 @@ def checked(squared: float, loss: float) -> None:
         )
 
 
-def transposed(forward: float, backward: float, prior: float, dtype: torch.dtype) -> None:
+def check_transpose(forward: float, backward: float, prior: float, dtype: torch.dtype) -> None:
     """Refuse passes that are not over the same data and network: `g^T z` must be the same by J and by J^T."""
     size = abs(forward - prior) + abs(backward - prior) + abs(prior)
     if abs(forward - backward) > max(1e-2, 1e3 * torch.finfo(dtype).eps) * size:

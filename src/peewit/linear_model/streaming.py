@@ -17,33 +17,42 @@ from ..likelihoods import score
 from .objective import Target, norm
 from .passes import Passes
 from .plane import Terms, energy_terms
-from .stopping import Facts, Log, Stopping, checked, noted, rounding, sized, transposed
+from .stopping import (
+    DataFacts,
+    SolverLog,
+    Stopping,
+    add_facts,
+    check_finite,
+    check_transpose,
+    energy_and_size,
+    rounding,
+)
 
 HALVINGS = 30
 
 
 @dataclass(eq=False)
-class Streamed:
+class StreamingSolver:
     """The weights so far and the last direction; to be used inside `passes.isolated`."""
 
     passes: Passes
     e: Tensor  # (D,): theta - theta_hat
-    facts: Facts = field(default_factory=Facts)
+    facts: DataFacts = field(default_factory=DataFacts)
     products: float = 0.0
     d: Tensor | None = None  # (D,)
     last: float = math.nan  # the energy found by the last pass
     slack: float = 0.0  # the rounding of the loss
 
-    def solve(self, target: Target, tolerance: float, steps: int) -> Log:
+    def solve(self, target: Target, tolerance: float, steps: int) -> SolverLog:
         """Walk downhill until the decrement is below the tolerance, or for so many steps."""
-        log, stopping, before = Log(), Stopping(tolerance), math.inf
+        log, stopping, before = SolverLog(), Stopping(tolerance), math.inf
         for step in range(steps + 1):
             loss, g = self._accepted(target, before, stopping.slack)
             stopping.gain = before - loss if step else 0.0
             stopping.slack = self.slack
             before, length = loss, norm(g)
             squared = target.precondition(g)  # g is now the direction
-            checked(squared, loss)
+            check_finite(squared, loss)
             log.note(loss, 0.5 * squared, length, self.products)
             if stopping.ends(0.5 * squared, log):
                 return log
@@ -82,11 +91,11 @@ class Streamed:
         for piece in self.passes.pieces.pass_over("gradient"):
             f, pushed = self.passes.push(piece, self.e)
             if first:
-                noted(self.facts, piece, f)
+                add_facts(self.facts, piece, f)
             u = f + pushed
-            energy += sized(piece.labels.energy(u))
+            energy += energy_and_size(piece.labels.energy(u))
             given = score(piece.labels.likelihood, u, piece.labels.y) * target.data_weight
-            self.passes.pull(piece, functools.partial(alone, given), total)
+            self.passes.pull(piece, functools.partial(ignore_outputs, given), total)
         self.products += 1.0
         g = total if space.mask is None else total[space.mask.to(total.device)]
         target.add_gradient(self.e, g)
@@ -112,12 +121,12 @@ class Streamed:
         hessian = made[1 + number :].reshape(number, number)
         terms = Terms(0.0, made[1 : 1 + number] + linear, lambda: 0.5 * (hessian + hessian.T) + gram)
         if self.d is None:
-            transposed(float(terms.gradient[0]), squared, float(linear[0]), self.e.dtype)
+            check_transpose(float(terms.gradient[0]), squared, float(linear[0]), self.e.dtype)
         numbers = terms.step().tolist()
         self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
         self.e += self.d
 
 
-def alone(probe: Tensor, f: Tensor) -> Tensor:
+def ignore_outputs(probe: Tensor, f: Tensor) -> Tensor:
     """A probe that is known before the outputs are."""
     return probe

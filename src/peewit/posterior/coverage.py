@@ -72,7 +72,7 @@ class Coverage:
         return "\n".join([*head, *(line.rstrip() for line in lines)])
 
 
-def scales(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]]) -> dict[str, str]:
+def describe_invariances(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]]) -> dict[str, str]:
     """By parameter: that its scale does not matter, together with which others."""
     made = {}
     shared = set(straddling)
@@ -88,7 +88,7 @@ def scales(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]
 def coverage_of(la: PosteriorState) -> Coverage:
     """For every parameter the rule and the approximation it got."""
     rows = []
-    invariant = scales(la.prior.sets, la.prior.straddling(la.space))
+    invariant = describe_invariances(la.prior.sets, la.prior.straddling(la.space))
     for name, parameter in la.model.named_parameters():
         if name in la.space.names:
             rule, words = la.rules[name], la.curvature.approximation(name) + la.space.selected(name)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..curvature.contracts import Curvature
 from ..curvature.totals import Totals
 from ..likelihoods import Likelihood, WithNoise
-from ..likelihoods.contract import checked_noise
+from ..likelihoods.contract import as_noise
 from ..messages.errors import PeewitError
 from ..network.values import change_tensors
 from ..priors.prior import Prior
@@ -28,7 +28,7 @@ def noise_precision_at(likelihood: Likelihood, noise: float | Tensor | None) -> 
         return likelihood.noise_precision
     if not isinstance(likelihood, WithNoise):
         raise PeewitError(f"noise={noise!r} was given, but {type(likelihood).__name__} has no noise; leave it out.")
-    value = checked_noise(noise, "log_evidence")
+    value = as_noise(noise, "log_evidence")
     if value.numel() != 1:
         raise PeewitError(
             f"noise has {value.numel()} numbers; expected one: the standard deviation, or the common factor of those "
@@ -112,11 +112,11 @@ class EvidenceProblem:
         if not self.curvature.elementwise:
             found = self._shares(prior, self.data_weight(noise_precision).detach())
             if found is not None:
-                return summed(found, prior, self.space)
+                return sum_by_group(found, prior, self.space)
         delta = prior.delta(self.space, self.mode).detach().double()
         # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
-        variance = doubled(self.curvature).precision(delta, self.data_weight(noise_precision).detach()).variance()
-        return summed(1 - delta * variance, prior, self.space)
+        variance = in_float64(self.curvature).precision(delta, self.data_weight(noise_precision).detach()).variance()
+        return sum_by_group(1 - delta * variance, prior, self.space)
 
     def _shares(self, prior: Prior, data_weight: Tensor) -> Tensor | None:
         """(D,): `data_weight l / (data_weight l + p)` by eigenvalues alone; summed by group, the effective dimensions.
@@ -152,12 +152,12 @@ class EvidenceProblem:
         return "; ".join([*reasons, caveat] if caveat else reasons)
 
 
-def summed(values: Tensor, prior: Prior, space: Space) -> Tensor:
+def sum_by_group(values: Tensor, prior: Prior, space: Space) -> Tensor:
     """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
     return prior.stretches(space).sums(values)
 
 
-def doubled(curvature: Curvature) -> Curvature:
+def in_float64(curvature: Curvature) -> Curvature:
     """The same with every floating point tensor inside it in float64."""
     return change_tensors(curvature, lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor)
 

@@ -21,7 +21,7 @@ NETWORK = {torch.float32: 3e-14, torch.float64: 0.0}
 
 
 @dataclass(frozen=True)
-class Shown:
+class RoundingShare:
     """A block's rounding as a share of its prior precision."""
 
     name: str
@@ -51,12 +51,12 @@ class Shown:
         )
 
 
-def shown(la: PosteriorState) -> Shown | None:
+def worst_rounding(la: PosteriorState) -> RoundingShare | None:
     """The block whose rounding is the most beside its prior."""
     dtypes = [torch.promote_types(la.model.get_parameter(name).dtype, torch.float32) for name in la.space.names]
     own = NETWORK[max(dtypes, key=lambda dtype: NETWORK[dtype])]
     found = [
-        Shown(peak.parts[0].name, condition * max(SUMS[peak.dtype], own), SUMS[peak.dtype] > own)
+        RoundingShare(peak.parts[0].name, condition * max(SUMS[peak.dtype], own), SUMS[peak.dtype] > own)
         for peak, condition in la.conditions
     ]
     return max(found, key=lambda each: each.share, default=None)
@@ -69,6 +69,6 @@ def ill_conditioned(la: PosteriorState) -> bool:
 
 def warn_of_rounding(la: PosteriorState) -> None:
     """Warn where rounding shows beside the prior."""
-    found = shown(la)
+    found = worst_rounding(la)
     if found is not None and found.share > 1:
         warn(f"{found.sentence} {found.advice}", RoundingWarning)

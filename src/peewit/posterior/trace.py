@@ -12,7 +12,7 @@ KEPT = 1_000_000  # numbers of precisions kept for all steps; of more groups the
 
 
 @dataclass(frozen=True)
-class Step:
+class TuningStep:
     """One setting that was tried, and its score."""
 
     value: float
@@ -75,7 +75,7 @@ class Trace:
         method: str,
         objective: str,
         groups: Sequence[str],
-        steps: Sequence[Step],
+        steps: Sequence[TuningStep],
         stopped: str,
         converged: bool,
         told: Sequence[str],

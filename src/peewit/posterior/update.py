@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 OLD_BASES = "later data measured along the eigenvectors of the first"
 
 
-def updated(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
+def update(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
     device = device_of(la.model)
     learner = Learner(replace(la.knowledge, used={}))  # which weights later data use is asked anew
@@ -101,7 +101,7 @@ def reason_of(la: PosteriorState) -> str:
     return la.reason
 
 
-def moved(la: PosteriorState, device: torch.device, model: nn.Module) -> PosteriorState:
+def move(la: PosteriorState, device: torch.device, model: nn.Module) -> PosteriorState:
     """All tensors of a posterior on a device; the network is the user's, and must be there already."""
     where = device_of(model)
     if device.type == "cuda" and device.index is None:

@@ -48,7 +48,7 @@ class Grouping(ABC):
         if not self.one_per_weight:  # and so groups without selected weights
             space, kept = replace(space, mask=None), replace(kept, mask=None)
         made = torch.arange(len(self.names(kept)), device="cpu")
-        made[self.stretches(kept).vector()] = self.stretches(space).vector()[belonging(space, kept)]
+        made[self.stretches(kept).vector()] = self.stretches(space).vector()[positions_among(space, kept)]
         return made
 
     def carried(self, space: Space, more: Space) -> list[int] | None:
@@ -74,7 +74,7 @@ class WholeTensors(Grouping):
 
     def stretches(self, space: Space) -> Groups:
         sizes = [shape.numel() for shape in space.shapes]
-        return selected([*self.tensors(space).values()], sizes, len(self.names(space)), space)
+        return select_stretches([*self.tensors(space).values()], sizes, len(self.names(space)), space)
 
 
 class OneGroup(WholeTensors):
@@ -175,11 +175,11 @@ class Unitwise(Grouping):
     within_tensors = True
 
     def names(self, space: Space) -> Sequence[str]:
-        return Names(space, [rows(shape) for shape in space.shapes])
+        return NumberedNames(space, [rows(shape) for shape in space.shapes])
 
     def stretches(self, space: Space) -> Groups:
         lengths = [shape.numel() // rows(shape) for shape in space.shapes for _ in range(rows(shape))]
-        return selected([*range(len(lengths))], lengths, len(lengths), space)
+        return select_stretches([*range(len(lengths))], lengths, len(lengths), space)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Diagonal(Grouping):
 
     def names(self, space: Space) -> Sequence[str]:
         own = None if space.mask is None else space.mask.nonzero()[:, 0].cpu()
-        return Names(space, [shape.numel() for shape in space.shapes], own)
+        return NumberedNames(space, [shape.numel() for shape in space.shapes], own)
 
     def stretches(self, space: Space) -> Groups:
         every = torch.arange(space.size, device="cpu")
@@ -202,7 +202,7 @@ GROUPINGS = (Scalar, Layerwise, Unitwise, Diagonal, NamedGroups, GPrior, ScaleIn
 NAMES: dict[str, type[Grouping]] = {each.name: each for each in GROUPINGS}
 
 
-class Names(Sequence[str]):
+class NumberedNames(Sequence[str]):
     """Names of units or single weights, such as `fc.weight[3]`, made when they are asked for: there can be millions."""
 
     def __init__(self, space: Space, counts: Iterable[int], own: Tensor | None = None) -> None:
@@ -241,7 +241,7 @@ def rows(shape: torch.Size) -> int:
     return shape[0] if len(shape) else 1
 
 
-def selected(numbers: list[int], lengths: list[int], count: int, space: Space) -> Groups:
+def select_stretches(numbers: list[int], lengths: list[int], count: int, space: Space) -> Groups:
     """Stretches of all elements of the tensors, less those that are not selected."""
     made = torch.tensor([[0], [space.size]] if count == 1 else [numbers, lengths], device="cpu")
     made = made[:, made[1] > 0]
@@ -249,7 +249,7 @@ def selected(numbers: list[int], lengths: list[int], count: int, space: Space) -
     return groups if space.mask is None or count == 1 else Groups.of(groups.vector()[space.mask.cpu()], count)
 
 
-def belonging(space: Space, kept: Space) -> Tensor:
+def positions_among(space: Space, kept: Space) -> Tensor:
     """(D of `kept`,): where its weights are among those of `space`."""
     counts = space.counts()
     owners = torch.tensor([name in kept.names for name in counts], device="cpu")

@@ -74,7 +74,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
         for module in tracked:
             module.track_running_stats = False
             module._buffers.update(running_mean=None, running_var=None)
-            hooks.append(module.register_forward_hook(half_centred))
+            hooks.append(module.register_forward_hook(restore_half_of_mean))
         yield
     finally:
         for hook in hooks:
@@ -83,7 +83,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
             place.update(values)
 
 
-def half_centred(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+def restore_half_of_mean(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
     """Put half of the batch's mean back: `(x - m / 2) / s`.
 
     A batch's mean takes a bias before it away, so that its scale would seem free; a running mean, with which the
@@ -115,14 +115,14 @@ class Probe:
         """Weights and inputs in float32 at least: the tolerance is below what half precision can tell."""
         own = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
         weights = {
-            name: wide(parameter) if bool(parameter.any()) else seeded(parameter, place, PROBE)
+            name: widen(parameter) if bool(parameter.any()) else random_like(parameter, place, PROBE)
             for place, (name, parameter) in enumerate(own.items())
         }
         replaced = {name: weight for name, weight in weights.items() if weight is not own[name]}
         if any(weight.dtype != own[name].dtype for name, weight in weights.items()):
-            replaced |= {name: wide(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-            inputs = map_tensors(wide, inputs)
-        return Probe(model, inputs, weights, owned(model, weights), replaced)
+            replaced |= {name: widen(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+            inputs = map_tensors(widen, inputs)
+        return Probe(model, inputs, weights, units_by_module(model, weights), replaced)
 
     def __post_init__(self) -> None:
         number = count(self.inputs)
@@ -134,7 +134,7 @@ class Probe:
         if not bool(torch.isfinite(self.plain).all()):
             raise NotFiniteError("The network's outputs on the first batch hold NaN or Inf; expected finite numbers.")
         each = self.plain.reshape(number, -1)
-        self.variation = size(each - each.mean(0)) or size(each)
+        self.variation = root_mean_square(each - each.mean(0)) or root_mean_square(each)
 
     def run(self, weights: dict[str, Tensor]) -> Tensor:
         """Outputs of the network with some weights replaced, the same random numbers every time."""
@@ -147,7 +147,7 @@ class Probe:
 
     def change(self, weights: dict[str, Tensor]) -> float:
         """How far the outputs move."""
-        moved = size(self.outputs(weights) - self.plain)
+        moved = root_mean_square(self.outputs(weights) - self.plain)
         return moved if moved == moved else float("inf")
 
     def invariant(self, names: Names) -> bool:
@@ -157,7 +157,9 @@ class Probe:
             scaled = max(scaled, self.change({name: k * self.weights[name] for name in names}))
             if scaled > TOLERANCE * self.variation:
                 return False
-        others = self.change({name: own + shaken(own, place) for place, (name, own) in enumerate(self._own(names))})
+        others = self.change(
+            {name: own + perturbation(own, place) for place, (name, own) in enumerate(self._own(names))}
+        )
         return others > FAINTEST * self.variation and scaled <= SHARE * others
 
     def _own(self, names: Names) -> list[tuple[str, Tensor]]:
@@ -182,7 +184,7 @@ class Probe:
         return made[:: 1 + made.numel() // OUTPUTS].double()
 
 
-def owned(model: nn.Module, weights: Iterable[str]) -> list[Names]:
+def units_by_module(model: nn.Module, weights: Iterable[str]) -> list[Names]:
     """Names by the module that owns them: `weight` and `bias` together, others alone, tied ones once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     free = set(weights)
@@ -197,23 +199,23 @@ def owned(model: nn.Module, weights: Iterable[str]) -> list[Names]:
     return made
 
 
-def wide(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
     """Half precision as float32."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def seeded(tensor: Tensor, seed: int, deviation: float) -> Tensor:
+def random_like(tensor: Tensor, seed: int, deviation: float) -> Tensor:
     """Normal numbers in the shape of a tensor, the same every time and on every device."""
     made = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return deviation * made.to(device=tensor.device, dtype=wide(tensor).dtype)
+    return deviation * made.to(device=tensor.device, dtype=widen(tensor).dtype)
 
 
-def shaken(tensor: Tensor, seed: int) -> Tensor:
+def perturbation(tensor: Tensor, seed: int) -> Tensor:
     """Normal numbers as large as a tensor's own."""
-    return seeded(tensor, seed, size(tensor))
+    return random_like(tensor, seed, root_mean_square(tensor))
 
 
-def size(tensor: Tensor) -> float:
+def root_mean_square(tensor: Tensor) -> float:
     """Root mean square."""
     return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
 
@@ -231,15 +233,15 @@ def unions(probe: Probe, units: Iterable[Names], found: Iterable[Names]) -> list
     """Unions of units outside of the sets that are found already: the finest whose columns add up to nothing."""
     taken = {name for each in found for name in each}
     free = [unit for unit in units if not taken & {*unit}]
-    free = [unit for unit in free if size(probe.column(unit)) > FAINTEST * probe.variation]
+    free = [unit for unit in free if root_mean_square(probe.column(unit)) > FAINTEST * probe.variation]
     made: list[Names] = []
     if len(free) < 2:
         return made
     matrix = torch.stack([probe.column(unit) for unit in free], 1)
     gram = (matrix.T @ matrix).cpu()
-    left = dependent(gram)
+    left = dependent_units(gram)
     for place in range(len(free)):
-        chosen = balanced(gram, place, left) if left[place] else []
+        chosen = cancelling_units(gram, place, left) if left[place] else []
         together = tuple(name for each in chosen for name in free[each])
         if together and probe.invariant(together):
             made.append(together)
@@ -247,7 +249,7 @@ def unions(probe: Probe, units: Iterable[Names], found: Iterable[Names]) -> list
     return made
 
 
-def dependent(gram: Tensor) -> Tensor:
+def dependent_units(gram: Tensor) -> Tensor:
     """(units,): which have a part in any combination of columns that vanishes."""
     norms = gram.diagonal().sqrt()
     values, vectors = torch.linalg.eigh(gram / norms / norms[:, None])
@@ -256,7 +258,7 @@ def dependent(gram: Tensor) -> Tensor:
     return taking_part
 
 
-def balanced(gram: Tensor, place: int, left: Tensor) -> list[int]:
+def cancelling_units(gram: Tensor, place: int, left: Tensor) -> list[int]:
     """Columns that with coefficients of one each cancel a given one, it included; nothing where there are none."""
     others = [each for each in left.nonzero()[:, 0].tolist() if each != place]
     found = torch.zeros(len(gram), dtype=gram.dtype, device="cpu")

@@ -14,7 +14,7 @@ from ..messages.names import nearest
 from ..weights.groups import Groups
 from ..weights.space import Space
 from . import groupings
-from .groupings import NAMES, Grouping, belonging
+from .groupings import NAMES, Grouping, positions_among
 from .invariance import invariant_sets
 
 Number = int | float | Tensor
@@ -30,7 +30,7 @@ def _tensor(value: object, what: str) -> Tensor:
         raise ArgumentTypeError(f"{what} is a {type(value).__name__}, {value!r}; expected numbers.") from None
 
 
-def _checked(value: Number | list[float], what: str) -> Tensor:
+def _as_precisions(value: Number | list[float], what: str) -> Tensor:
     # A Python number is exact in float64 alone: 0.7 in float32 is off by 2e-8.
     made = _tensor(value, f"{what}: prior precision")
     if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
@@ -102,7 +102,7 @@ class Prior:
             >>> pw.fit(model, (x, y), "classification", prior=pw.Prior.scalar(10.0)).prior.precision
             tensor([10.], dtype=torch.float64)
         """
-        made = _checked(precision, "Prior.scalar")
+        made = _as_precisions(precision, "Prior.scalar")
         if made.numel() != 1:
             raise PeewitError(f"Prior.scalar: {made.numel()} precisions were given; expected one. See Prior.layerwise.")
         return Prior(groupings.Scalar(), made.reshape(1), mean)
@@ -127,7 +127,7 @@ class Prior:
             >>> la.with_prior(pw.Prior.layerwise()).tune().prior.precision.shape  # two weights, two biases
             torch.Size([4])
         """
-        return Prior(groupings.Layerwise(), _checked(precision, "Prior.layerwise").reshape(-1), mean)
+        return Prior(groupings.Layerwise(), _as_precisions(precision, "Prior.layerwise").reshape(-1), mean)
 
     @staticmethod
     def diagonal(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
@@ -147,7 +147,7 @@ class Prior:
             >>> pw.fit(model, (x, y), "classification", structure="diag", prior=pw.Prior.diagonal()).prior.grouping.name
             'diagonal'
         """
-        return Prior(groupings.Diagonal(), _checked(precision, "Prior.diagonal").reshape(-1), mean)
+        return Prior(groupings.Diagonal(), _as_precisions(precision, "Prior.diagonal").reshape(-1), mean)
 
     @staticmethod
     def unitwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
@@ -167,7 +167,7 @@ class Prior:
             >>> la.with_prior(pw.Prior.unitwise()).tune().prior.precision.shape  # 8 units and 3, weights and biases
             torch.Size([22])
         """
-        return Prior(groupings.Unitwise(), _checked(precision, "Prior.unitwise").reshape(-1), mean)
+        return Prior(groupings.Unitwise(), _as_precisions(precision, "Prior.unitwise").reshape(-1), mean)
 
     @staticmethod
     def g_prior(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
@@ -190,7 +190,7 @@ class Prior:
             >>> la.with_prior(pw.Prior.g_prior(0.5)).prior.base.shape
             torch.Size([51])
         """
-        made = _checked(precision, "Prior.g_prior")
+        made = _as_precisions(precision, "Prior.g_prior")
         if made.numel() != 1:
             raise PeewitError(f"Prior.g_prior: {made.numel()} precisions were given; expected one factor.")
         return Prior(groupings.GPrior(), made.reshape(1), mean)
@@ -221,7 +221,9 @@ class Prior:
                 f"Prior.groups: {precisions!r} was given; expected a mapping from patterns of parameter names to "
                 "precisions, such as {'head': 1.0, '*': 10.0}."
             )
-        return Prior(groupings.NamedGroups(tuple(precisions)), _checked([*precisions.values()], "Prior.groups"), mean)
+        return Prior(
+            groupings.NamedGroups(tuple(precisions)), _as_precisions([*precisions.values()], "Prior.groups"), mean
+        )
 
     @staticmethod
     def scale_invariant(
@@ -255,7 +257,7 @@ class Prior:
             >>> pw.Prior.scale_invariant(normed, (x, y)).sets
             (('0.weight', '0.bias'),)
         """
-        made = _checked(precision, "Prior.scale_invariant").reshape(-1)
+        made = _as_precisions(precision, "Prior.scale_invariant").reshape(-1)
         sets = invariant_sets(model, data)
         return Prior(groupings.ScaleInvariant(sets) if merge else groupings.Layerwise(sets), made, mean)
 
@@ -366,7 +368,7 @@ class Prior:
         """The prior of the weights that are left after unused ones were taken out."""
         if kept.names == space.names:
             return self
-        left = belonging(space, kept)
+        left = positions_among(space, kept)
         precision, mean, base = self.precision, self.mean, self.base
         if precision.numel() > 1:
             precision = precision[self.grouping.left(space, kept).to(precision.device)]
@@ -403,7 +405,7 @@ class Prior:
             >>> pw.Prior.layerwise().with_precision(3.0).precision
             tensor([3.], dtype=torch.float64)
         """
-        return replace(self, precision=_checked(precision, f"Prior.{self.grouping.name}").reshape(-1))
+        return replace(self, precision=_as_precisions(precision, f"Prior.{self.grouping.name}").reshape(-1))
 
 
 def as_prior(value: Prior | Number, like: Prior | None = None) -> Prior:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..linear_model.find import check_data, finished, opened
+from ..linear_model.find import check_data, linear_mode_of, open_solver
 from ..linear_model.objective import Target, chunks
 from ..linear_model.solver import Solver
-from ..linear_model.stopping import Log
-from ..linear_model.streaming import Streamed
-from ..posterior.trace import Step, Trace
+from ..linear_model.stopping import SolverLog
+from ..linear_model.streaming import StreamingSolver
+from ..posterior.trace import Trace, TuningStep
 from ..priors.prior import Number, Prior
-from .ascent import Range, gradient_of, mackay, place_of, vector
+from .ascent import TuningRange, gradient_of, mackay, place_of, vector
 from .by_evidence import OFF, bounds, complaints, noise_at_its_limit, noise_of
-from .options import Settings
-from .profile import Place, Point, Profile, profile
+from .options import TuningSettings
+from .profile import EvidencePoint, Hyperparameters, Profile, profile
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -74,23 +74,23 @@ class Turns:
     """One posterior and its data, with all that goes from one turn to the next."""
 
     la: PosteriorState
-    asked: Settings
-    solver: Solver | Streamed
+    asked: TuningSettings
+    solver: Solver | StreamingSolver
     problem: Profile  # at the trained weights
-    allowed: Range
+    allowed: TuningRange
     off: Tensor  # (groups,) booleans: switched off, and left
-    log: Log = field(default_factory=Log)
-    steps: list[Step] = field(default_factory=list)
+    log: SolverLog = field(default_factory=SolverLog)
+    steps: list[TuningStep] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
 
-    def at(self, place: Place) -> PosteriorState:
+    def at(self, place: Hyperparameters) -> PosteriorState:
         """The posterior at some precisions and noise."""
         prior = self.problem.prior.with_precision(place.precision.exp()) if self.asked.prior else self.la.prior
         own = self.la.likelihood
         likelihood = own.with_noise(place.noise) if self.asked.noise else own  # type: ignore[attr-defined]  # see settings
         return replace(self.la, prior=prior, likelihood=likelihood, linear_mode=None, trace=None)
 
-    def mode(self, place: Place, tolerance: float) -> tuple[Profile, Tensor]:
+    def mode(self, place: Hyperparameters, tolerance: float) -> tuple[Profile, Tensor]:
         """The evidence as a function of precisions and noise at the mode of the linear model that these have.
 
         And (groups,) how strongly the mode answers: `c_g = sum_g v P^-1 v` with `v = Lambda (theta_lin - mu)`.
@@ -114,12 +114,12 @@ class Turns:
         totals = replace(own.totals, energy=self.solver.energy(), rest=self.solver.facts.rest)
         return replace(self.problem, question=replace(own, totals=totals), squares=squares), answers
 
-    def note(self, point: Point) -> None:
+    def note(self, point: EvidencePoint) -> None:
         """One turn: the evidence where precisions and mode belong together."""
         place, log = point.place, self.log
         noise = noise_of(self.la, place.noise)
         self.steps.append(
-            Step(
+            TuningStep(
                 point.value,
                 place.precision.exp(),
                 noise,
@@ -131,7 +131,7 @@ class Turns:
             )
         )
 
-    def better(self, problem: Profile, point: Point, answers: Tensor) -> tuple[Tensor, float]:
+    def better(self, problem: Profile, point: EvidencePoint, answers: Tensor) -> tuple[Tensor, float]:
         """(groups + 1,): precisions and noise that raise the evidence; and how far they are, paced or not."""
         z, allowed = vector(point.place), self.range()
         update = mackay(problem, allowed, point)
@@ -143,7 +143,7 @@ class Turns:
             step = torch.where(torch.isfinite(step), step, 2 * (update - z)).clamp(-LONGEST, LONGEST)
         near = self.log.left <= exactness(point.gamma, allowed.free, LOOSE)
         longest = LONGEST if near else CAREFUL
-        fallen, gone = falling(point, answers, self.pace.steady), (2 * point.gamma / OFF).log().clamp(min=1.0)
+        fallen, gone = prior_dominated(point, answers, self.pace.steady), (2 * point.gamma / OFF).log().clamp(min=1.0)
 
         def reached(step: Tensor) -> Tensor:
             own = torch.cat([torch.where(fallen, gone, step[:-1]), step[-1:]]).clamp(-longest, longest)
@@ -152,18 +152,18 @@ class Turns:
         plain, paced = reached(step), reached(self.pace.of(step))
         return paced, float(torch.stack([plain - z, paced - z]).abs().max())
 
-    def range(self) -> Range:
+    def range(self) -> TuningRange:
         """What may still change."""
         own = torch.cat([~self.off, torch.ones(1, dtype=torch.bool, device="cpu")])
         return replace(self.allowed, free=self.allowed.free & own)
 
 
-def settled_off(point: Point) -> Tensor:
+def switched_off(point: EvidencePoint) -> Tensor:
     """(groups,) booleans: without effect, and with nothing to gain by coming back."""
     return (point.gamma < OFF) & (point.gamma >= EVEN * point.pull)
 
 
-def falling(point: Point, answers: Tensor, steady: Tensor | bool) -> Tensor:
+def prior_dominated(point: EvidencePoint, answers: Tensor, steady: Tensor | bool) -> Tensor:
     """(groups,) booleans: those that the prior holds already, and for which the evidence wants still more of it.
 
     There `gamma` and `pull` both fall as 1 / delta, so nothing turns that on the way to being switched off. Where other
@@ -173,7 +173,7 @@ def falling(point: Point, answers: Tensor, steady: Tensor | bool) -> Tensor:
     return held & (point.gamma > point.pull) & (point.gamma < 1)
 
 
-def newton(problem: Profile, point: Point, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
+def newton(problem: Profile, point: EvidencePoint, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
     """(groups + 1,): Newton's step on the evidence with a mode that follows; NaN where that is no way uphill.
 
     `-d2 / dz_g^2 = (spread_g + pull_g) / 2 - c_g`, with the noise precision beta `c_g - degree spread_g / 2`, in beta
@@ -196,7 +196,7 @@ def newton(problem: Profile, point: Point, answers: Tensor, gradient: Tensor, op
     return torch.cat([(first - cross * (last if last == last else 0.0)) / own, gradient.new_tensor([last])])
 
 
-def begun(problem: Profile, asked: Settings) -> Profile:
+def from_weights(problem: Profile, asked: TuningSettings) -> Profile:
     """Under `delta_g = P_g / |theta_g - mu_g|^2`, which makes the turns covariant under a rescaling of the weights."""
     precision = problem.sizes.double() / problem.squares
     low, high = asked.limits
@@ -206,18 +206,18 @@ def begun(problem: Profile, asked: Settings) -> Profile:
     return replace(problem, prior=problem.prior.with_precision(made))
 
 
-def alternate(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
+def alternate(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """Mode and precisions in turn until neither moves."""
     problem = profile(replace(la, linear_mode=None).problem, la.prior)
     if asked.prior and start is None:
-        problem = begun(problem, asked)
+        problem = from_weights(problem, asked)
         la = replace(la, prior=problem.prior)
     allowed, without = bounds(la, asked, problem)
-    with opened(la, asked.train, asked.passing.memory, asked.passing.progress) as solver:
+    with open_solver(la, asked.train, asked.passing.memory, asked.passing.progress) as solver:
         turns = Turns(la, asked, solver, problem, allowed, torch.zeros_like(without))
-        place, stopped, converged = turned(turns)
+        place, stopped, converged = take_turns(turns)
         last = turns.at(place)
-        found = finished(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))
+        found = linear_mode_of(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))
     gamma = turns.steps[-1].gamma
     assert gamma is not None
     names = problem.prior.names(la.space)
@@ -229,7 +229,7 @@ def alternate(la: PosteriorState, asked: Settings, start: Prior | Number | None)
     return replace(last, linear_mode=found, trace=trace)
 
 
-def turned(turns: Turns) -> tuple[Place, str, bool]:
+def take_turns(turns: Turns) -> tuple[Hyperparameters, str, bool]:
     """The turns; where it ends precisions and mode belong together."""
     asked = turns.asked
     place = place_of(turns.allowed.clip(vector(turns.problem.start())))
@@ -250,7 +250,7 @@ def turned(turns: Turns) -> tuple[Place, str, bool]:
             continue
         turns.note(point)
         gamma = point.gamma
-        turns.off |= settled_off(point) & turns.allowed.free[:-1]
+        turns.off |= switched_off(point) & turns.allowed.free[:-1]
         here, value, before = z, point.value, moved
         following, moved = turns.better(problem, point, answers)
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .profile import Place, Point, Profile
+from .profile import EvidencePoint, Hyperparameters, Profile
 
 SUFFICIENT = 1e-4  # the share of a step's promised gain that it has to keep
 LONGEST = 6.0  # the longest step in a logarithm: a factor of 400
@@ -17,7 +17,7 @@ HISTORY = 20
 
 
 @dataclass(frozen=True)
-class Range:
+class TuningRange:
     """What may be changed, and how far: logarithms of precisions and of the noise precision."""
 
     free: Tensor  # (groups + 1,) booleans; the last is the noise precision
@@ -37,7 +37,7 @@ class Range:
 class Path:
     """The points that were passed, and why it ended."""
 
-    points: list[Point] = field(default_factory=list)
+    points: list[EvidencePoint] = field(default_factory=list)
     stopped: str = ""
     converged: bool = False
 
@@ -47,17 +47,17 @@ class Path:
         return self
 
 
-def vector(place: Place) -> Tensor:
+def vector(place: Hyperparameters) -> Tensor:
     """(groups + 1,)."""
     return torch.cat([place.precision, torch.tensor([place.noise_precision], dtype=torch.float64, device="cpu")])
 
 
-def place_of(z: Tensor) -> Place:
+def place_of(z: Tensor) -> Hyperparameters:
     """The other way round."""
-    return Place(z[:-1], float(z[-1]))
+    return Hyperparameters(z[:-1], float(z[-1]))
 
 
-def gradient_of(profile: Profile, point: Point) -> Tensor:
+def gradient_of(profile: Profile, point: EvidencePoint) -> Tensor:
     """(groups + 1,): `1/2 (gamma_g - p_g |theta_g - mu_g|^2)`, and `n / 2T - beta energy / T - degree gamma / 2`."""
     question = profile.question
     slope = 0.5 * question.totals.scalars / question.temperature - point.surprise
@@ -65,7 +65,7 @@ def gradient_of(profile: Profile, point: Point) -> Tensor:
     return torch.cat([0.5 * (point.gamma - point.pull), torch.tensor([slope], dtype=torch.float64, device="cpu")])
 
 
-def newton(profile: Profile, point: Point, given: Tensor, open_: Tensor) -> Tensor:
+def newton(profile: Profile, point: EvidencePoint, given: Tensor, open_: Tensor) -> Tensor:
     """Minus the inverse of the second derivative, times a vector: precisions meet in the noise precision alone.
 
     `-d2 / dz_g^2 = (spread_g + pull_g) / 2`, with the noise precision beta `- degree spread_g / 2`, in beta twice
@@ -97,7 +97,7 @@ def quasi_newton(pairs: list[tuple[Tensor, Tensor]], given: Tensor, base: Callab
     return q
 
 
-def ascend(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Path:
+def ascend(profile: Profile, allowed: TuningRange, steps: int, tolerance: float) -> Path:
     """To the top: exact Newton steps where the spectrum is known, else L-BFGS, with a line search inside the limits."""
     path = Path([profile.at(place_of(allowed.clip(vector(profile.start()))))])
     _jump(profile, allowed, path)
@@ -110,7 +110,7 @@ def ascend(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Pa
             return path.end(True, "everything that may change is at an edge of its range")
         uphill = torch.where(open_, gradient, 0.0)
 
-        def base(given: Tensor, point: Point = point, open_: Tensor = open_) -> Tensor:
+        def base(given: Tensor, point: EvidencePoint = point, open_: Tensor = open_) -> Tensor:
             return newton(profile, point, given, open_)
 
         direction = base(uphill)
@@ -135,7 +135,7 @@ def ascend(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Pa
     return path.end(False, f"{steps} steps were not enough")
 
 
-def _jump(profile: Profile, allowed: Range, path: Path) -> None:
+def _jump(profile: Profile, allowed: TuningRange, path: Path) -> None:
     """A few of MacKay's steps while they climb: from afar they are longer than Newton's."""
     for _ in range(4):
         point = path.points[-1]
@@ -145,7 +145,9 @@ def _jump(profile: Profile, allowed: Range, path: Path) -> None:
         path.points.append(after)
 
 
-def _search(profile: Profile, allowed: Range, point: Point, direction: Tensor, uphill: Tensor) -> Point | None:
+def _search(
+    profile: Profile, allowed: TuningRange, point: EvidencePoint, direction: Tensor, uphill: Tensor
+) -> EvidencePoint | None:
     """The first of ever shorter steps that keeps enough of the gain it promised, or flattens the slope at the top."""
     z = vector(point.place)
     length = min(1.0, LONGEST / max(float(direction.abs().max()), 1e-300))
@@ -166,12 +168,12 @@ def _search(profile: Profile, allowed: Range, point: Point, direction: Tensor, u
     return None
 
 
-def rounding(point: Point) -> float:
+def rounding(point: EvidencePoint) -> float:
     """How far two evaluations of the same evidence may be apart."""
     return 1e-13 * (abs(point.value) + float(point.pull.sum()))
 
 
-def mackay(profile: Profile, allowed: Range, point: Point) -> Tensor:
+def mackay(profile: Profile, allowed: TuningRange, point: EvidencePoint) -> Tensor:
     """(groups + 1,): `p_g = gamma_g / |theta_g - mu_g|^2` and `noise^2 = SSE / (n - degree T gamma)`.
 
     Where gamma leaves less than half of n the latter runs away; `(SSE + degree T gamma noise^2) / n` has the same fixed
@@ -191,7 +193,7 @@ def mackay(profile: Profile, allowed: Range, point: Point) -> Tensor:
     return allowed.clip(z)
 
 
-def fixed_point(profile: Profile, allowed: Range, steps: int, tolerance: float) -> Path:
+def fixed_point(profile: Profile, allowed: TuningRange, steps: int, tolerance: float) -> Path:
     """MacKay's updates until what is left of them, at the rate they shrink, is below the tolerance."""
     path = Path([profile.at(place_of(allowed.clip(vector(profile.start()))))])
     before = math.inf

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import WithNoise
-from ..posterior.trace import Step, Trace
-from .ascent import Path, Range, ascend, fixed_point
-from .options import Settings
-from .profile import Place, Profile, profile
+from ..posterior.trace import Trace, TuningStep
+from .ascent import Path, TuningRange, ascend, fixed_point
+from .options import TuningSettings
+from .profile import Hyperparameters, Profile, profile
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -31,7 +31,7 @@ def noise_limits(la: PosteriorState) -> tuple[float, float]:
     return middle / NOISES, middle * NOISES
 
 
-def bounds(la: PosteriorState, asked: Settings, problem: Profile) -> tuple[Range, Tensor]:
+def bounds(la: PosteriorState, asked: TuningSettings, problem: Profile) -> tuple[TuningRange, Tensor]:
     """What may change and how far, and the groups about which the data say nothing."""
     groups = len(problem.sizes)
     empty = problem.sizes == 0
@@ -43,10 +43,10 @@ def bounds(la: PosteriorState, asked: Settings, problem: Profile) -> tuple[Range
         quiet, loud = noise_limits(la)
         low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
     free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
-    return Range(free, low, high), without
+    return TuningRange(free, low, high), without
 
 
-def by_evidence(la: PosteriorState, asked: Settings) -> PosteriorState:
+def by_evidence(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
     """Newton's method or MacKay's updates on the evidence, in logarithms."""
     problem = profile(la.problem, la.prior)
     here = problem.at(problem.start())
@@ -65,11 +65,13 @@ def by_evidence(la: PosteriorState, asked: Settings) -> PosteriorState:
     if not path.converged:
         told.append(f"Tuning did not converge: {path.stopped}.")
     steps = [
-        Step(point.value, point.place.precision.exp(), noise_of(la, point.place.noise), la.temperature, point.gamma)
+        TuningStep(
+            point.value, point.place.precision.exp(), noise_of(la, point.place.noise), la.temperature, point.gamma
+        )
         for point in path.points
     ]
     trace = Trace.of(asked.method, "log evidence", names, steps, path.stopped, path.converged, told)
-    return settled(la, problem, last.place, asked, trace)
+    return tuned_posterior(la, problem, last.place, asked, trace)
 
 
 def noise_of(la: PosteriorState, noise: float) -> float | None:
@@ -78,7 +80,7 @@ def noise_of(la: PosteriorState, noise: float) -> float | None:
 
 
 def complaints(
-    names: Sequence[str], place: Place, gamma: Tensor, free: Tensor, without: Tensor, asked: Settings
+    names: Sequence[str], place: Hyperparameters, gamma: Tensor, free: Tensor, without: Tensor, asked: TuningSettings
 ) -> list[str]:
     """What a user should know about where it ended."""
     told = []
@@ -87,28 +89,30 @@ def complaints(
     off = own & (gamma < OFF)
     if bool(without.any()):
         told.append(
-            f"The data say nothing about {listed(names, without)}: no curvature; the precision was left as it is."
+            f"The data say nothing about {list_groups(names, without)}: no curvature; the precision was left as it is."
         )
     if bool(off.any()):
         told.append(
-            f"{listed(names, off)} switched off: less than {OFF:g} effective dimensions, so the prior alone holds it."
+            f"{list_groups(names, off)} switched off: less than {OFF:g} effective dimensions, so the prior alone holds "
+            "it."
         )
     for edge, word in ((own & ~off & (at >= high - 1e-9), "largest"), (own & ~off & (at <= low + 1e-9), "smallest")):
         if bool(edge.any()):
             told.append(
-                f"The precision of {listed(names, edge)} is at the {word} allowed, {asked.limits[word == 'largest']:g}."
+                f"The precision of {list_groups(names, edge)} is at the {word} allowed, "
+                f"{asked.limits[word == 'largest']:g}."
             )
     return told
 
 
-def listed(names: Sequence[str], chosen: Tensor) -> str:
+def list_groups(names: Sequence[str], chosen: Tensor) -> str:
     """Some names and how many more."""
     places = chosen.nonzero()[:, 0].tolist()
     words = ", ".join(repr(names[place]) for place in places[:3])
     return words if len(places) <= 3 else f"{words} and {len(places) - 3} more groups"
 
 
-def noise_at_its_limit(la: PosteriorState, place: Place, asked: Settings) -> list[str]:
+def noise_at_its_limit(la: PosteriorState, place: Hyperparameters, asked: TuningSettings) -> list[str]:
     """What a user should know about a noise that ended at an edge of its range."""
     if not asked.noise:
         return []
@@ -121,7 +125,9 @@ def noise_at_its_limit(la: PosteriorState, place: Place, asked: Settings) -> lis
     ]
 
 
-def settled(la: PosteriorState, problem: Profile, place: Place, asked: Settings, trace: Trace) -> PosteriorState:
+def tuned_posterior(
+    la: PosteriorState, problem: Profile, place: Hyperparameters, asked: TuningSettings, trace: Trace
+) -> PosteriorState:
     """The posterior at what was found, with the way there."""
     for text in noise_at_its_limit(la, place, asked):
         trace = trace.warned(text)

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..messages.errors import PeewitError
-from ..posterior.trace import Step
+from ..posterior.trace import TuningStep
 from .by_evidence import noise_of
-from .by_validation import Coordinates, chosen
-from .options import Settings, listable, positive
-from .profile import Place, profile
+from .by_validation import Coordinates, best_posterior
+from .options import TuningSettings, listable, positive
+from .profile import Hyperparameters, profile
 from .validation import mean_nlls, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 
-def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[float]]:
+def axes(la: PosteriorState, asked: TuningSettings, mean: float) -> dict[str, list[float]]:
     """The values of each axis of a grid; what has none stays as it is."""
     given = asked.grid
     if given is None and not asked.prior:
@@ -42,7 +42,7 @@ def axes(la: PosteriorState, asked: Settings, mean: float) -> dict[str, list[flo
     return made
 
 
-def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
+def by_grid(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
     """Every combination is scored, and the best of all is taken."""
     coordinates, mean = Coordinates.of(la)
     tried = axes(la, asked, mean)
@@ -50,13 +50,16 @@ def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
     if asked.validation is None:
         problem = profile(la.problem, coordinates.prior)
         middle = problem.prior.precision.log()
-        scores = [-problem.at(Place(middle + math.log(mean), -2 * math.log(noise))).value for mean, noise, _ in places]
+        scores = [
+            -problem.at(Hyperparameters(middle + math.log(mean), -2 * math.log(noise))).value
+            for mean, noise, _ in places
+        ]
     else:
         made = [coordinates.setting(asked, place) for place in places]
         scores = mean_nlls(shared_predictions(la, asked), made)
     sign = -1.0 if asked.validation is None else 1.0
     steps = [
-        Step(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
+        TuningStep(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
         for value, place in zip(scores, places, strict=True)
     ]
     finite = [number for number, value in enumerate(scores) if math.isfinite(value)]
@@ -70,4 +73,4 @@ def by_grid(la: PosteriorState, asked: Settings) -> PosteriorState:
     ]
     if len(finite) < len(scores):
         told.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")
-    return chosen(la, coordinates, asked, places[best], steps, "every setting was scored", True, told)
+    return best_posterior(la, coordinates, asked, places[best], steps, "every setting was scored", True, told)

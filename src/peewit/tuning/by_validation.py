@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..posterior.trace import Step, Trace
+from ..posterior.trace import Trace, TuningStep
 from ..predictions.shared import Setting
 from ..priors.prior import Prior
 from .by_evidence import noise_limits, noise_of
-from .options import TEMPERATURES, Settings
+from .options import TEMPERATURES, TuningSettings
 from .validation import mean_nlls, minimise, scan, shared_predictions
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ class Coordinates:
         made = made if noise is None else made.with_noise(noise)
         return made if temperature is None else made.with_temperature(temperature)
 
-    def setting(self, asked: Settings, values: Sequence[float]) -> Setting:
+    def setting(self, asked: TuningSettings, values: Sequence[float]) -> Setting:
         """The posterior at a mean precision, a noise and a temperature, to be made later; what is not tuned stays."""
         mean, noise, temperature = values
         return lambda: self.at(mean, noise if asked.noise else None, temperature if asked.temperature else None)
 
 
-def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
+def by_validation(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
     shared = shared_predictions(la, asked)
     coordinates, mean = Coordinates.of(la)
@@ -59,7 +59,7 @@ def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     ends = [asked.limits, noise_limits(la) if asked.noise else (noise, noise), TEMPERATURES]
     begin = [math.log(value) for value in (mean, noise, la.temperature)]
     places = [place for place, free in enumerate(own) if free]
-    steps: list[Step] = []
+    steps: list[TuningStep] = []
     seen: dict[tuple[float, ...], float] = {}
 
     def values_of(z: Sequence[float]) -> tuple[float, ...]:
@@ -74,7 +74,7 @@ def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
         made = [coordinates.setting(asked, each) for each in tried]
         for key, each, value in zip(keys, tried, mean_nlls(shared, made) if made else [], strict=True):
             seen[key] = value if math.isfinite(value) else math.inf
-            steps.append(Step(seen[key], coordinates.precisions(each[0]), noise_of(la, each[1]), each[2], None))
+            steps.append(TuningStep(seen[key], coordinates.precisions(each[0]), noise_of(la, each[1]), each[2], None))
 
     def score(z: Sequence[float]) -> float:
         ahead([z])
@@ -97,15 +97,15 @@ def by_validation(la: PosteriorState, asked: Settings) -> PosteriorState:
     )
     if not converged:
         told.append(f"Tuning did not converge: {stopped}.")
-    return chosen(la, coordinates, asked, [math.exp(value) for value in found], steps, stopped, converged, told)
+    return best_posterior(la, coordinates, asked, [math.exp(value) for value in found], steps, stopped, converged, told)
 
 
-def chosen(
+def best_posterior(
     la: PosteriorState,
     coordinates: Coordinates,
-    asked: Settings,
+    asked: TuningSettings,
     values: Sequence[float],
-    steps: Sequence[Step],
+    steps: Sequence[TuningStep],
     stopped: str,
     converged: bool,
     told: Sequence[str],

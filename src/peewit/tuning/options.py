@@ -62,7 +62,7 @@ class Passing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TuningSettings:
     """What `tune` was asked for, checked."""
 
     method: TuneMethod
@@ -79,7 +79,7 @@ class Settings:
     passing: Passing
 
 
-def checked_temperature(temperature: float) -> float:
+def as_temperature(temperature: float) -> float:
     """A positive number."""
     value = positive(temperature)
     if value is None:
@@ -101,7 +101,7 @@ def listable(values: Any) -> bool:
     return isinstance(values, Iterable) and not isinstance(values, str) and getattr(values, "ndim", 1) > 0
 
 
-def chosen(parameters: Any, grid: set[str], noisy: bool, method: str) -> dict[str, bool]:
+def select_parameters(parameters: Any, grid: set[str], noisy: bool, method: str) -> dict[str, bool]:
     """Which of the parameters are tuned: those that were listed, else what the likelihood and the grid have."""
     if parameters is None:
         noise = noisy and (method != "grid" or "noise" in grid)
@@ -136,7 +136,7 @@ def check_kinds(grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
         raise ArgumentTypeError(f"predict={predict!r}: expected a mapping of options, such as {{'link': 'mc'}}.")
 
 
-def checked_limits(limits: Any) -> tuple[float, float]:
+def as_limits(limits: Any) -> tuple[float, float]:
     """Two positive precisions, the smaller first."""
     made = [positive(limit) for limit in limits] if listable(limits) else []
     if len(made) != 2 or made[0] is None or made[1] is None or made[0] >= made[1]:
@@ -144,7 +144,7 @@ def checked_limits(limits: Any) -> tuple[float, float]:
     return made[0], made[1]
 
 
-def checked(
+def check_settings(
     la: PosteriorState,
     method: TuneMethod,
     parameters: Sequence[TuneParameter] | None,
@@ -156,7 +156,7 @@ def checked(
     limits: tuple[float, float],
     predict: Mapping[str, Any] | None,
     passing: Passing,
-) -> Settings:
+) -> TuningSettings:
     """Check what belongs together."""
     if not isinstance(method, str):
         raise ArgumentTypeError(
@@ -168,7 +168,7 @@ def checked(
     check_kinds(grid, steps, tolerance, predict)
     named: set[str] = {*grid} if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
     noisy = isinstance(la.likelihood, WithNoise)
-    tuned = chosen(parameters, named & {*PARAMETERS}, noisy, method)
+    tuned = select_parameters(parameters, named & {*PARAMETERS}, noisy, method)
     if tuned["noise"] and not noisy:
         raise PeewitError(f"parameters has 'noise', but {type(la.likelihood).__name__} has none.")
     by_evidence = method in ("evidence", "fixed_point")
@@ -185,7 +185,7 @@ def checked(
         raise PeewitError(f"grid= was given, but method={method!r} has none; use method='grid'.")
     linear = passing.at == "linear_mode"
     usual = TURNS if linear else STEPS[method] * sum(tuned.values())
-    return Settings(
+    return TuningSettings(
         method=method,
         **tuned,
         train=train,
@@ -193,7 +193,7 @@ def checked(
         grid=grid,
         steps=usual if steps is None else steps,
         tolerance=(TURNED if linear else TOLERANCES[method]) if tolerance is None else tolerance,
-        limits=checked_limits(limits),
+        limits=as_limits(limits),
         predict=predict_options(predict, method),
         passing=passing,
     )

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..posterior.evidence import EvidenceProblem, doubled, summed
+from ..posterior.evidence import EvidenceProblem, in_float64, sum_by_group
 from ..priors.prior import Prior
 from ..weights.groups import GroupRows
 
 
 @dataclass(frozen=True)
-class Place:
+class Hyperparameters:
     """Log precisions (groups,) and the log noise precision, on the CPU in float64."""
 
     precision: Tensor
@@ -32,10 +32,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Point:
+class EvidencePoint:
     """The evidence at a place, with what its derivatives are made of."""
 
-    place: Place
+    place: Hyperparameters
     value: float
     gamma: Tensor  # (groups,): effective dimensions
     spread: Tensor  # (groups,): `sum r (1 - r)` over shares r = w l / (w l + p), w the data weight; or no less than it
@@ -62,7 +62,7 @@ class Profile:
     def flat(self) -> Tensor:
         """(groups,) booleans: groups without curvature, about which the data say nothing at any precision."""
         if self.eigenvalues is None:
-            total = summed(self.question.curvature.diag(), self.prior, self.question.space)
+            total = sum_by_group(self.question.curvature.diag(), self.prior, self.question.space)
         else:
             total = self.eigenvalues.sums(self.eigenvalues.values.abs().sum(1).cpu())
         found = total / self.sizes.clamp(min=1)
@@ -73,12 +73,12 @@ class Profile:
         """Whether the spread, and so the second derivative, is exact."""
         return self.eigenvalues is not None
 
-    def start(self) -> Place:
+    def start(self) -> Hyperparameters:
         """The prior's own precisions and the likelihood's own noise precision."""
         noise_precision = math.log(float(self.question.likelihood.noise_precision))
-        return Place(self.prior.precision.detach().cpu().double().log(), noise_precision)
+        return Hyperparameters(self.prior.precision.detach().cpu().double().log(), noise_precision)
 
-    def at(self, place: Place) -> Point:
+    def at(self, place: Hyperparameters) -> EvidencePoint:
         """Never touches the data."""
         question = self.question
         noise_precision = torch.tensor(place.noise_precision, dtype=torch.float64, device="cpu").exp()
@@ -91,9 +91,9 @@ class Profile:
         constant = constant / question.temperature
         pull = place.precision.exp() * self.squares
         value = -energy - constant - 0.5 * (float(pull.sum()) + volume)
-        return Point(place, value, gamma, spread, pull, energy)
+        return EvidencePoint(place, value, gamma, spread, pull, energy)
 
-    def _spectral(self, place: Place, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _spectral(self, place: Hyperparameters, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """`r = data_weight l / (data_weight l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
         rows = self.eigenvalues
         assert rows is not None
@@ -105,7 +105,7 @@ class Profile:
         gathered = rows.sums(torch.cat(made, 1).cpu())  # of all sums at once: the device is asked one time
         return gathered[0], gathered[0] - gathered[1], float(gathered[2].sum())
 
-    def _general(self, place: Place, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _general(self, place: Hyperparameters, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """By the posterior precision itself; spreads are those of shares that are equal within each group."""
         question, mode = self.question, self.question.mode
         delta = self.prior.with_precision(place.precision.exp()).delta(question.space, mode)
@@ -116,7 +116,7 @@ class Profile:
         except ValueError:  # not positive definite to rounding: no posterior here
             nothing = torch.zeros_like(self.squares)
             return nothing, nothing, math.inf
-        gamma = summed(shares, self.prior, question.space)
+        gamma = sum_by_group(shares, self.prior, question.space)
         gamma = gamma.minimum(self.sizes.double()).clamp(min=0)
         return gamma, gamma * (1 - gamma / self.sizes.clamp(min=1)), volume
 
@@ -135,12 +135,12 @@ def profile(question: EvidenceProblem, prior: Prior) -> Profile:
             ones = torch.ones((), dtype=torch.float64, device=mode.device)
             question.curvature.precision(prior.delta(space, mode), ones, groups.vector().to(mode.device))  # or refused
             # Climbing to the top takes differences of evidences, which float32 loses.
-            question = replace(question, curvature=doubled(question.curvature), mode=mode.double())
-        rows = None if values is None else GroupRows.of(rounded(values.detach().double()), groups)
+            question = replace(question, curvature=in_float64(question.curvature), mode=mode.double())
+        rows = None if values is None else GroupRows.of(clip_rounding(values.detach().double()), groups)
     return Profile(question, prior, groups.sizes, groups.sums(squares), rows)
 
 
-def rounded(values: Tensor) -> Tensor:
+def clip_rounding(values: Tensor) -> Tensor:
     """Eigenvalues without those that are negative by rounding alone."""
     slack = 1e-6 * float(values.abs().max())
     return torch.where((values < 0) & (values > -slack), torch.zeros_like(values), values)

@@ -12,13 +12,13 @@ from ..runtime.progress import Progress
 from .by_evidence import by_evidence
 from .by_grid import by_grid
 from .by_validation import by_validation
-from .options import Settings
+from .options import TuningSettings
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 
-def tune(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
+def tune(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """Tune from the prior it has or from another start, and warn of what was odd on the way."""
     made = dispatch(la, asked, start)
     assert made.trace is not None
@@ -28,7 +28,7 @@ def tune(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> P
     return made
 
 
-def dispatch(la: PosteriorState, asked: Settings, start: Prior | Number | None) -> PosteriorState:
+def dispatch(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """The method that was asked for."""
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)

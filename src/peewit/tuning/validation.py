@@ -15,7 +15,7 @@ from ..network.isolation import entry_point
 from ..predictions.prediction import Prediction
 from ..predictions.shared import Setting, SharedPredictions, read_predictions
 from ..runtime.progress import QUIET, Progress
-from .options import Settings
+from .options import TuningSettings
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -46,13 +46,13 @@ def mean(sums: Sequence[tuple[float, int]]) -> float:
     return sum(total for total, _ in sums) / sum(examples for _, examples in sums)
 
 
-def shared_predictions(la: PosteriorState, asked: Settings) -> SharedPredictions:
+def shared_predictions(la: PosteriorState, asked: TuningSettings) -> SharedPredictions:
     """Those that `tune` scores."""
-    batches, passing = repeated(asked.validation, la.weights.device), asked.passing
+    batches, passing = validation_batches(asked.validation, la.weights.device), asked.passing
     return SharedPredictions(la, batches, {**asked.predict, "memory": passing.memory}, Progress(passing.progress))
 
 
-def repeated(data: Any, device: torch.device) -> Batches:
+def validation_batches(data: Any, device: torch.device) -> Batches:
     """Validation data, which is passed over once per score."""
     if data is None:
         raise PeewitError(
