@@ -309,7 +309,15 @@ def test_the_evidence_in_words() -> None:
     """Its parts, the groups up to forty, where it was taken, and why it is no marginal likelihood."""
     own = Space(("a", "bias"), (torch.Size([1500]), torch.Size([4])))
     prior = pw.Prior.layerwise([1.0, 2.0])
-    made = Evidence(-10.0, 3.0, 5.0, torch.tensor([7.5, 1.25]), "", prior, own)
+    made = Evidence(
+        log_likelihood=-10.0,
+        distance=3.0,
+        log_volume=5.0,
+        effective_dimensions=torch.tensor([7.5, 1.25]),
+        note="",
+        prior=prior,
+        space=own,
+    )
     assert (made.complexity, made.total, made.gamma, made.is_marginal_likelihood) == (-4.0, -14.0, 8.75, True)
     assert repr(made).split("\n") == [
         "log evidence                -14.0000",

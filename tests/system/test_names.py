@@ -18,38 +18,21 @@ MOST_FIELDS = 4  # of a dataclass that may be built by position
 CROWDED: set[str] = {
     "Comparison",
     "DemoScores",
-    "Diagnosis",
-    "Evidence",
-    "EvidenceProblem",
-    "Finding",
     "Gallery",
-    "LinearMode",
-    "Log",
     "MethodScores",
     "Normal",
     "Plot",
-    "Point",
-    "Probe",
-    "Profile",
     "Question",
     "Results",
-    "Row",
     "SharedPredictions",
-    "Solver",
     "Specimen",
-    "Step",
-    "Stopping",
-    "Streamed",
     "Summary",
     "Sums",
-    "Target",
-    "Trace",
-    "Turns",
     "Variant",
     "Wanted",
     "WeightView",
 }
-TWICE: set[str] = {"Data", "Step"}
+TWICE: set[str] = {"Data"}
 UNUSED: set[str] = {"predictions/links.py: probit_binary"}
 # Names that torch, Triton or a protocol of Python asks for.
 ASKED_FOR = re.compile(r"__\w+__|forward|backward|setup_context|vmap|jvp")

@@ -341,7 +341,9 @@ def test_groups_that_fall() -> None:
     gamma = torch.tensor([0.5, 0.5, 0.5, 0.5, 2.0], dtype=torch.float64)
     pull = torch.tensor([0.4, 0.4, 0.6, 0.4, 0.4], dtype=torch.float64)
     spread = torch.tensor([0.49, 0.49, 0.49, 0.3, 1.99], dtype=torch.float64)
-    point = EvidencePoint(Hyperparameters(torch.zeros(5), 1.0), 0.0, gamma, spread, pull, 0.0)
+    point = EvidencePoint(
+        place=Hyperparameters(torch.zeros(5), 1.0), value=0.0, gamma=gamma, spread=spread, pull=pull, surprise=0.0
+    )
     alone, shared = pull.clone(), 0.5 * pull
     assert prior_dominated(point, alone, False).tolist() == [True, True, False, False, False]
     assert prior_dominated(point, shared, False).tolist() == [False] * 5
@@ -353,7 +355,9 @@ def test_who_is_switched_off() -> None:
     """Also where the evidence is even between more and less of the prior; not where it wants the weights back."""
     gamma = torch.tensor([5e-4, 5e-4, 5e-4, 5e-3], dtype=torch.float64)
     pull = torch.tensor([4e-4, 5.2e-4, 9e-4, 1e-3], dtype=torch.float64)
-    point = EvidencePoint(Hyperparameters(torch.zeros(4), 1.0), 0.0, gamma, gamma, pull, 0.0)
+    point = EvidencePoint(
+        place=Hyperparameters(torch.zeros(4), 1.0), value=0.0, gamma=gamma, spread=gamma, pull=pull, surprise=0.0
+    )
     assert switched_off(point).tolist() == [True, True, False, False]
 
 

@@ -95,7 +95,14 @@ def test_a_scan_takes_the_best_of_each_line() -> None:
 def steps_of(values: list[float], **more: Any) -> list[TuningStep]:
     """Steps of two groups with some values."""
     return [
-        TuningStep(value, torch.tensor([place + 1.0, 2.0]), 0.5 + place, 1.0 + 0.5 * place, None, **more)
+        TuningStep(
+            value=value,
+            precision=torch.tensor([place + 1.0, 2.0]),
+            noise=0.5 + place,
+            temperature=1.0 + 0.5 * place,
+            gamma=None,
+            **more,
+        )
         for place, value in enumerate(values)
     ]
 
@@ -124,7 +131,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "precision" not in repr(cut_short)
     for groups in (8, 9):
         names = [f"g{place}" for place in range(groups)]
-        alone = [TuningStep(1.0, torch.ones(1), None, 1.0, None)]
+        alone = [TuningStep(value=1.0, precision=torch.ones(1), noise=None, temperature=1.0, gamma=None)]
         monkeypatch.setattr("peewit.posterior.trace.KEPT", 100)
         assert ("  precision: g0 1, g1 1" in repr(Trace.of("grid", "log evidence", names, alone, "", True, []))) == (
             groups == 8
@@ -224,7 +231,16 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
     groups = Groups.of(torch.tensor(GROUPS), 3)
     rows = GroupRows.of(torch.tensor(EIGENVALUES, dtype=torch.float64), groups)
     squares = torch.tensor([1.5, 0.7, 0.2], dtype=torch.float64)
-    return replace(Profile(question, pw.Prior.layerwise([0.5, 1.0, 2.0]), groups.sizes, squares, rows), **more)
+    return replace(
+        Profile(
+            question=question,
+            prior=pw.Prior.layerwise([0.5, 1.0, 2.0]),
+            sizes=groups.sizes,
+            squares=squares,
+            eigenvalues=rows,
+        ),
+        **more,
+    )
 
 
 def evidence_at(problem: Profile, z: Tensor) -> Tensor:
@@ -269,9 +285,11 @@ def test_the_evidence_as_a_function_of_logarithms(degree: int, temperature: floa
 def test_where_there_is_no_posterior() -> None:
     """The value or one effective dimension is not a number."""
     place, fine = Hyperparameters(torch.zeros(2), 0.0), torch.ones(2)
-    assert EvidencePoint(place, 1.0, fine, fine, fine, 0.0).finite
-    assert not EvidencePoint(place, math.inf, fine, fine, fine, 0.0).finite
-    assert not EvidencePoint(place, 1.0, torch.tensor([1.0, math.nan]), fine, fine, 0.0).finite
+    assert EvidencePoint(place=place, value=1.0, gamma=fine, spread=fine, pull=fine, surprise=0.0).finite
+    assert not EvidencePoint(place=place, value=math.inf, gamma=fine, spread=fine, pull=fine, surprise=0.0).finite
+    assert not EvidencePoint(
+        place=place, value=1.0, gamma=torch.tensor([1.0, math.nan]), spread=fine, pull=fine, surprise=0.0
+    ).finite
 
 
 def test_groups_without_curvature() -> None:
@@ -330,7 +348,7 @@ def test_mackays_update(gamma: float, temperature: float, degree: int) -> None:
     problem = spectral(degree, temperature, squares=torch.tensor([1.5, 0.0, 0.0]).double())
     place = ascent.place_of(HERE)
     own = torch.tensor([gamma - 0.5, 0.5, 0.0], dtype=torch.float64)
-    point = EvidencePoint(place, 0.0, own, own, own, 1.0)
+    point = EvidencePoint(place=place, value=0.0, gamma=own, spread=own, pull=own, surprise=1.0)
     taken = degree * temperature * gamma
     variance = 8.0 / (10.0 - taken) if taken <= 5.0 else (8.0 + taken * math.exp(-0.6)) / 10.0
     expected = [math.log((gamma - 0.5) / 1.5), 20.0, 0.8, -math.log(variance)]
@@ -342,7 +360,7 @@ def test_mackays_update(gamma: float, temperature: float, degree: int) -> None:
 def test_mackays_update_at_half_the_numbers() -> None:
     """Both formulas hold there; the first is taken."""
     problem, own = spectral(), torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
-    point = EvidencePoint(ascent.place_of(HERE), 0.0, own, own, own, 1.0)
+    point = EvidencePoint(place=ascent.place_of(HERE), value=0.0, gamma=own, spread=own, pull=own, surprise=1.0)
     assert float(ascent.mackay(problem, ALL, point)[-1]) == pytest.approx(-math.log(8.0 / 5.0))
     below = replace(point, gamma=-own)
     assert float(ascent.mackay(problem, ALL, below)[0]) == -20.0
@@ -354,7 +372,10 @@ def stepping(rate: float, first: float, monkeypatch: pytest.MonkeyPatch) -> Any:
     nothing = torch.zeros(1, dtype=torch.float64)
     start = Hyperparameters(torch.tensor([first], dtype=torch.float64), 0.0)
     return SimpleNamespace(
-        start=lambda: start, at=lambda place: EvidencePoint(place, 0.0, nothing, nothing, nothing, 0.0)
+        start=lambda: start,
+        at=lambda place: EvidencePoint(
+            place=place, value=0.0, gamma=nothing, spread=nothing, pull=nothing, surprise=0.0
+        ),
     )
 
 
@@ -391,7 +412,9 @@ def test_the_fixed_point_at_the_optimum_and_without_one(monkeypatch: pytest.Monk
     assert ascent.fixed_point(problem, allowed, 5, 1e-6).converged
     growing = stepping(1.5, 1e-6, monkeypatch)
     assert not ascent.fixed_point(growing, allowed, 5, 1e-4).converged
-    problem.at = lambda place: EvidencePoint(place, math.nan, torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.0)
+    problem.at = lambda place: EvidencePoint(
+        place=place, value=math.nan, gamma=torch.zeros(1), spread=torch.zeros(1), pull=torch.zeros(1), surprise=0.0
+    )
     path = ascent.fixed_point(problem, allowed, 5, 1e-6)
     assert not path.converged and len(path.points) == 1 and "left the range" in path.stopped
 
@@ -404,7 +427,9 @@ def test_jumps_end_where_they_do_not_climb(monkeypatch: pytest.MonkeyPatch) -> N
         coming = iter(values)
 
         def at(place: Hyperparameters) -> EvidencePoint:
-            return EvidencePoint(place, next(coming), nothing, nothing, nothing, 0.0)
+            return EvidencePoint(
+                place=place, value=next(coming), gamma=nothing, spread=nothing, pull=nothing, surprise=0.0
+            )
 
         path = Path([at(Hyperparameters(nothing, 0.0))])
         ascent._jump(SimpleNamespace(at=at), ALL, path)  # type: ignore[arg-type]
@@ -429,13 +454,17 @@ def searched(
 
     def at(place: Hyperparameters) -> EvidencePoint:
         tried.append(float(place.precision) - 2.0)
-        return EvidencePoint(place, value(tried[-1]), zero + 2 * after, zero, zero, 0.0)
+        return EvidencePoint(
+            place=place, value=value(tried[-1]), gamma=zero + 2 * after, spread=zero, pull=zero, surprise=0.0
+        )
 
     problem: Any = SimpleNamespace(at=at, question=question)
     allowed = TuningRange(
         torch.tensor([True, False]), torch.full((2,), -50.0).double(), torch.full((2,), 50.0).double()
     )
-    point = EvidencePoint(Hyperparameters(start, 0.0), value(0.0), zero, zero, zero, 0.0)
+    point = EvidencePoint(
+        place=Hyperparameters(start, 0.0), value=value(0.0), gamma=zero, spread=zero, pull=zero, surprise=0.0
+    )
     steps = [torch.tensor([number, 0.0], dtype=torch.float64) for number in (direction, slope)]
     found = ascent._search(problem, allowed, point, *steps)
     return tried, None if found is None else float(found.place.precision) - 2.0
@@ -455,7 +484,9 @@ def test_a_line_search_halves_its_step() -> None:
 def test_a_line_search_near_the_top_looks_at_the_slope() -> None:
     """Where a gain would be lost in rounding, a step that flattens the slope will do."""
     nowhere, slack = Hyperparameters(torch.zeros(1), 0.0), 1e-13 * 1e6
-    own = EvidencePoint(nowhere, -3.0, ALL.low, ALL.low, torch.tensor([2.0, 5.0]), 0.0)
+    own = EvidencePoint(
+        place=nowhere, value=-3.0, gamma=ALL.low, spread=ALL.low, pull=torch.tensor([2.0, 5.0]), surprise=0.0
+    )
     assert ascent.rounding(own) == pytest.approx(1e-12, rel=1e-9, abs=0)
     assert searched(lambda z: 1e6, 1.0, 900 * slack) == ([1.0], 1.0)
     assert searched(lambda z: 1e6, 1.0, 900 * slack, after=0.89 * 900 * slack) == ([1.0], 1.0)
@@ -541,7 +572,7 @@ def test_steps_before_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_newtons_step_where_nothing_is_curved() -> None:
     """Uphill, however far."""
     zero = torch.zeros(3, dtype=torch.float64)
-    point = EvidencePoint(ascent.place_of(HERE), 0.0, zero, zero, zero, 0.0)
+    point = EvidencePoint(place=ascent.place_of(HERE), value=0.0, gamma=zero, spread=zero, pull=zero, surprise=0.0)
     step = ascent.newton(spectral(), point, torch.tensor([1.0, -1.0, 0.0, 1.0]).double(), ALL.free)
     assert step.tolist() == pytest.approx([1e12, -1e12, 0.0, 1e12], rel=1e-9)
 

@@ -29,7 +29,7 @@ TAILS = 9.0  # mean fourth power of residuals of mean square one; three for norm
 TWICE = 2.0  # how far precisions chosen here and there may be apart
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One question about a trained network with its answer, advice, and the numbers behind it.
 
@@ -58,12 +58,27 @@ class Finding:
         return "\n".join([*lines, f"    What to do: {self.advice}"] if self.advice else lines)
 
 
+def fine(topic: str, sentence: str, numbers: Mapping[str, float]) -> Finding:
+    """Nothing to do."""
+    return Finding(topic=topic, severity="fine", sentence=sentence, numbers=numbers)
+
+
+def note(topic: str, sentence: str, advice: str, numbers: Mapping[str, float] | None = None) -> Finding:
+    """Something to know."""
+    return Finding(topic=topic, severity="note", sentence=sentence, advice=advice, numbers=numbers or {})
+
+
+def warning(topic: str, sentence: str, advice: str, numbers: Mapping[str, float]) -> Finding:
+    """Something to mend."""
+    return Finding(topic=topic, severity="warning", sentence=sentence, advice=advice, numbers=numbers)
+
+
 def at_trained(la: PosteriorState) -> PosteriorState:
     """The same at the trained weights."""
     return la if la.linear_mode is None else replace(la, linear_mode=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewtonStep:
     """The gradient of the regularised loss at the trained weights, and Newton's step along it, by groups."""
 
@@ -87,11 +102,11 @@ class NewtonStep:
         squares = groups.sums(slope.square())
         ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
         return NewtonStep(
-            (squares / noise).sqrt(),
-            0.5 * groups.sums(slope * newton),
-            groups.sums(ratios * away.square()) / groups.sums(ratios * there.square()),
-            math.sqrt(float(squares.sum()) / float(noise.sum())) if float(noise.sum()) > 0 else math.nan,
-            linear is not None,
+            gradients=(squares / noise).sqrt(),
+            decrements=0.5 * groups.sums(slope * newton),
+            ratios=groups.sums(ratios * away.square()) / groups.sums(ratios * there.square()),
+            norm=math.sqrt(float(squares.sum()) / float(noise.sum())) if float(noise.sum()) > 0 else math.nan,
+            sure=linear is not None,
         )
 
     @property
@@ -107,23 +122,21 @@ def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
     share = (constant - own) / max(abs(constant), abs(own), 1e-300) if least < 0 else 1 - own / max(constant, 1e-300)
     numbers = {"energy": own, "constant": constant, "share": share}
     if share < -SLIGHT:
-        return Finding(
+        return warning(
             "fit",
-            "warning",
             f"The network fits its training data worse than a constant does: energy {own:.4g} against {constant:.4g}.",
             "Check that the weights are the trained ones, that inputs and targets are scaled as in training, and that "
             "the network works in evaluation mode.",
             numbers,
         )
     if share < LEARNT:
-        return Finding(
+        return warning(
             "fit",
-            "warning",
             f"The network fits its training data hardly better than a constant: it saves {max(share, 0):.1%}.",
             "Train it further, or check inputs and targets; the posterior of an untrained network says little.",
             numbers,
         )
-    return Finding("fit", "fine", f"The network saves {share:.1%} of the energy of the best constant.", "", numbers)
+    return fine("fit", f"The network saves {share:.1%} of the energy of the best constant.", numbers)
 
 
 def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
@@ -132,17 +145,16 @@ def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
     numbers = {"decrement": nats, "gradient": step.norm, "effective_dimensions": gamma}
     where = f"{nats:.3g} nats above its minimum, by one step of Newton's method, with {gamma:.3g} effective dimensions"
     if not nats > allowed:
-        return Finding("mode", "fine", f"The network is near a mode of its regularised loss: {where}.", "", numbers)
+        return fine("mode", f"The network is near a mode of its regularised loss: {where}.", numbers)
     if step.sure:
         told = f"The network is not at a mode of its regularised loss, and need not be: {where}. The evidence of this "
-        return Finding("mode", "fine", f"{told}posterior is taken at the mode of the linear model.", "", numbers)
+        return fine("mode", f"{told}posterior is taken at the mode of the linear model.", numbers)
     sure = math.isfinite(step.norm) and step.norm > 1
     told = f"; its gradient is {step.norm:.3g} times the noise of the data" if sure else ""
     worst = int(step.decrements.argmax())
     most = "" if len(step.decrements) == 1 else f", most of it in {la.prior.names(la.space)[worst]!r}"
-    return Finding(
+    return warning(
         "mode",
-        "warning",
         f"The network is not at a mode of its regularised loss: {where}{told}{most}.",
         "Take the evidence at the mode of the linear model, la.tune(at='linear_mode', train=...); or train further, "
         "with a weight decay that is the prior's (precision / N for a mean loss).",
@@ -154,9 +166,8 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
     """Does the loss look like a likelihood."""
     caveat = la.likelihood.caveat
     if caveat:
-        yield Finding(
+        yield note(
             "likelihood",
-            "note",
             f"The evidence is no marginal likelihood: {caveat}.",
             "Compare priors of this one network by it, not networks; or use the loss without these.",
         )
@@ -165,9 +176,8 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
         yield check_residuals(la, seen, gamma)
         tails = own.second / own.count / max((own.first / own.count) ** 2, 1e-300)
         if tails > TAILS and own.count > 30 and not isinstance(la.likelihood, Poisson):
-            yield Finding(
+            yield note(
                 "tails",
-                "note",
                 f"Residuals have heavy tails: their mean fourth power is {tails:.3g} times the squared mean square (3 "
                 f"for normal ones), the largest {own.largest / math.sqrt(own.first / own.count):.3g} times their size.",
                 "Look for outliers, transform the targets, or use 'heteroscedastic' where the noise depends on inputs.",
@@ -188,7 +198,7 @@ def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Fin
     off = max(ratio, 1 / max(ratio, 1e-300)) > APART and abs(math.log(max(ratio, 1e-300))) > CERTAIN * error
     words = f"squared standardised residuals sum to {ratio:.3g} times what they should"
     if not off:
-        return Finding("residuals", "fine", f"The noise fits the residuals: {words}.", "", numbers)
+        return fine("residuals", f"The noise fits the residuals: {words}.", numbers)
     too = "larger" if ratio > 1 else "smaller"
     if isinstance(la.likelihood, Gaussian):
         noise = float(la.likelihood.factor)
@@ -196,9 +206,8 @@ def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Fin
         sentence = (
             f"Residuals are {too} than the noise says: {words}; the noise is {noise:.3g}, and theirs {fitting:.3g}."
         )
-        return Finding(
+        return warning(
             "residuals",
-            "warning",
             sentence,
             f"Use la.tune(), which learns the noise, or fit with Gaussian(noise={fitting:.3g}).",
             {**numbers, "noise": noise, "fitting": fitting},
@@ -207,12 +216,8 @@ def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Fin
         advice = "Train the variances longer, or stop earlier where they follow single targets."
     else:
         advice = "Counts that vary more than a Poisson's need a Custom likelihood, such as a negative binomial."
-    return Finding(
-        "residuals",
-        "warning",
-        f"Targets vary {'more' if ratio > 1 else 'less'} than predicted: {words}.",
-        advice,
-        numbers,
+    return warning(
+        "residuals", f"Targets vary {'more' if ratio > 1 else 'less'} than predicted: {words}.", advice, numbers
     )
 
 
@@ -228,19 +233,17 @@ def check_confidence(seen: GradientSums) -> Finding:
     off = max(ratio, 1 / ratio) > APART and abs(gap) > max(CERTAIN * error, 0.01)
     words = f"on its training data it expects {entropy:.3g} nats a label, and sees {surprise:.3g}"
     if not off:
-        return Finding("confidence", "fine", f"The network is as sure as it should be: {words}.", "", numbers)
+        return fine("confidence", f"The network is as sure as it should be: {words}.", numbers)
     if gap > 0:
-        return Finding(
+        return warning(
             "confidence",
-            "warning",
             f"The network is too sure of itself, even on its training data: {words}.",
             "Its loss was not the cross entropy of these labels, or it was not trained to its end: check labels, class "
             "weights and logit scales, or train further.",
             numbers,
         )
-    return Finding(
+    return warning(
         "confidence",
-        "warning",
         f"The network is less sure than its training data warrant: {words}.",
         "As after training with label smoothing, mixup, strong augmentation or dropout, or stopping early; the labels "
         "then have no likelihood under it. Give the loss that it was trained with, such as Categorical(label_smoothing="
@@ -271,10 +274,9 @@ def check_evidence(la: PosteriorState, step: NewtonStep, gamma: Tensor) -> Findi
     total = float(gamma.sum())
     tuned = step.sure and la.trace is not None  # so the advice was followed
     if tuned or (not nats > NATS + SHARE * total and not apart):
-        return Finding("evidence", "fine", f"{told}.", "", numbers)
-    return Finding(
+        return fine("evidence", f"{told}.", numbers)
+    return warning(
         "evidence",
-        "warning",
         f"{told}: they would choose different priors." if apart else f"{told}.",
         "Use la.tune(at='linear_mode', train=...), which takes the evidence at the mode of the linear model.",
         numbers,
@@ -288,9 +290,8 @@ def check_invariances(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> It
     numbers = {"sets": float(len(inside)), "straddled": float(len(across))}
     if across:
         names = ", ".join(f"{{{together(own)}}}" for own in across[:3]) + (", ..." if len(across) > 3 else "")
-        yield Finding(
+        yield note(
             "scales",
-            "note",
             f"The scale of {len(across)} of {len(inside)} sets of weights changes no output, but it changes the "
             f"precision that they share with other weights: {names}.",
             "Use one precision per tensor, as Prior.scale_invariant(model, data) has it, or Prior.g_prior().",
@@ -300,7 +301,7 @@ def check_invariances(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> It
         words = (
             f"{len(inside)} sets of weights can be scaled without a change of outputs, and each has its own precisions."
         )
-        yield Finding("scales", "fine", words, "", numbers)
+        yield fine("scales", words, numbers)
 
 
 def check_rounding(la: PosteriorState) -> Iterator[Finding]:
@@ -310,19 +311,18 @@ def check_rounding(la: PosteriorState) -> Iterator[Finding]:
         return
     numbers = {"share": found.share}
     if found.share > 1:
-        yield Finding("rounding", "warning", found.sentence, found.advice, numbers)
+        yield warning("rounding", found.sentence, found.advice, numbers)
     else:
         words = f"Rounding of the curvature is {found.share:.1g} of the prior precision at most, in {found.name!r}."
-        yield Finding("rounding", "fine", words, "", numbers)
+        yield fine("rounding", words, numbers)
 
 
 def check_groups(la: PosteriorState, gamma: Tensor) -> Iterator[Finding]:
     """Groups that the prior alone holds."""
     off = (gamma < OFF) & (la.prior.stretches(la.space).sizes > 0)
     if bool(off.any()):
-        yield Finding(
+        yield note(
             "groups",
-            "note",
             f"{list_groups(la.prior.names(la.space), off)} switched off: less than {OFF:g} effective dimensions each.",
             "The prior alone holds these weights: right where the evidence chose it, else lower their precision.",
             {"off": float(off.sum())},

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SHOWN = 12  # groups in print
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnosis:
     """All findings about a trained network, and what the gradient says about each group of the prior.
 
@@ -129,4 +129,10 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
             *check_groups(la, gamma),
             *check_rounding(la),
         ]
-    return Diagnosis(tuple(found), la.prior.names(la.space), step.gradients, step.decrements, step.ratios)
+    return Diagnosis(
+        findings=tuple(found),
+        groups=la.prior.names(la.space),
+        gradients=step.gradients,
+        decrements=step.decrements,
+        ratios=step.ratios,
+    )

@@ -61,7 +61,7 @@ def open_solver(
     exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
     with closing(bar), passes.isolated():
         most = min(MOST, left // 2) if exact else 0
-        yield Solver(passes, e, most=most, spare=spare) if kept else StreamingSolver(passes, e)
+        yield Solver(passes=passes, e=e, most=most, spare=spare) if kept else StreamingSolver(passes=passes, e=e)
 
 
 def find(
@@ -87,19 +87,19 @@ def linear_mode_of(solver: Solver | StreamingSolver, target: Target, log: Solver
     """What was found, as a value."""
     solver.refresh()
     return LinearMode(
-        solver.e,
-        solver.energy(),
-        solver.facts.rest,
-        target.prior,
-        target.noise_precision,
-        target.temperature,
-        tuple(log.losses),
-        tuple(log.decrements),
-        tuple(log.gradients),
-        tuple(log.passes),
-        solver.products,
-        log.converged,
-        log.stopped,
+        displacement=solver.e,
+        energy=solver.energy(),
+        rest=solver.facts.rest,
+        prior=target.prior,
+        noise_precision=target.noise_precision,
+        temperature=target.temperature,
+        losses=tuple(log.losses),
+        decrements=tuple(log.decrements),
+        gradients=tuple(log.gradients),
+        passes=tuple(log.passes),
+        products=solver.products,
+        converged=log.converged,
+        stopped=log.stopped,
     )
 
 

@@ -24,7 +24,7 @@ def chunks(size: int) -> Iterator[slice]:
         yield slice(start, min(start + CHUNK, size))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Target:
     """One prior, noise and temperature."""
 
@@ -45,14 +45,14 @@ class Target:
             delta = la.prior.parts(la.space, la.weights)
             centre = la.prior.centre(la.space, la.weights).detach()
         return Target(
-            noise_precision / la.temperature,
-            la.weights,
-            delta,
-            centre,
-            la.precision,
-            la.prior,
-            noise_precision,
-            la.temperature,
+            data_weight=noise_precision / la.temperature,
+            mode=la.weights,
+            delta=delta,
+            centre=centre,
+            blocks=la.precision,
+            prior=la.prior,
+            noise_precision=noise_precision,
+            temperature=la.temperature,
         )
 
     def precondition(self, g: Tensor) -> float:

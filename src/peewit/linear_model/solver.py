@@ -37,7 +37,7 @@ REFRESH = 50  # steps after which the outputs are made anew from the weights: ro
 PATIENCE = 4  # steps before directions are added, and again before more are
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Solver:
     """The weights so far, the last direction, and the outputs of both; to be used inside `passes.isolated`."""
 
@@ -58,7 +58,7 @@ class Solver:
 
     def solve(self, target: Target, tolerance: float, steps: int) -> SolverLog:
         """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
-        log, stopping = SolverLog(), Stopping(tolerance)
+        log, stopping = SolverLog(), Stopping(tolerance=tolerance)
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
         left = steps

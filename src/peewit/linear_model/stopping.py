@@ -21,7 +21,7 @@ MORE = 10  # directions that are added at a time, for as many products with J
 ENDLESS = 1e30  # decrements over the loss that no loss with a minimum has
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SolverLog:
     """How it went: one entry for each gradient."""
 
@@ -58,7 +58,7 @@ class DataFacts:
     rest: float = 0.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stopping:
     """When to stop: little is left to gain, or rounding hides all that is left.
 

@@ -31,7 +31,7 @@ from .stopping import (
 HALVINGS = 30
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class StreamingSolver:
     """The weights so far and the last direction; to be used inside `passes.isolated`."""
 
@@ -45,7 +45,7 @@ class StreamingSolver:
 
     def solve(self, target: Target, tolerance: float, steps: int) -> SolverLog:
         """Walk downhill until the decrement is below the tolerance, or for so many steps."""
-        log, stopping, before = SolverLog(), Stopping(tolerance), math.inf
+        log, stopping, before = SolverLog(), Stopping(tolerance=tolerance), math.inf
         for step in range(steps + 1):
             loss, g = self._accepted(target, before, stopping.slack)
             stopping.gain = before - loss if step else 0.0

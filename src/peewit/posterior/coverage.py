@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from .state import PosteriorState
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class CoverageRow:
     """One parameter."""
 
     name: str
@@ -39,11 +39,11 @@ class Coverage:
         ('linear', 'Kronecker (expand)', 4)
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[CoverageRow, ...]
     curvature: str
     verified: str = ""
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[CoverageRow]:
         """Rows in the network's order."""
         return iter(self.rows)
 
@@ -51,7 +51,7 @@ class Coverage:
         """How many parameters there are."""
         return len(self.rows)
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> CoverageRow:
         """The row of a parameter."""
         for row in self.rows:
             if row.name == name:
@@ -96,5 +96,9 @@ def coverage_of(la: PosteriorState) -> Coverage:
             rule, words = "unused", "left out"
         else:
             rule, words = "not selected", "fixed"
-        rows.append(Row(name, tuple(parameter.shape), rule, words, invariant.get(name, "")))
+        rows.append(
+            CoverageRow(
+                name=name, shape=tuple(parameter.shape), rule=rule, approximation=words, scale=invariant.get(name, "")
+            )
+        )
     return Coverage(tuple(rows), la.reason, la.knowledge.words())

@@ -62,7 +62,7 @@ def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: tor
     return prior.group(space).to(device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvidenceProblem:
     """Everything that the evidence depends on; asked at a prior and a noise."""
 
@@ -104,7 +104,16 @@ class EvidenceProblem:
         with torch.no_grad():
             fit, distance, volume = (float(part) for part in self.parts(prior, noise))
             gamma = self.effective_dimensions(prior, noise)
-        return Evidence(fit, distance, volume, gamma, self.note(), prior, self.space, self.where(prior, noise))
+        return Evidence(
+            log_likelihood=fit,
+            distance=distance,
+            log_volume=volume,
+            effective_dimensions=gamma,
+            note=self.note(),
+            prior=prior,
+            space=self.space,
+            where=self.where(prior, noise),
+        )
 
     def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
@@ -162,7 +171,7 @@ def in_float64(curvature: Curvature) -> Curvature:
     return change_tensors(curvature, lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Evidence:
     """The log evidence in parts: the data fit, and the complexity with its two parts.
 

@@ -21,7 +21,7 @@ def check_at(at: Any) -> None:
     check_name(at, get_args(At), "at")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LinearMode:
     """The minimum of the linear model's regularised loss, for one prior, noise and temperature, with the steps to it.
 

@@ -83,7 +83,14 @@ class PosteriorState:
             weights, totals = weights + linear.displacement, replace(totals, energy=linear.energy, rest=linear.rest)
         degree = self.curvature_kind.degree
         return EvidenceProblem(
-            self.curvature, degree, weights, self.space, self.likelihood, totals, self.temperature, linear
+            curvature=self.curvature,
+            degree=degree,
+            mode=weights,
+            space=self.space,
+            likelihood=self.likelihood,
+            totals=totals,
+            temperature=self.temperature,
+            linear=linear,
         )
 
     @cached_property

@@ -11,7 +11,7 @@ from torch import Tensor
 KEPT = 1_000_000  # numbers of precisions kept for all steps; of more groups the first and last step alone
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TuningStep:
     """One setting that was tried, and its score."""
 
@@ -25,7 +25,7 @@ class TuningStep:
     products: float | None = None  # taken until then
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Trace:
     """The steps of tuning: score and settings of each, and why it stopped.
 
@@ -86,20 +86,20 @@ class Trace:
             kept = [steps[0], steps[-1]]
         gammas = [step.gamma for step in kept if step.gamma is not None]
         return Trace(
-            method,
-            objective,
-            groups,
-            tuple(step.value for step in steps),
-            torch.stack([step.precision.expand(len(groups)) for step in kept]),
-            tuple(step.noise for step in steps if step.noise is not None),
-            tuple(step.temperature for step in steps),
-            torch.stack(gammas) if gammas else None,
-            stopped,
-            converged,
-            tuple(told),
-            tuple(step.decrement for step in steps if step.decrement is not None),
-            tuple(step.gradient for step in steps if step.gradient is not None),
-            tuple(step.products for step in steps if step.products is not None),
+            method=method,
+            objective=objective,
+            groups=groups,
+            values=tuple(step.value for step in steps),
+            precisions=torch.stack([step.precision.expand(len(groups)) for step in kept]),
+            noises=tuple(step.noise for step in steps if step.noise is not None),
+            temperatures=tuple(step.temperature for step in steps),
+            effective_dimensions=torch.stack(gammas) if gammas else None,
+            stopped=stopped,
+            converged=converged,
+            warnings=tuple(told),
+            decrements=tuple(step.decrement for step in steps if step.decrement is not None),
+            gradients=tuple(step.gradient for step in steps if step.gradient is not None),
+            products=tuple(step.products for step in steps if step.products is not None),
         )
 
     def warned(self, text: str) -> Trace:

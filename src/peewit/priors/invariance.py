@@ -97,7 +97,7 @@ def restore_half_of_mean(module: nn.Module, given: tuple[Any, ...], output: Tens
     return output + (shift if scale is None else shift * scale.reshape(shift.shape))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Probe:
     """A network on one batch, asked for its outputs at other weights."""
 
@@ -122,7 +122,9 @@ class Probe:
         if any(weight.dtype != own[name].dtype for name, weight in weights.items()):
             replaced |= {name: widen(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
             inputs = map_tensors(widen, inputs)
-        return Probe(model, inputs, weights, units_by_module(model, weights), replaced)
+        return Probe(
+            model=model, inputs=inputs, weights=weights, modules=units_by_module(model, weights), replaced=replaced
+        )
 
     def __post_init__(self) -> None:
         number = count(self.inputs)

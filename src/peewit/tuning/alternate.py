@@ -69,7 +69,7 @@ class Pace:
             self.factors = (SLOWER * self.factors).clamp(min=SLOWER)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Turns:
     """One posterior and its data, with all that goes from one turn to the next."""
 
@@ -120,14 +120,14 @@ class Turns:
         noise = noise_of(self.la, place.noise)
         self.steps.append(
             TuningStep(
-                point.value,
-                place.precision.exp(),
-                noise,
-                self.la.temperature,
-                point.gamma,
-                log.decrements[-1],
-                log.gradients[-1],
-                log.passes[-1],
+                value=point.value,
+                precision=place.precision.exp(),
+                noise=noise,
+                temperature=self.la.temperature,
+                gamma=point.gamma,
+                decrement=log.decrements[-1],
+                gradient=log.gradients[-1],
+                products=log.passes[-1],
             )
         )
 
@@ -214,7 +214,9 @@ def alternate(la: PosteriorState, asked: TuningSettings, start: Prior | Number |
         la = replace(la, prior=problem.prior)
     allowed, without = bounds(la, asked, problem)
     with open_solver(la, asked.train, asked.passing.memory, asked.passing.progress) as solver:
-        turns = Turns(la, asked, solver, problem, allowed, torch.zeros_like(without))
+        turns = Turns(
+            la=la, asked=asked, solver=solver, problem=problem, allowed=allowed, off=torch.zeros_like(without)
+        )
         place, stopped, converged = take_turns(turns)
         last = turns.at(place)
         found = linear_mode_of(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))

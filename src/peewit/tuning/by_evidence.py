@@ -66,7 +66,11 @@ def by_evidence(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
         told.append(f"Tuning did not converge: {path.stopped}.")
     steps = [
         TuningStep(
-            point.value, point.place.precision.exp(), noise_of(la, point.place.noise), la.temperature, point.gamma
+            value=point.value,
+            precision=point.place.precision.exp(),
+            noise=noise_of(la, point.place.noise),
+            temperature=la.temperature,
+            gamma=point.gamma,
         )
         for point in path.points
     ]

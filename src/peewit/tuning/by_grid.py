@@ -59,7 +59,13 @@ def by_grid(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
         scores = mean_nlls(shared_predictions(la, asked), made)
     sign = -1.0 if asked.validation is None else 1.0
     steps = [
-        TuningStep(sign * value, coordinates.precisions(place[0]), noise_of(la, place[1]), place[2], None)
+        TuningStep(
+            value=sign * value,
+            precision=coordinates.precisions(place[0]),
+            noise=noise_of(la, place[1]),
+            temperature=place[2],
+            gamma=None,
+        )
         for value, place in zip(scores, places, strict=True)
     ]
     finite = [number for number, value in enumerate(scores) if math.isfinite(value)]

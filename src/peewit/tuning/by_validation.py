@@ -74,7 +74,15 @@ def by_validation(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
         made = [coordinates.setting(asked, each) for each in tried]
         for key, each, value in zip(keys, tried, mean_nlls(shared, made) if made else [], strict=True):
             seen[key] = value if math.isfinite(value) else math.inf
-            steps.append(TuningStep(seen[key], coordinates.precisions(each[0]), noise_of(la, each[1]), each[2], None))
+            steps.append(
+                TuningStep(
+                    value=seen[key],
+                    precision=coordinates.precisions(each[0]),
+                    noise=noise_of(la, each[1]),
+                    temperature=each[2],
+                    gamma=None,
+                )
+            )
 
     def score(z: Sequence[float]) -> float:
         ahead([z])

@@ -31,7 +31,7 @@ class Hyperparameters:
         return math.exp(-0.5 * self.noise_precision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvidencePoint:
     """The evidence at a place, with what its derivatives are made of."""
 
@@ -48,7 +48,7 @@ class EvidencePoint:
         return math.isfinite(self.value) and bool(torch.isfinite(self.gamma).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A question about the evidence, reduced to eigenvalues where the prior allows it."""
 
@@ -91,7 +91,7 @@ class Profile:
         constant = constant / question.temperature
         pull = place.precision.exp() * self.squares
         value = -energy - constant - 0.5 * (float(pull.sum()) + volume)
-        return EvidencePoint(place, value, gamma, spread, pull, energy)
+        return EvidencePoint(place=place, value=value, gamma=gamma, spread=spread, pull=pull, surprise=energy)
 
     def _spectral(self, place: Hyperparameters, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """`r = data_weight l / (data_weight l + p)`: gamma is its sum, the volume `- sum log(1 - r)`."""
@@ -137,7 +137,7 @@ def profile(question: EvidenceProblem, prior: Prior) -> Profile:
             # Climbing to the top takes differences of evidences, which float32 loses.
             question = replace(question, curvature=in_float64(question.curvature), mode=mode.double())
         rows = None if values is None else GroupRows.of(clip_rounding(values.detach().double()), groups)
-    return Profile(question, prior, groups.sizes, groups.sums(squares), rows)
+    return Profile(question=question, prior=prior, sizes=groups.sizes, squares=groups.sums(squares), eigenvalues=rows)
 
 
 def clip_rounding(values: Tensor) -> Tensor:
