@@ -90,7 +90,7 @@ def test_directions_and_their_products(structure: Any, prior: str) -> None:
     assert len(u) == 8
     jacobian = dense_classifier(la).jacobian.to(u)
     pushed = torch.cat(
-        [torch.cat(made.directions.outputs(part), 0).flatten(1, 2) for part in range(len(made.parts))], 1
+        [torch.cat(made.directions.outputs(part), 0).flatten(1, 2) for part in range(len(made.pieces))], 1
     )
     assert torch.allclose(pushed, torch.einsum("nfd,rd->rnf", jacobian, u).flatten(1, 1), atol=1e-9)
     delta = la.prior.delta(la.space, la.weights)
