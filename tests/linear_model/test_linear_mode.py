@@ -136,7 +136,7 @@ def test_weights_that_cannot_move_end_at_the_priors_mean() -> None:
     """A unit that no example reaches has no curvature, and follows the prior alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = built(nn.Sequential(nn.Linear(f=3, jacobian=5), nn.ReLU(), nn.Linear(f=5, jacobian=2)))
+        model = built(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
     with torch.no_grad():
         model[0].bias[2] = -100.0
     x, y = normal(12, 3), classes(2, 12)
@@ -198,7 +198,7 @@ def test_a_network_without_forward_mode() -> None:
     for middle in (Squares(), Plain()):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(2)
-            model = built(nn.Sequential(nn.Linear(f=4, jacobian=5), middle, nn.Linear(f=5, jacobian=3)))
+            model = built(nn.Sequential(nn.Linear(4, 5), middle, nn.Linear(5, 3)))
         la = fitted(model, *simple()[1:], "classification")
         made.append(found(la, tuple(map(moved, simple()[1:]))).displacement)
     assert torch.allclose(*made, atol=1e-8)
@@ -253,7 +253,7 @@ def test_streaming_halves_steps_that_go_too_far() -> None:
     """Counts grow as exponentials: Newton's step from far away is no step downhill."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        model = built(nn.Linear(f=3, jacobian=1))
+        model = built(nn.Linear(3, 1))
     x = normal(20, 3)
     y = torch.poisson((1.5 * x[:, :1] + 2).exp(), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -369,7 +369,7 @@ def test_forward_mode_that_is_not_the_backward_pass() -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        model = built(nn.Sequential(nn.Linear(f=4, jacobian=5), Middle(), nn.Linear(f=5, jacobian=3)))
+        model = built(nn.Sequential(nn.Linear(4, 5), Middle(), nn.Linear(5, 3)))
     la = fitted(model, *simple()[1:], "classification")
     x, y = simple()[1:]
     made = found(la, (moved(x), moved(y)))
@@ -514,7 +514,7 @@ def test_a_linear_models_evidence_does_not_depend_on_the_weights() -> None:
     )
     for seed in (0, 1):
         torch.manual_seed(seed)
-        model = (nn.Linear(f=3, jacobian=1, bias=False)).double()
+        model = (nn.Linear(3, 1, bias=False)).double()
         with torch.no_grad():
             model.weight.mul_(10)
         for structure in ("full", "kron"):
@@ -530,7 +530,7 @@ def test_logistic_regression_from_two_starts() -> None:
     made = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        la = fitted(nn.Linear(f=3, jacobian=3).double(), x, y, "classification", "full", prior=0.3)
+        la = fitted(nn.Linear(3, 3).double(), x, y, "classification", "full", prior=0.3)
         at = la.at_linear_mode((moved(x), moved(y)), tolerance=EXACT)
         made.append((at, (at.weights + at.linear_mode.displacement).cpu()))
     (first, left), (second, right) = made
@@ -587,7 +587,7 @@ def test_many_outputs_around_the_linear_model() -> None:
     """Where the covariance is estimated from samples the mean is exact all the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        model = built(nn.Sequential(nn.Linear(f=3, jacobian=4), nn.Tanh(), nn.Linear(f=4, jacobian=300)))
+        model = built(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 300)))
     x, y = normal(6, 3), normal(6, 300)
     la = fitted(model, x, y, "regression", "diag").at_linear_mode((moved(x), moved(y)), tolerance=1e-6)
     made = la.predict(moved(x), at="linear_mode")

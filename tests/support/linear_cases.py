@@ -94,7 +94,7 @@ def simple() -> tuple[nn.Module, Tensor, Tensor]:
     """A small classifier with 30 examples, far from any mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        model = built(nn.Sequential(nn.Linear(f=4, jacobian=6), nn.Tanh(), nn.Linear(f=6, jacobian=3)))
+        model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
     return model, normal(30, 4), classes(3, 30)
 
 
