@@ -54,10 +54,10 @@ WIDE = 100  # characters of a signature that stays on one line
 
 
 def signature(thing: Any, name: str, wrapped: bool = False) -> str:
-    """As it is called; annotations are the source's own words, so that every version of Python writes the same."""
+    """How it is called; annotations are the text of the source, so that every version of Python writes the same."""
     parts, starred = [], False
-    found = inspect.signature(thing)
-    for parameter in found.parameters.values():
+    called = inspect.signature(thing)
+    for parameter in called.parameters.values():
         if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -71,33 +71,33 @@ def signature(thing: Any, name: str, wrapped: bool = False) -> str:
             default = repr(parameter.default)
             text += f" = {default if ' at 0x' not in default and '<' not in default else '...'}"
         parts.append(text)
-    returned = "" if found.return_annotation in (found.empty, None, "None") else f" -> {found.return_annotation}"
+    returned = "" if called.return_annotation in (called.empty, None, "None") else f" -> {called.return_annotation}"
     line = f"{name}({', '.join(parts)}){returned}"
     if not wrapped or len(line) <= WIDE:
         return line
     return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){returned}"])
 
 
-def described(thing: Any) -> str:
-    """The docstring, with its indentation taken out."""
+def docstring(thing: Any) -> str:
+    """The docstring without its indentation."""
     return inspect.getdoc(thing) or ""
 
 
 def sections(text: str) -> dict[str, list[str]]:
-    """Lines of a docstring by heading; what comes before the first one is under ''."""
-    made: dict[str, list[str]] = {"": []}
+    """Lines of a docstring by heading; those before the first heading are under ''."""
+    by_heading: dict[str, list[str]] = {"": []}
     heading = ""
     for line in text.splitlines():
-        if found := HEADING.match(line):
-            heading = found[1]
-            made[heading] = []
+        if match := HEADING.match(line):
+            heading = match[1]
+            by_heading[heading] = []
         else:
-            made[heading].append(line)
-    return made
+            by_heading[heading].append(line)
+    return by_heading
 
 
 def markdown(text: str) -> str:
-    """A docstring as Markdown: arguments, fields and errors as lists, the example as a block that is not run here."""
+    """A docstring as Markdown: arguments, fields and errors as lists, the example as a block that is not run."""
     parts = []
     for heading, lines in sections(text).items():
         content = inspect.cleandoc("\n".join(["", *lines]))
@@ -114,56 +114,55 @@ def markdown(text: str) -> str:
 
 
 def entries(content: str) -> list[tuple[str, str]]:
-    """`name: words`, with the lines of the words that are indented below."""
-    found = re.split(r"^(?=\S)", content, flags=re.M)
-    return [(name, words) for name, _, words in (each.partition(":") for each in found if each)]
+    """Pairs of a name and its words, from `name: words` with further lines indented below."""
+    pieces = re.split(r"^(?=\S)", content, flags=re.M)
+    return [(name, words) for name, _, words in (piece.partition(":") for piece in pieces if piece)]
 
 
 def members(cls: type, name: str) -> tuple[list[str], list[str]]:
-    """Public methods and properties in the order of the source: as a list, and those with sections of their own."""
+    """Public methods and properties in the order of the source: lines of a list, and sections for the longer ones."""
     lines, long = [], []
-    listed = {
-        own for own, _ in entries(inspect.cleandoc("\n".join(["", *sections(described(cls)).get("Attributes", [])])))
-    }
-    for own, value in vars(cls).items():
+    attributes = inspect.cleandoc("\n".join(["", *sections(docstring(cls)).get("Attributes", [])]))
+    listed = {attribute for attribute, _ in entries(attributes)}
+    for member, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        text = described(value)
-        if own.startswith("_") or not text or own in listed or own in ENGINE.get(name, ()):
+        text = docstring(value)
+        if member.startswith("_") or not text or member in listed or member in ENGINE.get(name, ()):
             continue
         if isinstance(value, property) or type(value).__name__ == "cached_property":
-            lines.append(f"- `.{own}`: {text.splitlines()[0]}")
+            lines.append(f"- `.{member}`: {text.splitlines()[0]}")
         elif inspect.isfunction(plain) and len(sections(text)) > 1:
-            call = f"```text\n{signature(plain, own, wrapped=True)}\n```"
-            long.append(f"#### `{name}.{own}`\n\n{call}\n\n{markdown(text)}")
+            call = f"```text\n{signature(plain, member, wrapped=True)}\n```"
+            long.append(f"#### `{name}.{member}`\n\n{call}\n\n{markdown(text)}")
         elif inspect.isfunction(plain):
-            lines.append(f"- `.{signature(plain, own)}`: {' '.join(text.split())}")
+            lines.append(f"- `.{signature(plain, member)}`: {' '.join(text.split())}")
     return lines, long
 
 
 def title(name: str, module: ModuleType) -> str:
-    """As users write it."""
+    """The name as users write it."""
     return f"{module.__name__.replace('peewit', 'pw', 1)}.{name}"
 
 
 def entry(name: str, module: ModuleType = peewit) -> str:
-    """One public name."""
+    """The section of one public name."""
     thing = getattr(module, name)
     parts = [f"### `{title(name, module)}`"]
-    # Results are made by the library, not by its users: how they are constructed is of no interest.
-    made = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
-    if inspect.isfunction(thing) or made:
+    # Users do not construct results, so these need no signature.
+    constructed = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
+    if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
-    parts.append(markdown(described(thing)))
+    parts.append(markdown(docstring(thing)))
     if inspect.isclass(thing):
         engine = any(name in GROUPS[group] for group in ("Likelihoods", "Priors", "Structures", "Curvature"))
         lines, long = members(thing, name)
-        lines = [line for line in lines if not engine or any(f".{own}(" in line for own in LIKELIHOOD_METHODS)]
+        lines = [line for line in lines if not engine or any(f".{method}(" in line for method in LIKELIHOOD_METHODS)]
         parts += ["\n".join(["**Methods and properties**", "", *lines]) if lines else "", *long]
     return "\n\n".join(part for part in parts if part)
 
 
 def contents(text: str) -> str:
-    """Links to all names, section by section; of equal anchors the later ones are numbered, as GitHub does."""
+    """Links to all names, section by section; repeated anchors are numbered, as GitHub does."""
     seen: Counter[str] = Counter()
     lines: list[str] = []
     for level, heading in re.findall(r"^(#{2,4}) (.*)$", text, re.M):
@@ -180,21 +179,21 @@ def contents(text: str) -> str:
 
 
 def page() -> str:
-    """All of it."""
+    """The whole page."""
     public = [name for name in peewit.__all__ if not isinstance(getattr(peewit, name), ModuleType | str)]
     rest = [name for name in public if not any(name in names for names in (*GROUPS.values(), WARNINGS))]
     sections = []
     for heading, names in {**GROUPS, "Results": tuple(rest), "Warnings": WARNINGS}.items():
-        found = [name for name in names if name in public]
-        sections += [f"## {heading}", *(entry(name) for name in found)] if found else []
+        present = [name for name in names if name in public]
+        sections += [f"## {heading}", *(entry(name) for name in present)] if present else []
     for module, names in EXTRAS.items():
-        sections += [f"## `{module.__name__}`", described(module), *(entry(name, module) for name in names)]
+        sections += [f"## `{module.__name__}`", docstring(module), *(entry(name, module) for name in names)]
     body = "\n\n".join(section.strip() for section in sections)
     return f"{HEAD}\nAll names:\n\n{contents(body)}\n\n{body}\n"
 
 
 def main() -> None:
-    """Write the page, or say whether it is as it should be."""
+    """Write the page, or check that it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit with 1 where the page is not up to date")
     if parser.parse_args().check:

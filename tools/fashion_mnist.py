@@ -42,20 +42,20 @@ def cut(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    """Read, cut, compress, and say how large it is."""
+    """Read, cut, compress, and print how large the file is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder with the four files")
     parser.add_argument("--out", type=Path, default=TARGET, help="the file to write")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     tensors = {}
     for part, name in NAMES.items():
-        tensors[f"{name}_images"], tensors[f"{name}_labels"] = cut(chosen.data, part)
+        tensors[f"{name}_images"], tensors[f"{name}_labels"] = cut(arguments.data, part)
     # mtime: without it the file would differ with every run.
     content = gzip.compress(save(tensors), compresslevel=9, mtime=0)
     if len(content) > LIMIT:
         raise SystemExit(f"{len(content):,} bytes; expected at most {LIMIT:,}. Take fewer images per class.")
-    chosen.out.write_bytes(content)
-    print(f"{chosen.out}: {len(content):,} bytes,", ", ".join(f"{k} {tuple(v.shape)}" for k, v in tensors.items()))
+    arguments.out.write_bytes(content)
+    print(f"{arguments.out}: {len(content):,} bytes,", ", ".join(f"{k} {tuple(v.shape)}" for k, v in tensors.items()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Make the pictures of docs/gallery.md by running its code: `python tools/gallery.py [NAME ...]`.
+"""Draw the pictures of docs/gallery.md by running its code: `python tools/gallery.py [NAME ...]`.
 
-After each block, the variable `figure` is drawn into the picture that follows it, and its description is written into
-the page. Needs plotly, kaleido, pillow and a Chromium.
+After each block of code, the variable `figure` is drawn into the picture that follows the block, and its description is
+written into the page. Needs plotly, kaleido, pillow and a Chromium.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ STEP = re.compile(
 LARGEST = 120_000  # bytes of a picture
 
 
-def picture(figure: Any, path: Path) -> int:
-    """Draw a figure with few colours: its bytes."""
+def draw(figure: Any, path: Path) -> int:
+    """Write a figure as a picture with few colours, and return its bytes."""
     size = {"width": 760, "height": figure.layout.height, "scale": 1}
     raw = kaleido.calc_fig_sync(figure, opts={"format": "png", **size})
-    best = packed(Image.open(io.BytesIO(raw)))
-    if len(best) > LARGEST:  # on white: with fewer colours a see-through picture has stripes
-        seen = Image.open(io.BytesIO(raw)).convert("RGBA")
-        flat = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-        best = packed(flat.quantize(256, Image.Quantize.MEDIANCUT))
+    best = pack(Image.open(io.BytesIO(raw)))
+    if len(best) > LARGEST:  # on white: with fewer colours a transparent picture has stripes
+        drawn = Image.open(io.BytesIO(raw)).convert("RGBA")
+        flat = Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn).convert("RGB")
+        best = pack(flat.quantize(256, Image.Quantize.MEDIANCUT))
     path.write_bytes(best)
     return len(best)
 
 
-def packed(image: Image.Image) -> bytes:
-    """As small as it gets without loss."""
-    made = io.BytesIO()
-    image.save(made, "PNG", optimize=True)
-    return made.getvalue()
+def pack(image: Image.Image) -> bytes:
+    """A PNG as small as it gets without loss."""
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()
 
 
 def main(wanted: list[str]) -> None:
-    """Run the page from top to bottom; only the pictures that were asked for are drawn, or all."""
+    """Run the page from top to bottom, and draw the pictures that are wanted, or all of them."""
     text = PAGE.read_text(encoding="utf-8")
     space: dict[str, Any] = {"__name__": "gallery"}
     alts: dict[str, str] = {}
@@ -61,14 +61,14 @@ def main(wanted: list[str]) -> None:
             alts[step["path"]] = figure.layout.meta["alt"]
             path = DOCS / step["path"]
             if not wanted or path.stem in wanted:
-                print(f"  {path.name}: {picture(figure, path):,} bytes")
+                print(f"  {path.name}: {draw(figure, path):,} bytes")
     finally:
         kaleido.stop_sync_server()
 
-    def described(step: re.Match[str]) -> str:
+    def with_description(step: re.Match[str]) -> str:
         return step[0] if step["code"] else f"![{alts[step['path']]}]({step['path']})"
 
-    PAGE.write_text(STEP.sub(described, text), encoding="utf-8")
+    PAGE.write_text(STEP.sub(with_description, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Change one thing of the library at a time and see whether the tests that run the changed line notice.
 
-A seeded sample of such mutants is taken from each part of the library. Printed are a table of what was caught and every
+It takes a seeded sample of such mutants from each part of the library, and prints a table of what was caught and every
 mutant that was not; .mutants/report.json holds all of them. Run it by `make test-mutants SEED=1 COUNT=100`.
 """
 
@@ -58,7 +58,7 @@ ALLOWED_REASONS = ("speed", "memory", "equivalent")
 
 @dataclass(frozen=True)
 class Project:
-    """What is changed and tested: a folder with `src` and `tests`, and its parts as patterns in `src`."""
+    """A folder with `src` and `tests` that is changed and tested; its parts are patterns in `src`."""
 
     root: Path
     parts: dict[str, list[str]]
@@ -66,21 +66,21 @@ class Project:
 
     @property
     def source(self) -> Path:
-        """Where the packages are."""
+        """The folder of the packages."""
         return self.root / "src"
 
     @property
     def store(self) -> Path:
-        """Where runs keep what they found."""
+        """The folder where runs keep their results."""
         return self.root / ".mutants"
 
     def files(self, part: str) -> list[str]:
         """The files of a part, as paths in `source`."""
-        found = {path for pattern in self.parts[part] for path in self.source.glob(pattern)}
-        return sorted(path.relative_to(self.source).as_posix() for path in found)
+        paths = {path for pattern in self.parts[part] for path in self.source.glob(pattern)}
+        return sorted(path.relative_to(self.source).as_posix() for path in paths)
 
     def allowed(self) -> dict[str, str]:
-        """The reason of each mutant that no test can tell."""
+        """The reason of each mutant that no test can notice."""
         path = self.root / "tools" / "mutants_allowed.txt"
         lines = path.read_text().splitlines() if path.exists() else []
         rows = [line.rsplit("  # ", 1) for line in lines if line.strip() and not line.startswith("#")]
@@ -91,7 +91,7 @@ class Project:
         return dict(rows)
 
     def digest(self) -> str:
-        """Changes with any source or test."""
+        """A hash of all sources and tests."""
         paths = sorted([*self.source.rglob("*.py"), *(self.root / "tests").rglob("*.py")])
         return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
@@ -113,15 +113,15 @@ class Verdict:
 
 
 def sample(project: Project, part: str, seed: int, count: int) -> list[Mutant]:
-    """Mutants of a part, without those that no test can tell: others stay in the sample when one leaves it."""
+    """Mutants of a part that some test can notice; the others stay in the sample when one leaves it."""
     allowed = project.allowed()
     every = [each for path in project.files(part) for each in mutants(path, (project.source / path).read_text())]
-    kept = [each for each in every if each.name not in allowed and each.everywhere not in allowed]
+    kept = [each for each in every if each.name not in allowed and each.whole_function not in allowed]
     return sorted(kept, key=lambda each: hashlib.sha256(f"{seed} {each.name}".encode()).digest())[:count]
 
 
 def collect(project: Project, workers: int, arguments: list[str]) -> None:
-    """Run the tests once and store which lines each of them runs."""
+    """Run the tests once, and store which lines each of them runs."""
     shutil.rmtree(project.store, ignore_errors=True)
     project.store.mkdir()
     files = [str(project.source / path) for part in project.parts for path in project.files(part)]
@@ -148,36 +148,36 @@ class Tests:
 
     @functools.cached_property
     def data(self) -> list[object]:
-        """What coverage stored, one value for each process that ran tests."""
+        """The data of coverage, one value for each process that ran tests."""
         from coverage import CoverageData
 
-        found = [CoverageData(str(path)) for path in sorted(self.project.store.glob("lines.*"))]
-        for each in found:
+        data = [CoverageData(str(path)) for path in sorted(self.project.store.glob("lines.*"))]
+        for each in data:
             each.read()
-        return found
+        return data
 
     @functools.cache  # noqa: B019  # one value for a run
     def by_line(self, path: str) -> dict[int, set[str]]:
         """The tests that run each line of a file; tests that did not pass are left out."""
-        made: dict[int, set[str]] = defaultdict(set)
+        by_line: dict[int, set[str]] = defaultdict(set)
         for each in self.data:
             for line, tests in each.contexts_by_lineno(f"{self.project.source.name}/{path}").items():
-                made[line] |= {test for test in tests if test in self.seconds}
-        return made
+                by_line[line] |= {test for test in tests if test in self.seconds}
+        return by_line
 
     @functools.cached_property
     def widths(self) -> Counter[str]:
-        """How many lines each test runs."""
+        """The number of lines that each test runs."""
         files = {path for part in self.project.parts for path in self.project.files(part)}
         return Counter(test for path in files for tests in self.by_line(path).values() for test in tests)
 
     def of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """Those that a mutant meets first, and those that it meets if these pass, each function's quickest first."""
+        """The tests that a mutant meets first, and those that follow; the quickest of each function lead."""
         lines = self.by_line(mutant.path)
-        found = {test for line in mutant.lines or lines for test in lines.get(line, ())}
+        running = {test for line in mutant.lines or lines for test in lines.get(line, ())}
         turns: Counter[str] = Counter()
         order = []
-        for test in sorted(found, key=lambda each: (self.seconds[each], each)):
+        for test in sorted(running, key=lambda each: (self.seconds[each], each)):
             function = test.split("[")[0]
             order.append((turns[function], len(order), test))
             turns[function] += 1
@@ -202,7 +202,7 @@ class Worker:
 
     @classmethod
     def start(cls, project: Project, folder: str) -> None:
-        """Copy the source and import once what every test needs of others."""
+        """Copy the source, and import once the packages that every test needs."""
         cls.project, cls.source = project, Path(folder) / str(os.getpid()) / "src"
         shutil.copytree(project.source, cls.source)  # compiled files with it, whose dates stay right
         for name in project.preloaded:
@@ -211,8 +211,8 @@ class Worker:
     @classmethod
     def judge(cls, mutant: Mutant, first: list[str], rest: list[str], seconds: dict[str, float]) -> Verdict:
         """Run the tests on the changed source until one fails."""
-        place, start = cls.source / mutant.path, time.time()
-        place.write_bytes(mutant.apply(place.read_bytes()))
+        path, start = cls.source / mutant.path, time.time()
+        path.write_bytes(mutant.apply(path.read_bytes()))
         verdict = Verdict(mutant=mutant, outcome="untested")
         for tests in filter(None, (first, rest)):
             outcome, by = cls.run(tests, LEAST_TIME + SLOWER * sum(seconds[test] for test in tests))
@@ -225,12 +225,12 @@ class Worker:
             )
             if verdict.caught:
                 break
-        shutil.copy2(cls.project.source / mutant.path, place)
+        shutil.copy2(cls.project.source / mutant.path, path)
         return verdict
 
     @classmethod
     def run(cls, tests: list[str], limit: float) -> tuple[str, str]:
-        """What became of the tests, and the first that failed."""
+        """The outcome of the tests, and the first that failed."""
         log = cls.source.parent / "log"
         child = os.fork()
         if not child:
@@ -247,7 +247,7 @@ class Worker:
 
     @classmethod
     def run_in_child(cls, tests: list[str], log: Path) -> None:
-        """Run pytest with the worker's source in a process group of its own, and end."""
+        """Run pytest on the worker's source in a separate process group, and end the process."""
         status = 1
         try:
             os.setsid()
@@ -265,10 +265,10 @@ class Worker:
             os._exit(status)
 
 
-def judged(project: Project, wanted: dict[str, list[Mutant]], workers: int) -> tuple[dict[str, list[Verdict]], str]:
-    """The verdicts of each part, and what failed of the tests that caught something when nothing is changed."""
+def judge_all(project: Project, wanted: dict[str, list[Mutant]], workers: int) -> tuple[dict[str, list[Verdict]], str]:
+    """The verdicts of each part, and which of the tests that caught something fails when nothing is changed."""
     tests = Tests(project)
-    made: dict[str, list[Verdict]] = {part: [] for part in wanted}
+    verdicts: dict[str, list[Verdict]] = {part: [] for part in wanted}
     arguments = {"max_workers": workers, "mp_context": multiprocessing.get_context("spawn")}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -281,18 +281,18 @@ def judged(project: Project, wanted: dict[str, list[Mutant]], workers: int) -> t
             jobs[pool.submit(Worker.judge, each, first, rest, took)] = part
         for job in as_completed(jobs):
             verdict = job.result()
-            made[jobs[job]].append(verdict)
+            verdicts[jobs[job]].append(verdict)
             print(f"{verdict.outcome:9} {verdict.seconds:6.1f} s  {verdict.mutant.name}", flush=True)
-        catchers = sorted({each.by for many in made.values() for each in many if each.by in tests.seconds})
+        catchers = sorted({each.by for many in verdicts.values() for each in many if each.by in tests.seconds})
         outcome, by = pool.submit(Worker.run, catchers, 1800.0).result() if catchers else ("survived", "")
-    return made, "" if outcome == "survived" else by or outcome
+    return verdicts, "" if outcome == "survived" else by or outcome
 
 
-def report(project: Project, made: dict[str, list[Verdict]], seed: int) -> tuple[str, bool]:
-    """The table and the mutants that were not caught, and whether enough were."""
+def report(project: Project, verdicts: dict[str, list[Verdict]], seed: int) -> tuple[str, bool]:
+    """The table with the mutants that were not caught, and whether enough were caught."""
     rows = [f"{'part':12} {'mutants':>8} {'caught':>8} {'timed out':>10} {'survived':>9} {'untested':>9} {'share':>8}"]
     missed, fine = [], True
-    for part, many in made.items():
+    for part, many in verdicts.items():
         counted = Counter(each.outcome for each in many)
         share = sum(each.caught for each in many) / max(len(many), 1)
         fine &= share >= ENOUGH
@@ -302,16 +302,16 @@ def report(project: Project, made: dict[str, list[Verdict]], seed: int) -> tuple
             missed.append(f"{each.mutant.path}:{each.mutant.line} ({each.outcome}, {each.tests} tests)")
             missed.append("  " + each.mutant.name)
     allowed = project.allowed()
-    rows += ["", *missed, "", f"seed {seed}; {len(allowed)} mutants that no test can tell are left out:"]
+    rows += ["", *missed, "", f"seed {seed}; {len(allowed)} mutants that no test can notice are left out:"]
     rows += [f"  {name}  # {reason}" for name, reason in allowed.items()]
-    found = {part: [asdict(each) for each in many] for part, many in made.items()}
-    (project.store / "report.json").write_text(json.dumps({"seed": seed, "parts": found}, indent=1))
+    parts = {part: [asdict(each) for each in many] for part, many in verdicts.items()}
+    (project.store / "report.json").write_text(json.dumps({"seed": seed, "parts": parts}, indent=1))
     (project.store / "report.txt").write_text("\n".join(rows) + "\n")
     return "\n".join(rows), fine
 
 
 def main() -> int:
-    """Run what the command line asks for; the status is that of a test."""
+    """Run the command; the status is 0 if enough mutants were caught."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="which sample")
     parser.add_argument("--count", type=int, default=100, help="mutants of each part")
@@ -320,15 +320,15 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run all tests again, even if nothing changed since")
     parser.add_argument("--keep", action="store_true", help="do not, though something changed: lines may be off")
     parser.add_argument("--tests", nargs="*", default=[], help="arguments of pytest for the tests to choose from")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     project = Project(Path(__file__).resolve().parent.parent, PARTS, PRELOADED)
     start, digest = time.time(), project.store / "digest"
     current = digest.exists() and digest.read_text() == project.digest()
-    if asked.fresh or not (current or asked.keep):
-        collect(project, asked.workers, asked.tests)
-    wanted = {part: sample(project, part, asked.seed, asked.count) for part in asked.parts}
-    made, broken = judged(project, wanted, asked.workers)
-    text, fine = report(project, made, asked.seed)
+    if arguments.fresh or not (current or arguments.keep):
+        collect(project, arguments.workers, arguments.tests)
+    wanted = {part: sample(project, part, arguments.seed, arguments.count) for part in arguments.parts}
+    verdicts, broken = judge_all(project, wanted, arguments.workers)
+    text, fine = report(project, verdicts, arguments.seed)
     print(f"\n{text}\n{time.time() - start:.0f} s")
     if broken:
         print(f"{broken} fails without any change: what it caught does not count")

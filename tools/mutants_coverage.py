@@ -35,7 +35,7 @@ class Watch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Give the lines that run from now on to this test."""
+        """Attribute the lines that run from now on to this test."""
         self.coverage.switch_context(item.nodeid)
         answer = yield
         self.coverage.switch_context("")
@@ -48,7 +48,7 @@ class Watch:
             self.failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write both down."""
+        """Write the lines and the seconds to files."""
         self.coverage.stop()
         self.coverage.save()
         passed = {test: seconds for test, seconds in self.seconds.items() if test not in self.failed}

@@ -1,4 +1,4 @@
-"""The changes of one thing that a Python file offers: another operator, another number, a statement that is gone."""
+"""The mutants of a Python file, each with one change: another operator, another number, a statement less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIRS = [("min", "max"), ("amin", "amax"), ("argmin", "argmax"), ("any", "all"),
 METHODS = [("sum", "mean"), ("sqrt", "square"), ("floor", "ceil"), ("new_zeros", "new_ones"), ("mul", "div")]
 RENAMED = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 RENAMED_METHODS = RENAMED | {a: b for pair in METHODS for a, b in (pair, pair[::-1])}
-# Keywords that only another device, time or memory can tell; and `strict`, which guards our own code.
+# Keywords that show only in device, time or memory; and `strict`, which guards our own code.
 UNSEEN = {"device", "non_blocking", "pin_memory", "output_size", "strict", "progress", "memory"}
 # Lines that only a GPU runs, that report progress, or whose comment says that they are about memory or speed.
 UNSEEN_LINES = re.compile(r"cuda|progress|TYPE_CHECKING|#.*\b(bytes|memory|faster|quicker|speed|at a time)\b")
@@ -41,12 +41,12 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """As the allow-list has it: it survives changes of other lines."""
+        """The name in the allow-list, which survives changes of other lines."""
         return f"{self.path}::{self.function}::{self.change}"
 
     @property
-    def everywhere(self) -> str:
-        """The name of all mutants of its function, for functions that only choose what is quicker or smaller."""
+    def whole_function(self) -> str:
+        """The name of all mutants of its function, for functions that only choose what is faster or smaller."""
         return f"{self.path}::{self.function}::*"
 
     def apply(self, source: bytes) -> bytes:
@@ -54,21 +54,21 @@ class Mutant:
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
 
-def plain(source: bytes) -> str:
-    """Source on one line, without a comment at its end."""
+def on_one_line(source: bytes) -> str:
+    """Source on one line, without a final comment."""
     return " ".join(source.decode().split("  # ")[0].split())
 
 
-def replaced(node: ast.AST, **fields: object) -> ast.AST:
-    """A copy with other fields."""
-    made = copy.copy(node)
+def replace(node: ast.AST, **fields: object) -> ast.AST:
+    """A copy of a node with other fields."""
+    changed = copy.copy(node)
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(changed, name, value)
+    return changed
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST | None]:
-    """What a node may become; None stands for a statement that is gone."""
+    """What a node may become; None stands for a statement that is left out."""
     yield from other_operators(node)
     if isinstance(node, ast.Constant):
         yield from other_constants(node)
@@ -83,9 +83,9 @@ def changes(node: ast.AST) -> Iterator[ast.AST | None]:
 def other_operators(node: ast.AST) -> Iterator[ast.AST]:
     """The node with another operator, or without its sign."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPPED:
-        yield replaced(node, ops=[SWAPPED[type(node.ops[0])]()])
+        yield replace(node, ops=[SWAPPED[type(node.ops[0])]()])
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPPED:
-        yield replaced(node, op=SWAPPED[type(node.op)]())
+        yield replace(node, op=SWAPPED[type(node.op)]())
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
         yield node.operand
 
@@ -93,28 +93,28 @@ def other_operators(node: ast.AST) -> Iterator[ast.AST]:
 def other_constants(node: ast.Constant) -> Iterator[ast.AST]:
     """The other boolean, or a number nearby."""
     if isinstance(node.value, bool):
-        yield replaced(node, value=not node.value)
+        yield replace(node, value=not node.value)
     elif isinstance(node.value, int):
-        yield replaced(node, value=node.value + 1)
+        yield replace(node, value=node.value + 1)
         if node.value > 0:
-            yield replaced(node, value=node.value - 1)
+            yield replace(node, value=node.value - 1)
     elif isinstance(node.value, float):
-        yield replaced(node, value=2 * node.value if node.value else 1.0)
+        yield replace(node, value=2 * node.value if node.value else 1.0)
 
 
 def other_calls(node: ast.Call) -> Iterator[ast.AST]:
     """The call without one of its keywords, or of another function."""
     for word in node.keywords:
         if word.arg is not None and word.arg not in UNSEEN:
-            yield replaced(node, keywords=[other for other in node.keywords if other is not word])
+            yield replace(node, keywords=[other for other in node.keywords if other is not word])
     if isinstance(node.func, ast.Name) and node.func.id in RENAMED:
-        yield replaced(node, func=ast.Name(RENAMED[node.func.id]))
+        yield replace(node, func=ast.Name(RENAMED[node.func.id]))
     if isinstance(node.func, ast.Attribute) and node.func.attr in RENAMED_METHODS:
-        yield replaced(node, func=replaced(node.func, attr=RENAMED_METHODS[node.func.attr]))
+        yield replace(node, func=replace(node.func, attr=RENAMED_METHODS[node.func.attr]))
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
-    """Those that run and can be told: not annotations, asserts, parts of a text, or sizes that only bound memory."""
+    """Children whose changes tests can notice: not annotations, asserts, parts of a text, or sizes about memory."""
     if isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)):
         return
     slices = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "slices"
@@ -127,7 +127,7 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def slice_sizes(function: ast.AST) -> set[str]:
-    """Names that hold bytes in `budget.slices(count, bytes)` or `budget.count(bytes, ...)`: they change no number."""
+    """Names of bytes in `budget.slices(count, bytes)` or `budget.count(bytes, ...)`, which change no number."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     sizes = [call.args[1:2] for call in calls if call.func.attr == "slices"]
     sizes += [call.args[:1] for call in calls if ast.unparse(call.func).endswith("budget.count")]
@@ -135,15 +135,15 @@ def slice_sizes(function: ast.AST) -> set[str]:
 
 
 def names_type(value: ast.AST) -> bool:
-    """Whether what stands at the top of a file gives a type another name."""
+    """Whether a value at the top of a file is an alias of a type."""
     return isinstance(value, ast.Subscript) or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr))
 
 
 def mutants(path: str, source: str) -> list[Mutant]:
-    """Every change of a file, in the order of its lines."""
+    """Every mutant of a file, in the order of its lines."""
     rows, data = source.splitlines(), source.encode()
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
-    made: list[Mutant] = []
+    found: list[Mutant] = []
     tree, named = ast.parse(source), defaultdict(set)
     for name in (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
         named[name.id].add(name.lineno)
@@ -156,9 +156,9 @@ def mutants(path: str, source: str) -> list[Mutant]:
         stop = starts[old.end_lineno - 1] + old.end_col_offset
         if old.lineno == old.end_lineno:  # the whole line says what a number is for
             row, end = starts[old.lineno - 1], starts[old.lineno]
-            change = f"{plain(data[row:end])} -> {plain(data[row:start] + text.encode() + data[stop:end])}"
+            change = f"{on_one_line(data[row:end])} -> {on_one_line(data[row:start] + text.encode() + data[stop:end])}"
         else:
-            change = f"{plain(data[start:stop])} -> {plain(text.encode())}"
+            change = f"{on_one_line(data[start:stop])} -> {on_one_line(text.encode())}"
         lines = tuple(line for line in body if old.lineno <= line <= old.end_lineno) or body
         return Mutant(
             path=path, function=function, line=old.lineno, lines=lines, change=change, start=start, stop=stop, text=text
@@ -172,7 +172,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             function = f"{function}.{node.name}".lstrip(".")
         seen = isinstance(node, (ast.expr, ast.stmt)) and not UNSEEN_LINES.search(rows[node.lineno - 1])
-        made.extend(mutant_of(node, new, function, body) for new in (changes(node) if seen else ()))
+        found.extend(mutant_of(node, new, function, body) for new in (changes(node) if seen else ()))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             # A default is met by what runs the function: its own line runs when the module is imported.
             body = tuple(range(node.body[0].lineno, node.body[-1].end_lineno + 1))
@@ -184,4 +184,4 @@ def mutants(path: str, source: str) -> list[Mutant]:
             visit(child, function, body, bytes_)
 
     visit(tree, "", (), set())
-    return sorted(made, key=lambda each: (each.start, each.change))
+    return sorted(found, key=lambda each: (each.start, each.change))

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-TOLD = 500  # networks after which a line says how far it is
-LEAST = 0.02  # the share of networks in which every option of the grammar has to occur
+PROGRESS = 500  # networks between two lines of progress
+LEAST = 0.02  # the share of networks in which each option of the grammar has to occur
 
 
 def set_up(put_back: str = "") -> None:
-    """Let a process find the library and the tests, and put a misreading back that was repaired."""
+    """Let a process import the library and the tests, and put back a mistake that was repaired."""
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
     import torch
 
@@ -57,7 +57,7 @@ def compare(
 
 
 def main() -> int:
-    """Run what the command line asks for; the status is that of a test."""
+    """Run the command; the status is 0 if no network fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1000, help="how many networks")
@@ -68,23 +68,23 @@ def main() -> int:
     parser.add_argument("--turns", action="store_true", help="some checks of each network, in turns")
     parser.add_argument("--without", nargs="*", default=[], help="leave out networks that have one of these options")
     parser.add_argument("--plain", action="store_true", help="print failing networks as they are, not shrunk")
-    parser.add_argument("--put-back", default="", help="a misreading that was repaired, by its name in repairs.py")
-    asked = parser.parse_args()
+    parser.add_argument("--put-back", default="", help="put back a repaired mistake, by its name in repairs.py")
+    arguments = parser.parse_args()
     set_up()
     import random_checks  # noqa: F401  # fills the grammar
     from random_grammar import owners, random_network
 
-    seeds = range(asked.seed, asked.seed + asked.count)
+    seeds = range(arguments.seed, arguments.seed + arguments.count)
     counted = collections.Counter(option for seed in seeds for option in random_network(seed).options)
-    chosen = [seed for seed in seeds if not set(asked.without) & set(random_network(seed).options)]
+    chosen = [seed for seed in seeds if not set(arguments.without) & set(random_network(seed).options)]
     start, failing = time.time(), {}
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(asked.workers, spawned, set_up, (asked.put_back,)) as pool:
-        settings = (asked.device, asked.dtype, tuple(asked.only), asked.turns, not asked.plain)
+    with ProcessPoolExecutor(arguments.workers, spawned, set_up, (arguments.put_back,)) as pool:
+        settings = (arguments.device, arguments.dtype, tuple(arguments.only), arguments.turns, not arguments.plain)
         waiting = [pool.submit(compare, seed, *settings) for seed in chosen]
         for number, done in enumerate(as_completed(waiting), 1):
             seed, _, found, text = done.result()
-            if number % TOLD == 0:
+            if number % PROGRESS == 0:
                 print(f"{number} of {len(chosen)}, {time.time() - start:.0f} s", flush=True)
             if found:
                 failing[seed] = found

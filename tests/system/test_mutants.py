@@ -12,7 +12,7 @@ from environment import ROOT
 TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 
-from mutants import PARTS, Project, collect, judged, report, sample  # noqa: E402
+from mutants import PARTS, Project, collect, judge_all, report, sample  # noqa: E402
 from mutations import mutants  # noqa: E402
 
 SOURCE = '''
@@ -113,15 +113,15 @@ def test_what_tests_notice_is_told_from_what_they_do_not(tmp_path: Path) -> None
     pytest.importorskip("coverage")
     project = project_in(tmp_path)
     collect(project, 1, [])
-    made, broken = judged(project, {"all": sample(project, "all", 0, 1000)}, 1)
-    outcomes = {each.mutant.change: each.outcome for each in made["all"]}
+    verdicts, broken = judge_all(project, {"all": sample(project, "all", 0, 1000)}, 1)
+    outcomes = {each.mutant.change: each.outcome for each in verdicts["all"]}
     assert outcomes["return a + b -> return (a - b)"] == "caught"
-    assert {each.outcome for each in made["all"] if "b: int = 3" in each.mutant.change} == {"caught"}
+    assert {each.outcome for each in verdicts["all"] if "b: int = 3" in each.mutant.change} == {"caught"}
     assert outcomes["return a > 5 -> return (a >= 5)"] == "survived"
     assert outcomes["return a - 10 -> return (a + 10)"] == "untested"
-    assert {each.by for each in made["all"] if each.outcome == "caught"} == {"tests/test_small.py::test_sum"}
+    assert {each.by for each in verdicts["all"] if each.outcome == "caught"} == {"tests/test_small.py::test_sum"}
     assert not broken
-    text, fine = report(project, made, seed=0)
+    text, fine = report(project, verdicts, seed=0)
     assert not fine
     line = SOURCE.splitlines().index("    return a > 5") + 1
     assert f"small.py:{line} (survived, 1 tests)" in text
