@@ -11,7 +11,9 @@ from .diagnostics.diagnosis import Diagnosis
 from .fit import fit, products
 from .laplace import Laplace, load, validation_nll
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+from .messages.elsewhere import PACKAGE
 from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
+from .messages.names import nearest
 from .messages.warnings import RoundingWarning, TuningWarning
 from .posterior.coverage import Coverage
 from .posterior.evidence import Evidence
@@ -103,7 +105,8 @@ if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
     def __getattr__(name: str) -> Any:
         """Parts of the package that are not loaded with it."""
         if name not in LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            near = "" if name.startswith("_") else nearest(name, __all__, 0.6, PACKAGE)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; ' + near.strip()}")
         module, inside = LAZY[name]
         found = import_module(module, __name__)
         globals()[name] = getattr(found, inside) if inside else found

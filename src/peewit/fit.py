@@ -86,12 +86,12 @@ def fit(
         The posterior, a `pw.Laplace`.
 
     Raises:
-        PeewitError: A name is unknown, the data has no examples, the targets do not fit the outputs, the network holds
-            NaN or Inf, its output does not depend on the selected weights, the prior does not fit the weights, the
-            structure cannot hold the prior or a mask, or a one-shot iterator was given where `fit` passes over the
-            data several times.
+        PeewitError: A name is unknown, the data has no examples, the targets do not fit the outputs, the output does
+            not depend on the selected weights, the prior does not fit the weights, the structure cannot hold the prior
+            or a mask, or a one-shot iterator was given where `fit` passes over the data several times.
         ArgumentTypeError: An argument has the wrong type, such as a dataset without a DataLoader, or a loss as
             `likelihood`.
+        NotFiniteError: The data, the network or its outputs hold NaN or Inf.
 
     Warns:
         RoundingWarning: Rounding is as large as the prior precision.
@@ -290,7 +290,7 @@ def products(
         A `pw.Products`, whose `mv` multiplies.
 
     Raises:
-        PeewitError: A name is unknown, or the data is a one-shot iterator.
+        PeewitError: A name is unknown, the data is a one-shot iterator, or the curvature is `Hessian(clip=True)`.
         ArgumentTypeError: An argument has the wrong type.
 
     Example:

@@ -17,8 +17,9 @@ from .diagnostics.diagnosis import Diagnosis, diagnose
 from .likelihoods import Likelihood, LikelihoodName
 from .linear_model import find
 from .messages.arguments import checked_generator
+from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
-from .messages.names import ELSEWHERE, nearest
+from .messages.names import unknown
 from .network.isolation import entry_point
 from .network.modules import unwrapped
 from .network.nests import Data, Inputs
@@ -74,7 +75,7 @@ class Laplace:
             `precision.solve(v)` is the covariance times v, and `precision.variance()` the variances (D,).
         arithmetic: How products are rounded.
         timings: Seconds that measuring and decomposing the curvature took.
-        trace: How `tune` came here; None where it did not.
+        trace: How `tune` came to this very posterior; None for any other, such as what `with_prior` makes of it.
         schema: Names of columns and classes, where the command line fitted a table; None elsewhere.
         linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
 
@@ -162,7 +163,7 @@ class Laplace:
 
     @property
     def trace(self) -> Trace | None:
-        """How `tune` came here; None where it did not."""
+        """How `tune` came to this very posterior; None for any other."""
         return self.state.trace
 
     @property
@@ -222,7 +223,7 @@ class Laplace:
             temperature: A positive number; 1 is Bayes' rule. It replaces the present temperature.
 
         Returns:
-            A new `Laplace`.
+            A new `Laplace`, whose `trace` is None.
 
         Raises:
             PeewitError: `temperature` is no positive number.
@@ -242,7 +243,7 @@ class Laplace:
             arithmetic: "auto", "float32", "tf32", "bf16" or "float64".
 
         Returns:
-            A new `Laplace`.
+            A new `Laplace`, whose `trace` is None.
 
         Raises:
             PeewitError: The name is unknown.
@@ -276,11 +277,12 @@ class Laplace:
             progress: Whether to show a progress bar.
 
         Returns:
-            A new `Laplace`, whose `linear_mode` is what was found.
+            A new `Laplace`, whose `linear_mode` is what was found, and whose `trace` is None.
 
         Raises:
             PeewitError: `tolerance` or `steps` is not positive, the data has another number of examples than that of
                 the fit, or the network has changed since the fit.
+            NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
         Warns:
             TuningWarning: The mode was not reached, or the network's loss on the data is not that of the fit.
@@ -603,6 +605,7 @@ class Laplace:
         Raises:
             PeewitError: The data is a one-shot iterator or has another number of examples than that of the fit, or the
                 network has changed since the fit.
+            NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
         Warns:
             TuningWarning: The network's loss on the data is not that of the fit.
@@ -629,6 +632,7 @@ class Laplace:
             PeewitError: The data has no examples, its targets do not fit the outputs, it uses weights that the prior
                 has no precision for, or the network has changed since the fit.
             ArgumentTypeError: The data has the wrong type.
+            NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
         Warns:
             RoundingWarning: Rounding is as large as the prior precision.
@@ -689,14 +693,16 @@ class Laplace:
 
         def __getattr__(self, name: str) -> Any:
             """Say what there is: predictions have probabilities, a posterior has not."""
+            if name in POSTERIOR:
+                raise AttributeError(f"A Laplace has no {name!r}; {POSTERIOR[name]}.")
             if name.startswith("_") or hasattr(type(self), name):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            if name in ELSEWHERE:
-                raise AttributeError(f"A Laplace has no {name!r}; {ELSEWHERE[name]}.")
             if hasattr(Classes, name) or hasattr(Regression, name):
                 raise AttributeError(f"A Laplace has no {name!r}, and its predictions may: use la.predict(x).{name}.")
             known = dir(self)
-            raise AttributeError(f"A Laplace has no {name!r}; {nearest(name, known)}It has {', '.join(known)}.")
+            raise AttributeError(
+                f"A Laplace has no {name!r}{unknown(name, known, POSTERIOR)}It has {', '.join(known)}."
+            )
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Predictions have a name: this one says so."""
@@ -738,8 +744,9 @@ def load(
         The posterior, a `pw.Laplace`, on the network's device.
 
     Raises:
-        PeewitError: The file is damaged, has another format, belongs to another network or other weights, or
-            `likelihood` is missing or is not that of the fit.
+        MismatchError: The file has another format, belongs to another network or other weights, or `likelihood` is
+            missing or is not that of the fit.
+        PeewitError: The file is damaged.
         FileNotFoundError: There is no such file.
         IsADirectoryError: `path` is a folder.
 
@@ -770,6 +777,7 @@ def validation_nll(
     Raises:
         PeewitError: The data has no examples, its targets do not fit the outputs, or an option is wrong.
         ArgumentTypeError: The data has the wrong type, or `la.predict` has no such option.
+        NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
     Example:
         >>> pw.validation_nll(la, (x, y)) > 0

@@ -33,9 +33,7 @@ NAMES = [
     Row("a device nobody has", lambda w: w.la.to("gpu"), V, ("device='gpu'", "'cuda:0'")),
     Row("a dtype for a device", lambda w: w.la.to(torch.float64), V, ("device=torch.float64", "fit again")),
     Row("probabilities of a posterior", lambda w: w.la.probs, AttributeError, ("use la.predict(x).probs",)),
-    Row(
-        "tuning's name elsewhere", lambda w: w.la.optimize_prior_precision(), AttributeError, ("mean 'tune'?", "It has")
-    ),
+    Row("tuning's name elsewhere", lambda w: w.la.optimize_prior_precision(), AttributeError, ("use la.tune()",)),
     Row("a misspelt question", lambda w: w.la.predic(w.x), AttributeError, ("did you mean 'predict'?",)),
     Row(
         "likelihood",

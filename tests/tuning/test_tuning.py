@@ -304,7 +304,9 @@ def test_tuning_is_pure(structure: str, method: Any) -> None:
     assert torch.equal(first.prior.precision, second.prior.precision)
     assert torch.equal(first.likelihood.noise_precision, second.likelihood.noise_precision)
     assert first.trace is not None and second.trace is not None and first.trace.values == second.trace.values
-    assert la.trace is None and first.with_prior(1.0).trace is None
+    assert la.trace is None
+    changed = first.with_prior(1.0), first.with_temperature(2.0), first.with_arithmetic("float64")
+    assert all(other.trace is None for other in changed) and first.to(first.weights.device).trace is not None
     assert first.prior.grouping.name == "layerwise" and first.curvature is la.curvature
     # From another start it ends in the same place: the evidence has one top.
     if method == "evidence":

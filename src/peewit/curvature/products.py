@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from ..likelihoods import Labelled, Likelihood
-from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..network.batches import Batches
 from ..network.finite import Watch
 from ..network.isolation import isolated
@@ -102,9 +102,10 @@ class Products:
             The products (..., D), on the network's device, in float32 or wider.
 
         Raises:
-            PeewitError: `v` has the wrong shape, or holds NaN or Inf; the data has no examples or targets that do not
-                fit; or the network lacks the second derivatives that `curvature="hessian"` needs.
+            PeewitError: `v` has the wrong shape, the data has no examples or targets that do not fit, or the network
+                lacks the second derivatives that `curvature="hessian"` needs.
             ArgumentTypeError: `v` is no tensor.
+            NotFiniteError: `v`, the data or the network's outputs hold NaN or Inf.
 
         Example:
             >>> products = pw.products(model, (x, y), "classification")
@@ -116,16 +117,16 @@ class Products:
             raise ArgumentTypeError(f"v is a {type(v).__name__}; expected a tensor (..., {self.space.size}).")
         if not v.dim() or v.shape[-1] != self.space.size:
             raise PeewitError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.space.size}).")
-        like = self.parameters[0]
+        like = self._parameters[0]
         flat = v.reshape(-1, v.shape[-1]).to(device=like.device, dtype=like.dtype)
         total = torch.zeros_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
         if not bool(torch.isfinite(flat).all()):
-            raise PeewitError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
+            raise NotFiniteError(f"v holds numbers that are NaN, or Inf in {flat.dtype}; expected finite ones.")
         multiply = self._multiply_hessian if isinstance(self.curvature, Hessian) else self._multiply_factor
         seen, watch = 0, Watch()
         with (
             closing(self.progress),
-            isolated(self.model, self.parameters),
+            isolated(self.model, self._parameters),
             sdpa_kernel([SDPBackend.MATH]),
             PlainWeightNorm(),
         ):
@@ -138,7 +139,7 @@ class Products:
         return total.reshape(v.shape)
 
     @property
-    def parameters(self) -> list[Tensor]:
+    def _parameters(self) -> list[Tensor]:
         """The selected weights."""
         return [self.model.get_parameter(name) for name in self.space.names]
 
@@ -165,7 +166,7 @@ class Products:
         """(S, D): products of the Hessian of some examples."""
         energy = labels.energy(labels.flat(output)).sum()
         try:
-            gradients = torch.autograd.grad(energy, self.parameters, create_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(energy, self._parameters, create_graph=True, allow_unused=True)
             self._check_symmetry(gradients, v.dtype)
             return torch.stack([self._pull(gradients, unflatten(one, self.space)) for one in v])
         except NotImplementedError as error:
@@ -216,11 +217,11 @@ class Products:
             if gradient is not None
         )
         if not isinstance(total, Tensor) or not total.requires_grad:
-            like = self.parameters[0]
+            like = self._parameters[0]
             return torch.zeros(self.space.size, dtype=like.dtype, device=like.device)
         return self._gradient(total)
 
     def _gradient(self, output: Tensor, probe: Tensor | None = None) -> Tensor:
         """(D,): the gradient of a number, or of outputs times a probe; their graph is kept."""
-        found = torch.autograd.grad(output, self.parameters, probe, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(output, self._parameters, probe, retain_graph=True, allow_unused=True)
         return flatten_gradients(found, self.model, self.space)

@@ -155,7 +155,7 @@ def sweep(
         PeewitError: A range is not two rising positive numbers, a name is unknown, `trials` is too small, or the data
             is a one-shot iterator or has no labelled examples.
         ArgumentTypeError: `la` is no `pw.Laplace`, `metric` is no name, or `generator` is no torch.Generator.
-        ImportError: `method="bayesian"` without optuna.
+        MissingPackageError: `method="bayesian"` without optuna.
 
     Example:
         >>> tried = pw.sweep(la, (x, y), prior_precision=(0.1, 10.0), trials=9)

@@ -75,7 +75,7 @@ def save(
         PeewitError: The name has another suffix, it is that of a device, or `plotlyjs` is neither True nor "cdn".
         FileNotFoundError: The folder does not exist.
         IsADirectoryError: The name is that of a folder.
-        ImportError: A picture needs kaleido, which is not installed.
+        MissingPackageError: A picture needs kaleido, which is not installed.
         RuntimeError: A picture needs a Chromium, and none was found.
 
     Example:

@@ -10,8 +10,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from .elsewhere import OPTIONS
 from .errors import ArgumentTypeError, PeewitError
 
+NOWHERE: Mapping[str, str] = {}
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
@@ -19,6 +21,15 @@ Arguments = ParamSpec("Arguments")
 # Names that others use, by which letters do not tell what was meant.
 OTHERS: dict[str, str | tuple[str, ...]] = {
     "kfac": "kron",
+    "ef": "empirical",
+    "mc": "fisher",
+    "fim": "fisher",
+    "bridge_norm": "bridge_normalised",
+    "optimize_prior_precision": "tune",
+    "n_steps": "steps",
+    "n_samples": "samples",
+    "subset_of_weights": "weights",
+    "hessian_structure": "structure",
     "kronecker": "kron",
     "marglik": "evidence",
     "gridsearch": "grid",
@@ -32,6 +43,7 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "glm": "linearised",
     "nn": "sampled",
     "pred_type": "method",
+    "link_approx": "link",
     "val_loader": "validation",
     "train_loader": ("train", "data"),
     "dataloader": ("data", "train"),
@@ -42,33 +54,22 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "temperature": "parameters",
     "backend": "curvature",
     "num_samples": "samples",
-    "predictive_samples": "sample",
     "seed": "generator",
-    "optimize_prior_precision": "tune",
     "log_marginal_likelihood": "log_evidence",
     "posterior_precision": "precision",
-    "state_dict": "save",
-    "load_state_dict": "save",
     "cuda": "to",
     "cpu": "to",
 }
 
-# Names that others give to what a posterior has elsewhere, and where it is.
-ELSEWHERE = {
-    "sigma_noise": "use la.likelihood.noise, and la.with_noise(...) to change it",
-    "prior_precision": "use la.prior.precision, and la.with_prior(...) to change it",
-    "posterior_covariance": (
-        "use la.precision.solve(v), the covariance times v, or la.precision.variance(), its diagonal"
-    ),
-    "posterior_variance": "use la.precision.variance(), or la.precision.solve(v), the covariance times v",
-    "mode": "the trained weights are la.weights, and la.predict(x).mode is the likeliest label",
-    "kind": "the kind of curvature is la.curvature",
-    "mean": "its mean is la.weights, and la.predict(x).mean is that of a prediction",
-}
+
+def unknown(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    """What follows "there is no such name": where to find it, or the name that was meant, as the end of a sentence."""
+    near = nearest(name, known, elsewhere=elsewhere)
+    return f"; {near}" if near else ". "
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """A question after the name that was meant; empty where none is near."""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5, elsewhere: Mapping[str, str] = NOWHERE) -> str:
+    """A question after the name that was meant, or where to find it; empty where none is near."""
     every, given = list(known), str(name).lower()
     prefix, dot, last = given.rpartition(".")  # settings have the name of their table before theirs
     others = OTHERS.get(last, ())
@@ -76,6 +77,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     found = [repr(each) for each in found if each in every]
     if found:
         return f"did you mean {' or '.join(found)}? "
+    if name in elsewhere:
+        return f"{elsewhere[name]}. "
     # A longer name for the same thing: prior_precision, link_approx.
     parts = [each for each in every if len(each) > 3 and each in given.split("_")]
     same = [each for each in every if each.lower() == given]
@@ -101,7 +104,7 @@ def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             if name not in known:
                 options = ", ".join(each for each in known if each != "self")
                 raise ArgumentTypeError(
-                    f"{function.__name__}() has no option {name!r}; {nearest(name, known)}It takes {options}."
+                    f"{function.__name__}() has no option {name!r}{unknown(name, known, OPTIONS)}It takes {options}."
                 )
         return function(*args, **kwargs)
 

@@ -51,7 +51,7 @@ class PosteriorState:
     asked: Space  # the weights that were asked for, unused ones included
     seed: int  # of drawn labels
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
-    trace: Trace | None = None  # how `tune` came here
+    trace: Trace | None = None  # how `tune` came to this very posterior
     linear_mode: LinearMode | None = None  # where evidence is then taken
     schema: Schema | None = None  # names of columns and classes, which the command line keeps here
 

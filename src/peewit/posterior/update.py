@@ -161,4 +161,5 @@ def in_arithmetic(la: PosteriorState, arithmetic: ArithmeticName) -> PosteriorSt
         sums=change_tensors(la.sums, cast),
         weights=la.weights.to(dtype),
         linear_mode=linear and replace(linear, displacement=linear.displacement.to(dtype)),
+        trace=None,
     )

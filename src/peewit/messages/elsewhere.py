@@ -1,0 +1,107 @@
+"""Where to find what other libraries, laplace-torch above all, give another name or another place."""
+
+from __future__ import annotations
+
+
+def rows(table: dict[str, str]) -> dict[str, str]:
+    """A sentence by each of the names that lead to it."""
+    return {name: sentence for sentence, names in table.items() for name in names.split()}
+
+
+# On a posterior.
+POSTERIOR = rows(
+    {
+        "use la.likelihood.noise, and la.with_noise(...) to change it": "sigma_noise noise",
+        "use la.prior.precision, and la.with_prior(...) to change it": "prior_precision prior_precision_diag",
+        "use la.prior.grouping, and la.with_prior(pw.Prior.layerwise(1.0)) or another to change it": "prior_structure",
+        "use la.prior.mean": "prior_mean",
+        "use la.precision.solve(v), the covariance times v, or la.precision.variance(), its diagonal": (
+            "posterior_covariance posterior_variance"
+        ),
+        "use la.precision.root(eps), standard normal numbers as deviations of the weights": (
+            "posterior_scale _posterior_scale invsqrt_precision"
+        ),
+        "use la.precision.mv(v), the precision times v, or pw.products(model, data, likelihood).mv(v), the curvature "
+        "times v": "H H_factor _H_factor hessian kron",
+        "use la.precision.logdet()": "log_det_posterior_precision log_det logdet",
+        "use la.evidence(), which has its parts": (
+            "log_det_ratio log_det_prior_precision log_likelihood scatter loss marginal_likelihood"
+        ),
+        "its mean is la.weights, and la.predict(x).mean is that of a prediction": "mean mu map MAP posterior_mean",
+        "the trained weights are la.weights, and la.predict(x).mode is the likeliest label": "mode",
+        "the kind of curvature is la.curvature": "kind",
+        "la.D is the number of uncertain weights, and la.space.names says which": (
+            "n_params n_params_subset subset_of_weights parameters named_parameters"
+        ),
+        "la.N is the number of examples": "n_data num_data",
+        "its training data are not kept; la.update(data) adds more": "data X y train_loader fit",
+        "la.weights.device is its device, and la.to(device) moves it": "device",
+        "use la.predict(x) for labels and la.functional(x) for the outputs": (
+            "glm_predictive_distribution _glm_predictive_distribution functional_predict forward"
+        ),
+        "use la.functional(x).cov, or la.functional(x, variance_only=True).cov for variances alone": (
+            "functional_variance functional_covariance"
+        ),
+        "use la.functional_samples(x, samples) for outputs, and la.predict(x).sample(samples) for labels": (
+            "predictive_samples _nn_predictive_samples"
+        ),
+        "use la.sample(samples)": "posterior_samples",
+        "use la.tune()": "optimize_prior_precision optimize_prior_precision_base",
+        "use la.save(path), and pw.load(path, model)": "state_dict load_state_dict",
+    }
+)
+
+# Options of calls.
+OPTIONS = rows(
+    {
+        "give the noise with the likelihood: pw.Gaussian(noise=...)": "sigma_noise noise",
+        "use la.with_temperature(...) after the fit": "temperature",
+        "give the prior as a value: pw.Prior.scalar(precision, mean=...)": "prior_mean",
+        "give the prior as a value, such as prior=pw.Prior.layerwise(1.0) in the fit": "prior_structure",
+        "use start=, and la.with_prior(...) for a value that stays": "init_prior_prec",
+        "use limits=(smallest, largest), of precisions": "log_prior_prec_min log_prior_prec_max",
+        "use grid=[...] with the values": "grid_size",
+        "give options of the predictions that are scored as predict={...}": "link_approx n_samples",
+        "give a batch as a mapping with 'labels'; all its other tensors go to the network": "dict_key_x dict_key_y",
+        "gradients in x are create_graph=True of la.predict and la.functional": "enable_backprop",
+        "choose the curvature by curvature=, such as pw.MonteCarlo(samples=3)": (
+            "backend_kwargs asdl_fisher_kwargs stochastic mc_samples"
+        ),
+        "choose weights by weights=: their names or patterns, a mask, or a pw.Subnetwork": (
+            "last_layer_name subnetwork_indices"
+        ),
+        "give a DataLoader with that batch size": "batch_size",
+        "the network's own device is used; move the network": "device",
+        "use la.update(data) to add data to a fit": "override",
+        "the likelihood says the loss": "lossfn loss_fn criterion",
+        "use la.functional(x, variance_only=True)": "diagonal_output diag",
+        "use progress=True": "verbose progress_bar",
+    }
+)
+
+# In the package.
+PACKAGE = rows(
+    {
+        "use pw.fit(..., structure='diag')": "DiagLaplace",
+        "use pw.fit(..., structure='kron')": "KronLaplace",
+        "use pw.fit(..., structure='full')": "FullLaplace",
+        "use pw.fit, whose structure= says how curvature is stored": (
+            "LowRankLaplace FunctionalLaplace ParametricLaplace BaseLaplace baselaplace"
+        ),
+        "use pw.fit(..., weights='last_layer')": (
+            "LLLaplace KronLLLaplace DiagLLLaplace FullLLLaplace LastLayerSubnetMask"
+        ),
+        "use pw.fit(..., weights=pw.Subnetwork(...))": (
+            "SubnetLaplace FullSubnetLaplace DiagSubnetLaplace LargestMagnitudeSubnetMask RandomSubnetMask "
+            "LargestVarianceDiagLaplaceSubnetMask LargestVarianceSWAGSubnetMask"
+        ),
+        "use pw.fit(..., weights=[...]) with names or patterns": "ModuleNameSubnetMask ParamNameSubnetMask",
+        "use la.tune() after training": "marglik_training",
+        "choose the curvature by curvature= of pw.fit": (
+            "BackPackGGN BackPackEF CurvlinopsGGN CurvlinopsEF CurvlinopsHessian AsdlGGN AsdlEF AsdlHessian"
+        ),
+        "options take texts, such as likelihood='classification' of pw.fit": (
+            "Likelihood SubsetOfWeights HessianStructure PriorStructure TuningMethod PredType LinkApprox"
+        ),
+    }
+)

@@ -1,0 +1,109 @@
+"""Names of other libraries lead to the right place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import peewit as pw
+from peewit.messages.elsewhere import OPTIONS, PACKAGE, POSTERIOR
+
+X, Y = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0] * 2)
+
+
+@pytest.fixture(scope="module")
+def la() -> pw.Laplace:
+    """A small posterior."""
+    torch.manual_seed(0)
+    return pw.fit(nn.Linear(2, 3), (X, Y), "classification")
+
+
+@pytest.mark.parametrize("sentence", sorted({*POSTERIOR.values(), *OPTIONS.values(), *PACKAGE.values()}))
+def test_places_exist(sentence: str, la: pw.Laplace) -> None:
+    """What a sentence sends users to is there: names of the package, of a posterior, and of what it has."""
+    places = {"la": la, "pw": pw}
+    paths = re.findall(r"\b(la|pw)\.(\w+)(?:\.(\w+))?", sentence)
+    assert paths or re.search(r"\w+=|likelihood|network|DataLoader|labels", sentence)
+    for root, first, second in paths:
+        found: Any = la.likelihood if (first, second) == ("likelihood", "noise") else getattr(places[root], first)
+        assert not second or second == "noise" or hasattr(found, second), (first, second)
+
+
+@pytest.mark.parametrize("name", POSTERIOR, ids=repr)
+def test_names_of_a_posterior(name: str, la: pw.Laplace) -> None:
+    """Private names too, which a user may have come to rely on; none of them is one of ours."""
+    assert name not in dir(la)
+    with pytest.raises(AttributeError) as caught:
+        getattr(la, name)
+    assert POSTERIOR[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PACKAGE, ids=repr)
+def test_names_of_the_package(name: str) -> None:
+    """Classes that are options here."""
+    with pytest.raises(AttributeError) as caught:
+        getattr(pw, name)
+    assert PACKAGE[name] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("subset_of_weights", "did you mean 'weights'?"),
+        ("hessian_structure", "did you mean 'structure'?"),
+        ("prior_precision", "did you mean 'prior'?"),
+        ("backend", "did you mean 'curvature'?"),
+        ("train_loader", "did you mean 'data'?"),
+        ("seed", "did you mean 'generator'?"),
+        ("sigma_noise", "pw.Gaussian(noise=...)"),
+        ("temperature", "la.with_temperature(...)"),
+        ("enable_backprop", "create_graph=True"),
+        ("frobnicate", "no option 'frobnicate'. It takes model"),
+    ],
+)
+def test_options_of_a_fit(name: str, says: str) -> None:
+    """The option, or where its value goes."""
+    with pytest.raises(pw.ArgumentTypeError) as caught:
+        pw.fit(nn.Linear(2, 3), (X, Y), "classification", **{name: 1})  # type: ignore[arg-type]
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("n_steps", "did you mean 'steps'?"),
+        ("val_loader", "did you mean 'validation'?"),
+        ("pred_type", "did you mean 'method'?"),
+        ("init_prior_prec", "use start="),
+        ("link_approx", "as predict={...}"),
+        ("log_prior_prec_min", "limits=(smallest, largest)"),
+    ],
+)
+def test_options_of_tuning(name: str, says: str, la: pw.Laplace) -> None:
+    """As those of a fit."""
+    with pytest.raises(pw.ArgumentTypeError) as caught:
+        la.tune(**{name: 1})  # type: ignore[arg-type]
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pred_type": "glm"}, "did you mean 'method'?"),
+        ({"link_approx": "probit"}, "did you mean 'link'?"),
+        ({"n_samples": 3}, "did you mean 'samples'?"),
+        ({"method": "nn"}, "did you mean 'sampled'?"),
+        ({"method": "glm"}, "did you mean 'linearised'?"),
+        ({"link": "bridge_norm"}, "did you mean 'bridge_normalised'?"),
+        ({"diagonal_output": True}, "la.functional(x, variance_only=True)"),
+    ],
+)
+def test_options_of_predictions(options: dict[str, Any], says: str, la: pw.Laplace) -> None:
+    """As those of a fit."""
+    with pytest.raises(pw.PeewitError) as caught:
+        la.predict(X, **options)
+    assert says in str(caught.value)
