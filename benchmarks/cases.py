@@ -23,7 +23,7 @@ CURVATURES = {"exact": "ggn", "MC(1)": "fisher"}
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the command line asked for."""
+    """The options of a run."""
 
     device: torch.device
     batch_size: int = 128
@@ -126,7 +126,7 @@ class Case:
         return count.layer_shapes(self.model, self.batches[0][0])
 
     def about(self) -> dict[str, Any]:
-        """What every record of this network says."""
+        """The fields that every record of this network has."""
         return {
             "network": self.name,
             "title": self.title,
@@ -164,7 +164,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a section gets: the settings, where to write, and the networks that were asked for."""
+    """What a section receives: the settings, the journal, and the wanted networks."""
 
     settings: Settings
     journal: Journal
@@ -172,14 +172,14 @@ class Bench:
     units: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def cases(self, known: Mapping[str, Network]) -> Iterator[Case]:
-        """The chosen networks of a table, one after the other, so that one does not weigh on the next."""
+        """The chosen networks of a table, one at a time, so that none takes memory from the next."""
         for name in self.networks:
             if name in known:
                 tidy()
                 yield Case.of(name, known[name], self.settings, self.units)
 
     def note(self, case: Case, section: str, function: Callable[[], Any], **identity: Any) -> Record:
-        """Measure and write, the failure where there is one."""
+        """Measure, and write the result or the failure."""
         words = [str(value) for key, value in identity.items() if key in ("library", "structure", "curvature", "task")]
         self.settings.say(f"{case.title}: {section}, {', '.join(words)}")
         return self.journal.add(attempt(function), section=section, **case.about(), **identity)

@@ -1,4 +1,4 @@
-"""What the engine's own checks cost: `python -m benchmarks.checks --device cuda`.
+"""The cost of the engine's own checks: `python -m benchmarks.checks --device cuda`.
 
 Two tables, each beside a default fit in the same run: the verification of a network's derivatives, and the care that is
 taken of rounding where inputs are not standardised, with how far variances and evidence are from float64.
@@ -42,7 +42,7 @@ ON_CPU = 3  # networks, the small ones: of a larger one the share is smaller sti
 
 
 class Watch:
-    """Seconds that a function takes, whenever it is called."""
+    """Counts the seconds of a function's calls."""
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self.function, self.device, self.seconds = function, device, 0.0
@@ -93,7 +93,7 @@ class Raw:
         return pw.fit(self.model, (self.x, self.y), self.likelihood, structure=self.structure)
 
     def in_float64(self) -> Raw:
-        """The same network."""
+        """The same network in float64."""
         y = self.y.double() if self.y.is_floating_point() else self.y
         return Raw(
             model=copy.deepcopy(self.model).double(),
@@ -153,7 +153,7 @@ def raws(examples: int) -> Iterator[tuple[str, Raw]]:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """All sums end in float32, and no product is made in float64."""
+    """All sums end in float32, and no product is in float64."""
     kept = rounding.SHOWS
     rounding.SHOWS = math.inf
     try:
@@ -178,7 +178,7 @@ def error(la: pw.Laplace, exact: pw.Laplace, x: Tensor) -> tuple[str, str]:
 
 
 def rounded(raw: Raw, repeats: int, device: torch.device) -> list[str]:
-    """Seconds without and with the care that is taken of rounding, their ratio, and errors of both."""
+    """Seconds without and with the care for rounding, their ratio, and the errors of both."""
     raw = Raw(
         model=raw.model.to(device),
         x=raw.x.to(device),
@@ -199,7 +199,7 @@ def rounded(raw: Raw, repeats: int, device: torch.device) -> list[str]:
 
 
 def watched(raw: Raw, device: torch.device) -> tuple[float, pw.Laplace]:
-    """Seconds of a fit, and what came out."""
+    """Seconds of a fit, and the posterior."""
     watch = Watch(raw.fit, device)
     la = watch()
     return watch.seconds, la

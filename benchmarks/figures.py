@@ -42,7 +42,7 @@ STYLES = (
 
 
 def growth_figures(run: Run, folder: Path) -> list[tuple[str, Path]]:
-    """A picture per axis that was measured: (title, path)."""
+    """A picture (title, path) for each measured axis."""
     made = []
     for axis, label in AXES.items():
         tasks = [task for task in ("fit", "predictive") if any(curves(run, axis, task))]
@@ -57,7 +57,7 @@ def growth_figures(run: Run, folder: Path) -> list[tuple[str, Path]]:
 
 
 def curves(run: Run, axis: str, task: str) -> list[tuple[Style, list[Record]]]:
-    """The curves with two points or more."""
+    """The curves with at least two points."""
     found = [(style, growth(run, axis, task, style.library, style.curvature)) for style in STYLES]
     return [(style, points) for style, points in found if len(points) > 1]
 
@@ -89,7 +89,7 @@ def times(points: list[Record]) -> list[tuple[float, float]]:
 
 
 def memory(points: list[Record]) -> list[tuple[float, float]]:
-    """MiB beyond what was held; a call that took none has no place on a logarithmic axis."""
+    """MiB beyond what was held before; zero has no place on a logarithmic axis."""
     return [(each["size"], each["extra_bytes"] / 2**20) for each in points if each["extra_bytes"] > 0]
 
 

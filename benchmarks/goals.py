@@ -1,4 +1,4 @@
-"""What the library is to reach, as data, and whether a run reaches it."""
+"""The goals of the library as data, and whether a run reaches them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A number of a run, and the bound that it is to keep to."""
+    """A number of a run, and its bound."""
 
     what: str
     case: str
@@ -38,12 +38,12 @@ class Goal:
     precisions: tuple[str, ...] = ()  # all of them where none is named
 
     def concerns(self, run: Run) -> bool:
-        """Whether the goal is one for this device and precision."""
+        """Whether the goal applies to this device and precision."""
         header = run.header
         return header["device"] in self.devices and (not self.precisions or header["precision"] in self.precisions)
 
     def outcome(self, run: Run) -> Outcome:
-        """What the run says."""
+        """The outcome in a run."""
         judged = self.concerns(run) and not run.header.get("quick", False)  # small networks say nothing of large ones
         return Outcome(self, self.value(run) if judged else None)
 
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def met(self) -> bool | None:
-        """None where there is no measurement."""
+        """Whether the goal is reached; None where there is no measurement."""
         if self.value is None or math.isnan(self.value):
             return None
         return self.value <= self.goal.bound if self.goal.sense == "<=" else self.value >= self.goal.bound
@@ -117,7 +117,7 @@ def predictive_ratio(run: Run, network: str) -> float | None:
 
 
 def processor_ratio(run: Run, network: str) -> float | None:
-    """The same by the processor's time, all threads together: what else a machine does matters less."""
+    """The same by processor time over all threads, which other work on the machine disturbs less."""
     mine, theirs = (predictive(run, network, library) for library in (OURS, PEER))
     if mine is None or theirs is None or not all("processor" in each["time"] for each in (mine, theirs)):
         return None
@@ -241,7 +241,7 @@ def growth(run: Run, axis: str, task: str = "fit", library: str = OURS, curvatur
 
 
 def slope(points: Iterable[tuple[float, float]]) -> float | None:
-    """Of the line through log-log points, by least squares."""
+    """The slope of the line through log-log points, by least squares."""
     logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
     if len(logs) < 2:
         return None

@@ -47,7 +47,7 @@ class Journal:
         return record
 
     def write(self) -> None:
-        """Whole or not at all: a run that is cut short leaves what it had."""
+        """Write the file whole or not at all, so that a run that is cut short leaves its records."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class Journal:
 
 
 def identity(record: Record) -> tuple[Any, ...]:
-    """What the record is of, within its run."""
+    """The fields that identify a record within its run."""
     return tuple(record.get(key) for key in IDENTITY)
 
 
@@ -81,12 +81,12 @@ class Run:
         return [record for record in self.records if all(record.get(key) == value for key, value in wanted.items())]
 
     def one(self, **wanted: Any) -> Record | None:
-        """The first that is no failure."""
+        """The first record that is not a failure."""
         return next((record for record in self.find(**wanted) if "failure" not in record), None)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file that a journal wrote."""
+    """Read a file that a journal wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(
@@ -96,7 +96,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def merge(files: list[dict[str, Any]]) -> list[Run]:
-    """Runs by machine and precision; where two files measured the same thing, the later one counts."""
+    """Runs by machine and precision; of two records of the same thing, the later one counts."""
     headers: dict[tuple[Any, ...], dict[str, Any]] = {}
     found: dict[tuple[Any, ...], dict[tuple[Any, ...], Record]] = {}
     for content in files:

@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of every repeat, in order, and of the processor over all threads, where it does the work."""
+    """Seconds of every repeat in order, and processor time over all threads where the processor does the work."""
 
     seconds: tuple[float, ...]
     processor: tuple[float, ...] = ()
@@ -68,7 +68,7 @@ def attempt(function: Callable[[], Any]) -> Any:
 
 
 def tidy() -> None:
-    """Return what nobody uses to the device, so that one measurement does not weigh on the next."""
+    """Free unused memory of the device, so that no measurement affects the next."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -96,7 +96,7 @@ def elapsed(function: Callable[[], Any], device: torch.device) -> float:
 
 
 def timed(function: Callable[[], Any], device: torch.device, repeats: int, patience: float) -> Timing:
-    """Repeat the call; less often when all calls together take longer than patience seconds. Warm up before."""
+    """Repeat the call, less often if all calls together take longer than `patience` seconds; warm up before."""
     seconds: list[float] = []
     processor: list[float] = []
     while len(seconds) < repeats and (not seconds or sum(seconds) < patience):
@@ -177,7 +177,7 @@ def release_heap() -> None:
 
 
 def resident_bytes() -> int:
-    """Resident set of this process; 0 where the system does not say."""
+    """Resident set of this process; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -186,7 +186,7 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken on the host; a large number where the system does not say."""
+    """Available memory of the host; a large number where the system does not report it."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:
@@ -199,7 +199,7 @@ def available_bytes() -> int:
 
 @contextlib.contextmanager
 def within_memory(device: torch.device, share: float = 0.85) -> Iterator[None]:
-    """On the host, let allocations beyond a share of what is free fail, before the system ends a process for them."""
+    """On the host, let allocations beyond a share of free memory fail, before the system ends the process."""
     try:
         import resource
     except ImportError:  # not on every system
@@ -218,7 +218,7 @@ def within_memory(device: torch.device, share: float = 0.85) -> Iterator[None]:
 
 
 def private_bytes() -> int:
-    """What the limit counts already: private memory of this process, touched or not."""
+    """Memory that counts towards the limit already: private memory of this process, touched or not."""
     try:
         with open("/proc/self/status") as file:
             return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
@@ -241,7 +241,7 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Precision:
-    """How float32 products are made: torch's switches for matrices and convolutions, and peewit's policy."""
+    """How exact products in float32 are: torch's switches for matrices and convolutions, and peewit's policy."""
 
     matrices: bool  # whether they may be in TF32
     convolutions: bool
@@ -258,12 +258,12 @@ chosen = [PRECISIONS["default"]]
 
 
 def arithmetic() -> str:
-    """The policy that peewit is asked to follow."""
+    """The policy of peewit."""
     return chosen[0].arithmetic
 
 
 def set_precision(precision: str) -> None:
-    """How float32 products are made, in both libraries: a name in PRECISIONS."""
+    """Set how exact products in float32 are, in both libraries, by a name in PRECISIONS."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)}.")
     chosen[0] = own = PRECISIONS[precision]

@@ -175,7 +175,7 @@ class Pooled(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network of the tables: how to build it, what goes in, and how many examples it is fitted to."""
+    """A network of the tables: how to build it, its inputs, and the number of examples."""
 
     title: str
     build: Callable[[], nn.Module]

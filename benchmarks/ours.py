@@ -44,7 +44,7 @@ def try_kernels_again() -> None:
 
 
 def kernels_that_failed() -> list[str]:
-    """Why measurements were made without fused kernels, if they were."""
+    """Why measurements ran without fused kernels, if they did."""
     from peewit.kernels import available
 
     return list(available.broken)

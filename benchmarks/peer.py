@@ -20,7 +20,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 class Loader(list[tuple[Tensor, Tensor]]):
-    """Batches that are already on the device, with the data set that laplace-torch asks for the length of."""
+    """Batches on the device, with the data set whose length laplace-torch needs."""
 
     def __init__(self, batches: Batches) -> None:
         super().__init__(batches)
@@ -28,7 +28,7 @@ class Loader(list[tuple[Tensor, Tensor]]):
 
 
 def supported_names(model: nn.Module) -> list[str]:
-    """The parameters that its Kronecker factors cover: weights and biases of Linear and Conv2d."""
+    """The parameters that laplace-torch's Kronecker factors cover: weights and biases of Linear and Conv2d."""
     return [
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -38,7 +38,7 @@ def supported_names(model: nn.Module) -> list[str]:
 
 
 def freeze_unsupported(model: nn.Module) -> nn.Module:
-    """A copy in which everything else is frozen, since it refuses to run otherwise."""
+    """A copy in which everything else is frozen, since laplace-torch refuses to run otherwise."""
     model = copy.deepcopy(model)
     supported = set(supported_names(model))
     for name, parameter in model.named_parameters():
@@ -47,7 +47,7 @@ def freeze_unsupported(model: nn.Module) -> nn.Module:
 
 
 def version() -> str | None:
-    """The release that is compared with; None where there is none."""
+    """The version of laplace-torch; None where it is not installed."""
     try:
         return metadata.version("laplace-torch")
     except metadata.PackageNotFoundError:
@@ -55,7 +55,7 @@ def version() -> str | None:
 
 
 def load() -> Any:
-    """Their class, the first time with an import that takes seconds."""
+    """The class Laplace of laplace-torch; the first import takes seconds."""
     with warnings.catch_warnings():
         # torch.jit.script in a module that the import pulls in.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -66,7 +66,7 @@ def load() -> Any:
 def fit(
     model: nn.Module, batches: Batches, curvature: str = "exact", structure: str = "kron", weights: str = "all"
 ) -> Any:
-    """A fitted Laplace of theirs with prior precision 1, with its default backend."""
+    """A posterior of laplace-torch with prior precision 1 and its default backend."""
     posterior = load()(
         model,
         "classification",
@@ -80,7 +80,7 @@ def fit(
 
 
 def tune(posterior: Any) -> float:
-    """One prior precision by the evidence, from 1: their default of 100 steps; what came out."""
+    """Tune one prior precision by the evidence from 1, in the default of 100 steps, and return it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about links, which the evidence does not use
         posterior.optimize_prior_precision(pred_type="glm", method="marglik", prior_structure="scalar")
@@ -142,5 +142,5 @@ def jacobian_bytes(model: nn.Module, inputs: int, classes: int, weights: int | N
 
 
 def unless_fitting(needed: float, there: float) -> Failure | None:
-    """Why something is left out, or nothing."""
+    """Why a measurement is left out, or an empty text."""
     return None if needed < there else Failure(f"left out: needs about {needed / 2**30:.0f} GiB")

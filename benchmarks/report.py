@@ -17,7 +17,7 @@ ORDER = {"fp32": 0, "tf32": 1, "bf16": 2, "default": 3}
 
 
 def by_machine(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of the same machine together, by precision; GPUs first."""
+    """Runs grouped by machine, with their precisions; GPUs first."""
     found: dict[tuple[str, bool], list[Run]] = {}
     for run in runs:
         found.setdefault((run.header["machine"], run.header["quick"]), []).append(run)
@@ -40,7 +40,7 @@ def measured_part(runs: Sequence[Run], figures: dict[int, list[tuple[str, str]]]
 
 
 def write_page(path: Path, lines: Sequence[str]) -> None:
-    """Replace what is between the markers, and nothing else; a page without them gets them at its end."""
+    """Replace the lines between the markers alone; a page without markers gets them at its end."""
     text = path.read_text(encoding="utf-8") if path.is_file() else "# Benchmarks\n"
     if text.count(BEGIN) != text.count(END) or text.count(BEGIN) > 1:
         raise ValueError(
@@ -70,7 +70,7 @@ def draw(runs: Sequence[Run], folder: Path, page: Path | None) -> dict[int, list
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Merge, print, and write what was asked for."""
+    """Merge, print, and write the wanted files."""
     parser = argparse.ArgumentParser(prog="benchmarks.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--markdown", type=Path, help="the page whose measured part is replaced")

@@ -61,7 +61,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Scope:
-    """What is measured in a precision where all of them are: what depends on it."""
+    """The measurements that depend on the precision, if several precisions are measured."""
 
     sections: tuple[str, ...]
     structures: tuple[str, ...] = ("kron",)
@@ -77,7 +77,7 @@ SCOPES = {
 
 
 def scope(options: argparse.Namespace, precision: str) -> Scope:
-    """What was asked for; of a precision among several, what depends on it."""
+    """The wanted measurements; of each of several precisions, those that depend on it."""
     whole = Scope(tuple(SECTIONS), ("kron", "ekfac"))
     own = SCOPES[precision] if len(options.precision) > 1 else whole
     return Scope(
@@ -88,7 +88,7 @@ def scope(options: argparse.Namespace, precision: str) -> Scope:
 
 
 def header(options: argparse.Namespace, device: torch.device, precision: str) -> dict[str, Any]:
-    """What the numbers were made with."""
+    """The machine and the versions behind the numbers."""
     return {
         "machine": device_name(device),
         "device": device.type,
@@ -104,7 +104,7 @@ def header(options: argparse.Namespace, device: torch.device, precision: str) ->
 
 
 def commit() -> str | None:
-    """Which version of the code was measured, `+` with changes; None outside a repository."""
+    """The commit that was measured, with `+` for changes; None outside a repository."""
     root = Path(__file__).resolve().parent
     try:
         made = subprocess.run(
@@ -116,7 +116,7 @@ def commit() -> str | None:
 
 
 def run(options: argparse.Namespace, console: Console) -> list[Journal]:
-    """Every precision that was asked for, one after the other."""
+    """Measure every wanted precision, one after the other."""
     if not options.skip_peer:
         attempt(peer.load)  # where it is missing, its measurements say so
     device = torch.device(options.device)
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Journal]:
 
 
 def measured(options: argparse.Namespace, precision: str, device: torch.device, console: Console) -> Journal:
-    """All sections that were asked for; one that fails is noted, and the next one starts."""
+    """Measure all wanted sections; note one that fails, and start the next."""
     set_precision(precision)
     path = options.json or Path("bench") / f"{device.type}-{precision}{'-quick' if options.quick else ''}.json"
     own = scope(options, precision)
@@ -157,7 +157,7 @@ def measured(options: argparse.Namespace, precision: str, device: torch.device, 
 
 @contextmanager
 def fast_collection() -> Iterator[None]:
-    """Leave what is loaded out of garbage collections, which come before every measurement."""
+    """Exclude loaded modules from garbage collections, which run before every measurement."""
     gc.collect()
     gc.freeze()
     try:

@@ -26,7 +26,7 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, without an exponent; nothing where there is none."""
+    """Three significant digits without an exponent; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -96,7 +96,7 @@ def titles(record: Record, precision: str) -> Row:
 
 
 def fit_name(record: Record) -> str:
-    """What was fitted."""
+    """The structure, weights and curvature of a fit."""
     if record["library"] == "torch":
         return str(record["task"])
     return f"{record['library']}, {record['structure']}, {record['curvature']}"
@@ -311,7 +311,7 @@ MAKERS = (
 
 
 def tables(runs: Sequence[Run]) -> list[Table]:
-    """Those of the sections that were measured."""
+    """The tables of the sections that were measured."""
     return [table for table in (make(runs) for make in MAKERS) if table.rows]
 
 
@@ -347,7 +347,7 @@ def show(run: Run, console: Console) -> None:
 
 
 def markdown(table: Table, level: str = "###") -> list[str]:
-    """Lines of a page."""
+    """The lines of a page."""
     lines = [f"{level} {table.title}", "", "| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
     # A bar in a reported error must not open a new cell.
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in thinned(table.rows)]

@@ -99,7 +99,7 @@ class GPT(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A network with data to fit it to and inputs to ask about."""
+    """A network with data to fit it to, and inputs to predict at."""
 
     name: str
     model: nn.Module
@@ -109,7 +109,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Random weights and random data: what is shown is that these run, and how long they take."""
+    """Random weights and random data, which show that these run, and how long they take."""
     torch.manual_seed(0)
     series = torch.sin(torch.rand(256, 1, 1) * 6 + 0.3 * torch.arange(21)[None, :, None])
     tokens = torch.randint(24, (64, 11))
@@ -134,7 +134,7 @@ def examples() -> list[Example]:
 
 
 def main() -> None:
-    """Fit each, ask for the covariance of 8 outputs, and show what happened."""
+    """Fit each, compute the covariance of 8 outputs, and print the results."""
     console = Console()
     table = Table(title="structure='kron' over all weights, CPU")
     for column in ("network", "weights", "N", "curvature", "fit", "cov of 8 inputs", "in"):

@@ -85,7 +85,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(64, 10)
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, 3, 32, 32) -> (B, 64): what the last layer sees."""
+        """(B, 3, 32, 32) -> (B, 64): the features, which the last layer takes."""
         x = F.relu(self.bn1(self.conv1(x)))
         for name in ("layer1", "layer2", "layer3"):
             x = self.get_submodule(name)(x)
@@ -114,7 +114,7 @@ def passed(model: ResNet, pixels: np.ndarray, what: str) -> Tensor:
 
 
 def features(folder: Path, network: str, cache: Path | None) -> tuple[nn.Linear, Tensor, Tensor]:
-    """The last layer in float64, and what it sees of the training and of the test images."""
+    """The last layer in float64, and the features of the training and test images."""
     model = ResNet(BLOCKS[network])
     state = torch.load(folder / "weights_cifar10" / f"chenyaofo_cifar10_{network}.pt", weights_only=True)
     model.load_state_dict(state)

@@ -21,7 +21,7 @@ CONSOLE = Console()
 
 
 def main() -> None:
-    """Regression, then classification, then what was seen."""
+    """Regression, then classification, then the results."""
     torch.manual_seed(0)
     inside, outside = regression()
     moons = classification()
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 class Answers(NamedTuple):
-    """How one way to predict did: on new points near the data, and how sure it is far from them."""
+    """The scores of one way to predict on new points near the data, and its confidence far from them."""
 
     accuracy: float
     loss: float
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, loss: nn.Module, decay: float, steps: int, what: str) -> None:
-    """Plain training: the mode that the approximation is built around. `decay` is the prior precision over N."""
+    """Plain training of the weights that the approximation is built around; `decay` is the prior precision over N."""
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in track(range(steps), f"training: {what}", console=CONSOLE, transient=True):

@@ -1,4 +1,4 @@
-"""What can be measured, each in a file of its own: `measure(bench)` writes records to the bench's journal."""
+"""The sections of the benchmark, one file each: `measure(bench)` writes records to the bench's journal."""
 
 from __future__ import annotations
 

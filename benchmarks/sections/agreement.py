@@ -79,7 +79,7 @@ def data_of(case: Case, inputs: int) -> tuple[Any, Tensor]:
 
 
 def exactly(case: Case, compared: Comparison) -> dict[str, Any]:
-    """Both libraries on the network in float64, at one input: what is left is no rounding."""
+    """Both libraries on the network in float64, at one input, where differences are not rounding."""
     return beside_peer(replace(case, model=copy.deepcopy(case.model).double()), compared, 1)
 
 
@@ -108,7 +108,7 @@ def beside_peer(case: Case, compared: Comparison, number: int = INPUTS) -> dict[
 
 
 def in_float64(case: Case, compared: Comparison) -> dict[str, Any]:
-    """The same fit and question with the network and its data in float64: what the precision costs."""
+    """The same fit and predictions with the network and its data in float64: what rounding costs."""
     batches, inputs = data_of(case, MANY_INPUTS)
     mine = ours.fit(case.model, batches, "exact", compared.structure, compared.weights)
     model = copy.deepcopy(case.model).double()
@@ -123,7 +123,7 @@ def in_float64(case: Case, compared: Comparison) -> dict[str, Any]:
 
 
 def difference(covariance: Tensor, reference: Tensor, evidence: float, expected: float) -> dict[str, Any]:
-    """How far apart, relatively: variances at most, covariances as a whole, and the evidence."""
+    """Relative differences: the largest of variances, covariances as a whole, and the evidence."""
     covariance, reference = covariance.double(), reference.double()
     diagonal, target = (each.diagonal(dim1=-2, dim2=-1) for each in (covariance, reference))
     variance = float(((diagonal - target) / target).abs().max())

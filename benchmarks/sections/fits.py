@@ -82,7 +82,7 @@ def theirs_measured(case: Case, curvature: str, structure: str = "kron") -> dict
 
 
 def decomposition_times(seconds: list[float], found: Measurement) -> dict[str, Any]:
-    """Those of the repeats that were timed, the call whose memory was measured left out."""
+    """The timed repeats, without the call whose memory was measured."""
     if not seconds:
         return {}
     return {"decompositions": Timing(tuple(seconds[-len(found.timing.seconds) :])).as_dict()}

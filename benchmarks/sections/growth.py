@@ -36,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What grows, over which sizes, and what is measured of it."""
+    """What grows, over which sizes, and what is measured."""
 
     name: str
     sizes: tuple[int, ...]
@@ -140,7 +140,7 @@ def measure(bench: Bench) -> None:
 
 
 def measure_point(bench: Bench, axis: Axis, point: Point, ended: set[tuple[str, str, str]]) -> None:
-    """Fits and predictions of both libraries at one size, but those whose curve has ended."""
+    """Fits and predictions of both libraries at one size, except those whose curve has ended."""
     torch.manual_seed(0)
     settings = bench.settings
     model = point.build().to(settings.device).eval()
@@ -218,7 +218,7 @@ def predicted(settings: Settings, functional: Callable[[Any], Any], x: Any) -> M
 
 
 def timed_briefly(settings: Settings, function: Callable[[], Any]) -> Measurement:
-    """Few repeats, and one only of what is slow: a slope needs many sizes, not many repeats."""
+    """Few repeats, and one of slow calls: a slope needs many sizes, not many repeats."""
     return measured(function, settings.device, settings.repeats, patience(settings) / 2)
 
 
@@ -229,7 +229,7 @@ def bounded_fit(settings: Settings, batches: Batches, model: nn.Module) -> dict[
 
 
 def bounded(settings: Settings, limit: int) -> dict[str, Any]:
-    """A predictive under `memory=`: bytes beyond model, inputs and what is returned."""
+    """A predictive under `memory=`: bytes beyond the model, inputs and returned tensors."""
     torch.manual_seed(0)
     model = lenet().to(settings.device).eval()
     count = 16 if settings.quick else 4096 if settings.cuda else 512

@@ -1,4 +1,4 @@
-"""The mode of the linear model: products with the Jacobian against what they reach, and the memory that they take."""
+"""The mode of the linear model: what products with the Jacobian reach, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OFF = 1e-3  # effective dimensions of a group that is switched off: its precisio
 
 
 def measure(bench: Bench) -> None:
-    """A record per network: a solve at the tuned prior, stopped ever later, and tuning itself."""
+    """A record per network: solves at the tuned prior that stop later and later, and tuning itself."""
     for case in bench.cases({name: NETWORKS[name] for name in CASES if name in NETWORKS}):
         bench.note(
             case, "linear", partial(solves, case), library=ours.NAME, structure="kron", curvature="exact", task="solve"
@@ -43,7 +43,7 @@ def measure(bench: Bench) -> None:
 
 
 def solves(case: Case) -> dict[str, Any]:
-    """How near a solve comes to the log precisions of one that has arrived, after so many products; and tuning."""
+    """How near a solve comes to the log precisions of a converged one, by the number of products; and tuning."""
     quick, said = case.settings.quick, case.settings.say
     images = Images.of(case)
     model = trained(case, images)
@@ -93,7 +93,7 @@ def solves(case: Case) -> dict[str, Any]:
 
 
 def reached(begin: Any, batches: Batches, start: str, quick: bool) -> list[dict[str, Any]]:
-    """What solves from one start reach, stopped ever later, beside one that has arrived."""
+    """What solves from one start reach when they stop later and later, beside a converged one."""
     goal, gamma = updated(begin.at_linear_mode(batches, steps=2 if quick else REFERENCE, tolerance=1e-9))
     points = []
     for steps in STEPS[:2] if quick else STEPS:
@@ -148,7 +148,7 @@ class Images:
 
     @staticmethod
     def of(case: Case) -> Images:
-        """As large as the network wants them."""
+        """Images of the size that the network takes."""
         generator = torch.Generator().manual_seed(1)
         shape = case.network.shape
         if len(shape) == 3:
@@ -159,7 +159,7 @@ class Images:
         return Images(patterns, generator, case.settings.device, case.settings.batch_size)
 
     def batches(self, count: int) -> Batches:
-        """So many that have not been drawn before."""
+        """New images, as many as asked."""
         classes = len(self.patterns)
         labels = torch.randint(classes, (count,), generator=self.generator)
         noise = torch.randn(count, *self.patterns.shape[1:], generator=self.generator)
@@ -170,7 +170,7 @@ class Images:
 
 
 def trained(case: Case, images: Images) -> nn.Module:
-    """A copy of the network after some steps of Adam, each on new images: it has learned, and memorised nothing."""
+    """A copy of the network after some steps of Adam, each on new images, so that it memorises nothing."""
     model = copy.deepcopy(case.model).train()
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(QUICK_TRAINING if case.settings.quick else TRAINING):
@@ -182,7 +182,7 @@ def trained(case: Case, images: Images) -> nn.Module:
 
 
 def layerwise() -> Any:
-    """One precision per tensor; tuning chooses where to begin."""
+    """One precision per tensor; tuning chooses the start."""
     import peewit as pw
 
     return pw.Prior.layerwise(1.0)
@@ -196,7 +196,7 @@ def error(tuned: Any, exact: Any) -> float:
 
 
 def updated(posterior: Any) -> tuple[Tensor, Tensor]:
-    """MacKay's log precisions `gamma_g / |theta*_g|^2` at a linear mode, and gamma."""
+    """MacKay's log precisions `gamma_g / |theta_lin_g|^2` at a linear mode, and gamma."""
     gamma = posterior.evidence().effective_dimensions
     weights = posterior.weights + posterior.linear_mode.displacement
     squares = posterior.prior.stretches(posterior.space).sums(weights.double().square())

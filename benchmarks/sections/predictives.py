@@ -42,12 +42,12 @@ def measure(bench: Bench) -> None:
 
 
 def curvature_of(case: Case) -> str:
-    """The cost of predictions does not depend on it: the cheaper one where outputs are many."""
+    """The curvature of the fit, on which the cost of predictions does not depend: the cheaper one for many outputs."""
     return "exact" if case.classes <= 10 else "MC(1)"
 
 
 def ours_measured(case: Case, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """All covariances between outputs; variances alone of a network with outputs at every position."""
+    """All covariances between outputs; only variances for a network with outputs at every position."""
     posterior = ours.fit(case.model, case.batches[:2], curvature_of(case))
     if not case.network.tokens:
         return curve(case, posterior.functional, sizes)
