@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ pytest.importorskip("typer", reason="no typer")
 from commands import classifier, data, furnished, leftovers, run
 from peewit.cli import main, posteriors, settings
 from peewit.cli.output import Problem, finite
-from peewit.cli.settings import KNOWN, assignment, gathered
+from peewit.cli.settings import KNOWN, assignment, gather
 from peewit.messages.names import nearest
 from peewit.runtime.progress import Progress
 from peewit.storage.atomic import writing
@@ -203,7 +204,7 @@ def test_every_setting_is_on_the_page() -> None:
 
 def test_unknown_inputs_are_gathered_from_everywhere(place: str) -> None:
     Path("more.toml").write_text('[ood]\nnear = "near.npz"\n')
-    found = gathered(Path("more.toml"), ["ood.far=far.npz"], {"ood": {"odd": "odd.npz"}, "title": None})
+    found = gather(Path("more.toml"), ["ood.far=far.npz"], {"ood": {"odd": "odd.npz"}, "title": None})
     assert {name: Path(each).name for name, each in found["ood"].items()} == {
         "near": "near.npz",
         "far": "far.npz",
@@ -621,3 +622,18 @@ def test_several_names_that_may_be_meant() -> None:
     """All of them are said."""
     assert nearest("data", ["method", "train", "validation"]) == "did you mean 'train' or 'validation'? "
     assert nearest("data", ["test", "seed"]) == "did you mean 'test'? " and nearest("qqq", ["test"]) == ""
+
+
+def test_settings_are_called_as_the_arguments_of_the_library() -> None:
+    """Each setting of a table is an argument of its function; `predict.level` is that of `interval`."""
+    functions = {
+        "fit": pw.fit,
+        "tune": pw.Laplace.tune,
+        "predict": pw.Laplace.predict,
+        "evaluate": pw.evaluate,
+        "landscape": pw.figures.landscape,
+    }
+    assert tuple(functions) == settings.TABLES
+    for name in KNOWN.keys() - {"predict.level"}:
+        table, dot, argument = name.partition(".")
+        assert not dot or argument in inspect.signature(functions[table]).parameters, name

@@ -15,7 +15,7 @@ import peewit as pw
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
-from peewit.cli import judging
+from peewit.cli import evaluating
 from peewit.evaluation import Report
 from reports import classification
 
@@ -131,7 +131,7 @@ def test_files_appear_together_or_not_at_all(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(judging.Report, "to_markdown", interrupted)
+    monkeypatch.setattr(evaluating.Report, "to_markdown", interrupted)
     given = f"evaluate {POSTERIOR} {FEW} --test train.npz -o report.json -o report.md -q"
     assert run(given, place) == 130
     assert capsys.readouterr().err == "Interrupted; nothing was written.\n"
@@ -158,7 +158,7 @@ def test_posteriors_are_compared_by_evidence(place: str, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "log evidence" in shown and f"{best:.1f}" in shown
     close = [{"name": name, "examples": 3, "likelihood": "Poisson", "weights": 2, "behind": 0.5} for name in "ab"]
-    assert "within 3 nats" in judging.remarks(close)[0]
+    assert "within 3 nats" in evaluating.remarks(close)[0]
 
 
 def test_networks_are_compared_by_their_own_settings(place: str, capsys: pytest.CaptureFixture[str]) -> None:

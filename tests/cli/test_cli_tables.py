@@ -21,7 +21,7 @@ from peewit.cli import tables
 from peewit.cli.output import Problem
 from peewit.posterior.schema import Schema
 
-pytestmark = pytest.mark.filterwarnings("default::UserWarning:peewit.cli")  # printed as notes
+pytestmark = pytest.mark.filterwarnings("default:.*(not by name|left out):UserWarning")  # printed as notes
 
 NAMES = ["low", "middle", "top"]
 FIT = "fit -m NET:classifier -l classification -o made.safetensors -q --train"

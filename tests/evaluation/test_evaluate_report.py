@@ -12,8 +12,9 @@ import pytest
 import peewit as pw
 from evaluating import classifier, images, numbers, regression
 from peewit.evaluation import Report
-from peewit.evaluation.markdown import estimate, number
+from peewit.evaluation.markdown import estimate
 from peewit.metrics import Curve, Estimate
+from peewit.report.words import number
 
 
 def reports() -> dict[str, Report]:

@@ -192,7 +192,7 @@ def test_colours_leave_the_worst_settings_aside() -> None:
         SweepPoint(1.0, 1.0, 1.0, {"nll": value, "accuracy": value}) for value in torch.linspace(0, 1, 21).tolist()
     ]
     for name, ends in (("nll", (0.0, 0.9)), ("accuracy", (0.1, 1.0))):
-        marker = sweeps.tried(points, name, True).marker
+        marker = sweeps.settings_trace(points, name, True).marker
         assert (marker.cmin, marker.cmax) == pytest.approx(ends), name
 
 

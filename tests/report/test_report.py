@@ -410,9 +410,9 @@ def test_a_page_that_would_be_too_large_leaves_figures_out_and_keeps_numbers(mon
     pytest.importorskip("plotly", reason="no plotly")
     from peewit.report import page
 
-    whole = page.made(classification())
+    whole = page.render(classification())
     monkeypatch.setattr(page, "LARGEST", len(whole.encode()) - 20_000)
-    made = page.made(classification())
+    made = page.render(classification())
     assert len(made.encode()) <= page.LARGEST and "would make the page too large" in made
     assert "Bins of confidence" in made and "Noticing unknown inputs" in made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .judging import COMPARE, EVALUATE, REPORT, compare, evaluate, report
+from .evaluating import COMPARE, EVALUATE, REPORT, compare, evaluate, report
 from .posteriors import FIT, TUNE, fit, tune
 from .predicting import PREDICT, predict
 from .showing import DEMO, LANDSCAPE, demo, landscape

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..posterior.schema import Schema
 from . import tables
 from .images import folder
-from .networks import FORM, called
+from .networks import FORM, call_named
 from .output import Problem
 from .settings import is_function
 
@@ -79,7 +79,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Data:
+class LoadedData:
     """What was read: inputs and targets, or what a function gave; with the names of columns and classes it has."""
 
     source: str
@@ -107,17 +107,17 @@ class Data:
         return torch.cat(pieces)
 
 
-def load(source: str, wanted: Wanted) -> Data:
+def load(source: str, wanted: Wanted) -> LoadedData:
     """Data by the name of a file, a folder or a function."""
     if is_function(source) and not Path(source).exists():
-        made = called(source, "data")
+        made = call_named(source, "data")
         if made is None:
             raise Problem(f"data {source!r} gave nothing; expected a DataLoader, batches, or a pair of tensors.")
-        return Data(source, made, Schema(classes=wanted.classes), wanted.batch)
+        return LoadedData(source, made, Schema(classes=wanted.classes), wanted.batch)
     path = Path(source).expanduser()
     if path.is_dir():
         x, y, classes = folder(path, wanted.size, wanted.classes, wanted.labels)
-        return paired(source, x.to(wanted.dtype), y, Schema(classes=classes), wanted)
+        return with_targets(source, x.to(wanted.dtype), y, Schema(classes=classes), wanted)
     if not path.is_file():
         raise Problem(f"There is no file or folder {source}; {KINDS}.")
     readers = {".npz": arrays, ".csv": columns, ".safetensors": tensors}
@@ -131,21 +131,21 @@ def load(source: str, wanted: Wanted) -> Data:
     if y is not None and len(y) != len(x):
         raise Problem(f"{source} has {len(x)} inputs and {len(y)} targets; expected as many of both.")
     if y is not None and not wanted.categorical:
-        y = shaped(x, y, wanted.model)
-    return paired(source, x, y, schema, wanted)
+        y = shape_targets(x, y, wanted.model)
+    return with_targets(source, x, y, schema, wanted)
 
 
-def paired(source: str, x: Tensor, y: Tensor | None, schema: Schema, wanted: Wanted) -> Data:
+def with_targets(source: str, x: Tensor, y: Tensor | None, schema: Schema, wanted: Wanted) -> LoadedData:
     """Inputs with their targets, whose classes are refused where no posterior knows which output is which."""
     if wanted.schema is not None and wanted.classes is None and schema.classes is not None:
         raise Problem(
-            f"{source} has the classes {tables.shown(schema.classes)}; the posterior was fitted with classes as "
+            f"{source} has the classes {tables.list_names(schema.classes)}; the posterior was fitted with classes as "
             "numbers. Name all classes with --classes, in the order of the outputs."
         )
-    return Data(source, x if y is None else (x, y), schema, wanted.batch)
+    return LoadedData(source, x if y is None else (x, y), schema, wanted.batch)
 
 
-def shaped(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
+def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     """Targets (N,) as (N, 1), or the other way round, where the network's outputs are so: files do not tell."""
     if model is None or y.dim() > 2 or y[:1].numel() != 1:
         return y
@@ -184,7 +184,7 @@ def arrays(path: Path, wanted: Wanted) -> Read:
                 f"{path}: {name} holds {found[name].dtype}; expected numbers, and classes as 0, 1, 2 and so on."
             )
     numeric = {name: tensor_of(each) for name, each in found.items() if each.dtype.kind in "biuf"}
-    return named(numeric, path, wanted)
+    return inputs_and_targets(numeric, path, wanted)
 
 
 def tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
@@ -205,10 +205,10 @@ def tensors(path: Path, wanted: Wanted) -> Read:
         found = load_file(path)
     except Exception as error:
         raise Problem(f"{path} cannot be read as .safetensors: {error}") from error
-    return named(found, path, wanted)
+    return inputs_and_targets(found, path, wanted)
 
 
-def named(found: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
+def inputs_and_targets(found: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
     """Inputs and targets by the names they usually have."""
     x = next((found[name] for name in INPUTS if name in found), None)
     y = next((found[name] for name in (*wanted.target, *TARGETS) if name in found), None)

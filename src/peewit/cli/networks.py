@@ -36,7 +36,7 @@ def importing(*folders: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
-def imported(text: str, what: str) -> Any:
+def import_named(text: str, what: str) -> Any:
     """What `package.module:name` stands for."""
     if not is_function(text):
         raise Problem(f"{what} {text!r} was given; expected {FORM}, such as networks:lenet.")
@@ -60,9 +60,9 @@ def imported(text: str, what: str) -> Any:
     return found
 
 
-def called(text: str, what: str, arguments: Mapping[str, Any] | None = None) -> Any:
+def call_named(text: str, what: str, arguments: Mapping[str, Any] | None = None) -> Any:
     """The result of a function that was named, or the value itself."""
-    found = imported(text, what)
+    found = import_named(text, what)
     if isinstance(found, nn.Module) or not callable(found):
         return found
     try:
@@ -80,33 +80,33 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
             f"layers cannot be told apart; give the function that makes the network, {FORM}, and its weights "
             "with --weights."
         )
-    made = called(text, "--model", settings.get("arguments"))
-    if not isinstance(made, nn.Module):
-        raise Problem(f"--model {text} gave a {type(made).__name__}; expected a torch.nn.Module.")
+    model = call_named(text, "--model", settings.get("arguments"))
+    if not isinstance(model, nn.Module):
+        raise Problem(f"--model {text} gave a {type(model).__name__}; expected a torch.nn.Module.")
     if "weights" in settings:
-        load_weights(made, Path(settings["weights"]))
-    return made.to(device(settings))
+        load_weights(model, Path(settings["weights"]))
+    return model.to(device(settings))
 
 
 def ensemble(settings: Mapping[str, Any], own: nn.Module) -> list[nn.Module] | None:
     """The network and its copies with other weights; None where none were given."""
-    made = [own]
+    models = [own]
     for path in settings.get("ensemble", ()):
-        made.append(copy.deepcopy(own))
-        load_weights(made[-1], Path(path))
-    return made if len(made) > 1 else None
+        models.append(copy.deepcopy(own))
+        load_weights(models[-1], Path(path))
+    return models if len(models) > 1 else None
 
 
 def device(settings: Mapping[str, Any]) -> torch.device:
     """Where to compute; a device that is not there is refused."""
     name = settings.get("device", "cpu")
     try:
-        made = torch.device(name)
-        torch.empty(0, device=made)
+        chosen = torch.device(name)
+        torch.empty(0, device=chosen)
     except Exception as error:  # each device has its own kinds
         first = str(error).strip().splitlines()[0]
         raise Problem(f"--device {name} cannot be used: {first}") from error
-    return made
+    return chosen
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -159,7 +159,7 @@ def likelihood(settings: Mapping[str, Any]) -> Any:
     """The likelihood's name, or a value where a noise is given with it."""
     name = needed(settings, "likelihood", "--likelihood classification (or regression, binary, count, ...)")
     if is_function(name):
-        return called(name, "--likelihood")
+        return call_named(name, "--likelihood")
     if "noise" not in settings:
         return name
     if name != "regression":
@@ -167,9 +167,14 @@ def likelihood(settings: Mapping[str, Any]) -> Any:
     return pw.Gaussian(noise=settings["noise"])
 
 
+def is_classification(likelihood: Any) -> bool:
+    """Whether targets are classes."""
+    return likelihood == "classification" or isinstance(likelihood, pw.Categorical)
+
+
 def posterior(settings: Mapping[str, Any], model: nn.Module | None = None) -> Laplace:
     """A saved posterior of the network."""
     path = Path(needed(settings, "posterior", "--posterior FILE"))
-    given = settings.get("likelihood", "")
-    own = called(given, "--likelihood") if is_function(given) else None
-    return pw.load(path, network(settings) if model is None else model, own)
+    name = settings.get("likelihood", "")
+    family = call_named(name, "--likelihood") if is_function(name) else None
+    return pw.load(path, network(settings) if model is None else model, family)

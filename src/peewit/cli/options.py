@@ -1,91 +1,124 @@
-"""The options that commands share, each written once."""
+"""Options of commands, each with the setting that it gives; those that several commands share are written once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from .. import likelihoods
-from ..curvature import kinds, structures
 from .output import Problem
 
-RUN, SHOW = "The run", "What is shown"
-
-
-def _names(known: Any) -> Any:
-    """Completion of names in a shell."""
-    return lambda incomplete: [name for name in known if name.startswith(incomplete)]
-
-
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", metavar="MODULE:FUNCTION", help="Function that makes the network.", rich_help_panel=RUN
-    ),
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option("--weights", "-w", help="Trained weights: .safetensors or a state dict.", rich_help_panel=RUN),
-]
-Likelihood = Annotated[
-    str | None,
-    typer.Option(
-        "--likelihood",
-        "-l",
-        help=f"What the outputs mean: {', '.join(likelihoods.NAMES)}.",
-        autocompletion=_names(likelihoods.NAMES),
-        rich_help_panel=RUN,
-    ),
-]
-Posterior = Annotated[
-    Path | None, typer.Option("--posterior", "-p", help="Posterior that `peewit fit` wrote.", rich_help_panel=RUN)
-]
+RUN, SHOW = "The run", "What is shown"  # parts of a help page
 DATA = "A file (.npz, .csv, .safetensors), a folder of images, or MODULE:FUNCTION."
-Train = Annotated[
-    str | None, typer.Option("--train", metavar="DATA", help=f"Training data. {DATA}", rich_help_panel=RUN)
-]
-Validation = Annotated[
-    str | None, typer.Option("--validation", metavar="DATA", help="Validation data.", rich_help_panel=RUN)
-]
-Test = Annotated[str | None, typer.Option("--test", metavar="DATA", help=f"Test data. {DATA}", rich_help_panel=RUN)]
-Ood = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ood", metavar="NAME=DATA", help="Inputs of a kind never seen, to see if it notices.", rich_help_panel=RUN
-    ),
-]
-Ensemble = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--ensemble",
-        metavar="WEIGHTS",
-        help="Weights of the same network trained apart, to compare with a deep ensemble; repeat for more.",
-        rich_help_panel=RUN,
-    ),
-]
-Target = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--target", metavar="COLUMN", help="Target column of .csv files (default: the last).", rich_help_panel=RUN
-    ),
-]
-Classes = Annotated[
-    str | None, typer.Option("--classes", metavar="A,B,...", help="Names of the classes in order.", rich_help_panel=RUN)
-]
-Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header",
-        help="Whether .csv files begin with the names of columns (default: as the first row looks).",
-        rich_help_panel=RUN,
-    ),
-]
-Size = Annotated[
-    tuple[int, int] | None,
-    typer.Option("--size", metavar="H W", help="Bring images to this size.", rich_help_panel=RUN),
-]
+
+
+class Option(NamedTuple):
+    """An option of the command line, and the setting that it gives."""
+
+    name: str
+    setting: str
+    annotation: Any
+    convert: Callable[[Any], Any]  # to what settings hold
+
+
+def option(
+    setting: str,
+    kind: Any,
+    *flags: str,
+    help: str,
+    metavar: str | None = None,
+    names: Iterable[str] = (),
+    panel: str | None = None,
+    convert: Callable[[Any], Any] = lambda value: value,
+) -> Option:
+    """An option that is called like its setting, unless flags say otherwise; `names` are completed in a shell."""
+    flags = flags or (f"--{setting.rpartition('.')[2]}",)
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    completion = complete if names else None
+    info = typer.Option(*flags, help=help, metavar=metavar, autocompletion=completion, rich_help_panel=panel)
+    annotated: Any = Annotated
+    return Option(flags[0].partition("/")[0].removeprefix("--"), setting, annotated[kind | None, info], convert)
+
+
+def path_text(path: Path | None) -> str | None:
+    """A path as settings hold it."""
+    return None if path is None else str(path)
+
+
+def path_texts(paths: list[Path] | None) -> list[str]:
+    """Several paths as settings hold them."""
+    return [str(path) for path in paths or ()]
+
+
+def pairs(texts: list[str] | None) -> dict[str, str]:
+    """`NAME=DATA`, several times."""
+    found = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise Problem(f"--ood {text}: expected NAME=DATA, such as --ood noise=noise.npz.")
+        found[name] = value
+    return found
+
+
+def words(text: str | None) -> list[str] | None:
+    """Names with commas between them."""
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+# In the order of help pages.
+SHARED = {
+    each.name: each
+    for each in (
+        option(
+            "posterior", Path, "--posterior", "-p", help="Posterior that `peewit fit` wrote.", panel=RUN,
+            convert=path_text,
+        ),
+        option(
+            "model", str, "--model", "-m", metavar="MODULE:FUNCTION", help="Function that makes the network.",
+            panel=RUN,
+        ),
+        option(
+            "weights", Path, "--weights", "-w", help="Trained weights: .safetensors or a state dict.", panel=RUN,
+            convert=path_text,
+        ),
+        option(
+            "likelihood", str, "--likelihood", "-l", help=f"What the outputs mean: {', '.join(likelihoods.NAMES)}.",
+            names=likelihoods.NAMES, panel=RUN,
+        ),
+        option("train", str, metavar="DATA", help=f"Training data. {DATA}", panel=RUN),
+        option("validation", str, metavar="DATA", help="Validation data.", panel=RUN),
+        option("test", str, metavar="DATA", help=f"Test data. {DATA}", panel=RUN),
+        option(
+            "ood", list[str], metavar="NAME=DATA", help="Inputs of a kind never seen, to see if it notices.",
+            panel=RUN, convert=pairs,
+        ),
+        option(
+            "ensemble", list[Path], metavar="WEIGHTS", panel=RUN, convert=path_texts,
+            help="Weights of the same network trained apart, to compare with a deep ensemble; repeat for more.",
+        ),
+        option(
+            "target", list[str], metavar="COLUMN", help="Target column of .csv files (default: the last).", panel=RUN
+        ),
+        option("classes", str, metavar="A,B,...", help="Names of the classes in order.", panel=RUN, convert=words),
+        option(
+            "header", bool, "--header/--no-header", panel=RUN,
+            help="Whether .csv files begin with the names of columns (default: as the first row looks).",
+        ),
+        option("size", tuple[int, int], metavar="H W", help="Bring images to this size.", panel=RUN),
+        option("seed", int, help="Seed of everything random (default: a fixed one).", panel=RUN),
+        option("title", str, help="Title of the report."),
+        option("device", str, "--device", "-d", help="cpu, cuda, ... (default: cpu).", panel=RUN),
+    )
+}  # fmt: skip
+NETWORK_AND_DATA = ("model", "weights", "target", "classes", "header", "size", "device")  # of every run
+
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file with settings of the run.", rich_help_panel=RUN)
 ]
@@ -93,49 +126,9 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as fit.structure=diag.", rich_help_panel=RUN),
 ]
-Device = Annotated[
-    str | None, typer.Option("--device", "-d", help="cpu, cuda, ... (default: cpu).", rich_help_panel=RUN)
-]
-Seed = Annotated[
-    int | None, typer.Option("--seed", help="Seed of everything random (default: a fixed one).", rich_help_panel=RUN)
-]
-Structure = Annotated[
-    str | None,
-    typer.Option(
-        "--structure",
-        "-s",
-        help=f"How curvature is kept: {', '.join(structures.NAMES)} (default: kron).",
-        autocompletion=_names(structures.NAMES),
-    ),
-]
-Curvature = Annotated[
-    str | None,
-    typer.Option(
-        "--curvature",
-        help=f"Which curvature: {', '.join(kinds.NAMES)} (default: auto).",
-        autocompletion=_names(kinds.NAMES),
-    ),
-]
-Title = Annotated[str | None, typer.Option("--title", help="Title of the report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.", rich_help_panel=SHOW)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.", rich_help_panel=SHOW)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=SHOW)]
-
-
-def pairs(texts: list[str] | None) -> dict[str, str]:
-    """`NAME=DATA`, several times."""
-    made = {}
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value:
-            raise Problem(f"--ood {text}: expected NAME=DATA, such as --ood noise=noise.npz.")
-        made[name] = value
-    return made
-
-
-def words(text: str | None) -> list[str] | None:
-    """Names with commas between them."""
-    return None if text is None else [word.strip() for word in text.split(",")]
 
 
 def examples(*lines: str) -> str:

@@ -48,7 +48,7 @@ class Voice:
     def answer(self, values: dict[str, Any], *lines: Any) -> None:
         """The result: as JSON, or as lines and tables for people."""
         if self.as_json:
-            printed(json.dumps(finite(values), allow_nan=False))
+            print_result(json.dumps(finite(values), allow_nan=False))
             return
         for line in lines:
             if isinstance(line, Table):  # whole, where need be wider than the terminal
@@ -75,7 +75,7 @@ OWN: ContextVar[TextIO | None] = ContextVar("OWN", default=None)
 
 
 @contextmanager
-def alone(as_json: bool) -> Iterator[None]:
+def stdout_for_json(as_json: bool) -> Iterator[None]:
     """With JSON, all else that is printed goes to stderr: networks and data of users may print, too."""
     before = OWN.set(sys.stdout if as_json else None)
     try:
@@ -85,7 +85,7 @@ def alone(as_json: bool) -> Iterator[None]:
         OWN.reset(before)
 
 
-def printed(text: str) -> None:
+def print_result(text: str) -> None:
     """A line on stdout itself."""
     print(text, file=OWN.get() or sys.stdout)
 
@@ -103,12 +103,12 @@ def finite(value: Any) -> Any:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The first column to the left, numbers to the right."""
-    made = Table(box=SIMPLE_HEAD)
+    shown = Table(box=SIMPLE_HEAD)
     for place, name in enumerate(head):
-        made.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+        shown.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
     for row in rows:
-        made.add_row(*row)
-    return made
+        shown.add_row(*row)
+    return shown
 
 
 def place(path: Path, suffixes: Sequence[str] = ()) -> Path:

@@ -14,17 +14,17 @@ from torch import Tensor
 import peewit as pw
 
 from .. import likelihoods
+from ..curvature import kinds, structures
 from ..laplace import Laplace
 from ..posterior.schema import Schema
-from . import options as given
-from .asking import Option, Run, asks
 from .datasets import Wanted, load
+from .networks import is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
-from .networks import network, posterior
-from .options import examples
+from .options import examples, option
 from .output import Problem, Voice, place
+from .runs import Run, reads
 from .settings import needed, section
-from .tables import shown as some
+from .tables import list_names
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
 FIT = examples(
@@ -39,30 +39,19 @@ TUNE = examples(
 )
 
 
-@asks(
-    "model",
-    "weights",
-    "likelihood",
-    "train",
-    "target",
-    "classes",
-    "header",
-    "size",
-    "device",
-    structure=Option("fit.structure", given.Structure),
-    select=Option(
-        "fit.weights",
-        Annotated[
-            str | None, typer.Option("--select", help="Uncertain weights: all, last_layer, lora, or a module's name.")
-        ],
+@reads(
+    "likelihood", "train",
+    option(
+        "fit.structure", str, "--structure", "-s", names=structures.NAMES,
+        help=f"How curvature is kept: {', '.join(structures.NAMES)} (default: kron).",
     ),
-    curvature=Option("fit.curvature", given.Curvature),
-    prior=Option(
-        "fit.prior",
-        Annotated[float | None, typer.Option("--prior", help="Prior precision, 1 / variance (default: 1).")],
+    option("fit.weights", str, "--select", help="Uncertain weights: all, last_layer, lora, or a module's name."),
+    option(
+        "fit.curvature", str, names=kinds.NAMES, help=f"Which curvature: {', '.join(kinds.NAMES)} (default: auto)."
     ),
-    noise=Option("noise", Annotated[float | None, typer.Option("--noise", help="Standard deviation in regression.")]),
-)
+    option("fit.prior", float, help="Prior precision, 1 / variance (default: 1)."),
+    option("noise", float, help="Standard deviation in regression."),
+)  # fmt: skip
 def fit(
     run: Run,
     out: Out = Path("posterior.safetensors"),
@@ -72,79 +61,52 @@ def fit(
     settings, voice = run.settings, run.voice
     target_file = place(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)
-    categorical = family == "classification" or isinstance(family, pw.Categorical)
-    data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, net, categorical))
+    data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
     began = time.perf_counter()
     with voice.stage("the fit", own=False):
         la = pw.fit(net, data.value, family, **section(settings, "fit"), progress=voice.progress)
     check_classes(la, data.schema.classes, data.source)
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
     if tuned:
-        with voice.stage("prior and noise by the evidence"):
-            la = la.tune()
+        with voice.stage("prior and noise by the evidence", own=False):
+            la = la.tune(progress=voice.progress)
     la.save(target_file)
     tell(voice, la, target_file, time.perf_counter() - began)
 
 
-@asks(
-    "posterior",
-    "model",
-    "weights",
-    "validation",
-    "train",
-    "target",
-    "classes",
-    "header",
-    "size",
-    "device",
-    method=Option(
-        "tune.method",
-        Annotated[
-            str | None, typer.Option("--method", help="evidence, fixed_point, validation or grid (default: evidence).")
-        ],
+@reads(
+    "posterior", "train", "validation",
+    option("tune.method", str, help="evidence, fixed_point, validation or grid (default: evidence)."),
+    option(
+        "tune.at", str,
+        help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of the "
+        "linearised model, which needs --train.",
     ),
-    at=Option(
-        "tune.at",
-        Annotated[
-            str | None,
-            typer.Option(
-                "--at",
-                help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of "
-                "the linearised model, which needs --train.",
-            ),
-        ],
-    ),
-)
+)  # fmt: skip
 def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     """Choose the prior precision, and the noise, of a posterior: by the evidence, or on validation data."""
     settings, voice = run.settings, run.voice
     target_file = place(out, (".safetensors",))
     la = posterior(settings)
-    asked = section(settings, "tune")
-    way = asked.pop("method", "evidence")
-    wanted = matched(settings, la)
-    if asked.get("at") == "linear_mode":
-        asked["train"] = load(needed(settings, "train", "--train DATA"), wanted).value
-        asked["progress"] = voice.progress
+    arguments = section(settings, "tune")
+    way = arguments.pop("method", "evidence")
+    wanted = wanted_by(settings, la)
+    if arguments.get("at") == "linear_mode":
+        arguments["train"] = load(needed(settings, "train", "--train DATA"), wanted).value
     elif way in ("validation", "grid") and "validation" in settings:
-        asked["validation"] = load(settings["validation"], wanted).value
+        arguments["validation"] = load(settings["validation"], wanted).value
     elif way == "validation":
         raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")
     began = time.perf_counter()
-    with voice.stage(f"tuning by {way}", own="progress" not in asked):
-        tuned = la.tune(way, **asked)
+    with voice.stage(f"tuning by {way}", own=False):
+        tuned = la.tune(way, progress=voice.progress, **arguments)
     tuned.save(target_file)
     tell(voice, tuned, target_file, time.perf_counter() - began, before=float(la.log_evidence()))
 
 
-def is_categorical(la: Laplace) -> bool:
-    """Whether targets are classes."""
-    return isinstance(la.likelihood, likelihoods.Categorical)
-
-
-def matched(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:
+def wanted_by(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:
     """How files are read for a posterior: by the names of columns and classes that it was fitted with."""
-    wanted = Wanted.of(settings, la.model, is_categorical(la), labels, la.state.schema or Schema())
+    wanted = Wanted.of(settings, la.model, is_classification(la.likelihood), labels, la.state.schema or Schema())
     check_classes(la, wanted.classes, "--classes")
     return wanted
 
@@ -152,9 +114,9 @@ def matched(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wa
 def check_classes(la: Laplace, classes: Sequence[str] | None, where: str) -> None:
     """As many names as outputs."""
     form = la.state.totals.form
-    if classes is not None and is_categorical(la) and form is not None and len(classes) != form.outputs:
+    if classes is not None and is_classification(la.likelihood) and form is not None and len(classes) != form.outputs:
         raise Problem(
-            f"{where} has {len(classes)} classes ({some(classes)}), and the network has "
+            f"{where} has {len(classes)} classes ({list_names(classes)}), and the network has "
             f"{form.outputs} outputs; expected one output per class. Name all classes in order with --classes."
         )
 
@@ -178,25 +140,18 @@ def summary(la: Laplace) -> dict[str, Any]:
     }
 
 
-def tell(
-    voice: Voice,
-    la: Laplace,
-    out: Path,
-    seconds: float,
-    before: float | None = None,
-) -> None:
+def tell(voice: Voice, la: Laplace, out: Path, seconds: float, before: float | None = None) -> None:
     """What was made, and where it is."""
     values = {"posterior": str(out), **summary(la), "seconds": seconds}
     lines = [repr(la)]
     change = "" if before is None else f" (before: {before:.1f})"
-    lines.append(
-        f"log evidence {values['log_evidence']:.1f}{change}, prior precision {shown(values['prior_precision'])}"
-    )
+    precision = precision_text(values["prior_precision"])
+    lines.append(f"log evidence {values['log_evidence']:.1f}{change}, prior precision {precision}")
     schema = la.state.schema or Schema()
     if schema.columns:
         values |= {"inputs": list(schema.inputs), "targets": list(schema.targets), "header": schema.header}
         kind = "columns" if schema.header else "columns by their places, from 0"
-        lines.append(f"{kind}: inputs {some(schema.inputs)}; target {some(schema.targets)}")
+        lines.append(f"{kind}: inputs {list_names(schema.inputs)}; target {list_names(schema.targets)}")
     if schema.classes is not None:
         values["classes"] = list(schema.classes)
         lines.append(f"classes, in the order of the outputs: {', '.join(schema.classes)}")
@@ -206,7 +161,7 @@ def tell(
     voice.answer(values, *lines, f"written to {out}")
 
 
-def shown(precision: Any) -> str:
+def precision_text(precision: Any) -> str:
     """One number, or the range of several."""
     if isinstance(precision, list):
         return f"{min(precision):.3g} to {max(precision):.3g}"

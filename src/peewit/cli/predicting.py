@@ -18,13 +18,12 @@ from ..predictions.labels import Labels
 from ..predictions.numbers import Numbers
 from ..predictions.prediction import Prediction
 from ..storage.atomic import writing
-from . import options as given
-from .asking import Option, Run, asks
-from .datasets import Data, load
+from .datasets import LoadedData, load
 from .networks import posterior
-from .options import examples
+from .options import DATA, examples, option
 from .output import Problem, Voice, finite, place
-from .posteriors import matched
+from .posteriors import wanted_by
+from .runs import Run, reads
 from .settings import section
 
 PREDICT = examples(
@@ -35,33 +34,15 @@ SUFFIXES = (".csv", ".npz", ".json")
 LEVEL = 0.95
 
 
-@asks(
+@reads(
     "posterior",
-    "model",
-    "weights",
-    "target",
-    "classes",
-    "header",
-    "size",
-    "device",
-    method=Option(
-        "predict.method",
-        Annotated[str | None, typer.Option("--method", help="linearised or sampled (default: linearised).")],
-    ),
-    link=Option(
-        "predict.link",
-        Annotated[str | None, typer.Option("--link", help="How outputs become labels: probit, mc, bridge, ...")],
-    ),
-    level=Option(
-        "predict.level",
-        Annotated[
-            float | None, typer.Option("--level", help="Probability of intervals in regression (default: 0.95).")
-        ],
-    ),
+    option("predict.method", str, help="linearised or sampled (default: linearised)."),
+    option("predict.link", str, help="How outputs become labels: probit, mc, bridge, ..."),
+    option("predict.level", float, help=f"Probability of intervals in regression (default: {LEVEL})."),
 )
 def predict(
     run: Run,
-    data: Annotated[str, typer.Option("--data", "-x", metavar="DATA", help=f"Inputs. {given.DATA}")],
+    data: Annotated[str, typer.Option("--data", "-x", metavar="DATA", help=f"Inputs. {DATA}")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write them: .csv, .npz or .json.")] = None,
 ) -> None:
     """Predict new inputs, and say how sure each prediction is."""
@@ -74,82 +55,80 @@ def predict(
     if not 0 < (level := options.pop("level", LEVEL)) < 1:
         raise Problem(f"level = {level!r} was given; expected a probability, 0 < level < 1, such as 0.95.")
     la = posterior(settings)
-    wanted = matched(settings, la, labels=False)
-    found, names = asked(la, load(data, wanted), options, level, voice), wanted.classes
-    count = len(next(iter(found.values())))
+    wanted = wanted_by(settings, la, labels=False)
+    columns, names = predict_all(la, load(data, wanted), options, level, voice), wanted.classes
+    count = len(next(iter(columns.values())))
     if out is not None:
         with writing(out) as temporary:
-            write(temporary, out.suffix.lower(), found, names)
+            write(temporary, out.suffix.lower(), columns, names)
     values: dict[str, Any] = {"predictions": None if out is None else str(out), "examples": count}
     if out is None:
-        values["rows"] = rows(found, names)
+        values["rows"] = rows(columns, names)
     voice.answer(values, f"{count:,} predictions written to {out}")
 
 
-def asked(la: Laplace, data: Data, options: dict[str, Any], level: float, voice: Voice) -> dict[str, Tensor]:
+def predict_all(
+    la: Laplace, data: LoadedData, options: dict[str, Any], level: float, voice: Voice
+) -> dict[str, Tensor]:
     """Everything about every input, by name: (N, ...) each."""
     pieces, total = data.chunks()
     parts: list[dict[str, Tensor]] = []
     with voice.stage("predictions", total) as advance:
         for x in pieces:
-            parts.append(described(la.predict(x, **options), level))
+            parts.append(describe(la.predict(x, **options), level))
             advance()
     if not parts:
         raise Problem(f"{data.source} holds no inputs.")
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def described(found: Prediction, level: float) -> dict[str, Tensor]:
+def describe(prediction: Prediction, level: float) -> dict[str, Tensor]:
     """What there is to say of a prediction: label, how sure, and why not."""
-    if isinstance(found, Labels):
-        made = {"predicted": found.mode, "probability": found.probs, "entropy": found.entropy}
+    if isinstance(prediction, Labels):
+        columns = {"predicted": prediction.mode, "probability": prediction.probs, "entropy": prediction.entropy}
     else:
-        assert isinstance(found, Numbers)  # which have intervals of two ends
-        low, high = found.interval(level)
-        made = {"mean": found.mean, "deviation": found.variance.sqrt(), "lower": low, "upper": high}
-    made |= {"epistemic": found.epistemic, "aleatoric": found.aleatoric}
-    return {name: tensor.detach().cpu() for name, tensor in made.items()}
+        assert isinstance(prediction, Numbers)  # which have intervals of two ends
+        low, high = prediction.interval(level)
+        columns = {"mean": prediction.mean, "deviation": prediction.variance.sqrt(), "lower": low, "upper": high}
+    columns |= {"epistemic": prediction.epistemic, "aleatoric": prediction.aleatoric}
+    return {name: tensor.detach().cpu() for name, tensor in columns.items()}
 
 
-def write(path: Path, suffix: str, found: dict[str, Tensor], classes: Sequence[str] | None) -> None:
+def write(path: Path, suffix: str, columns: dict[str, Tensor], classes: Sequence[str] | None) -> None:
     """A file by its ending."""
     if suffix == ".npz":
-        held: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
+        arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
         if classes is not None:
-            held["classes"] = numpy.array(classes)
+            arrays["classes"] = numpy.array(classes)
         with open(path, "wb") as file:
-            numpy.savez(file, **held)
+            numpy.savez(file, **arrays)
         return
-    made = rows(found, classes)
+    table = rows(columns, classes)
     with open(path, "w", newline="", encoding="utf-8") as file:
         if suffix == ".json":
-            json.dump(finite(made), file, allow_nan=False)
+            json.dump(finite(table), file, allow_nan=False)
             return
-        writer = csv.DictWriter(file, list(made[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(made)
+        writer.writerows(table)
 
 
-def rows(found: dict[str, Tensor], classes: Sequence[str] | None) -> list[dict[str, Any]]:
+def rows(columns: dict[str, Tensor], classes: Sequence[str] | None) -> list[dict[str, Any]]:
     """One flat row per input: `mean`, or `mean_0`, `mean_1` where there are several outputs."""
-    if any(each.dim() > 2 for each in found.values()):
+    if any(column.dim() > 2 for column in columns.values()):
         raise Problem("Predictions have positions (pixels, tokens), which rows cannot hold; write them as .npz.")
-    columns: dict[str, list[Any]] = {}
-    categorical = "probability" in found and found["predicted"].dim() == 1 and found["probability"].dim() == 2
-    for name, tensor in found.items():
+    cells: dict[str, list[Any]] = {"index": list(range(len(next(iter(columns.values())))))}
+    categorical = "probability" in columns and columns["predicted"].dim() == 1 and columns["probability"].dim() == 2
+    for name, column in columns.items():
         if name == "predicted" and categorical and classes is not None:
-            columns[name] = [classes[each] for each in tensor.tolist()]
+            cells[name] = [classes[number] for number in column.tolist()]
         elif name == "probability" and categorical:
-            columns["confidence"] = tensor.amax(-1).tolist()
+            cells["confidence"] = column.amax(-1).tolist()
         else:
-            columns |= spread(name, tensor, None)
+            cells |= spread(name, column, None)
     if categorical:  # last, since they may be many
-        columns |= spread("p", found["probability"], classes)
-    return [dict(zip(["index", *columns], row, strict=True)) for row in zip(*_counted(columns), strict=True)]
-
-
-def _counted(columns: dict[str, list[Any]]) -> list[list[Any]]:
-    return [list(range(len(next(iter(columns.values()))))), *columns.values()]
+        cells |= spread("p", columns["probability"], classes)
+    return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
 
 
 def spread(name: str, tensor: Tensor, names: Sequence[str] | None) -> dict[str, list[Any]]:

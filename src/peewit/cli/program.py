@@ -16,7 +16,7 @@ from ..messages.names import nearest
 from ..runtime.version import __version__
 from . import commands
 from .networks import importing
-from .output import Problem, alone
+from .output import Problem, stdout_for_json
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # 130 is what shells expect after Ctrl-C
 INPUT = (Problem, ValueError, TypeError, OSError, ImportError)  # the library's own words name what was given
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_unknown(given)
         only_json = "--json" in given and not {"-h", "--help"} & set(given)
-        with importing(Path.cwd()), spoken("--quiet" in given or "-q" in given), alone(only_json):
+        with importing(Path.cwd()), plain_warnings("--quiet" in given or "-q" in given), stdout_for_json(only_json):
             status: Any = app(given, prog_name="peewit", standalone_mode=False)
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         complain(error)
-        return FAILED if not refused(error) else REFUSED
+        return FAILED if not is_refusal(error) else REFUSED
     if status == INTERRUPTED:
         print("Interrupted; nothing was written.", file=sys.stderr)
     return status if isinstance(status, int) else DONE
@@ -87,7 +87,7 @@ def refuse_unknown(given: Sequence[str]) -> None:
         raise Problem(f"{given[0]!r} is no command; {nearest(given[0], known)}Known: {', '.join(known)}.")
 
 
-def refused(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Whether it is what was given, not the computation, that was wrong."""
     return isinstance(error, INPUT) or hasattr(error, "format_message")  # the latter: options that do not parse
 
@@ -98,7 +98,7 @@ def complain(error: Exception) -> None:
     text = " ".join(text.split()) or type(error).__name__
     if isinstance(error, KeyError):
         text = f"KeyError: {text}"
-    elif not refused(error):
+    elif not is_refusal(error):
         text = f"{type(error).__name__}: {text}"
     if context := getattr(error, "ctx", None):
         text = f"{text.rstrip('.')}. See '{context.command_path} --help'."
@@ -106,7 +106,7 @@ def complain(error: Exception) -> None:
 
 
 @contextlib.contextmanager
-def spoken(quiet: bool) -> Iterator[None]:
+def plain_warnings(quiet: bool) -> Iterator[None]:
     """Warnings are for people too: one line each, without the place in the code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:

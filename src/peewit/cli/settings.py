@@ -52,18 +52,24 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "tune.parameters": (list,),
     "tune.steps": (int,),
     "tune.at": (str,),
+    "tune.memory": NUMBER,
     "predict.method": (str,),
     "predict.link": (str,),
     "predict.samples": (int,),
+    "predict.at": (str,),
+    "predict.memory": NUMBER,
     "predict.level": NUMBER,
     "evaluate.shifts": (list,),
     "evaluate.attacks": (list,),
     "evaluate.intervals": (int,),
     "evaluate.baselines": (list,),
+    "evaluate.shift_examples": (int,),
+    "evaluate.memory": NUMBER,
     "landscape.points": (int,),
     "landscape.reach": NUMBER,
     "landscape.directions": (str,),
     "landscape.examples": (int,),
+    "landscape.memory": NUMBER,
 }
 TABLES = ("fit", "tune", "predict", "evaluate", "landscape")
 PATHS = ("weights", "posterior", "train", "validation", "test")
@@ -101,17 +107,17 @@ def read(path: Path) -> dict[str, Any]:
 
 def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Tables as dotted names, each checked."""
-    made: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in content.items():
         if name in TABLES:
             if not isinstance(value, dict):
                 raise Problem(f"{where}: {name} is {value!r}; expected a table, such as [{name}].")
-            made |= {f"{name}.{inner}": each for inner, each in value.items()}
+            settings |= {f"{name}.{inner}": setting for inner, setting in value.items()}
         else:
-            made[name] = value
-    for name, value in made.items():
+            settings[name] = value
+    for name, value in settings.items():
         check(name, value, where)
-    return made
+    return settings
 
 
 def check(name: str, value: Any, where: str) -> None:
@@ -153,18 +159,15 @@ def assignment(text: str) -> dict[str, Any]:
     raise Problem(f"{where}: {key.strip()!r} is no name of a setting.")
 
 
-def gathered(config: Path | None, assignments: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a run by dotted name; what was not given is not there."""
-    made = {} if config is None else read(config)
-    for text in assignments:
-        for name, value in assignment(text).items():
-            both = isinstance(made.get(name), dict) and isinstance(value, dict)
-            made[name] = {**made[name], **value} if both else value
-    for name, value in given.items():
-        if value is None or value == [] or value == {}:
-            continue
-        made[name] = {**made.get(name, {}), **value} if isinstance(value, dict) else value
-    return made
+def gather(config: Path | None, assignments: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a run by dotted name, without those that nobody gave."""
+    settings = {} if config is None else read(config)
+    added = [item for text in assignments for item in assignment(text).items()]
+    added += [(name, value) for name, value in given.items() if value not in (None, [], {})]
+    for name, value in added:
+        both = isinstance(settings.get(name), dict) and isinstance(value, dict)
+        settings[name] = {**settings[name], **value} if both else value
+    return settings
 
 
 def section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:

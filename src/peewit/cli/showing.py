@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from . import options as given
-from .asking import Option, Run, asks
 from .datasets import load
 from .networks import posterior
-from .options import examples
+from .options import Debug, examples, option
 from .output import place
-from .posteriors import matched
+from .posteriors import wanted_by
+from .runs import Run, reads
 from .settings import generator, needed, section
 
 LANDSCAPE = examples(
@@ -24,29 +23,12 @@ LANDSCAPE = examples(
 DEMO = examples("peewit demo", "peewit demo --seed 1 --report demo.html", "peewit demo --quick --no-report")
 
 
-@asks(
-    "posterior",
-    "model",
-    "weights",
-    "train",
-    "target",
-    "classes",
-    "header",
-    "size",
-    "seed",
-    "device",
-    directions=Option(
-        "landscape.directions",
-        Annotated[str | None, typer.Option("--directions", help="eigen or random, filter by filter (default: eigen).")],
-    ),
-    reach=Option(
-        "landscape.reach",
-        Annotated[float | None, typer.Option("--reach", help="How far to go, in units of the directions.")],
-    ),
-    points=Option(
-        "landscape.points", Annotated[int | None, typer.Option("--points", help="Points along each direction.")]
-    ),
-)
+@reads(
+    "posterior", "train", "seed",
+    option("landscape.directions", str, help="eigen or random, filter by filter (default: eigen)."),
+    option("landscape.reach", float, help="How far to go, in units of the directions."),
+    option("landscape.points", int, help="Points along each direction."),
+)  # fmt: skip
 def landscape(
     run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write it: .html or .png.")] = Path(
@@ -57,12 +39,13 @@ def landscape(
     settings, voice = run.settings, run.voice
     place(out, (".html", ".png"))
     la = posterior(settings)
-    data = load(needed(settings, "train", "--train DATA"), matched(settings, la))
+    data = load(needed(settings, "train", "--train DATA"), wanted_by(settings, la))
     from .. import figures  # plotly, which is an extra
 
-    asked = section(settings, "landscape") | {"generator": generator(settings)}
-    with voice.stage("the landscape"):
-        figure = figures.landscape_2d(la, data.value, **asked)
+    with voice.stage("the landscape", own=False):
+        figure = figures.landscape_2d(
+            la, data.value, generator=generator(settings), progress=voice.progress, **section(settings, "landscape")
+        )
     figures.save(figure, out)
     voice.answer({"landscape": str(out)}, f"written to {out}")
 
@@ -74,7 +57,7 @@ def demo(
     ] = False,
     report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path("peewit-demo.html"),
     no_report: Annotated[bool, typer.Option("--no-report", help="Write nothing: the table alone.")] = False,
-    debug: given.Debug = False,
+    debug: Debug = False,
 ) -> None:
     """Train a small network on real images, compare ways to predict with it, and write a report.
 

@@ -68,14 +68,14 @@ def read(path: Path, header: bool | None, labels: bool, known: Schema) -> Table:
     if twice := [name for name in names if names.count(name) > 1]:
         raise Problem(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; expected a name of its own for each.")
     if not rows:
-        raise Problem(f"{path} has the columns {shown(names)} and no rows; expected examples.")
+        raise Problem(f"{path} has the columns {list_names(names)} and no rows; expected examples.")
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise Problem(f"{path}: row {number} has {len(row)} cells; expected {len(names)} like the first.")
     if known.columns and not (has and known.header):
         names = by_place(path, len(names), labels, known)
         if has != known.header:
-            warn(f"{path}: columns are taken in the order {shown(names)}, not by name.")
+            warn(f"{path}: columns are taken in the order {list_names(names)}, not by name.")
     return Table(path, names, rows, has)
 
 
@@ -100,8 +100,9 @@ def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) 
         if len(found) == len(known.inputs) or not any(numeric) or (found and not all(numeric)):
             return True
         raise Problem(
-            f"{path} begins with {shown(first)}; the table of the fit had the header {shown(known.columns)}. Give this "
-            "one a header too, or --no-header where it has none and its columns are in that order."
+            f"{path} begins with {list_names(first)}; the table of the fit had the header "
+            f"{list_names(known.columns)}. Give this one a header too, "
+            "or --no-header where it has none and its columns are in that order."
         )
     if all(numeric):
         has = False
@@ -112,13 +113,14 @@ def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) 
         has, doubtful = True, False
     if doubtful:
         raise Problem(
-            f"{path} begins with {shown(first)}, which may be a header or an example; say which by --header or "
+            f"{path} begins with {list_names(first)}, which may be a header or an example; say which by --header or "
             "--no-header."
         )
     if has and known.columns:
         raise Problem(
-            f"{path} has the header {shown(first)}; the table of the fit had none, so that names do not tell which "
-            "column is which. Take the header away, or give --header where columns are in the same order as there."
+            f"{path} has the header {list_names(first)}; the table of the fit had none, so that names do not tell "
+            "which column is which. Take the header away, or give --header where columns are in the same order as "
+            "there."
         )
     return has
 
@@ -174,7 +176,7 @@ def split(table: Table, given: Sequence[str], labels: bool, known: Schema) -> tu
         require(table, targets if labels else ())
         inputs = [name for name in table.names if name not in targets]
         if not inputs:
-            raise Problem(f"{table.path} has the columns {described(table)}; expected inputs beside the target.")
+            raise Problem(f"{table.path} has the columns {describe(table)}; expected inputs beside the target.")
         return inputs, targets if labels else ()
     inputs, targets = list(known.inputs), list(given)
     if not given or set(given) == set(known.targets):
@@ -186,10 +188,10 @@ def split(table: Table, given: Sequence[str], labels: bool, known: Schema) -> tu
     if unknown := [name for name in spare if name not in (*targets, *known.targets)]:
         raise Problem(
             f"{table.path} has the column {unknown[0]!r}, which the posterior was not fitted with; "
-            f"expected {shown(inputs)}. Take the others away."
+            f"expected {list_names(inputs)}. Take the others away."
         )
     if unasked := [name for name in spare if name not in given]:
-        warn(f"{table.path}: the target column {shown(unasked)} is left out.")
+        warn(f"{table.path}: the target column {list_names(unasked)} is left out.")
     return inputs, targets if labels else ()
 
 
@@ -198,17 +200,17 @@ def require(table: Table, names: Sequence[str], why: str = "") -> None:
     for name in names:
         if name not in table.names:
             near = nearest(name, table.names)
-            raise Problem(f"{table.path} has no column {name!r}{why}; {near}it has {described(table)}.")
+            raise Problem(f"{table.path} has no column {name!r}{why}; {near}it has {describe(table)}.")
 
 
-def described(table: Table) -> str:
+def describe(table: Table) -> str:
     """The columns, and why there may be only one."""
     names = table.names
     mark = next((word for mark, word in SEPARATORS.items() if len(names) == 1 and mark in names[0]), None)
-    return shown(names) + (f", with {mark} in it; cells are separated by commas" if mark else "")
+    return list_names(names) + (f", with {mark} in it; cells are separated by commas" if mark else "")
 
 
-def shown(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """The first few of many names."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..metrics import catalogue
 from ..metrics.results import Estimate, MethodScores, Results, Shift
+from ..report.words import number
 
 ARROWS = {1: " ↑", -1: " ↓", 0: ""}  # to where it is better
 
@@ -35,13 +36,6 @@ def estimate(value: Estimate) -> str:
     if value.low == value.high == value.value or math.isnan(value.low):
         return number(value.value)
     return f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
-
-
-def number(value: float) -> str:
-    """Three digits after the point where they say something."""
-    if not math.isfinite(value):
-        return {math.inf: "∞", -math.inf: "−∞"}.get(value, "–")
-    return f"{value:.3f}" if 5e-4 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
 
 
 def _methods(methods: Sequence[MethodScores]) -> list[str]:

@@ -77,16 +77,16 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
         2, 2, column_widths=[0.8, 0.2], row_heights=[0.2, 0.8], shared_xaxes=True, shared_yaxes=True,
         horizontal_spacing=0.02, vertical_spacing=0.02,
     )  # fmt: skip
-    places = style.rounded(u * sizes[start])
+    places = style.short_lists(u * sizes[start])
     contour = go.Contour(
         x=places,
         y=places,
-        z=style.rounded(relative_density(bonds[middle]), 3),
-        colorscale=[[0.0, style.faded(GREEN, 0.0)], [1.0, GREEN]],  # see-through where there is nothing
+        z=style.short_lists(relative_density(bonds[middle]), 3),
+        colorscale=[[0.0, style.fade(GREEN, 0.0)], [1.0, GREEN]],  # see-through where there is nothing
         zmin=0.0,
         zmax=1.0,
         contours={"start": 0.1, "end": 0.9, "size": 0.1},
-        line={"width": 1, "color": style.faded(GREEN, 0.7)},
+        line={"width": 1, "color": style.fade(GREEN, 0.7)},
         showscale=False,
         hovertemplate="weights (%{x:.2f}, %{y:.2f})<br>density %{z:.2f} of its peak<extra></extra>",
     )
@@ -115,9 +115,9 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
 def sliders(sizes: Sequence[float], bonds: Sequence[float], start: int, middle: int) -> list[dict[str, Any]]:
     """Variances stretch the axes of the contours and of one marginal, the correlation changes the contours."""
     u = grid()
-    across = [step(f"{size**2:.3g}", {"x": [style.rounded(u * size)] * 2}, [0, 1]) for size in sizes]
-    along = [step(f"{size**2:.3g}", {"y": [style.rounded(u * size)] * 2}, [0, 2]) for size in sizes]
-    turned = [step(f"{bond:g}", {"z": [style.rounded(relative_density(bond), 3)]}, [0]) for bond in bonds]
+    across = [step(f"{size**2:.3g}", {"x": [style.short_lists(u * size)] * 2}, [0, 1]) for size in sizes]
+    along = [step(f"{size**2:.3g}", {"y": [style.short_lists(u * size)] * 2}, [0, 2]) for size in sizes]
+    turned = [step(f"{bond:g}", {"z": [style.short_lists(relative_density(bond), 3)]}, [0]) for bond in bonds]
     return [
         style.slider("variance of weight 1", across, start, y=0.0, pad=50),
         style.slider("variance of weight 2", along, start, y=0.0, pad=120),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from . import style
-from .style import GREEN, ORANGE, graph_objects, shown
+from .style import GREEN, ORANGE, brief, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -49,14 +49,14 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
     wrong = {name: sum(each.label is not None and each.label != each.predicted for each in own) for name, own in rows}
     pictured = all(each.image is not None for _, own in rows for each in own)
     if report.task == "classification":
-        counts = style.listed([f"{wrong[name]} of the {len(own)} {name}" for name, own in rows])
+        counts = style.join([f"{wrong[name]} of the {len(own)} {name}" for name, own in rows])
         ending = f"Wrong: {counts}."
     else:
         ending = ""
     kind = "images" if pictured else "inputs"
     alt = f"Test {kind} of which {report.methods[0].name} is surest, and of which it is least sure. {ending}".strip()
     title = f"Surest and least sure test {kind}"
-    return drawn(report, rows, title, alt) if pictured else listed(report, rows, title, alt)
+    return draw_images(report, rows, title, alt) if pictured else draw_table(report, rows, title, alt)
 
 
 def words(report: Results, value: float | None) -> str:
@@ -65,10 +65,10 @@ def words(report: Results, value: float | None) -> str:
         return "unknown"
     if report.task == "classification" and report.classes is not None and 0 <= value < len(report.classes):
         return report.classes[int(value)]
-    return f"class {int(value)}" if report.task == "classification" else shown(value)
+    return f"class {int(value)}" if report.task == "classification" else brief(value)
 
 
-def drawn(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
+def draw_images(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
     """Images in rows of four on one pair of axes."""
     go = graph_objects()
     figure = go.Figure()
@@ -92,16 +92,16 @@ def drawn(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: 
     return figure
 
 
-def short(text: str, most: int = 12) -> str:
+def cut_text(text: str, most: int = 12) -> str:
     """Names that fit under an image."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def below(report: Results, each: Specimen) -> tuple[str, str | None]:
     """What is said under an image, and its colour: numbers are near or far, and neither right nor wrong."""
-    said, real = (short(words(report, value)) for value in (each.predicted, each.label))
+    said, real = (cut_text(words(report, value)) for value in (each.predicted, each.label))
     if report.task != "classification":
-        return style.literal(f"{said} ± {shown(each.uncertainty)}") + f"<br>is {style.literal(real)}", None
+        return style.literal(f"{said} ± {brief(each.uncertainty)}") + f"<br>is {style.literal(real)}", None
     right = each.label is None or each.label == each.predicted
     text = f"{style.literal(said)}<br>{100 * each.confidence:.0f} %"
     return (text, GREEN) if right else (f"{text}<br>is {style.literal(real)}", ORANGE)
@@ -123,7 +123,7 @@ def image(report: Results, each: Specimen, x: float, y: float) -> Any:
     sure = f", confidence {each.confidence:.3f}" if report.task == "classification" else ""
     hover = (
         f"test input {each.index}: {real}<br>predicted {said}{sure}"
-        f"<br>uncertainty {shown(each.uncertainty)}<extra></extra>"
+        f"<br>uncertainty {brief(each.uncertainty)}<extra></extra>"
     )
     return graph_objects().Image(z=pixels, x0=x + step / 2, dx=step, y0=y + step / 2, dy=step, hovertemplate=hover)
 
@@ -134,7 +134,7 @@ def colours(pixel: tuple[float, ...]) -> list[int]:
     return made if len(made) == 3 else [made[0]] * 3
 
 
-def listed(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
+def draw_table(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
     """The same as a table."""
     go = graph_objects()
     every = [(name, each) for name, own in rows for each in own]
@@ -144,7 +144,7 @@ def listed(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title:
         "is": [style.literal(words(report, each.label)) for _, each in every],
         "predicted": [style.literal(words(report, each.predicted)) for _, each in every],
         "confidence" if report.task == "classification" else "uncertainty": [
-            shown(each.confidence if report.task == "classification" else each.uncertainty) for _, each in every
+            brief(each.confidence if report.task == "classification" else each.uncertainty) for _, each in every
         ],
     }
     widest = [max(len(texts[row]) for texts in columns.values()) for row in range(len(every))]

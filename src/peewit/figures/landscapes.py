@@ -66,7 +66,7 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
         for row, values, hover in ((1, loss, f"mean {made.words}"), (2, density, "share of its peak")):
             trace = go.Scatter(
                 x=x,
-                y=style.rounded(values.flatten()),
+                y=style.short_lists(values.flatten()),
                 showlegend=row == 1,
                 hovertemplate=f"{name}<br>%{{x:.2f}} along the direction<br>{hover} %{{y:.4g}}<extra></extra>",
                 **look,
@@ -145,12 +145,12 @@ def contour(made: Landscape, view: LandscapeView, visible: bool) -> Any:
     bar = style.bar(view.words)
     if view.steep:
         ticks = [low + (high - low) * part / 5 for part in range(6)]
-        bar |= {"tickvals": ticks, "ticktext": [style.shown(10**tick) for tick in ticks]}
+        bar |= {"tickvals": ticks, "ticktext": [style.brief(10**tick) for tick in ticks]}
     return graph_objects().Contour(
         x=made.a.tolist(),
         y=made.b.tolist(),
-        z=style.rounded(values),
-        text=[[style.shown(value) for value in row] for row in view.values.tolist()],
+        z=style.short_lists(values),
+        text=[[style.brief(value) for value in row] for row in view.values.tolist()],
         name=view.name,
         visible=visible,
         colorscale=style.DIVERGING if view.centred else style.SEQUENTIAL,
@@ -199,12 +199,8 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
     mark = {"color": "white", "size": 11, "symbol": "star", "line": {"color": "black", "width": 1}}
     figure.add_trace(go.Scatter(x=[0], y=[0], mode="markers", name="trained weights", marker=mark, hoverinfo="name"))
     always = len(figure.data) - len(shown)
-    buttons = [
-        {
-            "label": view.name,
-            "method": "restyle",
-            "args": [{"visible": [other == number for other in range(len(shown))] + [True] * always}],
-        }
+    choices = [
+        (view.name, [other == number for other in range(len(shown))] + [True] * always)
         for number, view in enumerate(shown)
     ]
     alt = (
@@ -213,7 +209,7 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
         f"menu.{' Ellipses show the fitted Gaussian at one and two standard deviations.' if x else ''}"
     )
     style.finish(figure, "Around the trained weights", alt, x=made.axes[0], y=made.axes[1], height=560, top=44)
-    figure.update_layout(updatemenus=[style.menu(buttons)])
+    figure.update_layout(updatemenus=[style.visibility_menu(choices)])
     figure.update_xaxes(range=[float(made.a[0]), float(made.a[-1])])
     figure.update_yaxes(range=[float(made.b[0]), float(made.b[-1])])
     return figure
@@ -246,7 +242,7 @@ def surface(made: Landscape, values: Tensor, name: str, words: str, scene: str, 
     return graph_objects().Surface(
         x=made.a.tolist(),
         y=made.b.tolist(),
-        z=style.rounded(values),
+        z=style.short_lists(values),
         name=name,
         scene=scene,
         visible=visible,

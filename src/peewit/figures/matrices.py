@@ -32,17 +32,17 @@ SIDE = 5  # rows and columns of a Kronecker factor whose product can be read
 LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 
 
-def curved() -> list[list[Any]]:
+def colour_scale() -> list[list[Any]]:
     """Colours over numbers from the least to the largest, on which small ones are seen too."""
     made = []
     for place in range(21):
         tone = place / 10 - 1
         value = FADE * math.sinh(tone * math.asinh(1 / FADE))
-        made.append([(min(max(value, -1.0), 1.0) + 1) / 2, blended(place / 20)])
+        made.append([(min(max(value, -1.0), 1.0) + 1) / 2, blend(place / 20)])
     return made
 
 
-def blended(share: float) -> str:
+def blend(share: float) -> str:
     """A colour between those of the scale for numbers on both sides of zero."""
     stops = style.DIVERGING
     after = next(place for place, (end, _) in enumerate(stops) if end >= share) or 1
@@ -58,11 +58,11 @@ def squares(matrix: Tensor, largest: float, name: str, bar: bool = False, **sett
     largest = largest or 1.0
     seen = torch.where(matrix.abs() < LEAST * largest, 0.0, matrix)
     return graph_objects().Heatmap(
-        z=style.rounded(seen, 3),
+        z=style.short_lists(seen, 3),
         name=name,
         zmin=-largest,
         zmax=largest,
-        colorscale=curved(),
+        colorscale=colour_scale(),
         showscale=bar,
         colorbar=style.bar("entry") if bar else None,
         hovertemplate=f"{name}<br>row %{{y}}, column %{{x}}: %{{z:.3g}}<extra></extra>",
@@ -133,10 +133,7 @@ def hessian_blocks(
         line = {"color": "rgba(0, 0, 0, 0.35)", "width": 1}
         figure.add_shape(type="line", x0=end - 0.5, x1=end - 0.5, y0=-0.5, y1=made.ends[-1] - 0.5, line=line)
         figure.add_shape(type="line", y0=end - 0.5, y1=end - 0.5, x0=-0.5, x1=made.ends[-1] - 0.5, line=line)
-    buttons = [
-        {"label": name, "method": "restyle", "args": [{"visible": [other == number for other in range(3)]}]}
-        for number, (name, _) in enumerate(shown_ones)
-    ]
+    choices = [(name, [other == number for other in range(3)]) for number, (name, _) in enumerate(shown_ones)]
     lines = f", with lines between the {len(made.names)} tensors" if few else ""
     alt = (
         f"A square of {len(made.chosen)} by {len(made.chosen)} weights, coloured by the second derivative of the loss "
@@ -150,7 +147,7 @@ def hessian_blocks(
     names = [name if room else "" for name, room in zip(made.names, wide, strict=True)]
     figure.update_xaxes(tickvals=middles, ticktext=names, tickangle=35)
     figure.update_yaxes(tickvals=middles, ticktext=names)
-    figure.update_layout(updatemenus=[style.menu(buttons)])
+    figure.update_layout(updatemenus=[style.visibility_menu(choices)])
     return figure
 
 
@@ -178,7 +175,7 @@ def spectra(la: Laplace) -> Figure:
     largest = max(float(each.values[0]) for each in found)
     floor = max(1e-12 * largest, 1e-300)
     for number, each in enumerate(found):
-        kept = thinned(len(each.values))
+        kept = thin(len(each.values))
         values = each.values[kept].clamp(min=floor)
         figure.add_trace(
             go.Scatter(
@@ -219,7 +216,7 @@ def spectra(la: Laplace) -> Figure:
     return figure
 
 
-def thinned(size: int, most: int = 200) -> Tensor:
+def thin(size: int, most: int = 200) -> Tensor:
     """Places among so many, dense at the start: what a logarithmic axis can show."""
     if size <= most:
         return torch.arange(size)
@@ -257,7 +254,7 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
     parts = tuple(matrix / (peak(matrix) or 1.0) for matrix in (made.rows, made.columns))
     figure.add_trace(squares(parts[0], 1.0, "gradients (scaled)"), 1, 1)
     figure.add_trace(squares(parts[1], 1.0, "inputs (scaled)"), 1, 2)
-    product, labels = gapped(torch.kron(*parts), rows, columns)
+    product, labels = with_gaps(torch.kron(*parts), rows, columns)
     block = squares(product, 1.0, "block (scaled)")
     block.customdata = labels
     block.hovertemplate = "%{customdata}<br>%{z:.3g}<extra></extra>"
@@ -275,7 +272,7 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
     return figure
 
 
-def gapped(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[str]]]:
+def with_gaps(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[str]]]:
     """The product with an empty line between blocks, and what each entry is, in words."""
     size = rows * columns + rows - 1
     made = torch.full((size, size), math.nan, dtype=product.dtype)
@@ -324,13 +321,12 @@ def block_approximations(
     titles = [f"exact, {len(made.true)} weights"]
     titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in made.versions]
     figure = style.panels(2, 2, subplot_titles=titles, horizontal_spacing=0.06, vertical_spacing=0.1)
-    largest = peak(made.true, *(each.matrix for each in made.versions))
-    for number, (title, matrix) in enumerate(
-        zip(titles, (made.true, *(each.matrix for each in made.versions)), strict=True)
-    ):
+    matrices = [made.true, *(version.matrix for version in made.versions)]
+    largest = peak(*matrices)
+    for number, (title, matrix) in enumerate(zip(titles, matrices, strict=True)):
         trace = squares(matrix, largest, title.partition(":")[0].partition(",")[0], bar=number == 1)
         figure.add_trace(trace, number // 2 + 1, number % 2 + 1)
-    errors = style.listed(
+    errors = style.join(
         [f"{each.name} {100 * each.error:.0f} % ({100 * each.inverse_error:.0f} %)" for each in made.versions]
     )
     alt = (

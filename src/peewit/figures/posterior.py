@@ -14,7 +14,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..network.isolation import entry_point
 from . import style
 from .curvature import own_sizes
-from .style import BLUE, GREY, ORANGE, graph_objects, shown
+from .style import BLUE, GREY, ORANGE, brief, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -76,7 +76,7 @@ def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
     return [float(value) for value in made]
 
 
-def summarised(source: Laplace | Summary | Results) -> Summary:
+def summary_of(source: Laplace | Summary | Results) -> Summary:
     """From a posterior, from its numbers, or from a report that has them."""
     if isinstance(source, Summary):
         return source
@@ -87,10 +87,10 @@ def summarised(source: Laplace | Summary | Results) -> Summary:
         raise ArgumentTypeError(
             f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a report."
         )
-    return reported(found)
+    return summary_in(found)
 
 
-def reported(found: Mapping[str, Any]) -> Summary:
+def summary_in(found: Mapping[str, Any]) -> Summary:
     """From the numbers in a report; what it does not have is left empty."""
     groups = tuple(str(name) for name in found.get("groups") or ())
 
@@ -110,7 +110,7 @@ def layer_of(found: Mapping[str, Any]) -> Layer:
     return Layer(str(found["name"]), int(found["weights"]), quantiles, float(found["prior_variance"]))
 
 
-def rooms(count: int) -> int:
+def height_for(count: int) -> int:
     """The height of a figure with so many rows."""
     return 170 + 30 * min(count, GROUPS)
 
@@ -142,7 +142,7 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
         >>> pw.figures.marginal_variances(la).layout.meta["title"]
         'How sure each weight is'
     """
-    made = summarised(source)
+    made = summary_of(source)
     if not made.layers:
         raise PeewitError("The report has no variances by layer; give the posterior itself.")
     go = graph_objects()
@@ -152,7 +152,7 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     figure = go.Figure()
     texts = [
         f"{each.name}{f', {each.size:,} weights' if each.size else ''}<br>half of their deviations between "
-        f"{shown(own[1])} and {shown(own[3])}, the middle {shown(own[2])}"
+        f"{brief(own[1])} and {brief(own[3])}, the middle {brief(own[2])}"
         for each, own in zip(layers, roots, strict=True)
     ]
     spans = ((0, 4, 3, "90 % of the weights"), (1, 3, 9, "half of the weights"))
@@ -178,10 +178,10 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     )
     title, x_name = "How sure each weight is", "standard deviation of a weight"
     x_name += cut(made.layers, "tensors")
-    style.finish(figure, title, alt, x=x_name, height=rooms(len(layers)))
+    style.finish(figure, title, alt, x=x_name, height=height_for(len(layers)))
     ends = [value for own in roots for value in own] + [math.sqrt(each.prior) for each in known]
     figure.update_xaxes(**style.logarithmic(ends))
-    figure.update_yaxes(autorange="reversed", type="category")
+    style.category_rows(figure)
     return figure
 
 
@@ -203,7 +203,7 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         >>> pw.figures.prior_posterior(report).layout.meta["title"]
         'What the data added to the prior'
     """
-    made = summarised(source)
+    made = summary_of(source)
     if made.layers and all(math.isfinite(each.prior) for each in made.layers):
         layers = made.layers[:GROUPS]
         names = [each.name for each in layers]
@@ -222,7 +222,7 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
     figure = go.Figure()
     for name, low, high in zip(names, before, after, strict=True):
         if math.isfinite(high):
-            line = {"color": style.faded(GREY, 0.6), "width": 2}
+            line = {"color": style.fade(GREY, 0.6), "width": 2}
             figure.add_trace(
                 go.Scatter(x=[low, high], y=[name] * 2, mode="lines", line=line, showlegend=False, hoverinfo="skip")
             )
@@ -248,9 +248,9 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         f"apart the data said much, where they are equal nothing.{few(made.layers or made.groups, 'groups')}"
     )
     x_name = f"precision (1 / variance){cut(made.layers or made.groups, 'groups')}"
-    style.finish(figure, "What the data added to the prior", alt, x=x_name, height=rooms(len(names)))
+    style.finish(figure, "What the data added to the prior", alt, x=x_name, height=height_for(len(names)))
     figure.update_xaxes(**style.logarithmic([*before, *(value for own in ends for value in own)]))
-    figure.update_yaxes(autorange="reversed", type="category")
+    style.category_rows(figure)
     return figure
 
 
@@ -271,7 +271,7 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
         >>> [trace.name for trace in pw.figures.effective_dimensions(la).data]
         ['weights', 'determined by data']
     """
-    made = summarised(source)
+    made = summary_of(source)
     if not made.dimensions:
         raise PeewitError("The report has no effective dimensions; give the posterior itself.")
     go = graph_objects()
@@ -279,7 +279,7 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     figure = go.Figure()
     if made.sizes:
         sizes = list(made.sizes[:GROUPS])
-        look = {"color": style.faded(GREY, 0.35)}
+        look = {"color": style.fade(GREY, 0.35)}
         hover = "%{y}: %{x:,} weights<extra></extra>"
         figure.add_trace(go.Bar(x=sizes, y=names, orientation="h", name="weights", marker=look, hovertemplate=hover))
     hover = "%{y}: %{x:.4g} determined by data<extra></extra>"
@@ -293,15 +293,15 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
         f"directions are determined by the data, the others by the prior.{few(made.groups, 'groups')}"
     )
     whole = sum(made.dimensions)
-    title = f"{f'{whole:.0f}' if whole >= 10 else shown(whole)}{total} determined by data"
+    title = f"{f'{whole:.0f}' if whole >= 10 else brief(whole)}{total} determined by data"
     x_name = f"number, logarithmic{cut(made.groups, 'groups')}"
-    style.finish(figure, title, alt, x=x_name, height=rooms(len(names)))
+    style.finish(figure, title, alt, x=x_name, height=height_for(len(names)))
     figure.update_layout(barmode="overlay")
     smallest = min([value for value in values if value > 0] or [1.0])
     figure.update_xaxes(
         **style.logarithmic([smallest / 2, *values, *made.sizes[:GROUPS]])
     )  # a bar for the smallest too
-    figure.update_yaxes(autorange="reversed", type="category")
+    style.category_rows(figure)
     return figure
 
 
@@ -347,7 +347,7 @@ def evidence_trace(source: Any) -> Figure:
         trace = go.Scatter(x=numbers, y=own, mode="lines", name=f"precision, {name}", line=look, hovertemplate=hover)
         figure.add_trace(trace, row=2, col=1)
     alt = (
-        f"The {objective} over {len(values)} steps of tuning, from {shown(values[0])} to {shown(values[best])} at its "
+        f"The {objective} over {len(values)} steps of tuning, from {brief(values[0])} to {brief(values[best])} at its "
         f"best{', and the prior precisions on the way' if two else ''}."
     )
     style.finish(figure, "How the prior was chosen", alt, height=540 if two else 420)

@@ -187,7 +187,7 @@ def regression_band(
         edge = (made.mean + width).tolist() + (made.mean - width).flip(0).tolist()
         figure.add_trace(
             go.Scatter(
-                x=around, y=edge, fill="toself", fillcolor=style.faded(colour, opacity), name=name, mode="lines",
+                x=around, y=edge, fill="toself", fillcolor=style.fade(colour, opacity), name=name, mode="lines",
                 line={"width": 0}, hoverinfo="skip",
             )
         )  # fmt: skip
@@ -317,7 +317,7 @@ def decision_map(
         high = 1.0 if shares else max(float(values.max()), 1e-12)
         figure.add_trace(
             go.Heatmap(
-                x=made.a.tolist(), y=made.b.tolist(), z=style.rounded(values, 4),
+                x=made.a.tolist(), y=made.b.tolist(), z=style.short_lists(values, 4),
                 zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
                 reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
                 hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.3g}}, %{{y:.3g}})<extra></extra>",
@@ -339,16 +339,14 @@ def decision_map(
             )
         )
     number = len(made.layers)
-    buttons = [
-        {"label": name, "method": "restyle", "args": [{"visible": [other == place for other in range(number)]
-                                                       + [True] * made.classes}]}
-        for place, name in enumerate(titles)
-    ]  # fmt: skip
+    choices = [
+        (name, [other == place for other in range(number)] + [True] * made.classes) for place, name in enumerate(titles)
+    ]
     alt = (
         "A map over two inputs, coloured by how sure the prediction is, with the data as points. Around the data it is "
         "sure, between the classes and far from all data it should not be. A menu shows the plain network and the "
         "uncertainty in its parts."
     )
     style.finish(figure, "How sure, and where", alt, x="input 1", y="input 2", height=560, top=44)
-    figure.update_layout(updatemenus=[style.menu(buttons)])
+    figure.update_layout(updatemenus=[style.visibility_menu(choices)])
     return figure

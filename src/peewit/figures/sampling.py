@@ -312,7 +312,7 @@ def traces(
     points = go.Scatter(x=x[0], y=y[0], name="drawn weights", showlegend=False, hovertemplate=hover, **look)
     every = {"name": "one draw each", "hovertemplate": "one draw: %{y:.3f}<extra></extra>"}
     if curves:
-        each = go.Scatter(x=x[1], y=y[1], mode="lines", line={"color": style.faded(GREY, 0.45), "width": 1}, **every)
+        each = go.Scatter(x=x[1], y=y[1], mode="lines", line={"color": style.fade(GREY, 0.45), "width": 1}, **every)
         mean = go.Scatter(x=x[2], y=y[2], mode="lines", name="their average", line={"color": ORANGE, "width": 3})
         line = {"color": BLUE, "width": 2, "dash": "dash"}
         exact = go.Scatter(x=x[3], y=y[3], mode="lines", name=whole_name(made, curves), line=line)
@@ -334,13 +334,15 @@ def content(made: PredictionDraws, number: int, curves: bool, output: int) -> di
     if curves:
         assert made.x is not None
         order = made.x.argsort()
-        line = style.rounded(made.x[order], 4)
+        line = style.short_lists(made.x[order], 4)
         gap: list[float | None] = [None]  # lines of one trace, lifted between draws
         over = [value for _ in range(number) for value in line + gap]
-        values = [value for draw in made.predictions[:number, order, output] for value in style.rounded(draw, 4) + gap]
+        values = [
+            value for draw in made.predictions[:number, order, output] for value in style.short_lists(draw, 4) + gap
+        ]
         x, y = (
             [over, line, line],
-            [values, style.rounded(average[order, output]), style.rounded(made.exact[order, output])],
+            [values, style.short_lists(average[order, output]), style.short_lists(made.exact[order, output])],
         )
     else:
         size = made.predictions.shape[-1]
@@ -348,6 +350,6 @@ def content(made: PredictionDraws, number: int, curves: bool, output: int) -> di
         shift = (torch.arange(number) * 0.618034) % 1.0 * 0.5 - 0.25
         spread = (torch.arange(size)[None, :] + shift[:, None]).flatten()
         single = list(range(size))
-        x = [style.rounded(spread, 3), single, single]
-        y = [style.rounded(each) for each in (made.predictions[:number, 0].flatten(), average[0], made.exact[0])]
-    return {"x": [style.rounded(weights[:, 0]), *x], "y": [style.rounded(weights[:, 1]), *y]}
+        x = [style.short_lists(spread, 3), single, single]
+        y = [style.short_lists(each) for each in (made.predictions[:number, 0].flatten(), average[0], made.exact[0])]
+    return {"x": [style.short_lists(weights[:, 0]), *x], "y": [style.short_lists(weights[:, 1]), *y]}

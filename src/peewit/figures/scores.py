@@ -10,7 +10,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..metrics import catalogue
 from . import style
-from .style import GREY, graph_objects, shown
+from .style import GREY, brief, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..metrics.results import Estimate, MethodScores, Results, Shift
 
 
-def some(scores: Sequence[MethodScores], what: str) -> Sequence[MethodScores]:
+def require_scores(scores: Sequence[MethodScores], what: str) -> Sequence[MethodScores]:
     """At least one, and nothing else."""
     if not scores:
         raise PeewitError(f"{what} was given no scores; give some of report.methods.")
@@ -37,9 +37,9 @@ def whiskers(values: Sequence[Estimate]) -> dict[str, Any]:
     return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "thickness": 1.5, "color": GREY}
 
 
-def told(value: Estimate) -> str:
+def with_interval(value: Estimate) -> str:
     """A number with its interval."""
-    return f"{shown(value.value)} ({shown(value.low)} to {shown(value.high)})"
+    return f"{brief(value.value)} ({brief(value.low)} to {brief(value.high)})"
 
 
 def look(number: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def reliability(*scores: MethodScores) -> Figure:
         >>> [trace.name for trace in pw.figures.reliability(*report.methods).data][:2]
         ['ideal', 'Laplace']
     """
-    own = [each for each in some(scores, "reliability") if each.reliability is not None]
+    own = [each for each in require_scores(scores, "reliability") if each.reliability is not None]
     if not own:
         raise PeewitError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.75, 0.25])
@@ -96,13 +96,13 @@ def reliability(*scores: MethodScores) -> Figure:
         middles = [(bins.edges[place] + bins.edges[place + 1]) / 2 for place in range(len(bins.count))]
         bars = [count / total for count in bins.count]
         hover = f"{each.name}<br>%{{y:.1%}} of predictions<extra></extra>"
-        colour = style.faded(style.colour(number), 0.65)
+        colour = style.fade(style.colour(number), 0.65)
         figure.add_trace(
             go.Bar(x=middles, y=bars, marker={"color": colour}, showlegend=False, hovertemplate=hover, **group), 2, 1
         )
     alt = (
         "Accuracy against confidence, in bins, and below how many predictions fall into each. On the dotted diagonal "
-        f"confidence is right; below it, too sure. Mean distance from it: {style.listed(gaps)}."
+        f"confidence is right; below it, too sure. Mean distance from it: {style.join(gaps)}."
     )
     style.finish(figure, "Is it right as often as it says?", alt, height=560)
     figure.update_yaxes(title_text="how often right", range=[-0.03, 1.03], row=1, col=1)
@@ -132,7 +132,7 @@ def risk_coverage(*scores: MethodScores) -> Figure:
     go = graph_objects()
     figure = go.Figure()
     kinds = set()
-    for number, each in enumerate(some(scores, "risk_coverage")):
+    for number, each in enumerate(require_scores(scores, "risk_coverage")):
         curve = each.risk_coverage
         risk = "mean squared error" if each.reliability is None else "share of errors"
         kinds.add(risk)
@@ -143,7 +143,7 @@ def risk_coverage(*scores: MethodScores) -> Figure:
         )
     alt = (
         "Error among the surest predictions against the share that is kept, for "
-        f"{style.listed([each.name for each in scores])}. The lower a curve stays on the left, the better doubt goes "
+        f"{style.join([each.name for each in scores])}. The lower a curve stays on the left, the better doubt goes "
         "with errors."
     )
     y = kinds.pop() if len(kinds) == 1 else "error"
@@ -192,33 +192,30 @@ def shift_curves(report: Results, kind: str = "shifts", metric: str | None = Non
     for name, own in every.items():
         for method, shift in own:
             if wanted in shift.metrics:
-                figure.add_trace(strained(method, order[method], shift, wanted, name == next(iter(every))))
+                figure.add_trace(shift_line(method, order[method], shift, wanted, name == next(iter(every))))
                 owners.append(name)
     words = catalogue.describe(wanted).phrase
     names = list(dict.fromkeys(owners))
     alt = (
-        f"{words[:1].upper()}{words[1:]} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
-        f"({style.listed(names)}), a line with intervals per method; strength 0 is the clean test set."
+        f"{style.sentence(words)} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
+        f"({style.join(names)}), a line with intervals per method; strength 0 is the clean test set."
     )
-    title = f"{words[:1].upper()}{words[1:]}"
+    title = style.sentence(words)
     style.finish(figure, title, alt, x="strength", y=words, top=44 if len(names) > 1 else 0)
     if len(names) > 1:
-        buttons = [
-            {"label": name, "method": "restyle", "args": [{"visible": [owner == name for owner in owners]}]}
-            for name in names
-        ]
-        figure.update_layout(updatemenus=[style.menu(buttons)])
+        choices = [(name, [owner == name for owner in owners]) for name in names]
+        figure.update_layout(updatemenus=[style.visibility_menu(choices)])
     return figure
 
 
-def strained(method: str, number: int, shift: Shift, metric: str, visible: bool) -> Any:
+def shift_line(method: str, number: int, shift: Shift, metric: str, visible: bool) -> Any:
     """One method's line."""
     values = shift.metrics[metric]
     return graph_objects().Scatter(
         x=list(shift.strengths),
         y=[each.value for each in values],
         error_y=whiskers(values),
-        text=[told(each) for each in values],
+        text=[with_interval(each) for each in values],
         mode="lines+markers",
         name=method,
         visible=visible,
@@ -245,7 +242,7 @@ def pit(*scores: MethodScores) -> Figure:
         >>> pw.figures.pit(*line_report.methods).data[0].name
         'Laplace'
     """
-    own = [each for each in some(scores, "pit") if each.pit is not None]
+    own = [each for each in require_scores(scores, "pit") if each.pit is not None]
     if not own:
         raise PeewitError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
     go = graph_objects()
@@ -266,7 +263,7 @@ def pit(*scores: MethodScores) -> Figure:
         )
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dot"})
     alt = (
-        f"How observations are spread over their predicted quantiles, for {style.listed([each.name for each in own])}. "
+        f"How observations are spread over their predicted quantiles, for {style.join([each.name for each in own])}. "
         "Level at one is right; raised ends mean too narrow predictions, a raised middle too wide ones."
     )
     x, y = "predicted quantile of the observation", "observations, 1 is even"
@@ -311,7 +308,7 @@ def compare(report: Results, metric: str) -> Figure:
                 mode="markers",
                 name=each.name,
                 showlegend=False,
-                hovertemplate=f"{each.name}<br>{each.description}<br>{told(value)}<extra></extra>",
+                hovertemplate=f"{each.name}<br>{each.description}<br>{with_interval(value)}<extra></extra>",
                 marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
             )
         )
@@ -323,11 +320,11 @@ def compare(report: Results, metric: str) -> Figure:
     hint = {1: ", more is better", -1: ", less is better", 0: ""}[kind.better]
     if kind.ideal is not None:
         hint = f", {kind.ideal:g} is right"
-    alt = f"{words[:1].upper()}{words[1:]} of {len(own)} methods, with 95 % intervals{hint}."
+    alt = f"{style.sentence(words)} of {len(own)} methods, with 95 % intervals{hint}."
     if finite:
-        values = style.listed([f"{each.name} {shown(each.metrics[metric].value)}" for each in finite])
+        values = style.join([f"{each.name} {brief(each.metrics[metric].value)}" for each in finite])
         alt += f" Values: {values}."
-    style.finish(figure, f"{words[:1].upper()}{words[1:]}", alt, x=f"{words.partition(' (')[0]}{hint}",
+    style.finish(figure, style.sentence(words), alt, x=f"{words.partition(' (')[0]}{hint}",
                  height=170 + 40 * len(own))  # fmt: skip
-    figure.update_yaxes(autorange="reversed", type="category")
+    style.category_rows(figure)
     return figure

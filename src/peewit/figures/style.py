@@ -68,7 +68,7 @@ def numbers_of(source: Any, ready: type[Numbers], compute: Callable[..., Numbers
     if isinstance(source, ready):
         if chosen:
             raise PeewitError(
-                f"A {ready.__name__} was given, whose numbers are there already; leave {listed(list(chosen))} out."
+                f"A {ready.__name__} was given, whose numbers are there already; leave {join(list(chosen))} out."
             )
         return source
     expect_posterior(source, f", or a {ready.__name__}")
@@ -99,7 +99,7 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def faded(colour: str, opacity: float) -> str:
+def fade(colour: str, opacity: float) -> str:
     """A colour that lets through what is behind it."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity})"
@@ -115,7 +115,7 @@ def symbol(number: int) -> str:
     return SYMBOLS[number % len(SYMBOLS)]
 
 
-def wrapped(text: str, width: int = 46) -> str:
+def wrap(text: str, width: int = 46) -> str:
     """Lines short enough for a phone: figures do not break them."""
     return "<br>".join(textwrap.wrap(text, width))
 
@@ -125,19 +125,19 @@ def literal(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def shown(value: float) -> str:
+def brief(value: float) -> str:
     """A number with three digits."""
     return f"{value:.3g}"
 
 
-def rounded(values: Tensor, digits: int = 5) -> list[Any]:
+def short_lists(values: Tensor, digits: int = 5) -> list[Any]:
     """Nested lists with so many digits, and nothing where there is no number: pages stay small."""
     if values.dim() > 1:
-        return [rounded(row, digits) for row in values]
+        return [short_lists(row, digits) for row in values]
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def listed(words: Sequence[str]) -> str:
+def join(words: Sequence[str]) -> str:
     """'a, b and c'."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -154,7 +154,7 @@ def finish(
     bottom: int = 0,
 ) -> Figure:
     """The shared look; `alt` says in a sentence or two what is seen, `top` and `bottom` keep room for menus."""
-    text = wrapped(literal(title))
+    text = wrap(literal(title))
     lines = text.count("<br>") + 1
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"}
     figure.update_layout(
@@ -170,7 +170,7 @@ def finish(
         legend={**legend, "bgcolor": CLEAR},
         hoverlabel={"align": "left", "font": {"family": FONT}},
         hovermode="closest",
-        modebar={"bgcolor": CLEAR, "color": faded(GREY, 0.6), "activecolor": BLUE},
+        modebar={"bgcolor": CLEAR, "color": fade(GREY, 0.6), "activecolor": BLUE},
         meta={"alt": alt, "title": title},
     )  # fmt: skip
     line = {"gridcolor": LINES, "zerolinecolor": LINES, "linecolor": LINES, "automargin": True}
@@ -200,6 +200,21 @@ def menu(buttons: list[dict[str, Any]], y: float = 1.0) -> dict[str, Any]:
     look = {"bgcolor": "rgba(128, 128, 128, 0.15)", "bordercolor": LINES, "font": {"color": TEXT}, "pad": {"b": 6}}
     place = {"x": 0, "xanchor": "left", "y": y, "yanchor": "bottom", "showactive": True}
     return {"type": "dropdown", "buttons": buttons, **place, **look}
+
+
+def visibility_menu(choices: Iterable[tuple[str, Sequence[bool]]]) -> dict[str, Any]:
+    """A dropdown whose entries show some traces and hide the others."""
+    return menu([{"label": name, "method": "restyle", "args": [{"visible": list(seen)}]} for name, seen in choices])
+
+
+def category_rows(figure: Figure) -> None:
+    """Names along the vertical axis, the first one on top."""
+    figure.update_yaxes(autorange="reversed", type="category")
+
+
+def sentence(words: str) -> str:
+    """With a capital letter."""
+    return words[:1].upper() + words[1:]
 
 
 def slider(name: str, steps: list[dict[str, Any]], active: int, y: float = 0.0, pad: int = 40) -> dict[str, Any]:

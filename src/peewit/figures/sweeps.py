@@ -9,7 +9,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..metrics import catalogue
 from . import style
-from .style import ORANGE, graph_objects, shown
+from .style import ORANGE, brief, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -49,7 +49,7 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     go = graph_objects()
     figure = go.Figure()
     for place, name in enumerate(order):
-        figure.add_trace(tried(points, name, place == 0))
+        figure.add_trace(settings_trace(points, name, place == 0))
     best, chosen = source.best, source.metric
     mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
     figure.add_trace(
@@ -58,25 +58,18 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
             hoverinfo="skip",
         )
     )  # fmt: skip
-    buttons = [
-        {
-            "label": short(name),
-            "method": "restyle",
-            "args": [{"visible": [other == name for other in order] + [True]}],
-        }
-        for name in order
-    ]
+    choices = [(short(name), [other == name for other in order] + [True]) for name in order]
     found = best.metrics[chosen]
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {catalogue.describe(first).phrase}. Best {short(chosen)}: {shown(found)} at "
-        f"{shown(best.data_weight)} examples and precision {shown(best.prior_precision)}."
+        f"coloured by {catalogue.describe(first).phrase}. Best {short(chosen)}: {brief(found)} at "
+        f"{brief(best.data_weight)} examples and precision {brief(best.prior_precision)}."
     )
     title = "Scale, prior precision, and calibration"
     style.finish(figure, title, alt, x="examples that the data count for", y="prior precision", height=520, top=44)
     figure.update_xaxes(**style.logarithmic(point.data_weight for point in points))
     figure.update_yaxes(**style.logarithmic(point.prior_precision for point in points))
-    figure.update_layout(updatemenus=[style.menu(buttons)])
+    figure.update_layout(updatemenus=[style.visibility_menu(choices)])
     return figure
 
 
@@ -85,7 +78,7 @@ def short(name: str) -> str:
     return catalogue.describe(name).phrase.partition(" (")[0]
 
 
-def tried(points: list[Any], name: str, visible: bool) -> Any:
+def settings_trace(points: list[Any], name: str, visible: bool) -> Any:
     """Every setting as a square, coloured by one metric; colours leave outliers aside."""
     values = [point.metrics.get(name, math.nan) for point in points]
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
@@ -112,7 +105,7 @@ def tried(points: list[Any], name: str, visible: bool) -> Any:
         name="settings that were tried",
         visible=visible,
         marker=marker,
-        text=[shown(value) for value in values],
+        text=[brief(value) for value in values],
         hovertemplate="data count for %{x:.3g} examples, precision %{y:.3g}<br>"
         f"{catalogue.describe(name).phrase} %{{text}}<extra></extra>",
     )

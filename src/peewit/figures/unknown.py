@@ -10,8 +10,8 @@ from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from ..messages.names import nearest
 from . import style
-from .scores import some, told, whiskers
-from .style import GREY, graph_objects, shown
+from .scores import require_scores, whiskers, with_interval
+from .style import GREY, brief, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -48,7 +48,7 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
     """
     if not is_count(bins):
         raise PeewitError(f"bins={bins!r} was given; expected a positive whole number.")
-    some([scores], "uncertainty_histogram")
+    require_scores([scores], "uncertainty_histogram")
     if score is None:
         score = "variance" if any("variance" in each for each in scores.uncertainty.values()) else "entropy"
     found = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
@@ -65,16 +65,16 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
     words = SCORES.get(score, score.replace("_", " "))
     for number, (name, values) in enumerate(finite.items()):
         shares, edges = histogram(values, low, width, bins)
-        medians.append(f"{name} {shown(sorted(values)[len(values) // 2]) if values else 'none'}")
+        medians.append(f"{name} {brief(sorted(values)[len(values) // 2]) if values else 'none'}")
         hover = f"{style.literal(name)}: %{{y:.1%}} from %{{x:.3g}} on<extra></extra>"
         line = {"color": style.colour(number), "dash": style.dash(number), "width": 2.5, "shape": "hv"}
         figure.add_trace(
             go.Scatter(
                 x=edges, y=[*shares, shares[-1]], mode="lines", name=style.literal(name), fill="tozeroy", line=line,
-                hovertemplate=hover, fillcolor=style.faded(style.colour(number), 0.25),
+                hovertemplate=hover, fillcolor=style.fade(style.colour(number), 0.25),
             )
         )  # fmt: skip
-    alt = f"Histograms of {words} by {scores.name}, one per data set. Medians: {style.listed(medians)}."
+    alt = f"Histograms of {words} by {scores.name}, one per data set. Medians: {style.join(medians)}."
     style.finish(figure, f"How unsure: {scores.name}", alt, x=words, y="share of inputs")
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     return figure
@@ -107,7 +107,9 @@ def detection(*scores: MethodScores) -> Figure:
     """
     go = graph_objects()
     kinds = list(
-        dict.fromkeys(kind for each in some(scores, "detection") for found in each.detection.values() for kind in found)
+        dict.fromkeys(
+            kind for each in require_scores(scores, "detection") for found in each.detection.values() for kind in found
+        )
     )
     sets = list(dict.fromkeys(name for each in scores for name in each.detection))
     if not kinds:
@@ -126,8 +128,8 @@ def detection(*scores: MethodScores) -> Figure:
         places = [(value.auroc.value, f"{method}{f', {name}' if several else ''}") for method, value, name in rows]
         best = max([best, *((value, f"{place} by {score}") for value, place in places)])
         texts = [
-            f"{style.literal(name)} by {score}<br>AUROC {told(value.auroc)}<br>AUPR {told(value.aupr)}"
-            f"<br>wrongly alarmed at 95 % caught {told(value.fpr95)}"
+            f"{style.literal(name)} by {score}<br>AUROC {with_interval(value.auroc)}"
+            f"<br>AUPR {with_interval(value.aupr)}<br>wrongly alarmed at 95 % caught {with_interval(value.fpr95)}"
             for _, value, name in rows
         ]
         figure.add_trace(
@@ -145,13 +147,13 @@ def detection(*scores: MethodScores) -> Figure:
         )
     figure.add_vline(x=0.5, line={"color": GREY, "dash": "dot"})
     alt = (
-        f"How well unknown inputs ({style.listed(sets)}) are told from test inputs, as AUROC with intervals, by method "
+        f"How well unknown inputs ({style.join(sets)}) are told from test inputs, as AUROC with intervals, by method "
         f"and by score; the dotted line is chance. Best: {best[1]}, {best[0]:.3f}."
     )
     title = f"Unknown inputs noticed: {sets[0]}" if not several else "Unknown inputs noticed"
     lines = len({label for trace in figure.data for label in trace.y})
     style.finish(figure, title, alt, x="AUROC", height=190 + 46 * lines)
-    figure.update_yaxes(autorange="reversed", type="category")
+    style.category_rows(figure)
     figure.update_layout(scattermode="group", scattergap=0.4)
     lows = [value.auroc.low for each in scores for found in each.detection.values() for value in found.values()]
     figure.update_xaxes(range=[min([0.45, *(low - 0.02 for low in lows if math.isfinite(low))]), 1.01])

@@ -102,10 +102,10 @@ def extreme(
     if size <= dense:
         whole = product(torch.eye(size, dtype=torch.float64, device=device))
         values, vectors = torch.linalg.eigh(0.5 * (whole + whole.mT))
-        return values.flip(0)[:count], settled(vectors.mT.flip(0)[:count])
+        return values.flip(0)[:count], fix_signs(vectors.mT.flip(0)[:count])
     basis, matrix = lanczos(product, size, min(STEPS, size), generator, device)
     values, vectors = torch.linalg.eigh(matrix)
-    return values.flip(0)[:count], settled(vectors.mT.flip(0)[:count] @ basis)
+    return values.flip(0)[:count], fix_signs(vectors.mT.flip(0)[:count] @ basis)
 
 
 def lanczos(
@@ -128,7 +128,7 @@ def lanczos(
     return basis, 0.5 * (matrix + matrix.mT)
 
 
-def settled(vectors: Tensor) -> Tensor:
+def fix_signs(vectors: Tensor) -> Tensor:
     """Rows whose largest number is positive: the sign of an eigenvector is no one's choice."""
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     return vectors * largest.sign()

@@ -42,24 +42,24 @@ NAMES = {
 def write(report: Results, path: str | os.PathLike[str]) -> Path:
     """Write the page whole or not at all: its place."""
     target = writable(path, "report.html")
-    content = made(report).encode()
+    content = render(report).encode()
     with writing(target) as temporary:
         temporary.write_bytes(content)
     return target
 
 
-def made(report: Results) -> str:
+def render(report: Results) -> str:
     """The page's text, at most 8 MB: where figures would take more, the largest are left out, their numbers kept."""
     every = plots(report)
     library = plotly()
-    text = assembled(report, every, library)
+    text = assemble(report, every, library)
     while len(text.encode()) > LARGEST:
         sizes = {plot.name: sum(map(size, plot.variants)) for plot in every}
         largest = max(sizes, key=lambda name: sizes[name])
         if not sizes[largest]:
             break  # tables alone are too much: nothing else is left to leave out
         every = [without_drawing(plot) if plot.name == largest else plot for plot in every]
-        text = assembled(report, every, library)
+        text = assemble(report, every, library)
     return text
 
 
@@ -86,7 +86,7 @@ def plotly() -> str:
     return str(get_plotlyjs())
 
 
-def assembled(report: Results, every: list[Plot], library: str) -> str:
+def assemble(report: Results, every: list[Plot], library: str) -> str:
     """All parts in the template."""
     drawings: list[str] = []
     by_section: dict[str, list[Markup]] = {}
@@ -118,8 +118,8 @@ def assembled(report: Results, every: list[Plot], library: str) -> str:
         style=texts["style"],
         script=texts["script"],
         library=library,
-        drawings=embedded(drawings),
-        curve=harmless(json.dumps(curve(report))),
+        drawings=embed(drawings),
+        curve=escape_script(json.dumps(curve(report))),
         versions=safe(", ".join(f"{name} {each}" for name, each in report.versions.items())),
     )
 
@@ -134,12 +134,12 @@ def subtitle(report: Results) -> str:
     return f"{report.task.capitalize()}: {report.methods[0].name}{beside}"
 
 
-def embedded(drawings: list[str]) -> str:
+def embed(drawings: list[str]) -> str:
     """JSON inside a script element."""
-    return harmless(f"[{', '.join(drawings)}]")
+    return escape_script(f"[{', '.join(drawings)}]")
 
 
-def harmless(text: str) -> str:
+def escape_script(text: str) -> str:
     """JSON that cannot end the script element it stands in."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

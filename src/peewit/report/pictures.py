@@ -52,13 +52,13 @@ def gallery(report: Results) -> Markup | None:
 
 def card(report: Results, specimen: Specimen) -> Markup:
     """One image with its caption."""
-    predicted = named(report, specimen.predicted)
+    predicted = label_text(report, specimen.predicted)
     right = specimen.label is None or specimen.label == specimen.predicted
     if report.task == "classification":
         text = f"{predicted}, {number(specimen.confidence, True)}"
-        truth = "" if specimen.label is None else "right" if right else f"wrong: {named(report, specimen.label)}"
+        truth = "" if specimen.label is None else "right" if right else f"wrong: {label_text(report, specimen.label)}"
     else:
-        text, truth = f"{predicted}", "" if specimen.label is None else f"truth {named(report, specimen.label)}"
+        text, truth = f"{predicted}", "" if specimen.label is None else f"truth {label_text(report, specimen.label)}"
     assert specimen.image is not None
     source = "data:image/png;base64," + base64.b64encode(png(specimen.image)).decode()
     picture = element("img", src=source, alt=f"Test input {specimen.index}")
@@ -66,7 +66,7 @@ def card(report: Results, specimen: Specimen) -> Markup:
     return element("li", picture, element("span", text), element("span", truth, class_=mood or None))
 
 
-def named(report: Results, label: float) -> str:
+def label_text(report: Results, label: float) -> str:
     """A class by its name, a number as it is."""
     if report.task == "classification" and report.classes is not None and 0 <= label < len(report.classes):
         return report.classes[int(label)]

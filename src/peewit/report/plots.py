@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
+from .. import figures
 from ..metrics.catalogue import describe
 from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift
 from .markup import Markup, table
-from .pictures import gallery, named
+from .pictures import gallery, label_text
 from .words import interval, number, score
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ def plots(report: Results) -> list[Plot]:
 
 def bars(report: Results) -> Iterator[Plot]:
     """Every method by one metric."""
-    from .. import figures
-
     names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     made = []
     for name in names:
@@ -89,21 +88,26 @@ def bars(report: Results) -> Iterator[Plot]:
     )  # fmt: skip
 
 
+def by_method(
+    methods: Sequence[MethodScores],
+    draw: Callable[..., Figure],
+    numbers: Callable[[Sequence[MethodScores]], Markup],
+) -> tuple[Variant, ...]:
+    """A figure of all methods, and one of each."""
+    alone = [variant(each.name, draw(each), numbers([each])) for each in methods]
+    together = [variant("all methods", draw(*methods), numbers(methods))] if len(methods) > 1 else []
+    return (*together, *alone)
+
+
 def reliability(report: Results) -> Iterator[Plot]:
     """Confidence against accuracy, all methods and each by itself."""
-    from .. import figures
-
-    own = [each for each in report.methods if each.reliability is not None]
-    if not own:
-        return
-    made = [variant("all methods", figures.reliability(*own), bins(own))] if len(own) > 1 else []
-    made += [variant(each.name, figures.reliability(each), bins([each])) for each in own]
-    yield Plot(
-        "reliability", "calibration", "Confidence against how often it was right",
-        "On the diagonal a prediction made with 80 % confidence is right 80 % of the time. Below it the method is too "
-        "sure, above it not sure enough.",
-        "Method", tuple(made),
-    )  # fmt: skip
+    if methods := [each for each in report.methods if each.reliability is not None]:
+        yield Plot(
+            "reliability", "calibration", "Confidence against how often it was right",
+            "On the diagonal a prediction made with 80 % confidence is right 80 % of the time. Below it the method is "
+            "too sure, above it not sure enough.",
+            "Method", by_method(methods, figures.reliability, bins),
+        )  # fmt: skip
 
 
 def bins(methods: Sequence[MethodScores]) -> Markup:
@@ -128,18 +132,12 @@ def bins(methods: Sequence[MethodScores]) -> Markup:
 
 def pit(report: Results) -> Iterator[Plot]:
     """Where targets fall in the predicted distributions."""
-    from .. import figures
-
-    own = [each for each in report.methods if each.pit is not None]
-    if not own:
-        return
-    made = [variant("all methods", figures.pit(*own), shares(own))] if len(own) > 1 else []
-    made += [variant(each.name, figures.pit(each), shares([each])) for each in own]
-    yield Plot(
-        "pit", "calibration", "Where targets fell in the predicted distributions",
-        "All bars equally high: calibrated. High at both ends: too sure. High in the middle: not sure enough.",
-        "Method", tuple(made),
-    )  # fmt: skip
+    if methods := [each for each in report.methods if each.pit is not None]:
+        yield Plot(
+            "pit", "calibration", "Where targets fell in the predicted distributions",
+            "All bars equally high: calibrated. High at both ends: too sure. High in the middle: not sure enough.",
+            "Method", by_method(methods, figures.pit, shares),
+        )  # fmt: skip
 
 
 def shares(methods: Sequence[MethodScores]) -> Markup:
@@ -153,8 +151,6 @@ def shares(methods: Sequence[MethodScores]) -> Markup:
 
 def risk_coverage(report: Results) -> Iterator[Plot]:
     """Errors among the surest predictions."""
-    from .. import figures
-
     own = [each for each in report.methods if each.risk_coverage.x]
     if not own:
         return
@@ -176,8 +172,6 @@ def risk_coverage(report: Results) -> Iterator[Plot]:
 
 def histograms(report: Results) -> Iterator[Plot]:
     """Uncertainty on known and unknown inputs."""
-    from .. import figures
-
     made = []
     for each in report.methods:
         names = {name for found in each.uncertainty.values() for name in found}
@@ -216,13 +210,11 @@ def spreads(scores: MethodScores, name: str) -> Markup:
 
 def detections(report: Results) -> Iterator[Plot]:
     """How well unknown inputs are told from known ones."""
-    from .. import figures
-
     own = [each for each in report.methods if each.detection]
     if not own:
         return
     rows = [
-        (each.name, data, score(name), *(told(value) for value in (found.auroc, found.aupr, found.fpr95)))
+        (each.name, data, score(name), *(with_interval(value) for value in (found.auroc, found.aupr, found.fpr95)))
         for each in own
         for data, every in each.detection.items()
         for name, found in every.items()
@@ -236,15 +228,15 @@ def detections(report: Results) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def told(value: Estimate, percent: bool = True) -> str:
+def with_interval(value: Estimate, percent: bool = True) -> str:
     """A number with its interval."""
-    extent = interval(value, percent)
-    return number(value.value, percent) + (f" ({extent})" if extent else "")
+    ends = interval(value, percent)
+    return number(value.value, percent) + (f" ({ends})" if ends else "")
 
 
 def shifts(report: Results) -> Iterator[Plot]:
     """Corruptions."""
-    yield from strained(
+    yield from shift_plots(
         report, "shifts", "Corrupted inputs",
         "Accuracy falls as inputs get worse. Confidence should fall with it: where it stays, it misleads.",
     )  # fmt: skip
@@ -252,16 +244,14 @@ def shifts(report: Results) -> Iterator[Plot]:
 
 def attacks(report: Results) -> Iterator[Plot]:
     """Adversarial inputs."""
-    yield from strained(
+    yield from shift_plots(
         report, "attacks", "Inputs made to deceive",
         "Small changes, chosen to make it wrong. Confidence should fall with accuracy: where it stays, it misleads.",
     )  # fmt: skip
 
 
-def strained(report: Results, kind: str, title: str, caption: str) -> Iterator[Plot]:
+def shift_plots(report: Results, kind: str, title: str, caption: str) -> Iterator[Plot]:
     """Curves against strength, one metric of one corruption at a time."""
-    from .. import figures
-
     every: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
     ways = list(dict.fromkeys(way for own in every for way in own))
     names = list(dict.fromkeys(name for own in every for shift in own.values() for name in shift.metrics))
@@ -295,7 +285,7 @@ def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
     found: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
     percent = describe(name).percent
     rows = [
-        (f"strength {strength:g}", *(told(shift.metrics[name][place], percent) for shift in found))
+        (f"strength {strength:g}", *(with_interval(shift.metrics[name][place], percent) for shift in found))
         for place, strength in enumerate(found[0].strengths)
     ]
     head = ("strength", *(each.name for each in report.methods))
@@ -311,8 +301,8 @@ def specimens(report: Results) -> Iterator[Plot]:
         (
             f"number {each.index:,}",
             "surest" if place < len(report.surest) else "least sure",
-            named(report, each.predicted),
-            "–" if each.label is None else named(report, each.label),
+            label_text(report, each.predicted),
+            "–" if each.label is None else label_text(report, each.label),
             *((number(each.confidence, True),) if report.task == "classification" else ()),
             number(each.uncertainty),
         )
@@ -330,8 +320,6 @@ def specimens(report: Results) -> Iterator[Plot]:
 
 def posterior(report: Results) -> Iterator[Plot]:
     """What the posterior is like, layer by layer."""
-    from .. import figures
-
     found = report.posterior
     if found.get("layers"):
         rows = [

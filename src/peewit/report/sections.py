@@ -73,12 +73,12 @@ def scores_table(caption: str, every: Sequence[MethodScores], names: Sequence[st
     rows = []
     for place, each in enumerate(every):
         cells: list[Any] = [each.name]
-        cells += [value(each, name, tops[name][place], place > 0 and differing(name, every[0], each)) for name in names]
+        cells += [value(each, name, tops[name][place], place > 0 and differs(name, every[0], each)) for name in names]
         rows.append([*cells, f"{each.seconds:.2f}"])
     return table(caption, head, rows)
 
 
-def differing(name: str, first: MethodScores, other: MethodScores) -> bool:
+def differs(name: str, first: MethodScores, other: MethodScores) -> bool:
     """Whether both have the metric, and differ in it."""
     return name in first.metrics and name in other.metrics and differ(name, first, other)
 
@@ -130,7 +130,7 @@ def settings(report: Results) -> Markup:
     """What is needed to do it again."""
     parts: list[Any] = []
     if report.settings:
-        rows = [(key.replace("_", " "), shown(each)) for key, each in report.settings.items()]
+        rows = [(key.replace("_", " "), value_text(each)) for key, each in report.settings.items()]
         parts.append(table("Settings", ("setting", "value"), rows))
     if report.versions:
         parts.append(table("Versions", ("software", "version"), list(report.versions.items())))
@@ -139,12 +139,12 @@ def settings(report: Results) -> Markup:
     return section("settings", "To do it again", *parts)
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A setting in words."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value)) or "none"
+        return ", ".join(map(value_text, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {shown(each)}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key}: {value_text(each)}" for key, each in value.items()) or "none"
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     return f"{value:.6g}" if isinstance(value, float) else str(value)

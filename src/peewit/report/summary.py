@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..metrics.catalogue import merit
 from ..metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Results, Shift
-from .words import apart, differ, examples, extent, number, plain, score, whole
+from .words import apart, differ, examples, has_interval, number, plain, score, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
 VAGUE = 0.05  # an error by chance alone, above which a test says nothing about calibration
@@ -28,11 +28,11 @@ class Answer:
 def answers(report: Results) -> tuple[Answer, Answer, Answer]:
     """Is it calibrated, what changed, what does it not know."""
     base = plain(report) or report.methods[0]
-    first = calibrated_classes(base) if report.task == "classification" else calibrated_numbers(base, examples(report))
+    first = judge_classes(base) if report.task == "classification" else judge_numbers(base, examples(report))
     if plain(report) is None:
         text = f"These are the numbers of {base.name}: the network as it is was not measured."
         first = replace(first, sentences=(*first.sentences, text))
-    return first, changed(report), unknown(report)
+    return first, judge_change(report), judge_unknown(report)
 
 
 # Is it calibrated?
@@ -54,7 +54,7 @@ def excess(bins: Reliability) -> float:
     return sum(count * (sure - right) for sure, right, count in pairs) / max(sum(bins.count), 1)
 
 
-def calibrated_classes(scores: MethodScores) -> Answer:
+def judge_classes(scores: MethodScores) -> Answer:
     """Whether the network is right as often as it says."""
     question = "Is the network calibrated?"
     bins, error = scores.reliability, scores.metrics.get("ece")
@@ -87,7 +87,7 @@ def direction(bins: Reliability, error: float) -> str:
 def points(value: Estimate) -> str:
     """Percentage points with their interval."""
     text = f"{100 * value.value:.1f} percentage points"
-    return f"{text} (95 % interval: {100 * value.low:.1f} to {100 * value.high:.1f})" if extent(value) else text
+    return f"{text} (95 % interval: {100 * value.low:.1f} to {100 * value.high:.1f})" if has_interval(value) else text
 
 
 def example(bins: Reliability) -> tuple[str, ...]:
@@ -101,16 +101,16 @@ def example(bins: Reliability) -> tuple[str, ...]:
     )
 
 
-def calibrated_numbers(scores: MethodScores, count: int | None) -> Answer:
+def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
     """Whether intervals hold as many targets as they say."""
     question = "Is the network calibrated?"
     held = scores.metrics.get("coverage90")
     if held is None or not math.isfinite(held.value):
         return Answer(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
     text = f"Its 90 % intervals held {whole(held.value)} of the test targets"
-    if not extent(held) and (count or 0) < FEW:
+    if not has_interval(held) and (count or 0) < FEW:
         return Answer(question, "This test is too small to tell", OPEN, (f"{text}, without an interval around that.",))
-    text += f" (95 % interval: {whole(held.low)} to {whole(held.high)})." if extent(held) else "."
+    text += f" (95 % interval: {whole(held.low)} to {whole(held.high)})." if has_interval(held) else "."
     if held.low <= 0.9 <= held.high and held.high - held.low > 4 * VAGUE:
         return Answer(question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval."))
     if held.low <= 0.9 <= held.high:
@@ -123,7 +123,7 @@ def calibrated_numbers(scores: MethodScores, count: int | None) -> Answer:
 # What changed?
 
 
-def changed(report: Results) -> Answer:
+def judge_change(report: Results) -> Answer:
     """The method asked about beside the plain network."""
     first, base = report.methods[0], plain(report)
     question = "What did Laplace change?" if report.posterior else f"What did {first.name} change?"
@@ -136,7 +136,7 @@ def changed(report: Results) -> Answer:
         return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
     names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
     known = [name for name in names if both(name, first, base)]
-    sentences = [compared(name, first, base) for name in known]
+    sentences = [compare_metric(name, first, base) for name in known]
     verdict, mood = balance(known, first, base)
     return Answer(question, verdict, mood, (*sentences, *winner(report)))
 
@@ -173,7 +173,7 @@ WORDS = {
 }
 
 
-def compared(name: str, first: MethodScores, base: MethodScores) -> str:
+def compare_metric(name: str, first: MethodScores, base: MethodScores) -> str:
     """A sentence about one metric, honest about chance."""
     now, before = first.metrics[name], base.metrics[name]
     percent = name in ("accuracy", "ece", "coverage90")
@@ -184,7 +184,7 @@ def compared(name: str, first: MethodScores, base: MethodScores) -> str:
     gained = merit(name, now.value) > merit(name, before.value)
     if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
-    elif extent(now) or extent(before):
+    elif has_interval(now) or has_interval(before):
         doubt = "on other inputs of the same kind it could be otherwise, so it may be chance"
     else:
         doubt = "without intervals nobody can say whether by chance"
@@ -218,29 +218,29 @@ def known_nll(scores: MethodScores) -> bool:
 # What does it not know?
 
 
-def unknown(report: Results) -> Answer:
+def judge_unknown(report: Results) -> Answer:
     """Strange inputs, corrupted ones, and which predictions to hand over."""
     question = "What does it not know, and does it notice?"
     first, base = report.methods[0], plain(report)
     sentences: list[str] = []
-    found = [detected(name, first, base) for name in first.detection]
+    found = [describe_detection(name, first, base) for name in first.detection]
     sentences += [text for text, _ in found if text]
-    sentences += strained(first, "shifts") + strained(first, "attacks")
+    sentences += describe_worst_shift(first, "shifts") + describe_worst_shift(first, "attacks")
     if not sentences:
         text = "No inputs of other kinds were given, so this report cannot say what happens outside the test data."
-        return Answer(question, "Not measured", OPEN, (text, *handed_over(report)))
+        return Answer(question, "Not measured", OPEN, (text, *describe_handing_over(report)))
     rates = [rate for _, rate in found if rate is not None]
     if not rates:
-        return Answer(question, "See what disturbs it", OPEN, (*sentences, *handed_over(report)))
+        return Answer(question, "See what disturbs it", OPEN, (*sentences, *describe_handing_over(report)))
     verdict, mood = noticing(min(rates, key=lambda rate: rate.value))
-    return Answer(question, verdict, mood, (*sentences, *handed_over(report)))
+    return Answer(question, verdict, mood, (*sentences, *describe_handing_over(report)))
 
 
 def noticing(rate: Estimate) -> tuple[str, str]:
     """An AUROC in words."""
-    if extent(rate) and rate.high < 0.5:
+    if has_interval(rate) and rate.high < 0.5:
         return "It is surer of unknown inputs than of known ones", POOR
-    if extent(rate) and rate.low <= 0.5 and rate.value >= 0.6:
+    if has_interval(rate) and rate.low <= 0.5 and rate.value >= 0.6:
         return "Too few inputs to tell whether it notices unknown ones", OPEN
     for least, verdict, mood in (
         (0.9, "It notices most unknown inputs", GOOD),
@@ -252,20 +252,20 @@ def noticing(rate: Estimate) -> tuple[str, str]:
     return "It hardly notices unknown inputs", POOR
 
 
-def chosen(found: dict[str, Detection]) -> str | None:
+def main_score(found: dict[str, Detection]) -> str | None:
     """The score that is compared: chosen beforehand, not by how well it did."""
     order = ("entropy", "variance", "epistemic_variance", "mutual_information", "confidence")
     return next((name for name in order if name in found), next(iter(found), None))
 
 
-def detected(name: str, first: MethodScores, base: MethodScores | None) -> tuple[str, Estimate | None]:
+def describe_detection(name: str, first: MethodScores, base: MethodScores | None) -> tuple[str, Estimate | None]:
     """One set of unknown inputs."""
     own = first.detection[name]
-    by = chosen(own)
+    by = main_score(own)
     if by is None or not math.isfinite(own[by].auroc.value):
         return "", None
     value = own[by].auroc
-    within = f"{100 * value.low:.0f} to {100 * value.high:.0f}; " if extent(value) else ""
+    within = f"{100 * value.low:.0f} to {100 * value.high:.0f}; " if has_interval(value) else ""
     text = (
         f"In pairs of a known input and one of “{name}”, which it never learned, it is less sure of the unknown one "
         f"in {100 * value.value:.0f} of 100 ({within}a coin would say 50)"
@@ -280,10 +280,10 @@ def detected(name: str, first: MethodScores, base: MethodScores | None) -> tuple
     return f"{text}.", value
 
 
-def strained(first: MethodScores, kind: str) -> list[str]:
+def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:
     """The corruption, or attack, after which it is most wrongly sure."""
     every: dict[str, Shift] = getattr(first, kind)
-    known = {name: each for name, each in every.items() if drawn(each)}
+    known = {name: each for name, each in every.items() if has_curves(each)}
     if not known:
         return []
 
@@ -302,7 +302,7 @@ def strained(first: MethodScores, kind: str) -> list[str]:
     ]
 
 
-def drawn(shift: Shift) -> bool:
+def has_curves(shift: Shift) -> bool:
     """Whether a corruption has accuracy and confidence, first and last, as numbers."""
     curves = [shift.metrics.get(name, ()) for name in ("accuracy", "confidence")]
     return all(each and math.isfinite(each[0].value) and math.isfinite(each[-1].value) for each in curves)
@@ -326,7 +326,7 @@ def at(curve: Curve, share: float) -> float | None:
     return None if near is None or abs(curve.x[near] - share) > 0.05 else curve.y[near]
 
 
-def handed_over(report: Results) -> tuple[str, ...]:
+def describe_handing_over(report: Results) -> tuple[str, ...]:
     """What is gained by asking a person about the least sure fifth."""
     curve = report.methods[0].risk_coverage
     every, kept = at(curve, 1.0), at(curve, 0.8)

@@ -35,7 +35,7 @@ def number(value: float, percent: bool = False) -> str:
 
 def interval(value: Estimate, percent: bool = False) -> str:
     """`low–high`, empty where there is none."""
-    if not extent(value):
+    if not has_interval(value):
         return ""
     low, high = number(value.low, percent), number(value.high, percent)
     return f"{low.removesuffix(PERCENT)}{'–' if value.low >= 0 else ' to '}{high}"
@@ -46,14 +46,14 @@ def whole(value: float) -> str:
     return f"{100 * value:.{1 if 0 < value < 0.02 or 0.98 < value < 1 else 0}f}{PERCENT}"
 
 
-def extent(value: Estimate) -> bool:
+def has_interval(value: Estimate) -> bool:
     """Whether there is an interval; its ends are equal where none was asked for, or where there is one example."""
     return math.isfinite(value.low) and math.isfinite(value.high) and value.low < value.high
 
 
 def apart(one: Estimate, other: Estimate) -> bool:
     """Whether there are intervals that do not overlap: then the difference is hardly chance."""
-    return (extent(one) or extent(other)) and (one.high < other.low or other.high < one.low)
+    return (has_interval(one) or has_interval(other)) and (one.high < other.low or other.high < one.low)
 
 
 def differ(name: str, first: MethodScores, other: MethodScores) -> bool:
@@ -64,7 +64,7 @@ def differ(name: str, first: MethodScores, other: MethodScores) -> bool:
     known = other.differences.get(name)
     if known is None:
         return apart(first.metrics[name], other.metrics[name])
-    return extent(known) and (known.low > 0 or known.high < 0)
+    return has_interval(known) and (known.low > 0 or known.high < 0)
 
 
 def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:

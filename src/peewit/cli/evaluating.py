@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +12,21 @@ import typer
 
 import peewit as pw
 
+from ..evaluation.attacks import ATTACKS
+from ..evaluation.corruptions import CORRUPTIONS
 from ..evaluation.report import Report
 from ..laplace import Laplace
 from ..metrics.results import Estimate
-from ..report.words import extent
+from ..report.words import has_interval
 from ..storage.atomic import writing
-from .asking import Option, Run, asks
 from .datasets import Wanted, load
 from .networks import ensemble as members
+from .networks import is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
-from .networks import network, posterior
-from .options import examples, words
-from .output import Problem, Voice, place, printed, table
-from .posteriors import matched, summary
+from .options import examples, option, words
+from .output import Problem, Voice, place, print_result, table
+from .posteriors import summary, wanted_by
+from .runs import Run, reads
 from .settings import generator, needed, read, section
 
 EVALUATE = examples(
@@ -43,47 +45,26 @@ COMPARE = examples(
 SUFFIXES = (".html", ".json", ".md")
 COLUMNS = ("accuracy", "rmse", "nll", "brier", "ece", "crps", "coverage95", "aurc")
 
-SHIFTS = ("noise", "blur", "contrast", "rotation")
-ATTACKS = ("fgsm", "pgd")
-Shifts = Annotated[
-    str | None,
-    typer.Option("--shifts", metavar="NAMES", help=f"Corrupt the inputs: all, or some of {', '.join(SHIFTS)}."),
-]
-Attacks = Annotated[
-    str | None,
-    typer.Option("--attacks", metavar="NAMES", help=f"Inputs made to deceive: all, or some of {', '.join(ATTACKS)}."),
-]
-JUDGED = (
-    "posterior",
-    "model",
-    "weights",
-    "likelihood",
-    "test",
-    "validation",
-    "ood",
-    "ensemble",
-    "title",
-    "target",
-    "classes",
-    "header",
-    "size",
-    "seed",
-    "device",
-)
+
+def all_or_some(known: Iterable[str]) -> Callable[[str | None], list[str] | None]:
+    """Names with commas between them, or "all"."""
+    return lambda text: list(known) if text is not None and text.strip() == "all" else words(text)
 
 
-def several(every: tuple[str, ...]) -> Callable[[str | None], list[str] | None]:
-    """Names with commas between them, or all."""
-    return lambda text: list(every) if text is not None and text.strip() == "all" else words(text)
+EVALUATED = (
+    "posterior", "likelihood", "validation", "test", "ood", "ensemble", "seed", "title",
+    option(
+        "evaluate.shifts", str, metavar="NAMES", convert=all_or_some(CORRUPTIONS),
+        help=f"Corrupt the inputs: all, or some of {', '.join(CORRUPTIONS)}.",
+    ),
+    option(
+        "evaluate.attacks", str, metavar="NAMES", convert=all_or_some(ATTACKS),
+        help=f"Inputs made to deceive: all, or some of {', '.join(ATTACKS)}.",
+    ),
+)  # fmt: skip
 
 
-HARMED = {
-    "shifts": Option("evaluate.shifts", Shifts, several(SHIFTS)),
-    "attacks": Option("evaluate.attacks", Attacks, several(ATTACKS)),
-}
-
-
-@asks(*JUDGED, **HARMED)
+@reads(*EVALUATED)
 def evaluate(
     run: Run,
     out: Annotated[
@@ -91,12 +72,12 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure predictions on test data, beside the plain network and other ways to predict."""
-    for each in out or []:
-        place(each, SUFFIXES)
-    told(measured(run.settings, run.voice), out or [], run.voice)
+    for path in out or []:
+        place(path, SUFFIXES)
+    finish(measure(run.settings, run.voice), out or [], run.voice)
 
 
-@asks(*JUDGED, **HARMED)
+@reads(*EVALUATED)
 def report(
     run: Run,
     source: Annotated[Path | None, typer.Argument(help="A report in JSON, as `peewit evaluate -o` writes it.")] = None,
@@ -104,11 +85,10 @@ def report(
 ) -> None:
     """Write the page that says whether to trust the network: from a report in JSON, or from a posterior and data."""
     place(out, (".html",))
-    made = measured(run.settings, run.voice) if source is None else stored(source, run)
-    told(made, [out], run.voice)
+    finish(measure(run.settings, run.voice) if source is None else read_report(source, run), [out], run.voice)
 
 
-def stored(source: Path, run: Run) -> Report:
+def read_report(source: Path, run: Run) -> Report:
     """A report that was written before; only its title can be another."""
     if unread := [name.rpartition(".")[2] for name in run.options if name != "title"]:
         raise Problem(
@@ -117,82 +97,86 @@ def stored(source: Path, run: Run) -> Report:
     if not source.is_file():
         raise Problem(f"There is no file {source}; expected a report in JSON, as `peewit evaluate -o` writes it.")
     try:
-        made = Report.from_json(source)
+        stored = Report.from_json(source)
     except UnicodeDecodeError as error:
         raise Problem(f"{source} is no text; expected a report in JSON, as `peewit evaluate -o` writes it.") from error
     except ValueError as error:
         raise Problem(f"{source}: {error}") from error
-    if not made.methods:
+    if not stored.methods:
         raise Problem(f"{source} holds a report without methods; expected at least one.")
-    return replace(made, title=run.settings["title"]) if "title" in run.settings else made
+    return replace(stored, title=run.settings["title"]) if "title" in run.settings else stored
 
 
-def told(made: Report, out: list[Path], voice: Voice) -> None:
-    """Written and shown."""
-    write(made, out)
-    show(voice, made, out)
+def finish(result: Report, out: list[Path], voice: Voice) -> None:
+    """Write the report and show it."""
+    write(result, out)
+    show(voice, result, out)
 
 
-def measured(settings: Mapping[str, Any], voice: Voice) -> Report:
+def measure(settings: Mapping[str, Any], voice: Voice) -> Report:
     """The report on a posterior, or on the network alone."""
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {name: settings[name] for name in ("title",) if name in settings}
     if "posterior" in settings:
         subject: Any = posterior(settings)
-        wanted, net = matched(settings, subject), subject.model
+        wanted, model = wanted_by(settings, subject), subject.model
     else:
-        subject = net = network(settings)
-        asked["likelihood"] = chosen_likelihood(settings)
-        categorical = asked["likelihood"] == "classification" or isinstance(asked["likelihood"], pw.Categorical)
-        wanted = Wanted.of(settings, net, categorical)
+        subject = model = network(settings)
+        arguments["likelihood"] = chosen_likelihood(settings)
+        wanted = Wanted.of(settings, model, is_classification(arguments["likelihood"]))
     data = load(needed(settings, "test", "--test DATA"), wanted)
     if "validation" in settings:
-        asked["validation"] = load(settings["validation"], wanted).value
+        arguments["validation"] = load(settings["validation"], wanted).value
     unlabelled = replace(wanted, labels=False)
-    asked["ood"] = {name: load(each, unlabelled).inputs() for name, each in settings.get("ood", {}).items()} or None
-    asked["ensemble"] = members(settings, net)
-    asked |= {name: settings[name] for name in ("title",) if name in settings}
-    asked |= {"generator": generator(settings)} | section(settings, "evaluate")
-    if isinstance(subject, Laplace) and (options := section(settings, "predict")):
-        asked["predict"] = {name: each for name, each in options.items() if name != "level"}
+    ood = {name: load(source, unlabelled).inputs() for name, source in settings.get("ood", {}).items()}
+    if isinstance(subject, Laplace) and (predict := section(settings, "predict")):
+        arguments["predict"] = {name: value for name, value in predict.items() if name != "level"}
     with voice.stage("the evaluation", own=False):
-        made: Report = pw.evaluate(subject, data.value, classes=data.schema.classes, progress=voice.progress, **asked)
-    return made
+        return pw.evaluate(
+            subject,
+            data.value,
+            ood=ood or None,
+            ensemble=members(settings, model),
+            classes=data.schema.classes,
+            generator=generator(settings),
+            progress=voice.progress,
+            **arguments,
+            **section(settings, "evaluate"),
+        )
 
 
-def write(made: Report, out: list[Path]) -> None:
+def write(result: Report, out: list[Path]) -> None:
     """All files at once: none takes its place before all are written."""
+    writers: dict[str, Callable[[Path], object]] = {
+        ".html": result.to_html,
+        ".json": result.to_json,
+        ".md": result.to_markdown,
+    }
     with ExitStack() as stack:
-        for each in out:
-            temporary = stack.enter_context(writing(each))
-            if each.suffix.lower() == ".html":
-                made.to_html(temporary)
-            elif each.suffix.lower() == ".json":
-                made.to_json(temporary)
-            else:
-                made.to_markdown(temporary)
+        for path in out:
+            writers[path.suffix.lower()](stack.enter_context(writing(path)))
 
 
 def estimate(value: Estimate | None) -> str:
     """A number, and below it its interval."""
     if value is None:
         return "–"
-    if not extent(value):
+    if not has_interval(value):
         return f"{value.value:.3f}"
     dash = "–" if value.low >= 0 else " to "
     return f"{value.value:.3f}\n{value.low:.3f}{dash}{value.high:.3f}"
 
 
-def show(voice: Voice, made: Report, out: list[Path]) -> None:
+def show(voice: Voice, result: Report, out: list[Path]) -> None:
     """The methods in a table, and where the files are; with --json the whole report."""
     if voice.as_json:
-        printed(made.to_json())
+        print_result(result.to_json())
         return
-    names = [name for name in COLUMNS if name in made.methods[0].metrics][:4]
-    rows = [[each.name, *(estimate(each.metrics.get(name)) for name in names)] for each in made.methods]
-    voice.answer({}, table(["method", *names], rows), *(f"written to {each}" for each in out))
+    names = [name for name in COLUMNS if name in result.methods[0].metrics][:4]
+    rows = [[scores.name, *(estimate(scores.metrics.get(name)) for name in names)] for scores in result.methods]
+    voice.answer({}, table(["method", *names], rows), *(f"written to {path}" for path in out))
 
 
-@asks("model", "weights", "test", "target", "classes", "header", "size", "seed", "device")
+@reads("test", "seed")
 def compare(
     run: Run,
     posteriors: Annotated[
@@ -202,7 +186,7 @@ def compare(
     """Compare posteriors by their evidence, and on test data where some are given."""
     common, voice = run.settings, run.voice
     common.pop("posterior", None)
-    found = [compared(each, common, voice) for each in posteriors]
+    found = [compare_one(source, common, voice) for source in posteriors]
     found.sort(key=lambda row: -row["log_evidence"])
     for row in found:
         row["behind"] = found[0]["log_evidence"] - row["log_evidence"]
@@ -224,7 +208,7 @@ def compare(
     voice.answer({"posteriors": found, "notes": notes}, table(head, rows), *notes)
 
 
-def compared(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str, Any]:
+def compare_one(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str, Any]:
     """One posterior in numbers."""
     if source.suffix.lower() == ".toml":
         settings = {**read(source), **common}
@@ -232,30 +216,27 @@ def compared(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str,
     else:
         settings = {**common, "posterior": str(source)}
     la = posterior(settings)
-    made: dict[str, Any] = {"name": source.stem, **summary(la)}
+    row: dict[str, Any] = {"name": source.stem, **summary(la)}
     if "test" in settings:
-        data = load(settings["test"], matched(settings, la))
-        with voice.stage(f"{source.stem} on the test data"):
-            judged = pw.evaluate(la, data.value, baselines=(), generator=generator(settings))
-        own = judged.methods[0].metrics
-        made["metrics"] = {
-            name: {"value": each.value, "low": each.low, "high": each.high} for name, each in own.items()
-        }
-    return made
+        data = load(settings["test"], wanted_by(settings, la))
+        with voice.stage(f"{source.stem} on the test data", own=False):
+            report = pw.evaluate(la, data.value, baselines=(), generator=generator(settings), progress=voice.progress)
+        row["metrics"] = {name: asdict(value) for name, value in report.methods[0].metrics.items()}
+    return row
 
 
-def remarks(found: list[dict[str, Any]]) -> list[str]:
+def remarks(rows: list[dict[str, Any]]) -> list[str]:
     """What to know before reading the table."""
-    made = []
-    if len({row["examples"] for row in found}) > 1:
-        counts = ", ".join(f"{row['name']} {row['examples']:,}" for row in found)
-        made.append(f"Fitted to different numbers of examples ({counts}): their evidences cannot be compared.")
-    if len({row["likelihood"] for row in found}) > 1:
-        made.append("Different likelihoods: evidences can be compared only where they are of the same targets.")
-    if len({row["weights"] for row in found}) > 1:
-        made.append(
+    notes = []
+    if len({row["examples"] for row in rows}) > 1:
+        counts = ", ".join(f"{row['name']} {row['examples']:,}" for row in rows)
+        notes.append(f"Fitted to different numbers of examples ({counts}): their evidences cannot be compared.")
+    if len({row["likelihood"] for row in rows}) > 1:
+        notes.append("Different likelihoods: evidences can be compared only where they are of the same targets.")
+    if len({row["weights"] for row in rows}) > 1:
+        notes.append(
             "Different weights are uncertain: weights that are fixed count as certain, without a prior's price."
         )
-    if len(found) > 1 and found[1]["behind"] < 3:
-        made.append("The first two are within 3 nats, a factor of 20 in probability: weak grounds to prefer one.")
-    return made
+    if len(rows) > 1 and rows[1]["behind"] < 3:
+        notes.append("The first two are within 3 nats, a factor of 20 in probability: weak grounds to prefer one.")
+    return notes

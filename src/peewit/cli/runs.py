@@ -1,0 +1,65 @@
+"""Commands that read settings: options of all, of several and of one command, and what they give together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import options
+from .options import NETWORK_AND_DATA, SHARED, Option
+from .output import Voice
+from .settings import gather
+
+ALWAYS = {
+    "config": (options.Config, None),
+    "assignments": (options.Assignments, None),
+    "as_json": (options.AsJson, False),
+    "quiet": (options.Quiet, False),
+    "debug": (options.Debug, False),  # read before any command is
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of one run of a command."""
+
+    settings: dict[str, Any]
+    options: tuple[str, ...]  # settings that options gave, with config and assignments
+    voice: Voice
+
+
+def reads(*which: str | Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with these options, by their names where they are shared, and with those of every run.
+
+    The function is called with a `Run`, and with parameters of its own.
+    """
+    own = {option.name: option for option in which if isinstance(option, Option)}
+    known = own | {name: option for name, option in SHARED.items() if name in (*which, *NETWORK_AND_DATA)}
+    others = {name: (option.annotation, None) for name, option in known.items()} | ALWAYS
+
+    def wrap(function: Callable[..., None]) -> Callable[..., None]:
+        _, *mine = inspect.signature(function, eval_str=True).parameters.values()
+
+        @functools.wraps(function)
+        def command(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for name in others}
+            chosen = {option.setting: option.convert(values[name]) for name, option in known.items()}
+            settings = gather(values["config"], values["assignments"] or [], chosen)
+            every = chosen | {"config": values["config"], "set": values["assignments"]}
+            used = tuple(name for name, value in every.items() if value not in (None, [], {}))
+            function(Run(settings, used, Voice(values["as_json"], values["quiet"])), **arguments)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [parameter.replace(kind=keyword) for parameter in mine]
+        parameters += [
+            inspect.Parameter(name, keyword, default=default, annotation=annotation)
+            for name, (annotation, default) in others.items()
+        ]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return wrap
