@@ -17,7 +17,7 @@ import pytest
 from peewit.evaluation import Report
 from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift
 from peewit.report import markup, words
-from peewit.report.page import embedded
+from peewit.report.page import embed
 from peewit.report.pictures import gallery, png
 from peewit.report.sections import scores_table
 from peewit.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
@@ -275,8 +275,8 @@ def test_texts_are_escaped() -> None:
 
 def test_figures_cannot_end_the_script_they_stand_in() -> None:
     nasty = json.dumps({"name": "</script><b>&"})
-    assert not set("<>&") & set(embedded([nasty]))
-    assert json.loads(embedded([nasty])) == [{"name": "</script><b>&"}]
+    assert not set("<>&") & set(embed([nasty]))
+    assert json.loads(embed([nasty])) == [{"name": "</script><b>&"}]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
