@@ -42,7 +42,7 @@ def plane(loss: Tensor | None = None, accuracy: float = 1.0) -> Landscape:
         accuracy=right,
         penalty=bowl,
         quadratic=bowl,
-        strength=10.0,
+        data_weight=10.0,
         words="loss",
         examples=5,
     )

@@ -300,15 +300,15 @@ def test_the_gallery_says_what_was_predicted() -> None:
 
 def test_no_sentence_about_unknown_inputs_without_any() -> None:
     pytest.importorskip("plotly", reason="no plotly")
-    from peewit.report.page import made
+    from peewit.report.page import render
 
     report = classification()
     for place, each in enumerate(report.methods):
         known = {name: found for name, found in each.uncertainty.items() if name == "test"}
         report = with_method(report, place, uncertainty=known, detection={})
-    text = made(replace(report, settings={"test examples": 1}))
+    text = render(replace(report, settings={"test examples": 1}))
     assert "How unsure it is of the test inputs" in text and "Inputs of a kind it never saw" not in text
-    assert "Inputs of a kind it never saw" in made(classification())
+    assert "Inputs of a kind it never saw" in render(classification())
     assert "Methods on 1 test input<" in text
 
 
@@ -342,9 +342,9 @@ class Outline(HTMLParser):
 @pytest.fixture(scope="module", params=["classification", "regression"])
 def text(request: pytest.FixtureRequest) -> str:
     pytest.importorskip("plotly", reason="no plotly")
-    from peewit.report.page import made
+    from peewit.report.page import render
 
-    return made({"classification": classification, "regression": regression}[request.param]())
+    return render({"classification": classification, "regression": regression}[request.param]())
 
 
 def test_headings_links_and_landmarks(text: str) -> None:
@@ -439,12 +439,12 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_unusual_reports_make_pages() -> None:
     """One method, no classes, nothing beside: all that can be missing is missing."""
     pytest.importorskip("plotly", reason="no plotly")
-    from peewit.report.page import made
+    from peewit.report.page import render
 
     full = classification().methods[0]
     bare = MethodScores(
         full.name, "", {"nll": Estimate(math.inf, math.nan, math.nan)}, None, Curve((), ()), None, {}, {}, {}, {}, 0.0
     )
     empty = Report("", "classification", (bare,), (), (), None, (), {}, {}, {}, ())
-    assert "∞" in made(empty)
-    assert "far away" in made(regression())
+    assert "∞" in render(empty)
+    assert "far away" in render(regression())

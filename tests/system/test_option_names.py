@@ -13,6 +13,12 @@ from torch import nn
 import peewit as pw
 from peewit import likelihoods
 from peewit.curvature import kinds, structures
+from peewit.evaluation.subject import Baseline
+from peewit.evaluation.sweeps import SEARCHES, SearchMethod
+from peewit.figures.losses import REACH
+from peewit.figures.ways import DirectionName
+from peewit.metrics.catalogue import METRICS, MetricName
+from peewit.metrics.results import VariationKind
 from peewit.predictions.families import FAMILIES, LinkName
 from peewit.tracing.selection import SubnetworkRule, Weights
 from peewit.weights.space import WeightsName
@@ -26,6 +32,9 @@ FACES: dict[str, Callable[..., Any]] = {
     "load": pw.load,
     "validation_nll": pw.validation_nll,
     "Subnetwork": pw.Subnetwork,
+    "sweep": pw.sweep,
+    "landscape": pw.figures.landscape,
+    "prediction_draws": pw.figures.prediction_draws,
     **QUESTIONS,
 }
 
@@ -53,8 +62,13 @@ def literals(hint: Any) -> Iterator[str]:
         (structures.StructureName, structures.NAMES),
         (kinds.CurvatureName, kinds.NAMES),
         (LinkName, {link for family in FAMILIES.values() for link in family.links}),
+        (SearchMethod, SEARCHES),
+        (MetricName, METRICS),
+        (Baseline, ("plain", "temperature", "ensemble", "dropout")),
+        (VariationKind, ("shifts", "attacks")),
+        (DirectionName, REACH),
     ],
-    ids=["likelihood", "structure", "curvature", "link"],
+    ids=["likelihood", "structure", "curvature", "link", "search", "metric", "baseline", "variation", "directions"],
 )
 def test_types_list_the_rows_of_tables(type_: Any, known: Any) -> None:
     """A new row needs its name in the type."""
@@ -89,14 +103,14 @@ def la() -> pw.Laplace:
         (name, option)
         for name in sorted(FACES.keys() - {"load"})  # which reads the file first
         for option, hint in hints_of(name).items()
-        if [*literals(hint)] and option not in {"parameters", "grid", "weights", "link"}
+        if [*literals(hint)] and option not in {"parameters", "grid", "weights", "link", "metric"}
     ],
 )
 def test_errors_list_the_names_of_the_type(name: str, option: str, la: pw.Laplace) -> None:
     """What the code accepts at run time is what its type says."""
     function = FACES[name]
     given: dict[str, Any] = {"model": la.model, "data": (X, Y), "likelihood": "classification", "size": 1, "self": la}
-    given |= {"x": X, "samples": 1}
+    given |= {"x": X, "samples": 1, "la": la, "validation": (X, Y)}
     needed = [each for each, own in inspect.signature(function).parameters.items() if own.default is own.empty]
     own = {each: given[each] for each in needed if each != option}
     said = ask(option, lambda **asked: function(**own, **asked))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from ..laplace import Laplace
 from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError
@@ -29,9 +30,6 @@ from .scoring import score_methods
 from .specimens import Gallery, finite_range
 from .subject import Baselines, Subject
 from .variations import Variation, variations_of
-
-if TYPE_CHECKING:
-    from ..laplace import Laplace
 
 RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range
 

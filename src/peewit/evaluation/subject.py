@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ from .describing import noise_of
 from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
 from .scorers import takes_temperature
 
-Baseline = Literal["plain", "temperature", "ensemble", "dropout"]
-Baselines = Literal["auto"] | Baseline | Iterable[Baseline]
+Baseline: TypeAlias = Literal["plain", "temperature", "ensemble", "dropout"]
+Baselines: TypeAlias = Literal["auto"] | Baseline | Iterable[Baseline]
 BASELINES = get_args(Baseline)
 PLAIN = "Plain network"
 

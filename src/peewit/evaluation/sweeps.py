@@ -11,16 +11,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from ..laplace import Laplace
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..messages.names import check_name
 from ..metrics import json
 from ..metrics.bootstrap import one_set
-from ..metrics.catalogue import merit
+from ..metrics.catalogue import MetricName, merit
 from ..metrics.positions import Positions
 from ..network.isolation import entry_point
 from ..predictions.shared import SharedPredictions
@@ -30,11 +31,8 @@ from ..tuning.validation import validation_batches
 from .scorers import scorer_of
 from .scoring import metrics_of
 
-if TYPE_CHECKING:
-    from ..laplace import Laplace
-
 FORMAT = 2  # of the JSON text
-SearchMethod = Literal["grid", "random", "bayesian"]
+SearchMethod: TypeAlias = Literal["grid", "random", "bayesian"]
 TRIALS = {"grid": 49, "random": 40, "bayesian": 40}
 WIDE = 1e3  # factor from the posterior's own setting to both ends of a range
 
@@ -126,7 +124,7 @@ def sweep(
     prior_precision: tuple[float, float] | None = None,
     method: SearchMethod = "grid",
     trials: int | None = None,
-    metric: str = "nll",
+    metric: MetricName = "nll",
     generator: torch.Generator | None = None,
     memory: float | None = None,
     progress: bool = False,
@@ -162,8 +160,6 @@ def sweep(
         >>> len(tried.points), 0.1 <= tried.best.prior_precision <= 10.1
         (9, True)
     """
-    from ..laplace import Laplace
-
     if not isinstance(la, Laplace):
         raise ArgumentTypeError(f"sweep was given a {type(la).__name__}; expected a Laplace, which peewit.fit returns.")
     check_name(method, SEARCHES, "method")

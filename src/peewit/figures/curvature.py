@@ -111,9 +111,9 @@ def curvature_matrices(
 
 def units(places: Tensor, like: Tensor) -> Tensor:
     """(k, D): vectors with a one at each of k places."""
-    made = like.new_zeros(len(places), len(like))
-    made[torch.arange(len(places), device=like.device), places] = 1
-    return made
+    vectors = like.new_zeros(len(places), len(like))
+    vectors[torch.arange(len(places), device=like.device), places] = 1
+    return vectors
 
 
 def picked(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
@@ -209,20 +209,20 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
         for name, own, prior in zip(names, values, priors, strict=True):
             found.setdefault(name, []).append((own, prior))
     order = {name: number for number, name in enumerate(la.space.names)}
-    made = []
+    spectra = []
     for name in sorted(found, key=lambda each: order[each.partition(" and ")[0]]):
         every = torch.cat([own for own, _ in found[name]]).clamp(min=0).sort(descending=True).values
-        made.append(LayerSpectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
-    return tuple(made)
+        spectra.append(LayerSpectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
+    return tuple(spectra)
 
 
 def dense_pieces(matrix: Tensor, sizes: list[int]) -> list[Tensor]:
     """Eigenvalues of the parts on the diagonal."""
-    made, start = [], 0
+    values, start = [], 0
     for size in sizes:
-        made.append(torch.linalg.eigvalsh(matrix[start : start + size, start : start + size]))
+        values.append(torch.linalg.eigvalsh(matrix[start : start + size, start : start + size]))
         start += size
-    return made
+    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,8 +301,8 @@ def kronecker_factors(la: Laplace, name: str | None = None, *, most: int = 8) ->
 
 def matrix_of(side: Tensor) -> Tensor:
     """(n, n) in float64 on the CPU, of a diagonal too."""
-    made = side.detach().double().cpu()
-    return torch.diag(made) if made.dim() == 1 else made
+    matrix = side.detach().double().cpu()
+    return torch.diag(matrix) if matrix.dim() == 1 else matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,8 +415,8 @@ def block_name(la: Laplace, name: str | None) -> str:
 
 def covariance(matrix: Tensor, prior: float) -> Tensor:
     """`(matrix + prior)^-1`."""
-    made: Tensor = torch.linalg.inv(matrix + prior * torch.eye(len(matrix), dtype=matrix.dtype))
-    return made
+    inverse: Tensor = torch.linalg.inv(matrix + prior * torch.eye(len(matrix), dtype=matrix.dtype))
+    return inverse
 
 
 def difference(matrix: Tensor, true: Tensor) -> float:

@@ -38,10 +38,10 @@ def relative_density(correlation: float) -> Tensor:
 
 def checked(values: Sequence[float], what: str, low: float, high: float) -> tuple[float, ...]:
     """Numbers in a range, rising."""
-    made = tuple(float(value) for value in values)
-    if not made or any(not low < value < high for value in made) or list(made) != sorted(made):
+    numbers = tuple(float(value) for value in values)
+    if not numbers or any(not low < value < high for value in numbers) or list(numbers) != sorted(numbers):
         raise PeewitError(f"{what}={values!r} was given; expected rising numbers between {low:g} and {high:g}.")
-    return made
+    return numbers
 
 
 def nearest_place(values: Sequence[float], wanted: float) -> int:

@@ -130,8 +130,8 @@ def image(report: Results, each: Specimen, x: float, y: float) -> Any:
 
 def colours(pixel: tuple[float, ...]) -> list[int]:
     """Red, green and blue from 0 to 255; one channel is grey."""
-    made = [round(255 * min(max(value, 0.0), 1.0)) for value in pixel[:3]]
-    return made if len(made) == 3 else [made[0]] * 3
+    levels = [round(255 * min(max(value, 0.0), 1.0)) for value in pixel[:3]]
+    return levels if len(levels) == 3 else [levels[0]] * 3
 
 
 def draw_table(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:

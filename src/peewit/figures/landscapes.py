@@ -25,10 +25,10 @@ STEEP = 20.0  # factor between the least and the largest loss above which colour
 def landscape_of(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
     """The numbers of a figure with so many directions."""
     compute = functools.partial(landscape, dimensions=dimensions)
-    made = style.numbers_of(source, Landscape, compute, data=data, **settings)
-    if made.plane != (dimensions == 2):
-        raise PeewitError(f"A Landscape with {len(made.directions)} directions; expected {dimensions}.")
-    return made
+    losses = style.numbers_of(source, Landscape, compute, data=data, **settings)
+    if losses.plane != (dimensions == 2):
+        raise PeewitError(f"A Landscape with {len(losses.directions)} directions; expected {dimensions}.")
+    return losses
 
 
 def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
@@ -50,20 +50,20 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
         >>> pw.figures.landscape_1d(la, (x, y), points=11).layout.meta["title"]
         'The loss along one direction'
     """
-    made = landscape_of(source, data, 1, settings)
+    losses = landscape_of(source, data, 1, settings)
     go = graph_objects()
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5])
-    x = made.a.tolist()
-    base = float(made.loss.flatten()[len(x) // 2])
-    quadratic = base + (made.quadratic - made.penalty + made.penalty.flatten()[len(x) // 2]) / made.data_weight
+    x = losses.a.tolist()
+    base = float(losses.loss.flatten()[len(x) // 2])
+    quadratic = base + (losses.quadratic - losses.penalty + losses.penalty.flatten()[len(x) // 2]) / losses.data_weight
     lines = (
-        ("network", BLUE, "solid", made.loss, made.density),
-        ("linear model", ORANGE, "dash", made.linear, made.linear_density),
-        ("Gaussian", GREEN, "dot", quadratic, made.gaussian),
+        ("network", BLUE, "solid", losses.loss, losses.density),
+        ("linear model", ORANGE, "dash", losses.linear, losses.linear_density),
+        ("Gaussian", GREEN, "dot", quadratic, losses.gaussian),
     )
     for name, colour, dash, loss, density in lines:
         look = {"name": name, "mode": "lines", "legendgroup": name, "line": {"color": colour, "dash": dash, "width": 3}}
-        for row, values, hover in ((1, loss, f"mean {made.words}"), (2, density, "share of its peak")):
+        for row, values, hover in ((1, loss, f"mean {losses.words}"), (2, density, "share of its peak")):
             trace = go.Scatter(
                 x=x,
                 y=style.short_lists(values.flatten()),
@@ -73,17 +73,17 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
             )
             figure.add_trace(trace, row, 1)
     alt = (
-        f"Above, the mean {made.words} along a line through the trained weights: the network's, that of its linear "
+        f"Above, the mean {losses.words} along a line through the trained weights: the network's, that of its linear "
         "model, and the parabola that the Gaussian stands for. Below, likelihood times prior along the same line, and "
         "the Gaussian: the closer they are, the better the approximation."
     )
     figure = style.finish(figure, "The loss along one direction", alt, height=560)
-    top = limits(made.loss, made.linear)[1]
-    low = limits(made.loss, made.linear, quadratic)[0]
+    top = limits(losses.loss, losses.linear)[1]
+    low = limits(losses.loss, losses.linear, quadratic)[0]
     room = 0.05 * (top - low) or 1.0
-    figure.update_yaxes(title_text=f"mean {made.words}", range=[low - room, top + room], row=1, col=1)
+    figure.update_yaxes(title_text=f"mean {losses.words}", range=[low - room, top + room], row=1, col=1)
     figure.update_yaxes(title_text="exp(-loss), share of peak", row=2, col=1)
-    figure.update_xaxes(title_text=made.axes[0], row=2, col=1)
+    figure.update_xaxes(title_text=losses.axes[0], row=2, col=1)
     return figure
 
 
@@ -112,26 +112,26 @@ class LandscapeView:
         return not self.centred and low > 0 and high > STEEP * low
 
 
-def views(made: Landscape) -> list[LandscapeView]:
+def views(losses: Landscape) -> list[LandscapeView]:
     """What the menu offers."""
-    contrast = made.contrast
-    mean = f"mean {made.words}"
-    choices = [LandscapeView(name="loss", values=made.loss, words=mean)]
-    if made.accuracy is not None:
-        choices.append(LandscapeView(name="accuracy", values=made.accuracy, words="accuracy", reverse=True))
+    contrast = losses.contrast
+    mean = f"mean {losses.words}"
+    choices = [LandscapeView(name="loss", values=losses.loss, words=mean)]
+    if losses.accuracy is not None:
+        choices.append(LandscapeView(name="accuracy", values=losses.accuracy, words="accuracy", reverse=True))
     if contrast is not None:
         name, words = "loss less error, both scaled 0 to 1", "scaled loss less scaled error"
         choices.append(LandscapeView(name=name, values=contrast, words=words, centred=True))
-    choices.append(LandscapeView(name="linear model's loss", values=made.linear, words=mean))
+    choices.append(LandscapeView(name="linear model's loss", values=losses.linear, words=mean))
     words = "network less linear model"
-    low, high = limits(made.loss)
+    low, high = limits(losses.loss)
     least = max(1e-3 * (high - low), 1e-12)  # rounding errors are no difference
-    difference = made.loss - made.linear
+    difference = losses.loss - losses.linear
     choices.append(LandscapeView(name=words, values=difference, words=words, centred=True, least=least))
     return choices
 
 
-def contour(made: Landscape, view: LandscapeView, visible: bool) -> Any:
+def contour(losses: Landscape, view: LandscapeView, visible: bool) -> Any:
     """One view as contours."""
     values = view.values.log10() if view.steep else view.values
     low, high = limits(values)
@@ -147,8 +147,8 @@ def contour(made: Landscape, view: LandscapeView, visible: bool) -> Any:
         ticks = [low + (high - low) * part / 5 for part in range(6)]
         bar |= {"tickvals": ticks, "ticktext": [style.brief(10**tick) for tick in ticks]}
     return graph_objects().Contour(
-        x=made.a.tolist(),
-        y=made.b.tolist(),
+        x=losses.a.tolist(),
+        y=losses.b.tolist(),
         z=style.short_lists(values),
         text=[[style.brief(value) for value in row] for row in view.values.tolist()],
         name=view.name,
@@ -183,16 +183,16 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
         PeewitError: `data` is missing, arguments stand beside a `Landscape`, or the `Landscape` has one direction.
 
     Example:
-        >>> made = pw.figures.landscape(la, (x, y), points=5)
-        >>> pw.figures.landscape_2d(made).layout.meta["title"]
+        >>> losses = pw.figures.landscape(la, (x, y), points=5)
+        >>> pw.figures.landscape_2d(losses).layout.meta["title"]
         'Around the trained weights'
     """
-    made = landscape_of(source, data, 2, settings)
+    losses = landscape_of(source, data, 2, settings)
     go = graph_objects()
-    shown = views(made)
-    figure = go.Figure([contour(made, view, visible=number == 0) for number, view in enumerate(shown)])
+    shown = views(losses)
+    figure = go.Figure([contour(losses, view, visible=number == 0) for number, view in enumerate(shown)])
     for level, dash in ((1, "solid"), (2, "dash")):
-        x, y = ring(made, level)
+        x, y = ring(losses, level)
         name = f"the Gaussian, {level} deviation{'s' if level > 1 else ''}"
         line = {"color": ORANGE, "dash": dash, "width": 2}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="name"))
@@ -204,20 +204,20 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
         for number, view in enumerate(shown)
     ]
     alt = (
-        f"Contours around the trained weights, in two directions: the mean {made.words}"
-        f"{', the accuracy, how they differ,' if made.accuracy is not None else ''} and the linear model's loss by the "
-        f"menu.{' Ellipses show the fitted Gaussian at one and two standard deviations.' if x else ''}"
+        f"Contours around the trained weights, in two directions: the mean {losses.words}"
+        f"{', the accuracy, how they differ,' if losses.accuracy is not None else ''} and the linear model's loss by "
+        f"the menu.{' Ellipses show the fitted Gaussian at one and two standard deviations.' if x else ''}"
     )
-    style.finish(figure, "Around the trained weights", alt, x=made.axes[0], y=made.axes[1], height=560, top=44)
+    style.finish(figure, "Around the trained weights", alt, x=losses.axes[0], y=losses.axes[1], height=560, top=44)
     figure.update_layout(updatemenus=[style.visibility_menu(choices)])
-    figure.update_xaxes(range=[float(made.a[0]), float(made.a[-1])])
-    figure.update_yaxes(range=[float(made.b[0]), float(made.b[-1])])
+    figure.update_xaxes(range=[float(losses.a[0]), float(losses.a[-1])])
+    figure.update_yaxes(range=[float(losses.b[0]), float(losses.b[-1])])
     return figure
 
 
-def ring(made: Landscape, level: float) -> tuple[list[float], list[float]]:
+def ring(losses: Landscape, level: float) -> tuple[list[float], list[float]]:
     """Where the Gaussian in the plane is at so many standard deviations; nothing beyond the edges matters."""
-    shape = in_plane(made)
+    shape = in_plane(losses)
     angle = torch.linspace(0, 2 * torch.pi, 121, dtype=torch.float64)
     around = torch.stack([angle.cos(), angle.sin()])
     values = torch.linalg.eigvalsh(shape)
@@ -227,21 +227,21 @@ def ring(made: Landscape, level: float) -> tuple[list[float], list[float]]:
     return x.tolist(), y.tolist()
 
 
-def in_plane(made: Landscape) -> Tensor:
+def in_plane(losses: Landscape) -> Tensor:
     """(2, 2): the posterior precision in the plane's coordinates, from the quadratic form at the plane's edges."""
-    far, wide = float(made.a[-1]), float(made.b[-1])
-    middle = len(made.b) // 2, len(made.a) // 2
-    first = 2 * made.quadratic[middle[0], -1] / far**2
-    second = 2 * made.quadratic[-1, middle[1]] / wide**2
-    both = (2 * made.quadratic[-1, -1] - first * far**2 - second * wide**2) / (2 * far * wide)
+    far, wide = float(losses.a[-1]), float(losses.b[-1])
+    middle = len(losses.b) // 2, len(losses.a) // 2
+    first = 2 * losses.quadratic[middle[0], -1] / far**2
+    second = 2 * losses.quadratic[-1, middle[1]] / wide**2
+    both = (2 * losses.quadratic[-1, -1] - first * far**2 - second * wide**2) / (2 * far * wide)
     return torch.stack([torch.stack([first, both]), torch.stack([both, second])])
 
 
-def surface(made: Landscape, values: Tensor, name: str, words: str, scene: str, visible: bool = True) -> Any:
+def surface(losses: Landscape, values: Tensor, name: str, words: str, scene: str, visible: bool = True) -> Any:
     """One surface."""
     return graph_objects().Surface(
-        x=made.a.tolist(),
-        y=made.b.tolist(),
+        x=losses.a.tolist(),
+        y=losses.b.tolist(),
         z=style.short_lists(values),
         name=name,
         scene=scene,
@@ -272,12 +272,12 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
         >>> len(pw.figures.landscape_3d(la, (x, y), points=5).data)
         3
     """
-    made = landscape_of(source, data, 2, settings)
+    losses = landscape_of(source, data, 2, settings)
     words = "share of its peak"
     traces = [
-        surface(made, made.density, "likelihood times prior, exp(-loss)", words, "scene"),
-        surface(made, made.gaussian, "the fitted Gaussian", words, "scene2"),
-        surface(made, made.loss, f"mean {made.words}", "value", "scene", False),
+        surface(losses, losses.density, "likelihood times prior, exp(-loss)", words, "scene"),
+        surface(losses, losses.gaussian, "the fitted Gaussian", words, "scene2"),
+        surface(losses, losses.loss, f"mean {losses.words}", "value", "scene", False),
     ]
     figure = graph_objects().Figure(traces)
     alt = (
@@ -285,7 +285,7 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
         "is exp(-loss), on the right the Gaussian that was fitted to it. The more alike, the better the approximation."
     )
     style.finish(figure, "Likelihood times prior, and the Gaussian", alt, height=470, top=44)
-    axes = [name.partition(" (")[0] for name in made.axes]
+    axes = [name.partition(" (")[0] for name in losses.axes]
     both = style.scene(axes[0], axes[1], "")
     half = {"scene.domain.x": [0, 0.49], "scene2.domain.x": [0.51, 1]}
     left = {"scene.domain.x": [0, 1], "scene2.domain.x": [0.999, 1]}

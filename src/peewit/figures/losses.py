@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..curvature.pieces import LabelledPiece
+from ..laplace import Laplace
 from ..likelihoods import Bernoulli, Categorical
 from ..linear_model.passes import Passes
 from ..messages.arguments import is_count
@@ -27,9 +28,6 @@ from ..runtime.progress import Progress
 from ..runtime.random import generator_of
 from ..weights.vectors import unflatten
 from . import style, ways
-
-if TYPE_CHECKING:
-    from ..laplace import Laplace
 
 REACH = {"eigen": 3.0, "random": 1.0}  # deviations of the posterior; lengths of the filters
 UNITS = {"eigen": "standard deviations", "random": "lengths of the trained filters"}
@@ -57,8 +55,8 @@ class Landscape:
         examples: Number of examples that the loss was taken over.
 
     Example:
-        >>> made = pw.figures.landscape(la, (x, y), points=5)
-        >>> made.loss.shape, made.directions.shape == (2, la.D), made.words
+        >>> plane = pw.figures.landscape(la, (x, y), points=5)
+        >>> plane.loss.shape, plane.directions.shape == (2, la.D), plane.words
         (torch.Size([5, 5]), True, 'cross entropy')
     """
 
@@ -124,7 +122,7 @@ def landscape(
     la: Laplace,
     data: Any,
     *,
-    directions: ways.Name | Tensor = "eigen",
+    directions: ways.DirectionName | Tensor = "eigen",
     dimensions: int = 2,
     reach: float | None = None,
     points: int | None = None,
@@ -159,8 +157,8 @@ def landscape(
             zeros, there are more directions than weights, or the network has changed since the fit.
 
     Example:
-        >>> made = pw.figures.landscape(la, (x, y), directions="random", dimensions=1, points=11)
-        >>> made.loss.shape, made.directions.shape == (1, la.D)
+        >>> plane = pw.figures.landscape(la, (x, y), directions="random", dimensions=1, points=11)
+        >>> plane.loss.shape, plane.directions.shape == (1, la.D)
         (torch.Size([1, 11]), True)
     """
     style.expect_posterior(la)
@@ -266,9 +264,9 @@ def outputs(la: Laplace, piece: LabelledPiece, step: Tensor) -> Tensor:
     pieces = unflatten(step, la.space)
     weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
-    made = call(with_weights(la.model, weights), piece.inputs)
+    output = call(with_weights(la.model, weights), piece.inputs)
     restore_buffers(la.model)
-    return piece.labels.flat(made)
+    return piece.labels.flat(output)
 
 
 def energy(piece: LabelledPiece, f: Tensor) -> float:

@@ -34,12 +34,12 @@ LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 
 def colour_scale() -> list[list[Any]]:
     """Colours over numbers from the least to the largest, on which small ones are seen too."""
-    made = []
+    stops = []
     for place in range(21):
         tone = place / 10 - 1
         value = FADE * math.sinh(tone * math.asinh(1 / FADE))
-        made.append([(min(max(value, -1.0), 1.0) + 1) / 2, blend(place / 20)])
-    return made
+        stops.append([(min(max(value, -1.0), 1.0) + 1) / 2, blend(place / 20)])
+    return stops
 
 
 def blend(share: float) -> str:
@@ -119,32 +119,33 @@ def hessian_blocks(
         >>> [trace.name for trace in pw.figures.hessian_blocks(la, (x, y), most=20).data]
         ['Hessian', 'GGN', 'Hessian less GGN']
     """
-    made = style.numbers_of(
+    numbers = style.numbers_of(
         source, CurvatureMatrices, curvature_matrices, data=data, most=most, memory=memory, progress=progress
     )
     go = graph_objects()
-    largest = peak(made.hessian, made.ggn)
-    shown_ones = (("Hessian", made.hessian), ("GGN", made.ggn), ("Hessian less GGN", made.hessian - made.ggn))
+    largest = peak(numbers.hessian, numbers.ggn)
+    hessian, ggn = numbers.hessian, numbers.ggn
+    shown_ones = (("Hessian", hessian), ("GGN", ggn), ("Hessian less GGN", hessian - ggn))
     figure = go.Figure()
     for number, (name, matrix) in enumerate(shown_ones):
         figure.add_trace(squares(matrix, largest, name, bar=True, visible=number == 0))
-    few = len(made.names) <= BORDERS
-    for end in made.ends[:-1] if few else ():
+    few = len(numbers.names) <= BORDERS
+    for end in numbers.ends[:-1] if few else ():
         line = {"color": "rgba(0, 0, 0, 0.35)", "width": 1}
-        figure.add_shape(type="line", x0=end - 0.5, x1=end - 0.5, y0=-0.5, y1=made.ends[-1] - 0.5, line=line)
-        figure.add_shape(type="line", y0=end - 0.5, y1=end - 0.5, x0=-0.5, x1=made.ends[-1] - 0.5, line=line)
+        figure.add_shape(type="line", x0=end - 0.5, x1=end - 0.5, y0=-0.5, y1=numbers.ends[-1] - 0.5, line=line)
+        figure.add_shape(type="line", y0=end - 0.5, y1=end - 0.5, x0=-0.5, x1=numbers.ends[-1] - 0.5, line=line)
     choices = [(name, [other == number for other in range(3)]) for number, (name, _) in enumerate(shown_ones)]
-    lines = f", with lines between the {len(made.names)} tensors" if few else ""
+    lines = f", with lines between the {len(numbers.names)} tensors" if few else ""
     alt = (
-        f"A square of {len(made.chosen)} by {len(made.chosen)} weights, coloured by the second derivative of the loss "
-        f"in each pair{lines}. Blocks on the diagonal are what layerwise approximations keep."
+        f"A square of {len(numbers.chosen)} by {len(numbers.chosen)} weights, coloured by the second derivative of the "
+        f"loss in each pair{lines}. Blocks on the diagonal are what layerwise approximations keep."
     )
     style.finish(figure, "Curvature between all weights", alt, height=600, top=44)
     square_axes(figure)
-    starts = (0, *made.ends[:-1])
-    middles = [(start + end - 1) / 2 for start, end in zip(starts, made.ends, strict=True)]
-    wide = [end - start >= 0.04 * made.ends[-1] for start, end in zip(starts, made.ends, strict=True)]
-    names = [name if room else "" for name, room in zip(made.names, wide, strict=True)]
+    starts = (0, *numbers.ends[:-1])
+    middles = [(start + end - 1) / 2 for start, end in zip(starts, numbers.ends, strict=True)]
+    wide = [end - start >= 0.04 * numbers.ends[-1] for start, end in zip(starts, numbers.ends, strict=True)]
+    names = [name if room else "" for name, room in zip(numbers.names, wide, strict=True)]
     figure.update_xaxes(tickvals=middles, ticktext=names, tickangle=35)
     figure.update_yaxes(tickvals=middles, ticktext=names)
     figure.update_layout(updatemenus=[style.visibility_menu(choices)])
@@ -221,8 +222,7 @@ def thin(size: int, most: int = 200) -> Tensor:
     if size <= most:
         return torch.arange(size)
     places = torch.logspace(0, math.log10(size), most, dtype=torch.float64).round().long() - 1
-    made: Tensor = torch.unique(places.clamp(max=size - 1))
-    return made
+    return torch.sort(places.clamp(max=size - 1).unique()).values
 
 
 def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, most: int | None = None) -> Figure:
@@ -247,11 +247,11 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
         'The Kronecker product behind 2.weight'
     """
     compute = functools.partial(kronecker_factors, most=SIDE)
-    made = style.numbers_of(source, KroneckerFactors, compute, name=name, most=most)
+    numbers = style.numbers_of(source, KroneckerFactors, compute, name=name, most=most)
     titles = ("gradients", "times inputs", "makes the block")
     figure = style.panels(1, 3, subplot_titles=titles, column_widths=[0.22, 0.22, 0.56], horizontal_spacing=0.06)
-    rows, columns = len(made.rows), len(made.columns)
-    parts = tuple(matrix / (peak(matrix) or 1.0) for matrix in (made.rows, made.columns))
+    rows, columns = len(numbers.rows), len(numbers.columns)
+    parts = tuple(matrix / (peak(matrix) or 1.0) for matrix in (numbers.rows, numbers.columns))
     figure.add_trace(squares(parts[0], 1.0, "gradients (scaled)"), 1, 1)
     figure.add_trace(squares(parts[1], 1.0, "inputs (scaled)"), 1, 2)
     product, labels = with_gaps(torch.kron(*parts), rows, columns)
@@ -259,12 +259,12 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
     block.customdata = labels
     block.hovertemplate = "%{customdata}<br>%{z:.3g}<extra></extra>"
     figure.add_trace(block, 1, 3)
-    cut = "" if (rows, columns) == made.shape else f", its first {rows} outputs and {columns} inputs"
+    cut = "" if (rows, columns) == numbers.shape else f", its first {rows} outputs and {columns} inputs"
     alt = (
-        f"Two small squares and a large one for the weight {made.name}{cut}: the matrix of output gradients, that of "
-        "inputs, and their Kronecker product, in which every entry of the first is a coloured copy of the second."
+        f"Two small squares and a large one for the weight {numbers.name}{cut}: the matrix of output gradients, that "
+        "of inputs, and their Kronecker product, in which every entry of the first is a coloured copy of the second."
     )
-    style.finish(figure, f"The Kronecker product behind {made.name}", alt, height=380, top=16)
+    style.finish(figure, f"The Kronecker product behind {numbers.name}", alt, height=380, top=16)
     square_axes(figure, 1, 3)
     figure.update_xaxes(showticklabels=False)
     figure.update_yaxes(showticklabels=False)
@@ -275,15 +275,15 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
 def with_gaps(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[str]]]:
     """The product with an empty line between blocks, and what each entry is, in words."""
     size = rows * columns + rows - 1
-    made = torch.full((size, size), math.nan, dtype=product.dtype)
+    spaced = torch.full((size, size), math.nan, dtype=product.dtype)
     labels = [["" for _ in range(size)] for _ in range(size)]
     for i in range(rows * columns):
         for j in range(rows * columns):
             block, inner = (i // columns, j // columns), (i % columns, j % columns)
             at = i + block[0], j + block[1]
-            made[at] = product[i, j]
+            spaced[at] = product[i, j]
             labels[at[0]][at[1]] = f"gradients {block} × inputs {inner}"
-    return made, labels
+    return spaced, labels
 
 
 def block_approximations(
@@ -315,25 +315,25 @@ def block_approximations(
         >>> pw.figures.block_approximations(la, (x, y), "0.weight").layout.meta["title"]
         'What is kept of 0.weight'
     """
-    made = style.numbers_of(
+    numbers = style.numbers_of(
         source, Approximations, approximations, data=data, name=name, memory=memory, progress=progress
     )
-    titles = [f"exact, {len(made.true)} weights"]
-    titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in made.versions]
+    titles = [f"exact, {len(numbers.true)} weights"]
+    titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in numbers.versions]
     figure = style.panels(2, 2, subplot_titles=titles, horizontal_spacing=0.06, vertical_spacing=0.1)
-    matrices = [made.true, *(version.matrix for version in made.versions)]
+    matrices = [numbers.true, *(version.matrix for version in numbers.versions)]
     largest = peak(*matrices)
     for number, (title, matrix) in enumerate(zip(titles, matrices, strict=True)):
         trace = squares(matrix, largest, title.partition(":")[0].partition(",")[0], bar=number == 1)
         figure.add_trace(trace, number // 2 + 1, number % 2 + 1)
     errors = style.join(
-        [f"{each.name} {100 * each.error:.0f} % ({100 * each.inverse_error:.0f} %)" for each in made.versions]
+        [f"{each.name} {100 * each.error:.0f} % ({100 * each.inverse_error:.0f} %)" for each in numbers.versions]
     )
     alt = (
-        f"Four squares: the exact curvature of the weight {made.weight}, and its diagonal, KFAC and EKFAC versions. "
+        f"Four squares: the exact curvature of the weight {numbers.weight}, and its diagonal, KFAC and EKFAC versions. "
         f"Relative errors, of the covariance with the prior in brackets: {errors}."
     )
-    style.finish(figure, f"What is kept of {made.weight}", alt, height=640, top=16)
+    style.finish(figure, f"What is kept of {numbers.weight}", alt, height=640, top=16)
     square_axes(figure, 2, 2)
     figure.update_xaxes(showticklabels=False)
     figure.update_yaxes(showticklabels=False)

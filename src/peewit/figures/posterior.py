@@ -72,8 +72,8 @@ def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
     places = levels * (len(ordered) - 1)
     low = places.floor().long()
     high = places.ceil().long()
-    made = ordered[low] + (places - low) * (ordered[high] - ordered[low])
-    return [float(value) for value in made]
+    between = ordered[low] + (places - low) * (ordered[high] - ordered[low])
+    return [float(value) for value in between]
 
 
 def summary_of(source: Laplace | Summary | Results) -> Summary:
@@ -142,11 +142,11 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
         >>> pw.figures.marginal_variances(la).layout.meta["title"]
         'How sure each weight is'
     """
-    made = summary_of(source)
-    if not made.layers:
+    numbers = summary_of(source)
+    if not numbers.layers:
         raise PeewitError("The report has no variances by layer; give the posterior itself.")
     go = graph_objects()
-    layers = made.layers[:GROUPS]
+    layers = numbers.layers[:GROUPS]
     names = [each.name for each in layers]
     roots = [[math.sqrt(max(value, 0.0)) for value in each.quantiles] for each in layers]
     figure = go.Figure()
@@ -174,10 +174,10 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     figure.add_trace(go.Scatter(**prior, mode="markers", name="the prior's", marker=mark, hovertemplate=hover))
     alt = (
         f"Posterior standard deviations of the weights of {len(layers)} tensors, as ranges on a logarithmic axis, "
-        f"beside the prior's. The further to the left, the more the data said.{few(made.layers, 'tensors')}"
+        f"beside the prior's. The further to the left, the more the data said.{few(numbers.layers, 'tensors')}"
     )
     title, x_name = "How sure each weight is", "standard deviation of a weight"
-    x_name += cut(made.layers, "tensors")
+    x_name += cut(numbers.layers, "tensors")
     style.finish(figure, title, alt, x=x_name, height=height_for(len(layers)))
     ends = [value for own in roots for value in own] + [math.sqrt(each.prior) for each in known]
     figure.update_xaxes(**style.logarithmic(ends))
@@ -203,16 +203,16 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         >>> pw.figures.prior_posterior(report).layout.meta["title"]
         'What the data added to the prior'
     """
-    made = summary_of(source)
-    if made.layers and all(math.isfinite(each.prior) for each in made.layers):
-        layers = made.layers[:GROUPS]
+    numbers = summary_of(source)
+    if numbers.layers and all(math.isfinite(each.prior) for each in numbers.layers):
+        layers = numbers.layers[:GROUPS]
         names = [each.name for each in layers]
         before = [1 / each.prior for each in layers]
         after = [1 / max(each.quantiles[2], 1e-300) for each in layers]
         ends = [[1 / max(each.quantiles[place], 1e-300) for place in (4, 0)] for each in layers]
     else:
-        names, before = list(made.groups[:GROUPS]), list(made.precisions[:GROUPS])
-        by_name = {each.name: each for each in made.layers}
+        names, before = list(numbers.groups[:GROUPS]), list(numbers.precisions[:GROUPS])
+        by_name = {each.name: each for each in numbers.layers}
         own = [by_name.get(name) for name in names]
         after = [1 / max(each.quantiles[2], 1e-300) if each else math.nan for each in own]
         ends = [[1 / max(each.quantiles[p], 1e-300) for p in (4, 0)] if each else [math.nan] * 2 for each in own]
@@ -245,9 +245,9 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         )  # fmt: skip
     alt = (
         f"Prior and posterior precision of {len(names)} groups of weights on a logarithmic axis. Where they are far "
-        f"apart the data said much, where they are equal nothing.{few(made.layers or made.groups, 'groups')}"
+        f"apart the data said much, where they are equal nothing.{few(numbers.layers or numbers.groups, 'groups')}"
     )
-    x_name = f"precision (1 / variance){cut(made.layers or made.groups, 'groups')}"
+    x_name = f"precision (1 / variance){cut(numbers.layers or numbers.groups, 'groups')}"
     style.finish(figure, "What the data added to the prior", alt, x=x_name, height=height_for(len(names)))
     figure.update_xaxes(**style.logarithmic([*before, *(value for own in ends for value in own)]))
     style.category_rows(figure)
@@ -271,14 +271,14 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
         >>> [trace.name for trace in pw.figures.effective_dimensions(la).data]
         ['weights', 'determined by data']
     """
-    made = summary_of(source)
-    if not made.dimensions:
+    numbers = summary_of(source)
+    if not numbers.dimensions:
         raise PeewitError("The report has no effective dimensions; give the posterior itself.")
     go = graph_objects()
-    names, values = list(made.groups[:GROUPS]), list(made.dimensions[:GROUPS])
+    names, values = list(numbers.groups[:GROUPS]), list(numbers.dimensions[:GROUPS])
     figure = go.Figure()
-    if made.sizes:
-        sizes = list(made.sizes[:GROUPS])
+    if numbers.sizes:
+        sizes = list(numbers.sizes[:GROUPS])
         look = {"color": style.fade(GREY, 0.35)}
         hover = "%{y}: %{x:,} weights<extra></extra>"
         figure.add_trace(go.Bar(x=sizes, y=names, orientation="h", name="weights", marker=look, hovertemplate=hover))
@@ -287,19 +287,19 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     figure.add_trace(
         go.Bar(x=values, y=names, orientation="h", name="determined by data", marker=look, hovertemplate=hover)
     )
-    total = f" of {sum(made.sizes):,} weights" if made.sizes else ""
+    total = f" of {sum(numbers.sizes):,} weights" if numbers.sizes else ""
     alt = (
-        f"Effective dimensions of {len(names)} groups of weights, in all {sum(made.dimensions):.1f}{total}: so many "
-        f"directions are determined by the data, the others by the prior.{few(made.groups, 'groups')}"
+        f"Effective dimensions of {len(names)} groups of weights, in all {sum(numbers.dimensions):.1f}{total}: so many "
+        f"directions are determined by the data, the others by the prior.{few(numbers.groups, 'groups')}"
     )
-    whole = sum(made.dimensions)
+    whole = sum(numbers.dimensions)
     title = f"{f'{whole:.0f}' if whole >= 10 else brief(whole)}{total} determined by data"
-    x_name = f"number, logarithmic{cut(made.groups, 'groups')}"
+    x_name = f"number, logarithmic{cut(numbers.groups, 'groups')}"
     style.finish(figure, title, alt, x=x_name, height=height_for(len(names)))
     figure.update_layout(barmode="overlay")
     smallest = min([value for value in values if value > 0] or [1.0])
     figure.update_xaxes(
-        **style.logarithmic([smallest / 2, *values, *made.sizes[:GROUPS]])
+        **style.logarithmic([smallest / 2, *values, *numbers.sizes[:GROUPS]])
     )  # a bar for the smallest too
     style.category_rows(figure)
     return figure

@@ -171,20 +171,20 @@ def regression_band(
         >>> [trace.name for trace in pw.figures.regression_band(line, (t, z), level=0.9).data]
         ['90 % of new observations', '90 % for the mean itself', 'mean', 'data']
     """
-    made = style.numbers_of(
+    numbers = style.numbers_of(
         source, Band, band, data=data, extend=extend, points=points, level=level, output=output, memory=memory,
         progress=progress,
     )  # fmt: skip
     go = graph_objects()
-    x = made.x.tolist()
+    x = numbers.x.tolist()
     around = x + x[::-1]
     figure = go.Figure()
-    percent = f"{100 * made.level:g} %"
+    percent = f"{100 * numbers.level:g} %"
     for width, name, colour, opacity in (
-        (made.total, f"{percent} of new observations", GREY, 0.3),
-        (made.epistemic, f"{percent} for the mean itself", BLUE, 0.4),
+        (numbers.total, f"{percent} of new observations", GREY, 0.3),
+        (numbers.epistemic, f"{percent} for the mean itself", BLUE, 0.4),
     ):
-        edge = (made.mean + width).tolist() + (made.mean - width).flip(0).tolist()
+        edge = (numbers.mean + width).tolist() + (numbers.mean - width).flip(0).tolist()
         figure.add_trace(
             go.Scatter(
                 x=around, y=edge, fill="toself", fillcolor=style.fade(colour, opacity), name=name, mode="lines",
@@ -194,12 +194,13 @@ def regression_band(
     hover = "at %{x:.3g}: %{y:.3g}<br>± %{customdata[0]:.3g} for the mean, ± %{customdata[1]:.3g} for new observations"
     figure.add_trace(
         go.Scatter(
-            x=x, y=made.mean.tolist(), mode="lines", name="mean", line={"color": BLUE, "width": 3},
-            customdata=torch.stack([made.epistemic, made.total], 1).tolist(), hovertemplate=hover + "<extra></extra>",
+            x=x, y=numbers.mean.tolist(), mode="lines", name="mean", line={"color": BLUE, "width": 3},
+            customdata=torch.stack([numbers.epistemic, numbers.total], 1).tolist(),
+            hovertemplate=hover + "<extra></extra>",
         )
     )  # fmt: skip
     mark = {"color": ORANGE, "size": 6, "opacity": 0.8}
-    own = {"x": made.points[0].tolist(), "y": made.points[1].tolist()}
+    own = {"x": numbers.points[0].tolist(), "y": numbers.points[1].tolist()}
     hover = "data: (%{x:.3g}, %{y:.3g})<extra></extra>"
     figure.add_trace(go.Scatter(**own, mode="markers", name="data", marker=mark, hovertemplate=hover))
     alt = (
@@ -300,31 +301,31 @@ def decision_map(
         >>> figure.data[-1].name
         'c'
     """
-    made = style.numbers_of(
+    numbers = style.numbers_of(
         source, Map, decisions, data=data, extend=extend, points=points, memory=memory, progress=progress
     )
     go = graph_objects()
-    names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(made.classes)]
-    if len(names) != made.classes:
-        raise PeewitError(f"classes has {len(names)} names, and the network {made.classes} classes.")
+    names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(numbers.classes)]
+    if len(names) != numbers.classes:
+        raise PeewitError(f"classes has {len(names)} names, and the network {numbers.classes} classes.")
     own = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
-    titles = [style.literal(own.get(name, name)) for name in made.layers]
+    titles = [style.literal(own.get(name, name)) for name in numbers.layers]
     figure = go.Figure()
-    for number, (key, values) in enumerate(made.layers.items()):
+    for number, (key, values) in enumerate(numbers.layers.items()):
         name = titles[number]
         shares = key in own or key.startswith("confidence")
-        low = 1 / made.classes if shares and key not in own else 0.0
+        low = 1 / numbers.classes if shares and key not in own else 0.0
         high = 1.0 if shares else max(float(values.max()), 1e-12)
         figure.add_trace(
             go.Heatmap(
-                x=made.a.tolist(), y=made.b.tolist(), z=style.short_lists(values, 4),
+                x=numbers.a.tolist(), y=numbers.b.tolist(), z=style.short_lists(values, 4),
                 zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
                 reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
                 hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.3g}}, %{{y:.3g}})<extra></extra>",
             )
         )  # fmt: skip
     for number, name in enumerate(names):
-        there = made.points[0][made.points[1] == number]
+        there = numbers.points[0][numbers.points[1] == number]
         mark = {"color": style.colour(number), "symbol": style.symbol(number), "size": 8}
         mark["line"] = {"color": "white", "width": 1}
         figure.add_trace(
@@ -338,9 +339,10 @@ def decision_map(
                 showlegend=len(names) <= NAMED,
             )
         )
-    number = len(made.layers)
+    number = len(numbers.layers)
     choices = [
-        (name, [other == place for other in range(number)] + [True] * made.classes) for place, name in enumerate(titles)
+        (name, [other == place for other in range(number)] + [True] * numbers.classes)
+        for place, name in enumerate(titles)
     ]
     alt = (
         "A map over two inputs, coloured by how sure the prediction is, with the data as points. Around the data it is "

@@ -51,8 +51,8 @@ class PredictionDraws:
         method: "linearised" for the linear model, "sampled" for the network itself.
 
     Example:
-        >>> made = pw.figures.prediction_draws(la, x[:4], samples=16)
-        >>> made.predictions.shape, made.exact.shape, made.weights.shape
+        >>> draws = pw.figures.prediction_draws(la, x[:4], samples=16)
+        >>> draws.predictions.shape, draws.exact.shape, draws.weights.shape
         (torch.Size([16, 4, 3]), torch.Size([4, 3]), torch.Size([16, 2]))
     """
 
@@ -167,10 +167,10 @@ def line_of(x: Inputs) -> Tensor | None:
 
 def counts(samples: int) -> list[int]:
     """1, 2, 4, ... up to all."""
-    made = [1]
-    while made[-1] * 2 < samples:
-        made.append(made[-1] * 2)
-    return made if made[-1] == samples else [*made, samples]
+    tried = [1]
+    while tried[-1] * 2 < samples:
+        tried.append(tried[-1] * 2)
+    return tried if tried[-1] == samples else [*tried, samples]
 
 
 def monte_carlo(
@@ -214,48 +214,48 @@ def monte_carlo(
     """
     if isinstance(source, Laplace) and (x is None or not count(x)):
         raise PeewitError("x holds no inputs; expected those at which to predict.")
-    made = style.numbers_of(
+    draws = style.numbers_of(
         source, PredictionDraws, prediction_draws, x=x, samples=samples, method=method, generator=generator,
         memory=memory, progress=progress,
     )  # fmt: skip
-    checked_output(output, made.predictions.shape[-1])
-    curves = made.x is not None and not made.classes
+    checked_output(output, draws.predictions.shape[-1])
+    curves = draws.x is not None and not draws.classes
     figure = style.panels(
         2, 1, row_heights=[0.34, 0.66], vertical_spacing=0.16,
         subplot_titles=("weights drawn from the posterior", "what they predict"),
     )  # fmt: skip
     steps = []
-    tried = counts(len(made.predictions))
+    tried = counts(len(draws.predictions))
     start = min(3, len(tried) - 1)
     for number in tried:
-        steps.append({"label": str(number), "method": "restyle", "args": [content(made, number, curves, output)]})
-    for trace, row in traces(made, tried[start], curves, output, classes):
+        steps.append({"label": str(number), "method": "restyle", "args": [content(draws, number, curves, output)]})
+    for trace, row in traces(draws, tried[start], curves, output, classes):
         figure.add_trace(trace, row, 1)
     what = "curves of sampled networks over the inputs" if curves else "class probabilities at one input by each sample"
-    if not made.classes and not curves:
+    if not draws.classes and not curves:
         what = "predictions at one input by each sample"
     whole = {
         "closed form": "the closed form",
         "all weights": "the average over all weights",
         "the linear model": "what the linear model predicts",
-    }[whole_name(made, curves)]
+    }[whole_name(draws, curves)]
     alt = f"Above, weights drawn from the posterior, as points; below, {what}, their average, and {whole}."
-    if made.method == "linearised":
+    if draws.method == "linearised":
         alt += " With more samples, by the slider, the average comes closer to it."
     else:
         alt += " With more samples, by the slider, the average settles; curved networks settle elsewhere."
     style.finish(figure, "Averaging over weights", alt, height=720, bottom=90, top=16)
-    figure.update_xaxes(title_text=made.names[0], row=1, col=1, range=room(made.weights[:, 0]))
-    figure.update_yaxes(title_text=made.names[1], row=1, col=1, range=room(made.weights[:, 1]))
+    figure.update_xaxes(title_text=draws.names[0], row=1, col=1, range=room(draws.weights[:, 0]))
+    figure.update_yaxes(title_text=draws.names[1], row=1, col=1, range=room(draws.weights[:, 1]))
     figure.update_annotations(font={"size": 13})
-    label(figure, made, curves, output, classes)
+    label(figure, draws, curves, output, classes)
     figure.update_layout(sliders=[style.slider("samples", steps, start, pad=60)])
     return figure
 
 
-def whole_name(made: PredictionDraws, curves: bool) -> str:
+def whole_name(draws: PredictionDraws, curves: bool) -> str:
     """What the samples are compared with."""
-    if made.method != "linearised":
+    if draws.method != "linearised":
         return "the linear model"
     return "closed form" if curves else "all weights"
 
@@ -266,14 +266,14 @@ def checked_output(output: int, outputs: int) -> None:
         raise PeewitError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")
 
 
-def label(figure: Figure, made: PredictionDraws, curves: bool, output: int, classes: Sequence[str] | None) -> None:
+def label(figure: Figure, draws: PredictionDraws, curves: bool, output: int, classes: Sequence[str] | None) -> None:
     """Axes of the lower panel, the same for any number of samples."""
     if curves:
-        values = torch.cat([made.predictions[..., output].flatten(), made.exact[:, output]])
+        values = torch.cat([draws.predictions[..., output].flatten(), draws.exact[:, output]])
         figure.update_xaxes(title_text="input", row=2, col=1)
         figure.update_yaxes(title_text="prediction", range=room(values), row=2, col=1)
-    elif made.classes:
-        names = named(made, classes)
+    elif draws.classes:
+        names = class_names(draws, classes)
         step = -(-len(names) // NAMED)
         places = list(range(0, len(names), step))
         texts = [style.literal(names[place]) for place in places]
@@ -281,12 +281,12 @@ def label(figure: Figure, made: PredictionDraws, curves: bool, output: int, clas
         figure.update_yaxes(title_text="probability", range=[-0.03, 1.03], row=2, col=1)
     else:
         figure.update_xaxes(title_text="output", dtick=1, row=2, col=1)
-        figure.update_yaxes(title_text="prediction", range=room(made.predictions[:, 0]), row=2, col=1)
+        figure.update_yaxes(title_text="prediction", range=room(draws.predictions[:, 0]), row=2, col=1)
 
 
-def named(made: PredictionDraws, classes: Sequence[str] | None) -> list[str]:
+def class_names(draws: PredictionDraws, classes: Sequence[str] | None) -> list[str]:
     """What the classes are called."""
-    number = made.predictions.shape[-1]
+    number = draws.predictions.shape[-1]
     if number == 1:  # a yes or no, and the probability is that of yes
         return [str(classes[1]) if classes is not None and len(classes) == 2 else "class 1"]
     if classes is not None and len(classes) != number:
@@ -302,11 +302,11 @@ def room(values: Tensor) -> list[float]:
 
 
 def traces(
-    made: PredictionDraws, number: int, curves: bool, output: int, classes: Sequence[str] | None
+    draws: PredictionDraws, number: int, curves: bool, output: int, classes: Sequence[str] | None
 ) -> list[tuple[Any, int]]:
     """Points of weights, every prediction, the average, the closed form; each with its panel."""
     go = graph_objects()
-    x, y = (content(made, number, curves, output)[name] for name in ("x", "y"))
+    x, y = (content(draws, number, curves, output)[name] for name in ("x", "y"))
     look = {"mode": "markers", "marker": {"color": GREY, "size": 7, "opacity": 0.7}}
     hover = "one draw: (%{x:.3f}, %{y:.3f})<extra></extra>"
     points = go.Scatter(x=x[0], y=y[0], name="drawn weights", showlegend=False, hovertemplate=hover, **look)
@@ -315,41 +315,41 @@ def traces(
         each = go.Scatter(x=x[1], y=y[1], mode="lines", line={"color": style.fade(GREY, 0.45), "width": 1}, **every)
         mean = go.Scatter(x=x[2], y=y[2], mode="lines", name="their average", line={"color": ORANGE, "width": 3})
         line = {"color": BLUE, "width": 2, "dash": "dash"}
-        exact = go.Scatter(x=x[3], y=y[3], mode="lines", name=whole_name(made, curves), line=line)
+        exact = go.Scatter(x=x[3], y=y[3], mode="lines", name=whole_name(draws, curves), line=line)
     else:
         each = go.Scatter(x=x[1], y=y[1], **every, **look)
         big = {"color": ORANGE, "size": 13, "symbol": "diamond"}
         mean = go.Scatter(x=x[2], y=y[2], mode="markers", name="their average", marker=big)
         wide = {"color": BLUE, "size": 22, "symbol": "line-ew-open", "line": {"width": 3}}
-        exact = go.Scatter(x=x[3], y=y[3], mode="markers", name=whole_name(made, curves), marker=wide)
+        exact = go.Scatter(x=x[3], y=y[3], mode="markers", name=whole_name(draws, curves), marker=wide)
     for trace in (mean, exact):
         trace.hovertemplate = f"{trace.name}: %{{y:.3f}}<extra></extra>"
     return [(points, 1), (each, 2), (mean, 2), (exact, 2)]
 
 
-def content(made: PredictionDraws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:
+def content(draws: PredictionDraws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:
     """Coordinates of all four traces with so many samples."""
-    weights = made.weights[:number]
-    average = made.averages[number - 1]
+    weights = draws.weights[:number]
+    average = draws.averages[number - 1]
     if curves:
-        assert made.x is not None
-        order = made.x.argsort()
-        line = style.short_lists(made.x[order], 4)
+        assert draws.x is not None
+        order = draws.x.argsort()
+        line = style.short_lists(draws.x[order], 4)
         gap: list[float | None] = [None]  # lines of one trace, lifted between draws
         over = [value for _ in range(number) for value in line + gap]
         values = [
-            value for draw in made.predictions[:number, order, output] for value in style.short_lists(draw, 4) + gap
+            value for draw in draws.predictions[:number, order, output] for value in style.short_lists(draw, 4) + gap
         ]
         x, y = (
             [over, line, line],
-            [values, style.short_lists(average[order, output]), style.short_lists(made.exact[order, output])],
+            [values, style.short_lists(average[order, output]), style.short_lists(draws.exact[order, output])],
         )
     else:
-        size = made.predictions.shape[-1]
+        size = draws.predictions.shape[-1]
         # Spread a little, always the same way, so that equal points are seen as several.
         shift = (torch.arange(number) * 0.618034) % 1.0 * 0.5 - 0.25
         spread = (torch.arange(size)[None, :] + shift[:, None]).flatten()
         single = list(range(size))
         x = [style.short_lists(spread, 3), single, single]
-        y = [style.short_lists(each) for each in (made.predictions[:number, 0].flatten(), average[0], made.exact[0])]
+        y = [style.short_lists(each) for each in (draws.predictions[:number, 0].flatten(), average[0], draws.exact[0])]
     return {"x": [style.short_lists(weights[:, 0]), *x], "y": [style.short_lists(weights[:, 1]), *y]}

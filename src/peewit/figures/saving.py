@@ -111,9 +111,9 @@ def place(path: str | os.PathLike[str]) -> Path:
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
     """A whole page with one figure and its description."""
     meta = figure.layout.meta or {}
-    made = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config=CONFIG)
+    content = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config=CONFIG)
     title, alt = (html.escape(str(meta.get(name, ""))) for name in ("title", "alt"))
-    return PAGE.format(title=title or "Figure", figure=made, alt=alt)
+    return PAGE.format(title=title or "Figure", figure=content, alt=alt)
 
 
 def browser() -> str | None:
@@ -134,7 +134,7 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
     # Formulas would be fetched from a network, and no figure has any.
     settings: dict[str, Any] = {"mathjax": False} | ({"path": found} if (found := browser()) else {})
     try:
-        made: bytes = kaleido.calc_fig_sync(figure, opts={"format": "png", **size}, kopts=settings)
+        image: bytes = kaleido.calc_fig_sync(figure, opts={"format": "png", **size}, kopts=settings)
     except RuntimeError as error:
         if type(error).__name__ != "ChromeNotFoundError":
             raise
@@ -142,4 +142,4 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
             "No Chromium was found to draw the picture with: install one (apt-get install chromium, or "
             "kaleido_get_chrome), name it in BROWSER_PATH, or save the figure as .html, which needs none."
         ) from None
-    return made
+    return image

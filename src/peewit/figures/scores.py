@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name
 from ..metrics import catalogue
+from ..metrics.results import VariationKind
 from . import style
 from .style import GREY, brief, graph_objects
 
@@ -153,7 +154,7 @@ def risk_coverage(*scores: MethodScores) -> Figure:
     return figure
 
 
-def shift_curves(report: Results, kind: str = "shifts", metric: str | None = None) -> Figure:
+def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | None = None) -> Figure:
     """Draw a metric against the strength of each corruption or attack, one line per method.
 
     Args:
@@ -173,8 +174,7 @@ def shift_curves(report: Results, kind: str = "shifts", metric: str | None = Non
         (0.0, 0.5, 1.0)
     """
     style.expect_report(report)
-    if kind not in ("shifts", "attacks"):
-        raise PeewitError(f"kind={kind!r} was given; expected 'shifts' or 'attacks'.")
+    check_name(kind, get_args(VariationKind), "kind")
     every: dict[str, list[tuple[str, Shift]]] = {}
     for each in report.methods:
         for name, shift in getattr(each, kind).items():
@@ -183,8 +183,7 @@ def shift_curves(report: Results, kind: str = "shifts", metric: str | None = Non
     if not known:
         raise PeewitError(f"The report has no {kind}; evaluate with {kind}=...")
     wanted = known[0] if metric is None else metric
-    if wanted not in known:
-        raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+    check_name(wanted, known, "metric")
     go = graph_objects()
     figure = go.Figure()
     owners: list[str] = []
@@ -293,8 +292,7 @@ def compare(report: Results, metric: str) -> Figure:
     """
     style.expect_report(report)
     known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
-    if metric not in known:
-        raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+    check_name(metric, known, "metric")
     go = graph_objects()
     figure = go.Figure()
     own = [each for each in report.methods if metric in each.metrics]

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest
+from ..messages.names import check_name
 from ..metrics import catalogue
 from . import style
 from .style import ORANGE, brief, graph_objects
@@ -43,8 +43,7 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
         raise PeewitError("The sweep has no points.")
     known = list(dict.fromkeys(name for point in points for name in point.metrics))
     first = source.metric if metric is None else metric
-    if first not in known:
-        raise PeewitError(f"metric={metric!r} is not known; {nearest(str(metric), known)}Known: {', '.join(known)}.")
+    check_name(first, known, "metric")
     order = [first, *(name for name in known if name != first)]
     go = graph_objects()
     figure = go.Figure()

@@ -23,6 +23,7 @@ SCORES = {
     "entropy": "entropy (nats)",
     "mutual_information": "mutual information (nats)",
     "epistemic_variance": "variance from not knowing the weights",
+    "variance": "variance",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -15,16 +15,16 @@ from ..weights.vectors import flatten, unflatten
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-Name = Literal["eigen", "random"]
+DirectionName: TypeAlias = Literal["eigen", "random"]
 DENSE = 2_000  # weights up to which eigenvectors are taken of the whole matrix
 STEPS = 100  # of Lanczos above that
 
 
-def choose(la: Laplace, directions: Name | Tensor, count: int, generator: torch.Generator) -> Tensor:
+def choose(la: Laplace, directions: DirectionName | Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count, D) in float64: by name, or those that were given."""
     if isinstance(directions, Tensor):
         return checked(la, directions, count)
-    check_name(directions, get_args(Name), "directions")
+    check_name(directions, get_args(DirectionName), "directions")
     if count > la.D:
         raise PeewitError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
     return filter_normalised(la, count, generator) if directions == "random" else eigen(la, count, generator)
@@ -32,13 +32,13 @@ def choose(la: Laplace, directions: Name | Tensor, count: int, generator: torch.
 
 def checked(la: Laplace, directions: Tensor, count: int) -> Tensor:
     """The caller's own; refused where they do not fit."""
-    made = directions.detach().to(device=la.weights.device, dtype=torch.float64)
-    if made.shape != (count, la.D) or not bool(torch.isfinite(made).all()) or not bool((made != 0).any(1).all()):
+    rows = directions.detach().to(device=la.weights.device, dtype=torch.float64)
+    if rows.shape != (count, la.D) or not bool(torch.isfinite(rows).all()) or not bool((rows != 0).any(1).all()):
         raise PeewitError(
             f"directions has shape {tuple(directions.shape)}; expected ({count}, {la.D}) finite numbers "
             "and no row of zeros."
         )
-    return made
+    return rows
 
 
 def filter_normalised(la: Laplace, count: int, generator: torch.Generator) -> Tensor:
@@ -49,12 +49,12 @@ def filter_normalised(la: Laplace, count: int, generator: torch.Generator) -> Te
     drawn = normal((count, la.D), generator, la.weights.device)
     trained = unflatten(la.weights.double(), la.space)
     matrices = any(weight.dim() > 1 for weight in trained.values())
-    made = []
+    rows = []
     for row in drawn:
         pieces = unflatten(row, la.space)
         scaled = {name: as_long(pieces[name], weight, matrices) for name, weight in trained.items()}
-        made.append(flatten(scaled, la.space))
-    return torch.stack(made)
+        rows.append(flatten(scaled, la.space))
+    return torch.stack(rows)
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from . import calibration, regression
 from .bootstrap import MetricDraws, Resampling
 from .positions import Positions
 from .regression import LEVELS
 
+MetricName: TypeAlias = Literal[
+    "rmse", "accuracy", "nll", "brier", "ece", "ece_adaptive", "ece_classwise", "mce", "crps", "coverage50",
+    "coverage90", "coverage95", "sharpness", "pit_deviation", "aurc", "confidence", "uncertainty", "auroc", "aupr",
+    "fpr95",
+]  # fmt: skip
 Measure = Callable[[Positions, Resampling], MetricDraws]
 
 

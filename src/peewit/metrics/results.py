@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+VariationKind: TypeAlias = Literal["shifts", "attacks"]  # corruptions, or inputs changed on purpose
+Task: TypeAlias = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class Results:
     """What a report says: every method with its scores, the one asked about first."""
 
     title: str
-    task: str  # "classification" or "regression"
+    task: Task
     methods: tuple[MethodScores, ...]
     surest: tuple[Specimen, ...]  # by the first method
     least_sure: tuple[Specimen, ...]

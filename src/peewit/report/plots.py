@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import figures
 from ..metrics.catalogue import describe
-from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift
+from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, VariationKind
 from .markup import Markup, table
 from .pictures import gallery, label_text
 from .words import interval, number, score
@@ -250,7 +250,7 @@ def attacks(report: Results) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def shift_plots(report: Results, kind: str, title: str, caption: str) -> Iterator[Plot]:
+def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) -> Iterator[Plot]:
     """Curves against strength, one metric of one corruption at a time."""
     every: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
     ways = list(dict.fromkeys(way for own in every for way in own))
