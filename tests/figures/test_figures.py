@@ -258,7 +258,7 @@ def test_what_has_no_figure_is_refused() -> None:
         (lambda: figures.pit(*made.methods), "see reliability"),
         (lambda: figures.uncertainty_histogram(made.methods[0], "entropie"), "did you mean 'entropy'"),
         (lambda: figures.compare(made, "acuracy"), "did you mean 'accuracy'"),
-        (lambda: figures.shift_curves(made, "shift"), "expected 'shifts' or 'attacks'"),
+        (lambda: figures.shift_curves(made, "shift"), "did you mean 'shifts'"),
         (lambda: figures.shift_curves(made, "shifts", "acuracy"), "did you mean 'accuracy'"),
         (lambda: figures.detection(replace(made.methods[0], detection={})), "ood="),
         (lambda: figures.evidence_trace(la), "la.tune"),

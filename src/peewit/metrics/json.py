@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..storage.atomic import writable, writing
@@ -78,8 +78,8 @@ def _decoded(value: Any, kind: Any) -> Any:
         return {key: _decoded(each, inner[1]) for key, each in value.items()}
     if kind is float:
         return UNENDING[value] if isinstance(value, str) else float(value)
-    if not isinstance(value, kind):
-        raise ArgumentTypeError(f"{value!r} is not of type {kind.__name__}")
+    if value not in inner if origin is Literal else not isinstance(value, kind):
+        raise ArgumentTypeError(f"{value!r} is not of type {kind}")
     return value
 
 
