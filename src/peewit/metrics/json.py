@@ -79,7 +79,7 @@ def _decoded(value: Any, kind: Any) -> Any:
     if kind is float:
         return UNENDING[value] if isinstance(value, str) else float(value)
     if value not in inner if origin is Literal else not isinstance(value, kind):
-        raise ArgumentTypeError(f"{value!r} is not of type {kind}")
+        raise ArgumentTypeError(f"{value!r} is not of type {getattr(kind, '__name__', kind)}")
     return value
 
 
