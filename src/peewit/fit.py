@@ -28,7 +28,7 @@ from .network.batches import Batches
 from .network.identity import Identity
 from .network.isolation import entry_point
 from .network.kept import CLEAR, kept_tensors
-from .network.modules import device_of, quantised, unwrapped
+from .network.modules import device_of, quantised_modules, unwrap
 from .network.nests import Data
 from .posterior.linear_mode import At, check_at
 from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
@@ -137,7 +137,7 @@ def resolve(
 ) -> Request:
     """Turn names into values and refuse what does not fit."""
     check_at(at)
-    model = unwrapped(model)
+    model = unwrap(model)
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
     kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
@@ -226,7 +226,7 @@ def assemble(request: Request, source: Source, sums: Any, seconds: float) -> Pos
 def check_used(model: nn.Module, asked: Space, used: Space) -> None:
     """Refuse weights that quantised layers hide, and a network that uses none of those that were asked for."""
     unused = [name for name in asked.names if name not in used.names]
-    found = quantised(model) if unused else []
+    found = quantised_modules(model) if unused else []
     if found:
         raise PeewitError(
             f"{', '.join(unused[:3])} has no gradient, and the network has quantised layers ({', '.join(found[:3])}), "
@@ -298,7 +298,7 @@ def products(
         >>> products.mv(torch.ones(51)).shape
         torch.Size([51])
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
     if isinstance(kind, Hessian) and kind.clip:
         raise PeewitError(

@@ -21,7 +21,7 @@ from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
 from .messages.names import unknown
 from .network.isolation import entry_point
-from .network.modules import unwrapped
+from .network.modules import unwrap
 from .network.nests import Data, Inputs
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
@@ -665,7 +665,7 @@ class Laplace:
             >>> la.to("cpu").weights.device
             device(type='cpu')
         """
-        own = self.model if model is None else unwrapped(model)
+        own = self.model if model is None else unwrap(model)
         return Laplace(move(self.state, device_named(device), own))
 
     @entry_point

@@ -495,7 +495,7 @@ def test_other_tensors_in_place_of_weights() -> None:
         assert torch.stack((weights[1], weights[3])).tolist() == [[11.0, 11.0], [3.0, 3.0]]
         assert torch.add(weights[3], other=weights[1]).tolist() == [14.0, 14.0]
     assert mode.used == {id(weights[0]), id(weights[1])}
-    assert Replacement(others)._replaced({"a": [weights[2]], "b": 1})["a"][0].tolist() == [12.0, 12.0]
+    assert Replacement(others)._replace({"a": [weights[2]], "b": 1})["a"][0].tolist() == [12.0, 12.0]
 
 
 def test_what_a_pass_made_of_newer_weights_is_hidden() -> None:

@@ -16,7 +16,7 @@ from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.isolation import isolated
-from ..network.modules import device_of, unwrapped
+from ..network.modules import device_of, unwrap
 from ..network.nests import Inputs
 from ..predictions import options
 from ..predictions.families import family_of, made_of
@@ -184,4 +184,4 @@ def members(ensemble: Sequence[nn.Module], device: torch.device) -> tuple[nn.Mod
             raise ArgumentTypeError(f"ensemble[{place}] is a {type(model).__name__}; expected a torch.nn.Module.")
         if device_of(model) != device:
             raise PeewitError(f"ensemble[{place}] is on {device_of(model)} and the network on {device}; expected one.")
-    return tuple(unwrapped(model) for model in ensemble)
+    return tuple(unwrap(model) for model in ensemble)

@@ -18,7 +18,7 @@ from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
 from ..network.isolation import isolated
-from ..network.modules import device_of, unwrapped
+from ..network.modules import device_of, unwrap
 from ..network.nests import Inputs
 from ..posterior.network import network_of
 from ..predictions.families import family_of
@@ -79,7 +79,7 @@ class Subject:
         if predict:
             raise PeewitError("predict= has options of a posterior's predictions, and a plain network was given.")
         family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
-        model = unwrapped(given)
+        model = unwrap(given)
         device = device_of(model)
         return Subject(
             la=None,

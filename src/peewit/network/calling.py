@@ -81,18 +81,18 @@ class Replacement(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call the function with the other tensors."""
-        return func(*self._replaced(args), **self._replaced(kwargs or {}))
+        return func(*self._replace(args), **self._replace(kwargs or {}))
 
-    def _replaced(self, value: Any) -> Any:
+    def _replace(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in self.tensors:
                 return value
             self.used.add(id(value))
             return self.tensors[id(value)]
         if type(value) in (tuple, list):
-            return type(value)(self._replaced(each) for each in value)
+            return type(value)(self._replace(each) for each in value)
         if type(value) is dict:
-            return {key: self._replaced(each) for key, each in value.items()}
+            return {key: self._replace(each) for key, each in value.items()}
         return value
 
 

@@ -22,7 +22,7 @@ def device_of(model: nn.Module) -> torch.device:
         raise PeewitError("The network has lazy layers without weights; run it once on data before fitting.")
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
-        names = quantised(model)
+        names = quantised_modules(model)
         why = f": its weights are quantised ({', '.join(names[:3])}), and have no gradients" if names else ""
         raise PeewitError(f"The network has no parameters{why}; expected one with trainable weights.")
     if len(devices) > 1:
@@ -38,15 +38,15 @@ def device_of(model: nn.Module) -> torch.device:
     return device
 
 
-def quantised(model: nn.Module) -> list[str]:
+def quantised_modules(model: nn.Module) -> list[str]:
     """Names of modules whose weights torch has quantised: no gradient passes through them."""
     named = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
     return [name for name in named if name.rpartition(".")[2] != "_packed_params"]  # where such a module keeps them
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The network inside wrappers of `torch.compile` and of data parallelism, whose parameters have their own names."""
     inner = getattr(model, "_orig_mod", None)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = model.module
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return unwrap(inner) if isinstance(inner, nn.Module) else model

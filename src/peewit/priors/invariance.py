@@ -20,7 +20,7 @@ from ..messages.errors import NotFiniteError, PeewitError
 from ..network.batches import Batches
 from ..network.calling import call, with_weights
 from ..network.isolation import entry_point, isolated
-from ..network.modules import device_of, unwrapped
+from ..network.modules import device_of, unwrap
 from ..network.nests import Inputs, count, map_tensors, take
 from ..tracing.forward_mode import double_backward, forward_mode
 
@@ -45,7 +45,7 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     Normalisation layers use the batch's own statistics; the network stays as it was. Where sets overlap, the first
     one found is told: modules, then single tensors, then unions of them.
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     inputs = Batches(data, device_of(model)).first()[0]
     inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
     with isolated(model), batch_statistics(model), torch.no_grad():

@@ -22,7 +22,7 @@ from ..likelihoods import Likelihood
 from ..messages.errors import MismatchError, NotFiniteError, PeewitError
 from ..messages.names import named
 from ..network.identity import Identity, digest, fingerprint
-from ..network.modules import device_of, unwrapped
+from ..network.modules import device_of, unwrap
 from ..posterior.measure import decompose
 from ..posterior.state import PosteriorState
 from ..runtime.arithmetic import as_arithmetic
@@ -43,7 +43,7 @@ def load(
     progress: bool,
 ) -> PosteriorState:
     """A saved posterior of this very network."""
-    model = unwrapped(model)
+    model = unwrap(model)
     device = device_of(model)
     source = Path(os.fsdecode(path))
     if source.is_dir():

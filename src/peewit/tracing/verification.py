@@ -26,7 +26,7 @@ from ..network.buffers import copied_buffers
 from ..network.calling import call, with_weights
 from ..network.failures import FAILURES
 from ..network.kept import CLEAR, kept_tensors
-from ..network.modules import quantised
+from ..network.modules import quantised_modules
 from ..network.nests import Inputs, count, map_tensors, take, tensors
 from ..runtime.arithmetic import convolutions_rounded, products_rounded
 from ..weights.ranges import WeightRange
@@ -65,7 +65,7 @@ EXACT, SINGLE, ROUGH = Bounds(1e-5, 1e-9, 1e-9), Bounds(2e-2, 1e-5, 1e-4), Bound
 def bounds(tape: Tape) -> Bounds:
     """By the least exact arithmetic that the network uses."""
     dtypes = {tape.output.dtype, *(use.dtype for use in tape.uses), *(p.dtype for p in tape.parameters.values())}
-    if dtypes & {torch.float16, torch.bfloat16} or quantised(tape.model):
+    if dtypes & {torch.float16, torch.bfloat16} or quantised_modules(tape.model):
         return ROUGH
     if torch.float32 not in dtypes:
         return EXACT

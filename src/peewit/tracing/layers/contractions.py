@@ -21,7 +21,7 @@ class Letters(NamedTuple):
     second: str
     product: str
 
-    def swapped(self) -> Letters:
+    def swap(self) -> Letters:
         """With the operands in the other order."""
         return Letters(self.second, self.first, self.product)
 
@@ -49,7 +49,7 @@ def find_contraction(recorder: Recorder, letters: Letters, given: Tensor, weight
     groups = [letter for letter in ordered if letter in letters.first and letter in letters.product]
     rows = [letter for letter in ordered if letter not in letters.first]
     columns = [letter for letter in ordered if letter not in letters.product]
-    view = view.permuted(tuple(letters.second.index(letter) for letter in (*groups, *rows, *columns)))
+    view = view.permute(tuple(letters.second.index(letter) for letter in (*groups, *rows, *columns)))
     if not columns or matrix_layout(view, len(groups), len(rows)) is None:
         return None
     axes = Axes(tuple(map(letters.product.index, groups)), tuple(map(letters.product.index, rows)))
@@ -97,7 +97,7 @@ def record_either_side(
     (first, second), (left, right) = aligned, operands
     if (contraction := find_contraction(recorder, letters, first, second)) is not None:
         return record_contraction(recorder, contraction, right, lambda weight: apply(left, weight))
-    if (contraction := find_contraction(recorder, letters.swapped(), second, first)) is not None:
+    if (contraction := find_contraction(recorder, letters.swap(), second, first)) is not None:
         return record_contraction(recorder, contraction, left, lambda weight: apply(weight, right))
     return apply(left, right)
 
@@ -126,7 +126,7 @@ def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     left, right = args
     view = usable_matrix(recorder.resolve(right))
     if view is not None and left.dim() >= 2:  # F.linear with the transpose
-        views = {"weight": view.permuted((1, 0))}
+        views = {"weight": view.permute((1, 0))}
         return apply_linear(recorder, views, left, right.mT, None, lambda given, weight, _: func(given, weight.mT))
     if left.dim() < 2 or not (recorder.resolve(left) or recorder.resolve(right)):
         return func(*args)
@@ -153,7 +153,7 @@ def addmm(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
     if not views:
         return func(*args, **kwargs)
     if "weight" in views:
-        views["weight"] = views["weight"].permuted((1, 0))
+        views["weight"] = views["weight"].permute((1, 0))
 
     def transposed(given: Tensor, weight: Tensor, bias: Tensor) -> Any:
         return func(bias, given, weight.mT)

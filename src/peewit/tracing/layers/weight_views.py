@@ -60,7 +60,7 @@ class WeightView:
         first, second = list(zip(self.steps, self.tensor.shape, strict=True))[-2:]
         return second > first
 
-    def permuted(self, order: tuple[int, ...]) -> WeightView:
+    def permute(self, order: tuple[int, ...]) -> WeightView:
         """The same elements with the view's axes in another order."""
         steps = tuple(self.steps[axis] for axis in order)
         return replace(self, tensor=self.tensor.permute(order), steps=steps)
