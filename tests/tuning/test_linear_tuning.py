@@ -342,7 +342,12 @@ def test_groups_that_fall() -> None:
     pull = torch.tensor([0.4, 0.4, 0.6, 0.4, 0.4], dtype=torch.float64)
     spread = torch.tensor([0.49, 0.49, 0.49, 0.3, 1.99], dtype=torch.float64)
     point = EvidencePoint(
-        place=Hyperparameters(torch.zeros(5), 1.0), value=0.0, gamma=gamma, spread=spread, pull=pull, surprise=0.0
+        hyperparameters=Hyperparameters(torch.zeros(5), 1.0),
+        value=0.0,
+        gamma=gamma,
+        spread=spread,
+        pull=pull,
+        surprise=0.0,
     )
     alone, shared = pull.clone(), 0.5 * pull
     assert prior_dominated(point, alone, False).tolist() == [True, True, False, False, False]
@@ -356,7 +361,12 @@ def test_who_is_switched_off() -> None:
     gamma = torch.tensor([5e-4, 5e-4, 5e-4, 5e-3], dtype=torch.float64)
     pull = torch.tensor([4e-4, 5.2e-4, 9e-4, 1e-3], dtype=torch.float64)
     point = EvidencePoint(
-        place=Hyperparameters(torch.zeros(4), 1.0), value=0.0, gamma=gamma, spread=gamma, pull=pull, surprise=0.0
+        hyperparameters=Hyperparameters(torch.zeros(4), 1.0),
+        value=0.0,
+        gamma=gamma,
+        spread=gamma,
+        pull=pull,
+        surprise=0.0,
     )
     assert switched_off(point).tolist() == [True, True, False, False]
 

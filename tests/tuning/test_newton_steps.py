@@ -15,7 +15,7 @@ from peewit.tuning.alternate import newton
 def profile_at(spread: list[float], pull: list[float], surprise: float, degree: float) -> tuple[Any, Any]:
     """A question and a point of it, as far as Newton's step looks."""
     point = SimpleNamespace(spread=torch.tensor(spread).double(), pull=torch.tensor(pull).double(), surprise=surprise)
-    return SimpleNamespace(question=SimpleNamespace(degree=degree)), point
+    return SimpleNamespace(problem=SimpleNamespace(degree=degree)), point
 
 
 @pytest.mark.parametrize("degree", [1.0, 0.5])

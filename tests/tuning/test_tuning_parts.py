@@ -161,9 +161,9 @@ def test_warnings_about_precisions() -> None:
         "The precision of 'high' is at the largest allowed, 100.",
         "The precision of 'low' is at the smallest allowed, 0.01.",
     ]
-    inside = Hyperparameters(place.precision + torch.tensor([0, 0, 1.5e-9, -1.5e-9, 0, 0]).double(), 0.0)
+    inside = Hyperparameters(place.log_precision + torch.tensor([0, 0, 1.5e-9, -1.5e-9, 0, 0]).double(), 0.0)
     assert len(complaints(names, inside, gamma, free, without, asked)) == 2
-    rounded_ = Hyperparameters(place.precision + torch.tensor([0, 0, 1e-10, -1e-10, 0, 0]).double(), 0.0)
+    rounded_ = Hyperparameters(place.log_precision + torch.tensor([0, 0, 1e-10, -1e-10, 0, 0]).double(), 0.0)
     assert len(complaints(names, rounded_, gamma, free, without, asked)) == 4
     assert complaints(names, place, gamma + 1, torch.zeros(7, dtype=torch.bool), without & False, asked) == []
 
@@ -233,7 +233,7 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
     squares = torch.tensor([1.5, 0.7, 0.2], dtype=torch.float64)
     return replace(
         Profile(
-            question=question,
+            problem=question,
             prior=pw.Prior.layerwise([0.5, 1.0, 2.0]),
             sizes=groups.sizes,
             squares=squares,
@@ -245,7 +245,7 @@ def spectral(degree: int = 1, temperature: float = 1.0, **more: Any) -> Profile:
 
 def evidence_at(problem: Profile, z: Tensor) -> Tensor:
     """The evidence of `spectral`, weight by weight."""
-    question: Any = problem.question
+    question: Any = problem.problem
     beta, precision = z[-1].exp(), z[:-1].exp()[GROUPS]
     values = torch.tensor(EIGENVALUES, dtype=torch.float64)
     volume = (beta**question.degree / question.temperature * values / precision).log1p().sum()
@@ -264,7 +264,7 @@ def test_the_evidence_as_a_function_of_logarithms(degree: int, temperature: floa
     assert problem.exact and ascent.vector(problem.start()).tolist() == pytest.approx(
         [math.log(0.5), 0.0, math.log(2.0), math.log(2.0)]
     )
-    place = ascent.place_of(HERE)
+    place = ascent.hyperparameters_of(HERE)
     assert place.noise == pytest.approx(math.exp(-0.3)) and ascent.vector(place).tolist() == HERE.tolist()
     point = problem.at(place)
     assert point.finite and point.value == pytest.approx(float(evidence_at(problem, HERE)), rel=1e-12)
@@ -285,10 +285,12 @@ def test_the_evidence_as_a_function_of_logarithms(degree: int, temperature: floa
 def test_where_there_is_no_posterior() -> None:
     """The value or one effective dimension is not a number."""
     place, fine = Hyperparameters(torch.zeros(2), 0.0), torch.ones(2)
-    assert EvidencePoint(place=place, value=1.0, gamma=fine, spread=fine, pull=fine, surprise=0.0).finite
-    assert not EvidencePoint(place=place, value=math.inf, gamma=fine, spread=fine, pull=fine, surprise=0.0).finite
+    assert EvidencePoint(hyperparameters=place, value=1.0, gamma=fine, spread=fine, pull=fine, surprise=0.0).finite
     assert not EvidencePoint(
-        place=place, value=1.0, gamma=torch.tensor([1.0, math.nan]), spread=fine, pull=fine, surprise=0.0
+        hyperparameters=place, value=math.inf, gamma=fine, spread=fine, pull=fine, surprise=0.0
+    ).finite
+    assert not EvidencePoint(
+        hyperparameters=place, value=1.0, gamma=torch.tensor([1.0, math.nan]), spread=fine, pull=fine, surprise=0.0
     ).finite
 
 
@@ -307,12 +309,12 @@ def test_many_eigenvalues_in_rows(cached: int, monkeypatch: pytest.MonkeyPatch) 
     values, groups = normal(64).abs(), Groups(torch.tensor([0, 1, 2]), torch.tensor([40, 23, 1]), 3)
     problem = spectral(sizes=groups.sizes, eigenvalues=GroupRows.of(values, groups))
     assert problem.eigenvalues is not None and problem.eigenvalues.values.shape[1] > 1
-    point = problem.at(ascent.place_of(HERE))
+    point = problem.at(ascent.hyperparameters_of(HERE))
     ratio = HERE[3].exp() * values / HERE[:3].exp()[groups.vector()]
     shares = ratio / (1 + ratio)
     torch.testing.assert_close(point.gamma, groups.sums(shares))
     torch.testing.assert_close(point.spread, groups.sums(shares * (1 - shares)))
-    fewer = problem.at(ascent.place_of(HERE + torch.tensor([0, 0, 0, -40.0]).double()))
+    fewer = problem.at(ascent.hyperparameters_of(HERE + torch.tensor([0, 0, 0, -40.0]).double()))
     volume = float(ratio.log1p().sum())
     assert point.value - fewer.value == pytest.approx(
         -0.5 * volume - 4.0 * math.exp(0.6) + 4.0 * math.exp(0.6 - 40) + 5.0 * 40.0, rel=1e-9
@@ -346,9 +348,9 @@ def test_free_parameters_of_an_ascent() -> None:
 def test_mackays_update(gamma: float, temperature: float, degree: int) -> None:
     """The docstring's formulas on either side of half the numbers; a group at its mean without a use stays."""
     problem = spectral(degree, temperature, squares=torch.tensor([1.5, 0.0, 0.0]).double())
-    place = ascent.place_of(HERE)
+    place = ascent.hyperparameters_of(HERE)
     own = torch.tensor([gamma - 0.5, 0.5, 0.0], dtype=torch.float64)
-    point = EvidencePoint(place=place, value=0.0, gamma=own, spread=own, pull=own, surprise=1.0)
+    point = EvidencePoint(hyperparameters=place, value=0.0, gamma=own, spread=own, pull=own, surprise=1.0)
     taken = degree * temperature * gamma
     variance = 8.0 / (10.0 - taken) if taken <= 5.0 else (8.0 + taken * math.exp(-0.6)) / 10.0
     expected = [math.log((gamma - 0.5) / 1.5), 20.0, 0.8, -math.log(variance)]
@@ -360,7 +362,9 @@ def test_mackays_update(gamma: float, temperature: float, degree: int) -> None:
 def test_mackays_update_at_half_the_numbers() -> None:
     """Both formulas hold there; the first is taken."""
     problem, own = spectral(), torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
-    point = EvidencePoint(place=ascent.place_of(HERE), value=0.0, gamma=own, spread=own, pull=own, surprise=1.0)
+    point = EvidencePoint(
+        hyperparameters=ascent.hyperparameters_of(HERE), value=0.0, gamma=own, spread=own, pull=own, surprise=1.0
+    )
     assert float(ascent.mackay(problem, ALL, point)[-1]) == pytest.approx(-math.log(8.0 / 5.0))
     below = replace(point, gamma=-own)
     assert float(ascent.mackay(problem, ALL, below)[0]) == -20.0
@@ -368,13 +372,13 @@ def test_mackays_update_at_half_the_numbers() -> None:
 
 def stepping(rate: float, first: float, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A profile whose updates come nearer to zero by a rate."""
-    monkeypatch.setattr(ascent, "mackay", lambda problem, allowed, point: rate * ascent.vector(point.place))
+    monkeypatch.setattr(ascent, "mackay", lambda problem, allowed, point: rate * ascent.vector(point.hyperparameters))
     nothing = torch.zeros(1, dtype=torch.float64)
     start = Hyperparameters(torch.tensor([first], dtype=torch.float64), 0.0)
     return SimpleNamespace(
         start=lambda: start,
         at=lambda place: EvidencePoint(
-            place=place, value=0.0, gamma=nothing, spread=nothing, pull=nothing, surprise=0.0
+            hyperparameters=place, value=0.0, gamma=nothing, spread=nothing, pull=nothing, surprise=0.0
         ),
     )
 
@@ -413,7 +417,12 @@ def test_the_fixed_point_at_the_optimum_and_without_one(monkeypatch: pytest.Monk
     growing = stepping(1.5, 1e-6, monkeypatch)
     assert not ascent.fixed_point(growing, allowed, 5, 1e-4).converged
     problem.at = lambda place: EvidencePoint(
-        place=place, value=math.nan, gamma=torch.zeros(1), spread=torch.zeros(1), pull=torch.zeros(1), surprise=0.0
+        hyperparameters=place,
+        value=math.nan,
+        gamma=torch.zeros(1),
+        spread=torch.zeros(1),
+        pull=torch.zeros(1),
+        surprise=0.0,
     )
     path = ascent.fixed_point(problem, allowed, 5, 1e-6)
     assert not path.converged and len(path.points) == 1 and "left the range" in path.stopped
@@ -428,7 +437,7 @@ def test_jumps_end_where_they_do_not_climb(monkeypatch: pytest.MonkeyPatch) -> N
 
         def at(place: Hyperparameters) -> EvidencePoint:
             return EvidencePoint(
-                place=place, value=next(coming), gamma=nothing, spread=nothing, pull=nothing, surprise=0.0
+                hyperparameters=place, value=next(coming), gamma=nothing, spread=nothing, pull=nothing, surprise=0.0
             )
 
         path = Path([at(Hyperparameters(nothing, 0.0))])
@@ -453,21 +462,21 @@ def searched(
     question: Any = SimpleNamespace(totals=SimpleNamespace(scalars=100.0), temperature=1.0, degree=1)
 
     def at(place: Hyperparameters) -> EvidencePoint:
-        tried.append(float(place.precision) - 2.0)
+        tried.append(float(place.log_precision) - 2.0)
         return EvidencePoint(
-            place=place, value=value(tried[-1]), gamma=zero + 2 * after, spread=zero, pull=zero, surprise=0.0
+            hyperparameters=place, value=value(tried[-1]), gamma=zero + 2 * after, spread=zero, pull=zero, surprise=0.0
         )
 
-    problem: Any = SimpleNamespace(at=at, question=question)
+    problem: Any = SimpleNamespace(at=at, problem=question)
     allowed = TuningRange(
         torch.tensor([True, False]), torch.full((2,), -50.0).double(), torch.full((2,), 50.0).double()
     )
     point = EvidencePoint(
-        place=Hyperparameters(start, 0.0), value=value(0.0), gamma=zero, spread=zero, pull=zero, surprise=0.0
+        hyperparameters=Hyperparameters(start, 0.0), value=value(0.0), gamma=zero, spread=zero, pull=zero, surprise=0.0
     )
     steps = [torch.tensor([number, 0.0], dtype=torch.float64) for number in (direction, slope)]
     found = ascent._search(problem, allowed, point, *steps)
-    return tried, None if found is None else float(found.place.precision) - 2.0
+    return tried, None if found is None else float(found.hyperparameters.log_precision) - 2.0
 
 
 def test_a_line_search_halves_its_step() -> None:
@@ -485,7 +494,7 @@ def test_a_line_search_near_the_top_looks_at_the_slope() -> None:
     """Where a gain would be lost in rounding, a step that flattens the slope will do."""
     nowhere, slack = Hyperparameters(torch.zeros(1), 0.0), 1e-13 * 1e6
     own = EvidencePoint(
-        place=nowhere, value=-3.0, gamma=ALL.low, spread=ALL.low, pull=torch.tensor([2.0, 5.0]), surprise=0.0
+        hyperparameters=nowhere, value=-3.0, gamma=ALL.low, spread=ALL.low, pull=torch.tensor([2.0, 5.0]), surprise=0.0
     )
     assert ascent.rounding(own) == pytest.approx(1e-12, rel=1e-9, abs=0)
     assert searched(lambda z: 1e6, 1.0, 900 * slack) == ([1.0], 1.0)
@@ -514,7 +523,7 @@ def test_climbing_to_the_top_inside_the_limits() -> None:
     problem = spectral()
     path = ascent.ascend(problem, ALL, 50, 1e-9)
     assert path.converged and path.stopped == "the next step would change no logarithm by more than 1e-09"
-    best = ascent.vector(path.points[-1].place)
+    best = ascent.vector(path.points[-1].hyperparameters)
     slope = torch.autograd.functional.jacobian(lambda z: evidence_at(problem, z), best)
     inside = (best < 19.0) & (best > -19.0)
     assert float(slope[inside].abs().max()) < 1e-8
@@ -522,16 +531,18 @@ def test_climbing_to_the_top_inside_the_limits() -> None:
     low = torch.tensor([5.0, -20.0, -20.0, -20.0], dtype=torch.float64)
     path = ascent.ascend(problem, TuningRange(torch.tensor([True, False, False, False]), low, ALL.high), 50, 1e-9)
     assert path.converged and "edge of its range" in path.stopped
-    assert ascent.vector(path.points[-1].place).tolist() == pytest.approx([5.0, 0.0, math.log(2.0), math.log(2.0)])
+    assert ascent.vector(path.points[-1].hyperparameters).tolist() == pytest.approx(
+        [5.0, 0.0, math.log(2.0), math.log(2.0)]
+    )
     path = ascent.ascend(problem, replace(ALL, low=low), 50, 1e-9)
-    best = ascent.vector(path.points[-1].place)
+    best = ascent.vector(path.points[-1].hyperparameters)
     slope = torch.autograd.functional.jacobian(lambda z: evidence_at(problem, z), best)
     assert path.converged and best[0] == 5.0 and float(slope[0]) < 0
     assert float(slope[[1, 3]].abs().max()) < 1e-8
     short = ascent.ascend(problem, ALL, 1, 1e-9)
     assert not short.converged and short.stopped == "1 steps were not enough"
     jump = ascent.mackay(problem, ALL, short.points[0])
-    assert ascent.vector(short.points[1].place).tolist() == jump.tolist()
+    assert ascent.vector(short.points[1].hyperparameters).tolist() == jump.tolist()
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 0.03, 1e-3])
@@ -542,7 +553,9 @@ def test_the_last_step_is_taken(tolerance: float) -> None:
     steps = [ascent.newton(problem, each, ascent.gradient_of(problem, each), ALL.free) for each in points]
     lengths = [float(step.abs().max()) for step in steps]
     assert lengths[-2] <= tolerance and all(length > tolerance for length in lengths[5:-2])
-    torch.testing.assert_close(ascent.vector(points[-1].place), ascent.vector(points[-2].place) + steps[-2])
+    torch.testing.assert_close(
+        ascent.vector(points[-1].hyperparameters), ascent.vector(points[-2].hyperparameters) + steps[-2]
+    )
 
 
 def test_steps_before_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,7 +574,7 @@ def test_steps_before_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = spectral()
     path = ascent.ascend(problem, ALL, 50, 1e-9)
     assert path.converged and [len(pairs) for pairs in seen[:4]] == [1, 2, 2, 2]
-    z = [ascent.vector(point.place) for point in path.points]
+    z = [ascent.vector(point.hyperparameters) for point in path.points]
     slopes = [ascent.gradient_of(problem, point) for point in path.points]
     for turn, pairs in enumerate(seen[:4]):
         for back, (step, change) in enumerate(reversed(pairs)):
@@ -572,7 +585,9 @@ def test_steps_before_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_newtons_step_where_nothing_is_curved() -> None:
     """Uphill, however far."""
     zero = torch.zeros(3, dtype=torch.float64)
-    point = EvidencePoint(place=ascent.place_of(HERE), value=0.0, gamma=zero, spread=zero, pull=zero, surprise=0.0)
+    point = EvidencePoint(
+        hyperparameters=ascent.hyperparameters_of(HERE), value=0.0, gamma=zero, spread=zero, pull=zero, surprise=0.0
+    )
     step = ascent.newton(spectral(), point, torch.tensor([1.0, -1.0, 0.0, 1.0]).double(), ALL.free)
     assert step.tolist() == pytest.approx([1e12, -1e12, 0.0, 1e12], rel=1e-9)
 

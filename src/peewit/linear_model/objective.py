@@ -29,7 +29,7 @@ class Target:
     """One prior, noise and temperature."""
 
     data_weight: float  # noise_precision / temperature
-    mode: Tensor  # (D,): theta_hat
+    weights: Tensor  # (D,): theta_hat
     delta: Callable[[slice], Tensor]  # precisions of some weights: all of them would be one more vector
     centre: Tensor  # (D,): mu
     blocks: Blocks  # the posterior precision P
@@ -46,7 +46,7 @@ class Target:
             centre = la.prior.centre(la.space, la.weights).detach()
         return Target(
             data_weight=noise_precision / la.temperature,
-            mode=la.weights,
+            weights=la.weights,
             delta=delta,
             centre=centre,
             blocks=la.precision,
@@ -69,7 +69,7 @@ class Target:
 
     def residual(self, e: Tensor, chosen: slice) -> Tensor:
         """`theta_hat + e - mu`, of some weights."""
-        return self.mode[chosen] + e[chosen] - self.centre[chosen]
+        return self.weights[chosen] + e[chosen] - self.centre[chosen]
 
     def pull(self, e: Tensor, chosen: slice) -> Tensor:
         """`Lambda (theta_hat + e - mu)`, of some weights."""

@@ -68,28 +68,28 @@ class EvidenceProblem:
 
     curvature: Curvature
     degree: int
-    mode: Tensor
+    weights: Tensor  # (D,)
     space: Space
     likelihood: Likelihood
     totals: Totals
     temperature: float = 1.0
-    linear: LinearMode | None = None  # mode and totals are then those of the linear model
+    linear_mode: LinearMode | None = None  # weights and totals are then those of the linear model
 
     def data_weight(self, noise_precision: Tensor) -> Tensor:
         """(): what multiplies H at this noise precision."""
-        return data_weight(noise_precision, self.degree, self.temperature, self.mode)
+        return data_weight(noise_precision, self.degree, self.temperature, self.weights)
 
     def parts(self, prior: Prior, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`log p(D | theta)`, `|theta - mu|^2_delta` and `log |P| - log |delta|`, differentiable in both."""
-        mode, curvature = self.mode, self.curvature
-        noise_precision = noise_precision_at(self.likelihood, noise).to(mode.device)
-        delta = prior.delta(self.space, mode)
+        weights, curvature = self.weights, self.curvature
+        noise_precision = noise_precision_at(self.likelihood, noise).to(weights.device)
+        delta = prior.delta(self.space, weights)
         totals = self.totals
         constants = self.likelihood.log_z(totals.scalars, noise_precision) + totals.rest
         fit = -(noise_precision * totals.energy + constants) / self.temperature
         # Sums over millions of weights, whose large parts cancel: in float32 they would be off by whole nats.
-        distance = (delta * (mode - prior.centre(self.space, mode)).square()).sum(dtype=torch.float64)
-        numbers = shared_numbers(curvature, prior, self.space, mode.device)
+        distance = (delta * (weights - prior.centre(self.space, weights)).square()).sum(dtype=torch.float64)
+        numbers = shared_numbers(curvature, prior, self.space, weights.device)
         precision = curvature.precision(delta, self.data_weight(noise_precision), numbers)
         volume = precision.logdet() - delta.double().log().sum()
         return fit, distance, volume
@@ -117,12 +117,12 @@ class EvidenceProblem:
 
     def effective_dimensions(self, prior: Prior, noise: float | Tensor | None = None) -> Tensor:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
-        noise_precision = noise_precision_at(self.likelihood, noise).to(self.mode.device)
+        noise_precision = noise_precision_at(self.likelihood, noise).to(self.weights.device)
         if not self.curvature.elementwise:
             found = self._shares(prior, self.data_weight(noise_precision).detach())
             if found is not None:
                 return sum_by_group(found, prior, self.space)
-        delta = prior.delta(self.space, self.mode).detach().double()
+        delta = prior.delta(self.space, self.weights).detach().double()
         # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
         variance = in_float64(self.curvature).precision(delta, self.data_weight(noise_precision).detach()).variance()
         return sum_by_group(1 - delta * variance, prior, self.space)
@@ -132,20 +132,20 @@ class EvidenceProblem:
 
         Eigenvectors in float32 are not quite of length one, on a GPU less so. None where there is no such form.
         """
-        base = None if prior.base is None else prior.base.to(self.mode)
+        base = None if prior.base is None else prior.base.to(self.weights)
         values = self.curvature.spectrum(prior.stretches(self.space), base)
         if values is None:
             return None
         scaled = data_weight.double() * values.double()
         plain = prior if base is None else Prior.scalar(prior.precision)  # the ratios are in the eigenvalues
-        return scaled / (scaled + plain.delta(self.space, self.mode).detach().double())
+        return scaled / (scaled + plain.delta(self.space, self.weights).detach().double())
 
     def where(self, prior: Prior, noise: float | Tensor | None = None) -> str:
         """In words: at which weights the evidence is taken."""
-        if self.linear is None:
+        if self.linear_mode is None:
             return TRAINED
         noise_precision = float(noise_precision_at(self.likelihood, noise))
-        if self.linear.under(prior, noise_precision, self.temperature, self.space):
+        if self.linear_mode.under(prior, noise_precision, self.temperature, self.space):
             return LINEAR
         return f"{LINEAR}, found under another prior, noise or temperature; find it again by at_linear_mode"
 

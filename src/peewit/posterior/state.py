@@ -85,12 +85,12 @@ class PosteriorState:
         return EvidenceProblem(
             curvature=self.curvature,
             degree=degree,
-            mode=weights,
+            weights=weights,
             space=self.space,
             likelihood=self.likelihood,
             totals=totals,
             temperature=self.temperature,
-            linear=linear,
+            linear_mode=linear,
         )
 
     @cached_property

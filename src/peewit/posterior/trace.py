@@ -78,7 +78,7 @@ class Trace:
         steps: Sequence[TuningStep],
         stopped: str,
         converged: bool,
-        told: Sequence[str],
+        warnings: Sequence[str],
     ) -> Trace:
         """Make a trace from single steps."""
         kept = list(steps)
@@ -96,7 +96,7 @@ class Trace:
             effective_dimensions=torch.stack(gammas) if gammas else None,
             stopped=stopped,
             converged=converged,
-            warnings=tuple(told),
+            warnings=tuple(warnings),
             decrements=tuple(step.decrement for step in steps if step.decrement is not None),
             gradients=tuple(step.gradient for step in steps if step.gradient is not None),
             products=tuple(step.products for step in steps if step.products is not None),

@@ -22,10 +22,10 @@ from ..linear_model.stopping import SolverLog
 from ..linear_model.streaming import StreamingSolver
 from ..posterior.trace import Trace, TuningStep
 from ..priors.prior import Number, Prior
-from .ascent import TuningRange, gradient_of, mackay, place_of, vector
-from .by_evidence import OFF, bounds, complaints, noise_at_its_limit, noise_of
+from .ascent import TuningRange, gradient_of, hyperparameters_of, mackay, vector
+from .by_evidence import OFF, bounds, complaints, noise_at_its_limit, noise_of, posterior_at
 from .options import TuningSettings
-from .profile import EvidencePoint, Hyperparameters, Profile, profile
+from .profile import EvidencePoint, Hyperparameters, Profile, profile_of
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -74,30 +74,27 @@ class Turns:
     """One posterior and its data, with all that goes from one turn to the next."""
 
     la: PosteriorState
-    asked: TuningSettings
+    settings: TuningSettings
     solver: Solver | StreamingSolver
-    problem: Profile  # at the trained weights
+    profile: Profile  # at the trained weights
     allowed: TuningRange
     off: Tensor  # (groups,) booleans: switched off, and left
     log: SolverLog = field(default_factory=SolverLog)
     steps: list[TuningStep] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
 
-    def at(self, place: Hyperparameters) -> PosteriorState:
+    def at(self, hyperparameters: Hyperparameters) -> PosteriorState:
         """The posterior at some precisions and noise."""
-        prior = self.problem.prior.with_precision(place.precision.exp()) if self.asked.prior else self.la.prior
-        own = self.la.likelihood
-        likelihood = own.with_noise(place.noise) if self.asked.noise else own  # type: ignore[attr-defined]  # see settings
-        return replace(self.la, prior=prior, likelihood=likelihood, linear_mode=None, trace=None)
+        return replace(posterior_at(self.la, self.profile, hyperparameters, self.settings), linear_mode=None)
 
-    def mode(self, place: Hyperparameters, tolerance: float) -> tuple[Profile, Tensor]:
+    def mode(self, hyperparameters: Hyperparameters, tolerance: float) -> tuple[Profile, Tensor]:
         """The evidence as a function of precisions and noise at the mode of the linear model that these have.
 
         And (groups,) how strongly the mode answers: `c_g = sum_g v P^-1 v` with `v = Lambda (theta_lin - mu)`.
         """
-        target = Target.of(self.at(place))
+        target = Target.of(self.at(hyperparameters))
         self.log.extend(self.solver.solve(target, tolerance, SOLVE))
-        prior, space = self.problem.prior, self.la.space
+        prior, space = self.profile.prior, self.la.space
         groups, e = prior.stretches(space), self.solver.e
         room = torch.zeros_like(e)  # one vector for both
         target.add_gradient(e, room)
@@ -110,18 +107,18 @@ class Turns:
         if prior.base is not None:
             room *= prior.base.to(room)
         squares = groups.sums(room)
-        own = self.problem.question
+        own = self.profile.problem
         totals = replace(own.totals, energy=self.solver.energy(), rest=self.solver.facts.rest)
-        return replace(self.problem, question=replace(own, totals=totals), squares=squares), answers
+        return replace(self.profile, problem=replace(own, totals=totals), squares=squares), answers
 
     def note(self, point: EvidencePoint) -> None:
         """One turn: the evidence where precisions and mode belong together."""
-        place, log = point.place, self.log
-        noise = noise_of(self.la, place.noise)
+        hyperparameters, log = point.hyperparameters, self.log
+        noise = noise_of(self.la, hyperparameters.noise)
         self.steps.append(
             TuningStep(
                 value=point.value,
-                precision=place.precision.exp(),
+                precision=hyperparameters.log_precision.exp(),
                 noise=noise,
                 temperature=self.la.temperature,
                 gamma=point.gamma,
@@ -131,14 +128,14 @@ class Turns:
             )
         )
 
-    def better(self, problem: Profile, point: EvidencePoint, answers: Tensor) -> tuple[Tensor, float]:
+    def better(self, profile: Profile, point: EvidencePoint, answers: Tensor) -> tuple[Tensor, float]:
         """(groups + 1,): precisions and noise that raise the evidence; and how far they are, paced or not."""
-        z, allowed = vector(point.place), self.range()
-        update = mackay(problem, allowed, point)
+        z, allowed = vector(point.hyperparameters), self.range()
+        update = mackay(profile, allowed, point)
         step = update - z
-        if self.asked.method == "evidence":
-            gradient = gradient_of(problem, point)
-            step = newton(problem, point, answers, gradient, allowed.open(z, gradient))
+        if self.settings.method == "evidence":
+            gradient = gradient_of(profile, point)
+            step = newton(profile, point, answers, gradient, allowed.open(z, gradient))
             # Where the evidence is not concave it goes on uphill all the same.
             step = torch.where(torch.isfinite(step), step, 2 * (update - z)).clamp(-LONGEST, LONGEST)
         near = self.log.left <= exactness(point.gamma, allowed.free, LOOSE)
@@ -173,13 +170,13 @@ def prior_dominated(point: EvidencePoint, answers: Tensor, steady: Tensor | bool
     return held & (point.gamma > point.pull) & (point.gamma < 1)
 
 
-def newton(problem: Profile, point: EvidencePoint, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
+def newton(profile: Profile, point: EvidencePoint, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
     """(groups + 1,): Newton's step on the evidence with a mode that follows; NaN where that is no way uphill.
 
     `-d2 / dz_g^2 = (spread_g + pull_g) / 2 - c_g`, with the noise precision beta `c_g - degree spread_g / 2`, in beta
     twice `beta energy / T - sum c + degree^2 sum spread / 2`.
     """
-    degree = problem.question.degree
+    degree = profile.problem.degree
     held = 0.5 * (point.spread + point.pull)
     own = held - answers
     own = torch.where(own > CONCAVE * held, own, math.nan)
@@ -196,75 +193,77 @@ def newton(problem: Profile, point: EvidencePoint, answers: Tensor, gradient: Te
     return torch.cat([(first - cross * (last if last == last else 0.0)) / own, gradient.new_tensor([last])])
 
 
-def from_weights(problem: Profile, asked: TuningSettings) -> Profile:
+def from_weights(profile: Profile, settings: TuningSettings) -> Profile:
     """Under `delta_g = P_g / |theta_g - mu_g|^2`, which makes the turns covariant under a rescaling of the weights."""
-    precision = problem.sizes.double() / problem.squares
-    low, high = asked.limits
-    good = torch.isfinite(precision) & (precision > 0) & ~problem.flat
-    own = problem.prior.precision
+    precision = profile.sizes.double() / profile.squares
+    low, high = settings.limits
+    good = torch.isfinite(precision) & (precision > 0) & ~profile.flat
+    own = profile.prior.precision
     made = torch.where(good, precision.clamp(low, high), own)
-    return replace(problem, prior=problem.prior.with_precision(made))
+    return replace(profile, prior=profile.prior.with_precision(made))
 
 
-def alternate(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None) -> PosteriorState:
+def alternate(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """Mode and precisions in turn until neither moves."""
-    problem = profile(replace(la, linear_mode=None).problem, la.prior)
-    if asked.prior and start is None:
-        problem = from_weights(problem, asked)
-        la = replace(la, prior=problem.prior)
-    allowed, without = bounds(la, asked, problem)
-    with open_solver(la, asked.train, asked.passing.memory, asked.passing.progress) as solver:
+    profile = profile_of(replace(la, linear_mode=None).problem, la.prior)
+    if settings.prior and start is None:
+        profile = from_weights(profile, settings)
+        la = replace(la, prior=profile.prior)
+    allowed, without = bounds(la, settings, profile)
+    with open_solver(la, settings.train, settings.passing.memory, settings.passing.progress) as solver:
         turns = Turns(
-            la=la, asked=asked, solver=solver, problem=problem, allowed=allowed, off=torch.zeros_like(without)
+            la=la, settings=settings, solver=solver, profile=profile, allowed=allowed, off=torch.zeros_like(without)
         )
-        place, stopped, converged = take_turns(turns)
-        last = turns.at(place)
+        hyperparameters, stopped, converged = take_turns(turns)
+        last = turns.at(hyperparameters)
         found = linear_mode_of(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))
     gamma = turns.steps[-1].gamma
     assert gamma is not None
-    names = problem.prior.names(la.space)
+    names = profile.prior.names(la.space)
     free = torch.cat([allowed.free[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
-    told = complaints(names, place, gamma, free, without, asked) + noise_at_its_limit(la, place, asked)
+    warnings = complaints(names, hyperparameters, gamma, free, without, settings) + noise_at_its_limit(
+        la, hyperparameters, settings
+    )
     if not converged:
-        told.append(f"Tuning did not converge: {stopped}.")
-    trace = Trace.of(asked.method, "log evidence", names, turns.steps, stopped, converged, told)
+        warnings.append(f"Tuning did not converge: {stopped}.")
+    trace = Trace.of(settings.method, "log evidence", names, turns.steps, stopped, converged, warnings)
     return replace(last, linear_mode=found, trace=trace)
 
 
 def take_turns(turns: Turns) -> tuple[Hyperparameters, str, bool]:
     """The turns; where it ends precisions and mode belong together."""
-    asked = turns.asked
-    place = place_of(turns.allowed.clip(vector(turns.problem.start())))
-    gamma, moved, share = turns.problem.at(place).gamma, 1.0, 1.0
-    here: Tensor | None = None  # the last place that was kept, and its value
+    settings = turns.settings
+    hyperparameters = hyperparameters_of(turns.allowed.clip(vector(turns.profile.start())))
+    gamma, moved, share = turns.profile.at(hyperparameters).gamma, 1.0, 1.0
+    here: Tensor | None = None  # the last hyperparameters that were kept, and their value
     value = -math.inf
-    for _ in range(asked.steps):
-        problem, answers = turns.mode(place, exactness(gamma, turns.range().free, share * moved))
-        point, z = problem.at(place), vector(place)
+    for _ in range(settings.steps):
+        profile, answers = turns.mode(hyperparameters, exactness(gamma, turns.range().free, share * moved))
+        point, z = profile.at(hyperparameters), vector(hyperparameters)
         if here is None:
             check_data(turns.la, turns.solver.facts)
             if not point.finite:
-                turns.at(place).log_evidence()  # says what is wrong
+                turns.at(hyperparameters).log_evidence()  # says what is wrong
         elif not point.value >= value - turns.log.left - turns.log.slack - 1e-12 * abs(value):
             # Too far: ever shorter turns, and the next ones at a slower pace.
             turns.pace.slow()
-            place = place_of(here + 0.5 * (z - here))
+            hyperparameters = hyperparameters_of(here + 0.5 * (z - here))
             continue
         turns.note(point)
         gamma = point.gamma
         turns.off |= switched_off(point) & turns.allowed.free[:-1]
         here, value, before = z, point.value, moved
-        following, moved = turns.better(problem, point, answers)
+        following, moved = turns.better(profile, point, answers)
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
             share = max(0.5 * share, TIGHT)
-        near = turns.log.converged or turns.log.left <= exactness(gamma, turns.range().free, asked.tolerance)
-        if near and moved <= asked.tolerance:
-            return place, f"the next turn would change no logarithm by more than {asked.tolerance:g}", True
-        place = place_of(following)
-    if here is not None:  # the last place that was kept, not one that is yet to be tried
-        place = place_of(here)
-    turns.note(turns.mode(place, exactness(gamma, turns.range().free, share * moved))[0].at(place))
-    return place, f"{asked.steps} turns were not enough", False
+        near = turns.log.converged or turns.log.left <= exactness(gamma, turns.range().free, settings.tolerance)
+        if near and moved <= settings.tolerance:
+            return hyperparameters, f"the next turn would change no logarithm by more than {settings.tolerance:g}", True
+        hyperparameters = hyperparameters_of(following)
+    if here is not None:  # the last ones that were kept, not some that are yet to be tried
+        hyperparameters = hyperparameters_of(here)
+    turns.note(turns.mode(hyperparameters, exactness(gamma, turns.range().free, share * moved))[0].at(hyperparameters))
+    return hyperparameters, f"{settings.steps} turns were not enough", False
 
 
 def exactness(gamma: Tensor, free: Tensor, error: float) -> float:

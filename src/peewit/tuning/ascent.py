@@ -47,21 +47,26 @@ class Path:
         return self
 
 
-def vector(place: Hyperparameters) -> Tensor:
+def vector(hyperparameters: Hyperparameters) -> Tensor:
     """(groups + 1,)."""
-    return torch.cat([place.precision, torch.tensor([place.noise_precision], dtype=torch.float64, device="cpu")])
+    return torch.cat(
+        [
+            hyperparameters.log_precision,
+            torch.tensor([hyperparameters.log_noise_precision], dtype=torch.float64, device="cpu"),
+        ]
+    )
 
 
-def place_of(z: Tensor) -> Hyperparameters:
+def hyperparameters_of(z: Tensor) -> Hyperparameters:
     """The other way round."""
     return Hyperparameters(z[:-1], float(z[-1]))
 
 
 def gradient_of(profile: Profile, point: EvidencePoint) -> Tensor:
     """(groups + 1,): `1/2 (gamma_g - p_g |theta_g - mu_g|^2)`, and `n / 2T - beta energy / T - degree gamma / 2`."""
-    question = profile.question
-    slope = 0.5 * question.totals.scalars / question.temperature - point.surprise
-    slope -= 0.5 * question.degree * float(point.gamma.sum())
+    problem = profile.problem
+    slope = 0.5 * problem.totals.scalars / problem.temperature - point.surprise
+    slope -= 0.5 * problem.degree * float(point.gamma.sum())
     return torch.cat([0.5 * (point.gamma - point.pull), torch.tensor([slope], dtype=torch.float64, device="cpu")])
 
 
@@ -71,7 +76,7 @@ def newton(profile: Profile, point: EvidencePoint, given: Tensor, open_: Tensor)
     `-d2 / dz_g^2 = (spread_g + pull_g) / 2`, with the noise precision beta `- degree spread_g / 2`, in beta twice
     `beta energy / T + degree^2 sum spread / 2`.
     """
-    degree = profile.question.degree
+    degree = profile.problem.degree
     spread = torch.where(open_[:-1], point.spread, 0.0)
     own = 0.5 * (point.spread + point.pull) + 1e-12
     first = torch.where(open_[:-1], given[:-1], 0.0)
@@ -99,12 +104,12 @@ def quasi_newton(pairs: list[tuple[Tensor, Tensor]], given: Tensor, base: Callab
 
 def ascend(profile: Profile, allowed: TuningRange, steps: int, tolerance: float) -> Path:
     """To the top: exact Newton steps where the spectrum is known, else L-BFGS, with a line search inside the limits."""
-    path = Path([profile.at(place_of(allowed.clip(vector(profile.start()))))])
+    path = Path([profile.at(hyperparameters_of(allowed.clip(vector(profile.start()))))])
     _jump(profile, allowed, path)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(steps):
         point = path.points[-1]
-        z, gradient = vector(point.place), gradient_of(profile, point)
+        z, gradient = vector(point.hyperparameters), gradient_of(profile, point)
         open_ = allowed.open(z, gradient)
         if not bool(open_.any()):
             return path.end(True, "everything that may change is at an edge of its range")
@@ -118,7 +123,7 @@ def ascend(profile: Profile, allowed: TuningRange, steps: int, tolerance: float)
             better = torch.where(open_, quasi_newton(pairs, uphill, base), 0.0)
             direction = better if float(better @ uphill) > 0 else direction
         if float(direction.abs().max()) <= tolerance and float(base(uphill).abs().max()) <= tolerance:
-            final = profile.at(place_of(allowed.clip(z + direction)))
+            final = profile.at(hyperparameters_of(allowed.clip(z + direction)))
             if final.finite and final.value >= point.value - rounding(point):
                 path.points.append(final)
             return path.end(True, f"the next step would change no logarithm by more than {tolerance:g}")
@@ -128,7 +133,7 @@ def ascend(profile: Profile, allowed: TuningRange, steps: int, tolerance: float)
             return path.end(small, "no step improves the evidence beyond rounding")
         path.points.append(found)
         if not profile.exact:
-            step = vector(found.place) - z
+            step = vector(found.hyperparameters) - z
             change = gradient - gradient_of(profile, found)
             if float(step @ change) > 1e-12 * float(step.norm() * change.norm()):
                 pairs = [*pairs[-HISTORY + 1 :], (step, change)]
@@ -139,7 +144,7 @@ def _jump(profile: Profile, allowed: TuningRange, path: Path) -> None:
     """A few of MacKay's steps while they climb: from afar they are longer than Newton's."""
     for _ in range(4):
         point = path.points[-1]
-        after = profile.at(place_of(mackay(profile, allowed, point)))
+        after = profile.at(hyperparameters_of(mackay(profile, allowed, point)))
         if not point.finite or not after.finite or after.value <= point.value:
             return
         path.points.append(after)
@@ -149,12 +154,12 @@ def _search(
     profile: Profile, allowed: TuningRange, point: EvidencePoint, direction: Tensor, uphill: Tensor
 ) -> EvidencePoint | None:
     """The first of ever shorter steps that keeps enough of the gain it promised, or flattens the slope at the top."""
-    z = vector(point.place)
+    z = vector(point.hyperparameters)
     length = min(1.0, LONGEST / max(float(direction.abs().max()), 1e-300))
     slack = rounding(point)
     for _ in range(40):
         there = allowed.clip(z + length * direction)
-        found = profile.at(place_of(there))
+        found = profile.at(hyperparameters_of(there))
         promised = float(uphill @ (there - z))
         if found.finite and found.value > point.value + SUFFICIENT * promised:
             return found
@@ -179,31 +184,31 @@ def mackay(profile: Profile, allowed: TuningRange, point: EvidencePoint) -> Tens
     Where gamma leaves less than half of n the latter runs away; `(SSE + degree T gamma noise^2) / n` has the same fixed
     point and does not.
     """
-    question = profile.question
+    problem = profile.problem
     precision = (point.gamma.clamp(min=0) / profile.squares).log()
-    precision = torch.where(torch.isnan(precision), point.place.precision, precision)
-    number, errors = question.totals.scalars, 2 * question.totals.energy
-    taken = question.degree * question.temperature * float(point.gamma.sum())
+    precision = torch.where(torch.isnan(precision), point.hyperparameters.log_precision, precision)
+    number, errors = problem.totals.scalars, 2 * problem.totals.energy
+    taken = problem.degree * problem.temperature * float(point.gamma.sum())
     if taken <= 0.5 * number:
         variance = errors / max(number - taken, 1e-300)
     else:
-        variance = (errors + taken * math.exp(-point.place.noise_precision)) / number
+        variance = (errors + taken * math.exp(-point.hyperparameters.log_noise_precision)) / number
     noise_precision = precision.new_tensor([-math.log(max(variance, 1e-300))])
-    z = torch.where(allowed.free, torch.cat([precision, noise_precision]), vector(point.place))
+    z = torch.where(allowed.free, torch.cat([precision, noise_precision]), vector(point.hyperparameters))
     return allowed.clip(z)
 
 
 def fixed_point(profile: Profile, allowed: TuningRange, steps: int, tolerance: float) -> Path:
     """MacKay's updates until what is left of them, at the rate they shrink, is below the tolerance."""
-    path = Path([profile.at(place_of(allowed.clip(vector(profile.start()))))])
+    path = Path([profile.at(hyperparameters_of(allowed.clip(vector(profile.start()))))])
     before = math.inf
     for _ in range(steps):
         point = path.points[-1]
         if not point.finite:
             return path.end(False, "the updates left the range in which there is a posterior")
         z = mackay(profile, allowed, point)
-        path.points.append(profile.at(place_of(z)))
-        moved = float((z - vector(point.place)).abs().max())
+        path.points.append(profile.at(hyperparameters_of(z)))
+        moved = float((z - vector(point.hyperparameters)).abs().max())
         # Of one step alone the rate is not known: it may be the first of many that hardly shrink.
         rate = 0.9999 if before == math.inf else min(moved / before, 0.9999)
         before = moved

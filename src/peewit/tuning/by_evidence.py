@@ -14,7 +14,7 @@ from ..likelihoods import WithNoise
 from ..posterior.trace import Trace, TuningStep
 from .ascent import Path, TuningRange, ascend, fixed_point
 from .options import TuningSettings
-from .profile import Hyperparameters, Profile, profile
+from .profile import Hyperparameters, Profile, profile_of
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -31,51 +31,51 @@ def noise_limits(la: PosteriorState) -> tuple[float, float]:
     return middle / NOISES, middle * NOISES
 
 
-def bounds(la: PosteriorState, asked: TuningSettings, problem: Profile) -> tuple[TuningRange, Tensor]:
+def bounds(la: PosteriorState, settings: TuningSettings, profile: Profile) -> tuple[TuningRange, Tensor]:
     """What may change and how far, and the groups about which the data say nothing."""
-    groups = len(problem.sizes)
-    empty = problem.sizes == 0
-    without = problem.flat & ~empty & asked.prior
+    groups = len(profile.sizes)
+    empty = profile.sizes == 0
+    without = profile.flat & ~empty & settings.prior
     low, high = (
-        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in asked.limits
+        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in settings.limits
     )
-    if asked.noise:
+    if settings.noise:
         quiet, loud = noise_limits(la)
         low[-1], high[-1] = -2 * math.log(loud), -2 * math.log(quiet)
-    free = torch.cat([asked.prior & ~empty & ~without, torch.tensor([asked.noise], device="cpu")])
+    free = torch.cat([settings.prior & ~empty & ~without, torch.tensor([settings.noise], device="cpu")])
     return TuningRange(free, low, high), without
 
 
-def by_evidence(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
+def by_evidence(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     """Newton's method or MacKay's updates on the evidence, in logarithms."""
-    problem = profile(la.problem, la.prior)
-    here = problem.at(problem.start())
+    profile = profile_of(la.problem, la.prior)
+    here = profile.at(profile.start())
     if not here.finite:
         la.log_evidence()  # says what is wrong
-    allowed, without = bounds(la, asked, problem)
+    allowed, without = bounds(la, settings, profile)
     free = allowed.free
-    climb = ascend if asked.method == "evidence" else fixed_point
+    climb = ascend if settings.method == "evidence" else fixed_point
     if bool(free.any()):
-        path = climb(problem, allowed, asked.steps, asked.tolerance)
+        path = climb(profile, allowed, settings.steps, settings.tolerance)
     else:
         path = Path([here]).end(True, "nothing may change")
     last = path.points[-1]
-    names = problem.prior.names(la.space)
-    told = complaints(names, last.place, last.gamma, free, without, asked)
+    names = profile.prior.names(la.space)
+    warnings = complaints(names, last.hyperparameters, last.gamma, free, without, settings)
     if not path.converged:
-        told.append(f"Tuning did not converge: {path.stopped}.")
+        warnings.append(f"Tuning did not converge: {path.stopped}.")
     steps = [
         TuningStep(
             value=point.value,
-            precision=point.place.precision.exp(),
-            noise=noise_of(la, point.place.noise),
+            precision=point.hyperparameters.log_precision.exp(),
+            noise=noise_of(la, point.hyperparameters.noise),
             temperature=la.temperature,
             gamma=point.gamma,
         )
         for point in path.points
     ]
-    trace = Trace.of(asked.method, "log evidence", names, steps, path.stopped, path.converged, told)
-    return tuned_posterior(la, problem, last.place, asked, trace)
+    trace = Trace.of(settings.method, "log evidence", names, steps, path.stopped, path.converged, warnings)
+    return tuned_posterior(la, profile, last.hyperparameters, settings, trace)
 
 
 def noise_of(la: PosteriorState, noise: float) -> float | None:
@@ -84,58 +84,70 @@ def noise_of(la: PosteriorState, noise: float) -> float | None:
 
 
 def complaints(
-    names: Sequence[str], place: Hyperparameters, gamma: Tensor, free: Tensor, without: Tensor, asked: TuningSettings
+    names: Sequence[str],
+    hyperparameters: Hyperparameters,
+    gamma: Tensor,
+    free: Tensor,
+    without: Tensor,
+    settings: TuningSettings,
 ) -> list[str]:
     """What a user should know about where it ended."""
-    told = []
-    low, high = (math.log(limit) for limit in asked.limits)
-    own, at = free[:-1], place.precision
-    off = own & (gamma < OFF)
+    warnings = []
+    low, high = (math.log(limit) for limit in settings.limits)
+    at, tuned = hyperparameters.log_precision, free[:-1]
+    off = tuned & (gamma < OFF)
     if bool(without.any()):
-        told.append(
+        warnings.append(
             f"The data say nothing about {list_groups(names, without)}: no curvature; the precision was left as it is."
         )
     if bool(off.any()):
-        told.append(
+        warnings.append(
             f"{list_groups(names, off)} switched off: less than {OFF:g} effective dimensions, so the prior alone holds "
             "it."
         )
-    for edge, word in ((own & ~off & (at >= high - 1e-9), "largest"), (own & ~off & (at <= low + 1e-9), "smallest")):
+    edges = {"largest": tuned & ~off & (at >= high - 1e-9), "smallest": tuned & ~off & (at <= low + 1e-9)}
+    for word, edge in edges.items():
         if bool(edge.any()):
-            told.append(
-                f"The precision of {list_groups(names, edge)} is at the {word} allowed, "
-                f"{asked.limits[word == 'largest']:g}."
-            )
-    return told
+            limit = settings.limits[word == "largest"]
+            warnings.append(f"The precision of {list_groups(names, edge)} is at the {word} allowed, {limit:g}.")
+    return warnings
 
 
 def list_groups(names: Sequence[str], chosen: Tensor) -> str:
     """Some names and how many more."""
-    places = chosen.nonzero()[:, 0].tolist()
-    words = ", ".join(repr(names[place]) for place in places[:3])
-    return words if len(places) <= 3 else f"{words} and {len(places) - 3} more groups"
+    numbers = chosen.nonzero()[:, 0].tolist()
+    words = ", ".join(repr(names[number]) for number in numbers[:3])
+    return words if len(numbers) <= 3 else f"{words} and {len(numbers) - 3} more groups"
 
 
-def noise_at_its_limit(la: PosteriorState, place: Hyperparameters, asked: TuningSettings) -> list[str]:
+def noise_at_its_limit(la: PosteriorState, hyperparameters: Hyperparameters, settings: TuningSettings) -> list[str]:
     """What a user should know about a noise that ended at an edge of its range."""
-    if not asked.noise:
+    if not settings.noise:
         return []
     quiet, loud = noise_limits(la)
     return [
         f"The noise is at the {word} allowed, {limit:.3g}: "
         + ("the residuals are zero, or nearly." if limit == quiet else "the weights explain all targets.")
         for limit, word in ((quiet, "smallest"), (loud, "largest"))
-        if abs(math.log(place.noise / limit)) < 1e-6
+        if abs(math.log(hyperparameters.noise / limit)) < 1e-6
     ]
 
 
 def tuned_posterior(
-    la: PosteriorState, problem: Profile, place: Hyperparameters, asked: TuningSettings, trace: Trace
+    la: PosteriorState, profile: Profile, hyperparameters: Hyperparameters, settings: TuningSettings, trace: Trace
 ) -> PosteriorState:
     """The posterior at what was found, with the way there."""
-    for text in noise_at_its_limit(la, place, asked):
+    for text in noise_at_its_limit(la, hyperparameters, settings):
         trace = trace.warned(text)
-    prior = problem.prior.with_precision(place.precision.exp()) if asked.prior else la.prior
-    own = la.likelihood
-    likelihood = own.with_noise(place.noise) if asked.noise and isinstance(own, WithNoise) else own
-    return replace(la, prior=prior, likelihood=likelihood, trace=trace)
+    return replace(posterior_at(la, profile, hyperparameters, settings), trace=trace)
+
+
+def posterior_at(
+    la: PosteriorState, profile: Profile, hyperparameters: Hyperparameters, settings: TuningSettings
+) -> PosteriorState:
+    """The posterior with these precisions and this noise; what is not tuned stays."""
+    prior = profile.prior.with_precision(hyperparameters.log_precision.exp()) if settings.prior else la.prior
+    likelihood = la.likelihood
+    if settings.noise and isinstance(likelihood, WithNoise):
+        likelihood = likelihood.with_noise(hyperparameters.noise)
+    return replace(la, prior=prior, likelihood=likelihood, trace=None)

@@ -12,17 +12,17 @@ from ..posterior.trace import TuningStep
 from .by_evidence import noise_of
 from .by_validation import Coordinates, best_posterior
 from .options import TuningSettings, listable, positive
-from .profile import Hyperparameters, profile
+from .profile import Hyperparameters, profile_of
 from .validation import mean_nlls, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 
-def axes(la: PosteriorState, asked: TuningSettings, mean: float) -> dict[str, list[float]]:
+def axes(la: PosteriorState, settings: TuningSettings, mean: float) -> dict[str, list[float]]:
     """The values of each axis of a grid; what has none stays as it is."""
-    given = asked.grid
-    if given is None and not asked.prior:
+    given = settings.grid
+    if given is None and not settings.prior:
         raise PeewitError("A grid without the prior needs the values of what is tuned: grid={'noise': [...]}.")
     if given is None:
         given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
@@ -30,7 +30,7 @@ def axes(la: PosteriorState, asked: TuningSettings, mean: float) -> dict[str, li
     unknown = set(named) - {"prior", "noise", "temperature"}
     if unknown:
         raise PeewitError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
-    if asked.noise and "noise" not in named:
+    if settings.noise and "noise" not in named:
         raise PeewitError("The noise on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
     made = {"prior": [mean], "noise": [float(la.likelihood.noise_precision) ** -0.5], "temperature": [la.temperature]}
     for name, values in named.items():
@@ -42,41 +42,41 @@ def axes(la: PosteriorState, asked: TuningSettings, mean: float) -> dict[str, li
     return made
 
 
-def by_grid(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
+def by_grid(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     """Every combination is scored, and the best of all is taken."""
     coordinates, mean = Coordinates.of(la)
-    tried = axes(la, asked, mean)
-    places = list(itertools.product(*tried.values()))
-    if asked.validation is None:
-        problem = profile(la.problem, coordinates.prior)
-        middle = problem.prior.precision.log()
+    tried = axes(la, settings, mean)
+    points = list(itertools.product(*tried.values()))
+    if settings.validation is None:
+        profile = profile_of(la.problem, coordinates.prior)
+        middle = profile.prior.precision.log()
         scores = [
-            -problem.at(Hyperparameters(middle + math.log(mean), -2 * math.log(noise))).value
-            for mean, noise, _ in places
+            -profile.at(Hyperparameters(middle + math.log(mean), -2 * math.log(noise))).value
+            for mean, noise, _ in points
         ]
     else:
-        made = [coordinates.setting(asked, place) for place in places]
-        scores = mean_nlls(shared_predictions(la, asked), made)
-    sign = -1.0 if asked.validation is None else 1.0
+        posteriors = [coordinates.setting(settings, point) for point in points]
+        scores = mean_nlls(shared_predictions(la, settings), posteriors)
+    sign = -1.0 if settings.validation is None else 1.0
     steps = [
         TuningStep(
             value=sign * value,
-            precision=coordinates.precisions(place[0]),
-            noise=noise_of(la, place[1]),
-            temperature=place[2],
+            precision=coordinates.precisions(point[0]),
+            noise=noise_of(la, point[1]),
+            temperature=point[2],
             gamma=None,
         )
-        for value, place in zip(scores, places, strict=True)
+        for value, point in zip(scores, points, strict=True)
     ]
     finite = [number for number, value in enumerate(scores) if math.isfinite(value)]
     if not finite:
         raise PeewitError("No setting of the grid has a finite score.")
     best = min(finite, key=lambda number: scores[number])
-    told = [
+    warnings = [
         f"The best {name} is at the {'largest' if value == max(own) else 'smallest'} value of its grid, {value:.3g}."
-        for (name, own), value in zip(tried.items(), places[best], strict=True)
+        for (name, own), value in zip(tried.items(), points[best], strict=True)
         if len(own) > 1 and value in (min(own), max(own))
     ]
     if len(finite) < len(scores):
-        told.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")
-    return best_posterior(la, coordinates, asked, places[best], steps, "every setting was scored", True, told)
+        warnings.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")
+    return best_posterior(la, coordinates, settings, points[best], steps, "every setting was scored", True, warnings)

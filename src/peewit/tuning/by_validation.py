@@ -44,42 +44,43 @@ class Coordinates:
         made = made if noise is None else made.with_noise(noise)
         return made if temperature is None else made.with_temperature(temperature)
 
-    def setting(self, asked: TuningSettings, values: Sequence[float]) -> Setting:
+    def setting(self, settings: TuningSettings, values: Sequence[float]) -> Setting:
         """The posterior at a mean precision, a noise and a temperature, to be made later; what is not tuned stays."""
         mean, noise, temperature = values
-        return lambda: self.at(mean, noise if asked.noise else None, temperature if asked.temperature else None)
+        return lambda: self.at(mean, noise if settings.noise else None, temperature if settings.temperature else None)
 
 
-def by_validation(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
+def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    shared = shared_predictions(la, asked)
+    shared = shared_predictions(la, settings)
     coordinates, mean = Coordinates.of(la)
-    own = [asked.prior, asked.noise, asked.temperature]
+    free = [settings.prior, settings.noise, settings.temperature]
     noise = float(la.likelihood.noise_precision) ** -0.5
-    ends = [asked.limits, noise_limits(la) if asked.noise else (noise, noise), TEMPERATURES]
+    ends = [settings.limits, noise_limits(la) if settings.noise else (noise, noise), TEMPERATURES]
     begin = [math.log(value) for value in (mean, noise, la.temperature)]
-    places = [place for place, free in enumerate(own) if free]
+    axes = [axis for axis, tuned in enumerate(free) if tuned]
     steps: list[TuningStep] = []
     seen: dict[tuple[float, ...], float] = {}
 
     def values_of(z: Sequence[float]) -> tuple[float, ...]:
         whole = list(begin)
-        for place, value in zip(places, z, strict=True):
-            whole[place] = min(max(value, math.log(ends[place][0])), math.log(ends[place][1]))
+        for axis, value in zip(axes, z, strict=True):
+            whole[axis] = min(max(value, math.log(ends[axis][0])), math.log(ends[axis][1]))
         return tuple(whole)
 
-    def ahead(settings: Sequence[Sequence[float]]) -> None:
-        keys = [key for key in dict.fromkeys(map(values_of, settings)) if key not in seen]
-        tried = [[math.exp(value) for value in key] for key in keys]
-        made = [coordinates.setting(asked, each) for each in tried]
-        for key, each, value in zip(keys, tried, mean_nlls(shared, made) if made else [], strict=True):
-            seen[key] = value if math.isfinite(value) else math.inf
+    def ahead(points: Sequence[Sequence[float]]) -> None:
+        keys = [key for key in dict.fromkeys(map(values_of, points)) if key not in seen]
+        values = [tuple(map(math.exp, key)) for key in keys]
+        tried = [coordinates.setting(settings, value) for value in values]
+        nlls = mean_nlls(shared, tried) if tried else []
+        for key, (mean, noise, temperature), nll in zip(keys, values, nlls, strict=True):
+            seen[key] = nll if math.isfinite(nll) else math.inf
             steps.append(
                 TuningStep(
                     value=seen[key],
-                    precision=coordinates.precisions(each[0]),
-                    noise=noise_of(la, each[1]),
-                    temperature=each[2],
+                    precision=coordinates.precisions(mean),
+                    noise=noise_of(la, noise),
+                    temperature=temperature,
                     gamma=None,
                 )
             )
@@ -89,39 +90,43 @@ def by_validation(la: PosteriorState, asked: TuningSettings) -> PosteriorState:
         return seen[values_of(z)]
 
     offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
-    chosen_offsets = {i: offsets[place] for i, place in enumerate(places)}
-    first = scan(score, [begin[place] for place in places], chosen_offsets, ahead)
-    converged = minimise(score, first, 0.7, asked.tolerance, asked.steps, ahead)
-    found = min(seen, key=lambda key: seen[key])
+    chosen_offsets = {number: offsets[axis] for number, axis in enumerate(axes)}
+    first = scan(score, [begin[axis] for axis in axes], chosen_offsets, ahead)
+    converged = minimise(score, first, 0.7, settings.tolerance, settings.steps, ahead)
+    best = min(seen, key=lambda key: seen[key])
     words = ["The geometric mean of the precisions", "The noise", "The temperature"]
-    told = [
-        f"{words[place]} is at the {'largest' if top else 'smallest'} allowed, {ends[place][top]:.3g}."
-        for place in places
+    warnings = [
+        f"{words[axis]} is at the {'largest' if top else 'smallest'} allowed, {ends[axis][top]:.3g}."
+        for axis in axes
         for top in (0, 1)
-        if abs(found[place] - math.log(ends[place][top])) < 1e-2
+        if abs(best[axis] - math.log(ends[axis][top])) < 1e-2
     ]
     stopped = (
-        f"the simplex is smaller than {asked.tolerance:g}" if converged else f"{asked.steps} steps were not enough"
+        f"the simplex is smaller than {settings.tolerance:g}"
+        if converged
+        else f"{settings.steps} steps were not enough"
     )
     if not converged:
-        told.append(f"Tuning did not converge: {stopped}.")
-    return best_posterior(la, coordinates, asked, [math.exp(value) for value in found], steps, stopped, converged, told)
+        warnings.append(f"Tuning did not converge: {stopped}.")
+    return best_posterior(
+        la, coordinates, settings, [math.exp(value) for value in best], steps, stopped, converged, warnings
+    )
 
 
 def best_posterior(
     la: PosteriorState,
     coordinates: Coordinates,
-    asked: TuningSettings,
+    settings: TuningSettings,
     values: Sequence[float],
     steps: Sequence[TuningStep],
     stopped: str,
     converged: bool,
-    told: Sequence[str],
+    warnings: Sequence[str],
 ) -> PosteriorState:
     """The posterior at a mean precision, a noise and a temperature, with the trace of all that were tried."""
-    made = coordinates.setting(asked, values)()
-    made = made if asked.prior else replace(made, prior=la.prior)
-    objective = "log evidence" if asked.validation is None else "validation NLL"
+    posterior = coordinates.setting(settings, values)()
+    posterior = posterior if settings.prior else replace(posterior, prior=la.prior)
+    objective = "log evidence" if settings.validation is None else "validation NLL"
     names = la.prior.names(la.space) if la.prior.precision.numel() > 1 else ("all",)
-    trace = Trace.of(asked.method, objective, names, steps, stopped, converged, told)
-    return replace(made, trace=trace)
+    trace = Trace.of(settings.method, objective, names, steps, stopped, converged, warnings)
+    return replace(posterior, trace=trace)

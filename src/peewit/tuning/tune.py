@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 
-def tune(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None) -> PosteriorState:
+def tune(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """Tune from the prior it has or from another start, and warn of what was odd on the way."""
-    made = dispatch(la, asked, start)
+    made = dispatch(la, settings, start)
     assert made.trace is not None
     for text in made.trace.warnings:
         warn(text, TuningWarning)
@@ -28,18 +28,18 @@ def tune(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None
     return made
 
 
-def dispatch(la: PosteriorState, asked: TuningSettings, start: Prior | Number | None) -> PosteriorState:
+def dispatch(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """The method that was asked for."""
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
-    if asked.passing.at == "linear_mode":
+    if settings.passing.at == "linear_mode":
         from .alternate import alternate  # which needs this file
 
-        return alternate(la, asked, start)
-    if asked.validation is None:
+        return alternate(la, settings, start)
+    if settings.validation is None:
         la = replace(la, linear_mode=None)  # the evidence at the trained weights
-    if asked.validation is not None or asked.method == "validation":
-        return by_grid(la, asked) if asked.method == "grid" else by_validation(la, asked)
-    with Progress(asked.passing.progress).working("evidence"):
-        return by_grid(la, asked) if asked.method == "grid" else by_evidence(la, asked)
+    if settings.validation is not None or settings.method == "validation":
+        return by_grid(la, settings) if settings.method == "grid" else by_validation(la, settings)
+    with Progress(settings.passing.progress).working("evidence"):
+        return by_grid(la, settings) if settings.method == "grid" else by_evidence(la, settings)

@@ -46,10 +46,10 @@ def mean(sums: Sequence[tuple[float, int]]) -> float:
     return sum(total for total, _ in sums) / sum(examples for _, examples in sums)
 
 
-def shared_predictions(la: PosteriorState, asked: TuningSettings) -> SharedPredictions:
+def shared_predictions(la: PosteriorState, settings: TuningSettings) -> SharedPredictions:
     """Those that `tune` scores."""
-    batches, passing = validation_batches(asked.validation, la.weights.device), asked.passing
-    return SharedPredictions(la, batches, {**asked.predict, "memory": passing.memory}, Progress(passing.progress))
+    batches, passing = validation_batches(settings.validation, la.weights.device), settings.passing
+    return SharedPredictions(la, batches, {**settings.predict, "memory": passing.memory}, Progress(passing.progress))
 
 
 def validation_batches(data: Any, device: torch.device) -> Batches:
