@@ -18,7 +18,7 @@ from fitting import built, classes, fitted, normal
 from peewit.linear_model.solver import Solver
 from peewit.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, newton, prior_dominated, switched_off
 from peewit.tuning.ascent import gradient_of
-from peewit.tuning.profile import EvidencePoint, Hyperparameters, profile
+from peewit.tuning.profile import EvidencePoint, Hyperparameters, profile_of
 from snapshots import changed, snapshot
 from tables import moved
 
@@ -295,7 +295,7 @@ def test_newtons_step_is_that_of_the_marginal_likelihood() -> None:
     x, y = regression_data()
     la = fitted(linear_network(0), x, y, pw.Gaussian(0.3), "full", prior=0.8)
     at = la.at_linear_mode((moved(x), moved(y)), tolerance=1e-17)
-    problem = profile(at.state.problem, at.prior)
+    problem = profile_of(at.state.problem, at.prior)
     point = problem.at(problem.start())
     pull = 0.8 * (at.weights + at.linear_mode.displacement)
     answers = (pull @ at.precision.solve(pull)).cpu()[None]

@@ -244,7 +244,7 @@ def test_derivatives_of_the_profile(structure: str, prior: str) -> None:
     la = fitted(model, x, y, pw.Gaussian(0.7), structure, curvature="empirical", prior=PRIORS[prior]).with_temperature(
         1.6
     )
-    problem = profiles.profile(la.state.problem, la.prior)
+    problem = profiles.profile_of(la.state.problem, la.prior)
     z = vector(problem.start()) + 0.1 * torch.arange(len(problem.prior.precision) + 1, dtype=torch.float64)
 
     def point(z: Tensor) -> profiles.EvidencePoint:
