@@ -54,8 +54,8 @@ def hessian_matrix(model: nn.Module, space: Space, data: Batches, likelihood: Li
     """(D, D): the Hessian of the total energy, by second derivatives."""
     columns = torch.eye(space.size, dtype=torch.float64, device="cpu")  # taken to the weights' dtype by each product
     products = Products(model, space, data, likelihood, Hessian())
-    made = torch.cat([products.mv(part) for part in columns.split(chunk)])
-    return (made + made.T) / 2
+    matrix = torch.cat([products.mv(part) for part in columns.split(chunk)])
+    return (matrix + matrix.T) / 2
 
 
 class Products:
@@ -223,5 +223,5 @@ class Products:
 
     def _gradient(self, output: Tensor, probe: Tensor | None = None) -> Tensor:
         """(D,): the gradient of a number, or of outputs times a probe; their graph is kept."""
-        found = torch.autograd.grad(output, self._parameters, probe, retain_graph=True, allow_unused=True)
-        return flatten_gradients(found, self.model, self.space)
+        gradients = torch.autograd.grad(output, self._parameters, probe, retain_graph=True, allow_unused=True)
+        return flatten_gradients(gradients, self.model, self.space)

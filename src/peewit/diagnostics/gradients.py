@@ -70,35 +70,35 @@ class Residuals:
 
     def add(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> None:
         """A batch in the likelihood's form, (N, T, C)."""
-        made = likelihood.distribution(f.double())
-        if isinstance(made, Normal | Poisson):
+        distribution = likelihood.distribution(f.double())
+        if isinstance(distribution, Normal | Poisson):
             self.kind = "squares"
-            r = ((y - made.mean) / made.variance.sqrt()).flatten()
+            r = ((y - distribution.mean) / distribution.variance.sqrt()).flatten()
             self.count += r.numel()
             self.first += float(r.square().sum())
             self.second += float(r.pow(4).sum())
             self.largest = max(self.largest, float(r.abs().max()))
-        elif isinstance(made, Categorical | Bernoulli):
+        elif isinstance(distribution, Categorical | Bernoulli):
             self.kind = "surprises"
-            surprise, known = surprises(likelihood, made, y)
-            entropy = made.entropy()[known]  # type: ignore[no-untyped-call]  # torch's own
+            surprise, known = surprises(likelihood, distribution, y)
+            entropy = distribution.entropy()[known]  # type: ignore[no-untyped-call]  # torch's own
             self.count += float(known.sum())
             self.first += float(surprise[known].sum())
             self.second += float(entropy.sum())
             self.spread += float((surprise[known] - entropy).square().sum())
 
 
-def surprises(likelihood: Likelihood, made: Categorical | Bernoulli, y: Tensor) -> tuple[Tensor, Tensor]:
+def surprises(likelihood: Likelihood, distribution: Categorical | Bernoulli, y: Tensor) -> tuple[Tensor, Tensor]:
     """`-log p(y)` of each label, and which are known."""
-    if isinstance(made, Categorical):
+    if isinstance(distribution, Categorical):
         known = likelihood.labelled(y)
-        logs = made.logits
+        logs = distribution.logits
         if y.is_floating_point():
             return -(y * logs).sum(-1), known
         return -logs.gather(-1, torch.where(known, y, 0)[..., None])[..., 0], known
     known = likelihood.known(y)
     wanted = torch.where(known, y, 0.0).double()
-    yes, no = (torch.nn.functional.logsigmoid(sign * made.logits) for sign in (1, -1))
+    yes, no = (torch.nn.functional.logsigmoid(sign * distribution.logits) for sign in (1, -1))
     return -(wanted * yes + (1 - wanted) * no), known
 
 
@@ -166,7 +166,7 @@ def constant_energy(likelihood: Likelihood, kept: list[tuple[Tensor, Tensor]]) -
     """Energies of the network and of the best outputs that are the same for all examples, on the same targets."""
     kept = [each for each in kept if each[0].shape[1:] == kept[0][0].shape[1:]]
     f, y = (torch.cat(each) for each in zip(*kept, strict=True))
-    own = float(likelihood.energy(f.double(), y).sum())
+    of_network = float(likelihood.energy(f.double(), y).sum())
     # From the network's own mean: outputs that are variances have to be positive.
     constant = f.double().mean((0, 1)).clone().requires_grad_()
     search = torch.optim.LBFGS([constant], max_iter=ROUNDS, line_search_fn="strong_wolfe", tolerance_change=1e-12)
@@ -180,4 +180,4 @@ def constant_energy(likelihood: Likelihood, kept: list[tuple[Tensor, Tensor]]) -
     with torch.enable_grad():
         search.step(loss)
     with torch.no_grad():
-        return own, float(likelihood.energy(constant.expand(f.shape), y).sum())
+        return of_network, float(likelihood.energy(constant.expand(f.shape), y).sum())

@@ -54,15 +54,15 @@ class Passes:
             leaf.grad = places[name]  # gradients are added where they belong, one tensor after the other
         with torch.enable_grad():
             output = call(self.network.learner.with_weights(model, leaves, piece.inputs), piece.inputs)
-        given = piece.labels.form.restore(probe(piece.labels.flat(output.detach()))).to(output.dtype)
+        values = piece.labels.form.restore(probe(piece.labels.flat(output.detach()))).to(output.dtype)
         if direct:
-            torch.autograd.backward(output, given, inputs=list(leaves.values()))
+            torch.autograd.backward(output, values, inputs=list(leaves.values()))
             for name, leaf in leaves.items():
                 if leaf.grad is not None and leaf.grad.data_ptr() != places[name].data_ptr():
                     places[name].copy_(leaf.grad)
         else:
-            found = torch.autograd.grad(output, list(leaves.values()), given, allow_unused=True)
-            for name, gradient in zip(leaves, found, strict=True):
+            pulled = torch.autograd.grad(output, list(leaves.values()), values, allow_unused=True)
+            for name, gradient in zip(leaves, pulled, strict=True):
                 if gradient is not None:
                     places[name].add_(gradient.to_dense())
         restore_buffers(model)

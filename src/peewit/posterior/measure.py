@@ -55,9 +55,9 @@ def sums_of(source: Source, structure: Structure, earlier: Any = None) -> Any:
 def curvature_of(source: Source, structure: Structure, sums: Any, space: Space) -> Curvature:
     """The sums decomposed for the weights that are used."""
     with add_remark(source), source.progress.working("decomposition"), source.task.budget.arithmetic.passes():
-        made = decompose(structure, source.kind, sums, space)
+        curvature = decompose(structure, source.kind, sums, space)
     wait(device_of(source.task.model))
-    return made
+    return curvature
 
 
 def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:

@@ -100,8 +100,8 @@ class Network:
 
     def pieces(self, x: Inputs, bytes_each: float, share: float = 0.5) -> Iterator[slice]:
         """Slices of the examples that take so many bytes each, with a bar where progress is shown."""
-        found = list(self.budget.slices(count(x), bytes_each, share))
-        return self.progress.track(found, len(found), "outputs")
+        slices = list(self.budget.slices(count(x), bytes_each, share))
+        return self.progress.track(slices, len(slices), "outputs")
 
     def tapes(self, x: Inputs, create_graph: bool = False, probes: int | None = None) -> Iterator[Tape]:
         """Forward passes over those slices."""

@@ -135,24 +135,24 @@ class PosteriorState:
 
     def with_prior(self, prior: Prior | Number) -> PosteriorState:
         """The same curvature under another prior; refused where the structure cannot hold it."""
-        made = replace(self, prior=self.checked_prior(prior), trace=None)
-        if not made.prior.grouping.one_for_all:
-            _ = made.precision  # kept for the first question, and refused here
-        return made
+        state = replace(self, prior=self.checked_prior(prior), trace=None)
+        if not state.prior.grouping.one_for_all:
+            _ = state.precision  # kept for the first question, and refused here
+        return state
 
     def with_noise(self, noise: float | Tensor) -> PosteriorState:
         """The same curvature under another noise."""
         if not isinstance(self.likelihood, WithNoise):
             raise PeewitError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
-        own = self.likelihood
-        made = own.with_noise(noise)
-        if not made.same_ratios(own):
+        likelihood = self.likelihood
+        changed = likelihood.with_noise(noise)
+        if not changed.same_ratios(likelihood):
             raise PeewitError(
-                f"noise={noise!r} has other ratios between outputs than the noise at the fit, {own.noise!r}, with "
-                "which the curvature was measured; give one number, their common factor, or fit again with "
+                f"noise={noise!r} has other ratios between outputs than the noise at the fit, {likelihood.noise!r}, "
+                "with which the curvature was measured; give one number, their common factor, or fit again with "
                 "Gaussian(noise=...)."
             )
-        return replace(self, likelihood=made, trace=None)
+        return replace(self, likelihood=changed, trace=None)
 
     def with_temperature(self, temperature: float) -> PosteriorState:
         """Log-likelihood and curvature divided by it, not the prior."""
@@ -175,8 +175,8 @@ class PosteriorState:
         device = self.weights.device if generator is None else generator.device
         dtype = self.weights.dtype
         eps = torch.cat([torch.randn(some, self.D, generator=generator, dtype=dtype, device=device) for some in rows])
-        made = self.precision.root(eps.to(self.weights.device)).detach()
-        return made if self._untrained is None else made.masked_fill(self._untrained, 0.0)
+        drawn = self.precision.root(eps.to(self.weights.device)).detach()
+        return drawn if self._untrained is None else drawn.masked_fill(self._untrained, 0.0)
 
     @cached_property
     def _untrained(self) -> Tensor | None:

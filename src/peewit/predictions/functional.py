@@ -35,11 +35,11 @@ def functional(
     checked_generator(generator)
     network = network_of(la, memory, progress)
     try:
-        made = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
+        gaussian = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
     except TooManyOutputs as many:
         many.refuse(joint, create_graph, "Use functional_samples, which is jointly right at any size.")
-        made = samples.sampled_functional(network, la, x, seed_of(generator, 31), variance_only)
-    return made if shift is None else made._replace(mean=means.linear(network, x, shift, create_graph))
+        gaussian = samples.sampled_functional(network, la, x, seed_of(generator, 31), variance_only)
+    return gaussian if shift is None else gaussian._replace(mean=means.linear(network, x, shift, create_graph))
 
 
 def functional_samples(

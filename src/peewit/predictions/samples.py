@@ -31,7 +31,7 @@ SAMPLES = 64  # forward-mode samples above that
 def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
     x = network.prepare(x)
-    made = []
+    outputs = []
     with network.isolated():
         closed = network.is_closed(x)
         if network.outputs(x) > EXACT_OUTPUTS and not closed:
@@ -40,20 +40,20 @@ def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
             mean = tape.output.detach()
             shift = apply(tape.pull_outputs(), network.space, deviations)
             shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
-            made.append(mean + shift.detach().to(mean.dtype))
-        return _finite_samples(torch.cat(made, 1), x)
+            outputs.append(mean + shift.detach().to(mean.dtype))
+        return _finite_samples(torch.cat(outputs, 1), x)
 
 
-def _finite_samples(made: Tensor, x: Inputs) -> Tensor:
+def _finite_samples(outputs: Tensor, x: Inputs) -> Tensor:
     """The same (S, B, ...), unless they hold NaN or Inf."""
-    refuse_broken([made.transpose(0, 1)], x)
-    return made
+    refuse_broken([outputs.transpose(0, 1)], x)
+    return outputs
 
 
 def _pushed_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     """The same for networks with many outputs: forward mode, whose cost does not grow with them."""
     cost = network.knowledge.cost(x)
-    made = []
+    outputs = []
     # Fused attention has no forward mode.
     with sdpa_kernel([SDPBackend.MATH]):
         for chosen in network.pieces(x, 8 * cost):
@@ -61,8 +61,8 @@ def _pushed_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
             step = network.budget.count(8 * cost * count(part), len(deviations))
             pushed = [network.push(part, some) for some in deviations.split(step)]
             mean = pushed[0][0]
-            made.append(mean + torch.cat([shift for _, shift in pushed]).to(mean.dtype))
-    return torch.cat(made, 1)
+            outputs.append(mean + torch.cat([shift for _, shift in pushed]).to(mean.dtype))
+    return torch.cat(outputs, 1)
 
 
 def shifted_outputs(network: Network, x: Inputs, shift: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ def shifted_outputs(network: Network, x: Inputs, shift: Tensor) -> Tensor:
     x = network.prepare(x)
     with network.isolated():
         network.outputs(x)  # so that its cost is known
-        made = _pushed_samples(network, x, shift[None])[0]
-    refuse_broken([made], x)
-    return made
+        outputs = _pushed_samples(network, x, shift[None])[0]
+    refuse_broken([outputs], x)
+    return outputs
 
 
 def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], create_graph: bool = False) -> Tensor:
@@ -87,34 +87,33 @@ def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], c
         for some in deviations:
             slices = network.pieces(x, 2.0 * network.knowledge.cost(x) * len(some), 0.4)
             rows.append(torch.cat([_at(network, take(x, chosen), some) for chosen in slices], 1))
-        made = torch.cat(rows)
-        refuse_broken([made.detach().transpose(0, 1)], x)
-        return made
+        outputs = torch.cat(rows)
+        refuse_broken([outputs.detach().transpose(0, 1)], x)
+        return outputs
 
 
 def _at(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
     """(S, B, ...): outputs at the network's weights plus deviations; its own weights are never written to."""
-    own = {name: network.model.get_parameter(name).detach() for name in network.space.names}
+    trained = {name: network.model.get_parameter(name).detach() for name in network.space.names}
 
     def run(deviation: Tensor) -> Tensor:
         shifts = unflatten(deviation, network.space)
-        return call(
-            with_weights(network.model, {name: own[name] + shifts[name].to(own[name].dtype) for name in own}), x
-        )
+        weights = {name: weight + shifts[name].to(weight.dtype) for name, weight in trained.items()}
+        return call(with_weights(network.model, weights), x)
 
     # Fused attention has no batching rule.
     with sdpa_kernel([SDPBackend.MATH]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         warnings.filterwarnings("ignore", message="An output with one or more elements was resized")  # torch's own
         try:
-            made: Tensor = vmap(run, randomness="same")(deviations)
+            outputs: Tensor = vmap(run, randomness="same")(deviations)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError):  # what cannot be mapped over weights: one after the other
             restore_buffers(network.model)
-            made = torch.stack([run(deviation) for deviation in deviations])
+            outputs = torch.stack([run(deviation) for deviation in deviations])
     restore_buffers(network.model)
-    return made
+    return outputs
 
 
 def sampled_functional(network: Network, la: PosteriorState, x: Inputs, seed: int, variance_only: bool) -> Functional:
@@ -124,8 +123,8 @@ def sampled_functional(network: Network, la: PosteriorState, x: Inputs, seed: in
     form = network.form(mean)
     total: Tensor | None = None
     for flat in _spreads(network, la, x, mean, seed):
-        made = flat.square().sum(0) if variance_only else torch.einsum("sbtc,sbtd->btcd", flat, flat)
-        total = made if total is None else total + made
+        products = flat.square().sum(0) if variance_only else torch.einsum("sbtc,sbtd->btcd", flat, flat)
+        total = products if total is None else total + products
     assert total is not None
     if variance_only:
         return Functional(mean, form.restore(total / SAMPLES))
