@@ -47,32 +47,32 @@ class OperatorBlock:
         sizes = [piece.stop - piece.start for piece in self.slices]
         return list(zip(self.slices, v.split(sizes, -1), strict=True))
 
-    def jacobian(self, found: Mapping[WeightRange, Piece]) -> Jacobian | None:
+    def jacobian(self, jacobians: Mapping[WeightRange, Piece]) -> Jacobian | None:
         """The Jacobian of this block's weights, in its order; None where none of them was used."""
         if self.joint is not None:
-            weight = found.get(self.parts[0])
-            if isinstance(weight, Matrix | OutputLayerJacobian) and self.parts[1] in found:
+            weight = jacobians.get(self.parts[0])
+            if isinstance(weight, Matrix | OutputLayerJacobian) and self.parts[1] in jacobians:
                 return weight.with_bias()
-        elif len(self.parts) == 1 and self.mask is None and self.parts[0] in found:
-            return found[self.parts[0]]
-        pieces = tuple(found[part] if part in found else rows_of(found, part) for part in self.parts)
+        elif len(self.parts) == 1 and self.mask is None and self.parts[0] in jacobians:
+            return jacobians[self.parts[0]]
+        pieces = tuple(jacobians[part] if part in jacobians else rows_of(jacobians, part) for part in self.parts)
         if all(piece is None for piece in pieces):
             return None
         sizes = tuple(part.stop - part.start for part in self.parts)
         return Stacked(pieces, sizes, self.mask, self.joint)
 
 
-def rows_of(found: Mapping[WeightRange, Piece], part: WeightRange) -> Explicit | None:
+def rows_of(jacobians: Mapping[WeightRange, Piece], part: WeightRange) -> Explicit | None:
     """Explicit rows for a range of a weight, from whichever Jacobians of that weight overlap it."""
-    made: Explicit | None = None
-    for own, jacobian in found.items():
-        start, stop = max(own.start, part.start), min(own.stop, part.stop)
-        if own.name != part.name or start >= stop:
+    total: Explicit | None = None
+    for other, jacobian in jacobians.items():
+        start, stop = max(other.start, part.start), min(other.stop, part.stop)
+        if other.name != part.name or start >= stop:
             continue
-        rows = jacobian.rows(slice(0, jacobian.examples))[..., start - own.start : stop - own.start]
+        rows = jacobian.rows(slice(0, jacobian.examples))[..., start - other.start : stop - other.start]
         rows = torch.nn.functional.pad(rows, (start - part.start, part.stop - stop))
-        made = Explicit(rows if made is None else made.value + rows, jacobian.budget)
-    return made
+        total = Explicit(rows if total is None else total.value + rows, jacobian.budget)
+    return total
 
 
 def share(
@@ -131,14 +131,14 @@ class Blocks:
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces])
 
-    def spectra(self, found: Mapping[WeightRange, Piece]) -> list[OutputSpectrum] | None:
+    def spectra(self, jacobians: Mapping[WeightRange, Piece]) -> list[OutputSpectrum] | None:
         """Bases (O, R) and weights (B, T, R) whose `basis diag(weights) basis^T` add up to the outputs' covariance.
 
         Of an outermost layer without groups under Kronecker or diagonal blocks; None where there is no such form.
         """
-        made: dict[int, OutputSpectrum] = {}
+        spectra: dict[int, OutputSpectrum] = {}
         for block in self.blocks:
-            jacobian, operator = block.jacobian(found), block.operator
+            jacobian, operator = block.jacobian(jacobians), block.operator
             if jacobian is None:
                 continue
             if not isinstance(jacobian, OutputLayerJacobian) or jacobian.groups != 1:
@@ -149,25 +149,25 @@ class Blocks:
                 basis, inner = jacobian.inner(operator.weight(jacobian.layout), None, None)
             else:
                 return None
-            earlier = made.get(id(basis))  # a weight and its bias have the row side in common
+            earlier = spectra.get(id(basis))  # a weight and its bias have the row side in common
             weights = inner[:, 0] if earlier is None else earlier[1] + inner[:, 0]
-            made[id(basis)] = (basis if basis is None else basis[0], weights)
-        return list(made.values()) or None
+            spectra[id(basis)] = (basis if basis is None else basis[0], weights)
+        return list(spectra.values()) or None
 
-    def quad(self, found: Mapping[WeightRange, Piece], variance_only: bool = False) -> Tensor:
+    def quad(self, jacobians: Mapping[WeightRange, Piece], variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K): the covariance of the outputs, summed over blocks."""
         total: Tensor | None = None
         shared: dict[tuple[int, int], tuple[Tensor, RotatedOperator, Tensor]] = {}
         for block in self.blocks:
-            jacobian = block.jacobian(found)
+            jacobian = block.jacobian(jacobians)
             if jacobian is None or (not variance_only and share(block.operator, jacobian, shared)):
                 continue
-            made = block.operator.quad(jacobian, variance_only)
-            total = made if total is None else total + made
+            covariance = block.operator.quad(jacobian, variance_only)
+            total = covariance if total is None else total + covariance
         for grad, operator, inner in shared.values():
             rotated = grad if operator.left is None else rotate(grad, operator.left)
-            made = weighted_gram(rotated[:, :, :, 0], inner)
-            total = made if total is None else total + made
+            covariance = weighted_gram(rotated[:, :, :, 0], inner)
+            total = covariance if total is None else total + covariance
         if total is None:
             raise PeewitError("None of the selected weights was used by these inputs.")
         return total
@@ -179,7 +179,7 @@ class Blocks:
             left, right = block.jacobian(first), block.jacobian(second)
             if left is None or right is None:
                 continue
-            made = torch.cat(
+            covariance = torch.cat(
                 [
                     torch.cat(
                         [
@@ -192,7 +192,7 @@ class Blocks:
                     for half in [block.operator.half(left, rows)]
                 ]
             )
-            total = made if total is None else total + made
+            total = covariance if total is None else total + covariance
         if total is None:
             raise PeewitError("None of the selected weights was used by these inputs.")
         return total

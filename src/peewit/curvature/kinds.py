@@ -78,14 +78,14 @@ class GGN:
         """Each probe has one position's root and zeros elsewhere: sharing one leaves cross terms."""
         examples, positions, width = view.f.shape
         rank = view.likelihood.rank(width)
-        made = view.f.new_zeros(stop - start, examples, positions, width)
+        probes = view.f.new_zeros(stop - start, examples, positions, width)
         for position in range(start // rank, -(-stop // rank)):
             own = slice(max(start - position * rank, 0), min(stop - position * rank, rank))
             here = slice(position, position + 1)
             root = view.likelihood.root(view.f[:, here], view.y[:, here], own)  # (N, 1, C, r)
             first = position * rank + own.start - start
-            made[first : first + root.shape[-1], :, position] = root[:, 0].permute(2, 0, 1)
-        return made
+            probes[first : first + root.shape[-1], :, position] = root[:, 0].permute(2, 0, 1)
+        return probes
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class MonteCarlo:
 
     def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
         """Gradients at drawn labels, divided by sqrt(samples)."""
-        made = []
+        scores = []
         for sample in range(start, stop):
             draws = Hashed(view.seed, view.examples, view.form.positions, sample)
-            made.append(view.likelihood.drawn_score(view.f, view.y, draws, view.create_graph))
-        return torch.stack(made) / math.sqrt(self.samples)
+            scores.append(view.likelihood.drawn_score(view.f, view.y, draws, view.create_graph))
+        return torch.stack(scores) / math.sqrt(self.samples)
 
 
 @dataclass(frozen=True)

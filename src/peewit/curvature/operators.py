@@ -225,13 +225,13 @@ class DenseOperator:
 
     def quad(self, jacobian: Jacobian, variance_only: bool = False) -> Tensor:
         """(B, K, K), or (B, K)."""
-        found = outermost_pieces(jacobian) if variance_only and not self.matrix.requires_grad else None
-        if found is None or jacobian.examples * jacobian.probes < len(self.matrix) * WORTH_ROOTS:
+        pieces = outermost_pieces(jacobian) if variance_only and not self.matrix.requires_grad else None
+        if pieces is None or jacobian.examples * jacobian.probes < len(self.matrix) * WORTH_ROOTS:
             return quad_by_rows(self, jacobian, variance_only)
-        key = tuple((piece.layout, piece.flipped) for piece in found)
+        key = tuple((piece.layout, piece.flipped) for piece in pieces)
         if key not in self.roots:  # as dear as the Cholesky factor, and kept like it
-            self.roots[key] = row_roots(self.cholesky, row_places(found), jacobian.budget)
-        return rooted_variance(found, self.roots[key])
+            self.roots[key] = row_roots(self.cholesky, row_places(pieces), jacobian.budget)
+        return rooted_variance(pieces, self.roots[key])
 
     def half(self, jacobian: Jacobian, examples: slice) -> Tensor:
         """(b, K, P): `J R`."""
@@ -245,8 +245,8 @@ class DenseOperator:
 
 def quad_by_rows(precision: Precision, jacobian: Jacobian, variance_only: bool) -> Tensor:
     """The definition of `quad`, for pairs that have no faster way."""
-    made = []
+    covariances = []
     for examples in jacobian.budget.slices(jacobian.examples, 32 * jacobian.probes * jacobian.size):
         half = precision.half(jacobian, examples)
-        made.append(half.square().sum(-1) if variance_only else half @ half.mT)
-    return torch.cat(made)
+        covariances.append(half.square().sum(-1) if variance_only else half @ half.mT)
+    return torch.cat(covariances)

@@ -51,13 +51,13 @@ class Term:
         # One product with the probes beside the rows: broadcasting over probes would copy the inputs K times.
         tall = beside.reshape(count * groups, probes * rows, positions)
         width = act.shape[-1]  # given, since a use without positions leaves a reshape nothing to infer it from
-        made = torch.bmm(tall, act.reshape(count * groups, positions, width))
-        made = made.reshape(count, groups, probes, rows, width)
+        jacobian = torch.bmm(tall, act.reshape(count * groups, positions, width))
+        jacobian = jacobian.reshape(count, groups, probes, rows, width)
         if act_basis is not None and not act_first:
-            made = rotate_columns(made, act_basis)
+            jacobian = rotate_columns(jacobian, act_basis)
         if grad_basis is not None and not grad_first:
-            made = grad_basis.mT.unsqueeze(1) @ made
-        return made.mT if self.flipped else made
+            jacobian = grad_basis.mT.unsqueeze(1) @ jacobian
+        return jacobian.mT if self.flipped else jacobian
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ class Matrix:
     def _chunks(self, copies: int = 2) -> Iterator[slice]:
         """Slices of examples whose (b, K, P) products fit the budget."""
         scratch = sum(term.acts.scratch + 2 * term.grad[:, 0].numel() for term in self.terms)
-        each = (copies * self.probes * self.size + scratch) * self.dtype.itemsize
-        return self.budget.slices(self.examples, each, 0.3)
+        bytes_each = (copies * self.probes * self.size + scratch) * self.dtype.itemsize
+        return self.budget.slices(self.examples, bytes_each, 0.3)
 
     def product(self, examples: slice, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(b, G, K, O, I) for a slice of the examples."""
-        made = self.terms[0].product(examples, left, right)
+        jacobian = self.terms[0].product(examples, left, right)
         for term in self.terms[1:]:
-            made = made + term.product(examples, left, right)
-        return made
+            jacobian = jacobian + term.product(examples, left, right)
+        return jacobian
 
     def square_sum(self, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(G, O, I): squares of the Jacobian in the bases, summed over probes and examples."""
@@ -146,23 +146,23 @@ class Matrix:
             total, first = merge_tokens(term, right)
             assert term.acts.index is not None
             squares = (total.square().sum(0) * first[..., None]).flatten(0, 1)
-            made = squares.new_zeros(self.layout.matrix[1:])
-            return made.index_add(0, term.acts.index.flatten(), squares).unsqueeze(0)
+            summed = squares.new_zeros(self.layout.matrix[1:])
+            return summed.index_add(0, term.acts.index.flatten(), squares).unsqueeze(0)
         if (term := self._single()) is not None:
             act_basis, grad_basis = (left, right) if term.flipped else (right, left)
             grad = term.grad if grad_basis is None else rotate(term.grad, grad_basis)
             act = term.acts(everything, act_basis).to(grad.dtype)
             squares = torch.einsum("bgo,bgi->goi", grad.square().sum(0)[:, :, 0], act.square()[:, :, 0])
             return squares.mT if term.flipped else squares
-        made = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
+        summed = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
         if self._fusable():
             pairs = self._pairs(left, right, predicting=False)
-            found = available.attempt(lambda: sum((kernel_jacobians.square_sums(*pair) for pair in pairs), made))
+            found = available.attempt(lambda: sum((kernel_jacobians.square_sums(*pair) for pair in pairs), summed))
             if found is not None:
                 return found
         for examples in self._chunks(3):  # copies in memory
-            made = made + self.product(examples, left, right).square().sum((0, 2))
-        return made
+            summed = summed + self.product(examples, left, right).square().sum((0, 2))
+        return summed
 
     def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, K, K): `J U diag(weight) U^T J^T` per example, `weight` (G, O, I)."""
@@ -180,12 +180,12 @@ class Matrix:
             return weighted_gram(*self._outer(term, weight, left, right))
         if (found := self._fused(weight, left, right, diagonal=False)) is not None:
             return found
-        made = []
+        covariances = []
         root = weight.sqrt().unsqueeze(1)
         for examples in self._chunks(2):  # copies in memory
             rows = scale_product(self.product(examples, left, right), root).transpose(1, 2).flatten(2)
-            made.append(rows @ rows.mT)
-        return torch.cat(made)
+            covariances.append(rows @ rows.mT)
+        return torch.cat(covariances)
 
     def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, K): the diagonal of `quad`."""
@@ -200,11 +200,11 @@ class Matrix:
             return torch.einsum("kbo,bo->bk", grad.flatten(2).square(), inner.flatten(1))
         if (found := self._fused(weight, left, right, diagonal=True)) is not None:
             return found
-        made = []
+        variances = []
         for examples in self._chunks():
             product = self.product(examples, left, right)
-            made.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
-        return torch.cat(made)
+            variances.append(torch.einsum("bgkoi,goi->bk", product.square(), weight))
+        return torch.cat(variances)
 
     def _fusable(self) -> bool:
         """Whether the fused kernels serve: several positions, one use, on a GPU, and a Jacobian worth not making."""
@@ -224,11 +224,11 @@ class Matrix:
         """Gradients and inputs in the bases for the fused kernels, some examples at a time."""
         term = self.terms[0]
         groups, rows, width = self.layout.matrix
-        each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
+        bytes_each = 12 * term.grad[:, 0].numel() + 4 * term.acts.scratch + 12 * groups * term.acts.positions * width
         if predicting:  # more memory
-            each += 4 * groups * kernel_jacobians.partial_sums(self.probes, rows)  # bytes
+            bytes_each += 4 * groups * kernel_jacobians.partial_sums(self.probes, rows)  # bytes
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
-        for examples in self.budget.slices(self.examples, each, 0.3):
+        for examples in self.budget.slices(self.examples, bytes_each, 0.3):
             grad = operands.rotated(term.grad[:, examples], left, 1, two, half)
             yield grad, term.acts.operand(examples, right, two, half)
 
@@ -266,17 +266,17 @@ class Matrix:
     def apply(self, vectors: Tensor) -> Tensor:
         """(S, P) in the tensor's own order -> (S, K, B): `J v`."""
         matrices = self.layout.to_matrix(vectors)
-        made = vectors.new_zeros(vectors.shape[0], self.probes, self.examples)
+        products = vectors.new_zeros(vectors.shape[0], self.probes, self.examples)
         for term in self.terms:
             turned = matrices if not term.flipped else matrices.mT
-            each = (term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch) * self.dtype.itemsize
-            for examples in self.budget.slices(self.examples, each):
+            bytes_each = (term.grad[0, 0].numel() * (vectors.shape[0] + 1) + term.acts.scratch) * self.dtype.itemsize
+            for examples in self.budget.slices(self.examples, bytes_each):
                 if term.acts.index is not None:  # picking columns instead of multiplying by one-hot vectors
                     moved = turned[:, 0].mT[:, term.acts.index[examples]].unsqueeze(2)
                 else:
                     moved = torch.einsum("sgoi,bgti->sbgto", turned, term.acts(examples).to(vectors.dtype))
-                made[:, :, examples] += torch.einsum("kbgto,sbgto->skb", term.grad[:, examples], moved)
-        return made
+                products[:, :, examples] += torch.einsum("kbgto,sbgto->skb", term.grad[:, examples], moved)
+        return products
 
     def rows(self, examples: slice) -> Tensor:
         """(K, b, P) in the tensor's own order, for a slice of the examples."""

@@ -115,11 +115,11 @@ class OutputLayerJacobian:
         """(S, P) in the tensor's own order -> (S, F, B): `J v`."""
         matrices = self.layout.to_matrix(vectors)
         matrices = matrices.mT if self.flipped else matrices
-        made = []
+        products = []
         for some in self.chunks(2 * self.probes * len(vectors)):  # numbers in memory
             moved = torch.einsum("sgoi,bgti->sbgto", matrices, self.inputs(some).to(vectors.dtype))
-            made.append(self.arranged(moved).transpose(1, 2))
-        return torch.cat(made, 2)
+            products.append(self.arranged(moved).transpose(1, 2))
+        return torch.cat(products, 2)
 
     def matrix(self) -> Matrix:
         """The same with its gradients made: for questions without a shorter way."""
@@ -183,11 +183,11 @@ def outermost_pieces(jacobian: Piece | Stacked) -> tuple[OutputLayerJacobian, ..
 
 def row_places(pieces: tuple[OutputLayerJacobian, ...]) -> Tensor:
     """(O, I) on the CPU: where the weights of each row, its bias among them, are in the pieces put side by side."""
-    start, made = 0, []
+    start, places = 0, []
     for piece in pieces:
-        made.append(piece.places() + start)
+        places.append(piece.places() + start)
         start += piece.size
-    return torch.cat(made, 1)
+    return torch.cat(places, 1)
 
 
 def row_roots(cholesky: Tensor, places: Tensor, budget: Budget) -> Tensor:
@@ -196,15 +196,15 @@ def row_roots(cholesky: Tensor, places: Tensor, budget: Budget) -> Tensor:
     By QR of `L^-1` rather than from the inverse, whose rounding errors are the largest variance's.
     """
     size, (rows, width) = len(cholesky), places.shape
-    made = []
+    roots = []
     for some in budget.slices(rows, 4 * size * width * cholesky.itemsize, 0.5):
-        own = places[some].flatten().to(cholesky.device)
-        identity = cholesky.new_zeros(size, len(own))
-        identity[own, torch.arange(len(own), device=own.device)] = 1
+        columns = places[some].flatten().to(cholesky.device)
+        identity = cholesky.new_zeros(size, len(columns))
+        identity[columns, torch.arange(len(columns), device=columns.device)] = 1
         solved = torch.linalg.solve_triangular(cholesky, identity, upper=False)
         del identity
-        made.append(torch.linalg.qr(solved.reshape(size, -1, width).transpose(0, 1), mode="r")[1])
-    return torch.cat(made)
+        roots.append(torch.linalg.qr(solved.reshape(size, -1, width).transpose(0, 1), mode="r")[1])
+    return torch.cat(roots)
 
 
 def rooted_variance(pieces: tuple[OutputLayerJacobian, ...], roots: Tensor) -> Tensor:
@@ -212,8 +212,8 @@ def rooted_variance(pieces: tuple[OutputLayerJacobian, ...], roots: Tensor) -> T
     first = pieces[0]
     rows, height = roots.shape[:2]
     table = roots.flatten(0, 1).T.to(first.dtype)
-    made = []
+    variances = []
     for some in first.chunks(3 * first.order.shape[1] * rows * height):  # numbers in memory
         act = torch.cat([piece.inputs(some) for piece in pieces], -1)
-        made.append((act @ table).unflatten(-1, (rows, height)).square().sum(-1))
-    return first.arranged(torch.cat(made))
+        variances.append((act @ table).unflatten(-1, (rows, height)).square().sum(-1))
+    return first.arranged(torch.cat(variances))

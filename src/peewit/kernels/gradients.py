@@ -21,22 +21,22 @@ def attention(
 ) -> tuple[Tensor, ...]:
     """(B, H, T, d), (B, H, S, d), (B, H, S, e), (B, H, T, S), gradients (K, B, H, T, e) -> (K, B, H, ...) of three."""
     probes, examples, heads, positions, width = grad.shape
-    seen, own = key.shape[2:]
-    made = [
+    seen, depth = key.shape[2:]
+    results = [
         grad.new_empty(probes, examples, rows, heads, wide)
-        for rows, wide in ((positions, own), (seen, own), (seen, width))
+        for rows, wide in ((positions, depth), (seen, depth), (seen, width))
     ]
     programs = examples * heads
     splits = min(probes, max(1, -(-PROGRAMS // programs)))
-    padded = [max(16, power_of_two(each)) for each in (positions, seen, own, width)]
+    padded = [max(16, power_of_two(each)) for each in (positions, seen, depth, width)]
     strides = [step for each in (query, key, value, shares, grad) for step in each.stride()]
     available.launch(
         "attention", (programs, splits),
-        query, key, value, shares, grad, *made, float(scale), heads, probes, positions, seen, own, width, *strides,
+        query, key, value, shares, grad, *results, float(scale), heads, probes, positions, seen, depth, width, *strides,
         -(-probes // splits), EXACT=exact, TB=padded[0], SB=padded[1], DB=padded[2], EB=padded[3],
         num_warps=8 if max(padded) > 64 else 4, num_stages=1,
     )  # fmt: skip
-    return tuple(each.transpose(2, 3) for each in made)
+    return tuple(each.transpose(2, 3) for each in results)
 
 
 def with_dense_axis(x: Tensor) -> Tensor:
@@ -51,15 +51,15 @@ def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | No
     beside = grad.stride(3) == 1  # widths are side by side in memory, and positions otherwise
     wide = min(128, power_of_two(width)) if beside else max(1, 1024 // min(1024, power_of_two(positions)))
     long = min(16, power_of_two(positions)) if beside else min(1024, power_of_two(positions))
-    made = [grad.new_empty(probes, examples, width) if asked else None for asked in (other is not None, sums)]
-    some = [grad if each is None else each for each in (other, *made)]
+    results = [grad.new_empty(probes, examples, width) if asked else None for asked in (other is not None, sums)]
+    some = [grad if each is None else each for each in (other, *results)]
     steps = (0, 0, 0) if other is None else other.stride()
     available.launch(
         "moments", (probes * examples, -(-width // wide)),
         grad, *some, examples, positions, width, *grad.stride(), *steps,
         PRODUCTS=other is not None, SUMS=sums, TB=long, PB=wide, num_warps=4,
     )  # fmt: skip
-    return made[0], made[1]
+    return results[0], results[1]
 
 
 WIDEST_ROW = 8192  # numbers that one program norms
@@ -69,13 +69,13 @@ def layer_norm(grad: Tensor, rows: Tensor, mean: Tensor, slope: Tensor, weight: 
     """(K, R, P) gradients of `(rows - mean) slope weight`, with rows (R, P), mean and slope (R, 1) -> of the rows."""
     grad, rows = grad.contiguous(), rows.contiguous()
     probes, number, width = grad.shape
-    made = torch.empty_like(grad)
+    result = torch.empty_like(grad)
     splits = min(probes, max(1, -(-8 * PROGRAMS // number)))
     block = power_of_two(width)
     available.launch(
         "layer_norm", (number, splits),
-        grad, rows, mean.contiguous(), slope.contiguous(), rows if weight is None else weight.contiguous(), made,
+        grad, rows, mean.contiguous(), slope.contiguous(), rows if weight is None else weight.contiguous(), result,
         probes, width, -(-probes // splits), WEIGHT=weight is not None, BLOCK=block,
         num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip
-    return made
+    return result

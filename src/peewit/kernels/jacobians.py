@@ -83,15 +83,15 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
     blocks = -(-column_blocks // splits)
     splits = -(-column_blocks // blocks)
     shape = (padded,) if diagonal else (padded, padded)
-    made = torch.empty((examples, groups * row_blocks * splits, *shape), device=weight.device)
+    partial = torch.empty((examples, groups * row_blocks * splits, *shape), device=weight.device)
     available.launch(
         "gram", (examples * groups, row_blocks, splits),
-        grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), made,
+        grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), partial,
         probes, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
         TWO=grad.two, BITS=tile_bits(grad), DIAGONAL=diagonal, PLAIN=interpreted(),
         KP=padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    total = made.sum(1)
+    total = partial.sum(1)
     return total[:, :probes] if diagonal else total[:, :probes, :probes]
 
 
@@ -102,14 +102,14 @@ def square_sums(grad: Operand, act: Operand) -> Tensor:
     tile = Tile.of(grad, act, squares=True)
     row_blocks, column_blocks = -(-rows // tile.rows), -(-width // tile.width)
     splits = min(examples, max(1, PROGRAMS // (groups * row_blocks * column_blocks)))
-    each = -(-examples // splits)
-    splits = -(-examples // each)
-    made = torch.empty((splits, groups, rows, width), device=grad.high.device)
+    examples_each = -(-examples // splits)
+    splits = -(-examples // examples_each)
+    partial = torch.empty((splits, groups, rows, width), device=grad.high.device)
     available.launch(
         "squares", (groups * row_blocks, column_blocks, splits),
-        grad.high, grad.low, act.high, act.low, grad.scale, act.scale, made,
-        probes, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, each,
+        grad.high, grad.low, act.high, act.low, grad.scale, act.scale, partial,
+        probes, examples, positions, rows, width, *grad.high.stride(), *act.high.stride(), groups, examples_each,
         TWO=grad.two, KP=tile.padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip
-    return made.sum(0)
+    return partial.sum(0)

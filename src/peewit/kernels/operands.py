@@ -107,14 +107,14 @@ def rotated(x: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.d
     part = split(x, axis, two, half, rotation_top(x.shape[-1]))
     if not two:
         short, factor = shortened(basis, half)
-        made = turned(part.high, short)
-        return Operand(made, made, part.scale * factor, False)
-    own = split(basis, 0, True, torch.float16, 0)  # numbers below one, scaled by one
-    made = turned(part.high, own.high, torch.float32)
-    made = turned(part.low, own.high, torch.float32, made)
-    made = turned(part.high, own.low, torch.float32, made)
-    again = split(made, axis, True, half)
-    return Operand(again.high, again.low, again.scale * part.scale * own.scale, True)
+        product = turned(part.high, short)
+        return Operand(product, product, part.scale * factor, False)
+    turn = split(basis, 0, True, torch.float16, 0)  # numbers below one, scaled by one
+    product = turned(part.high, turn.high, torch.float32)
+    product = turned(part.low, turn.high, torch.float32, product)
+    product = turned(part.high, turn.low, torch.float32, product)
+    again = split(product, axis, True, half)
+    return Operand(again.high, again.low, again.scale * part.scale * turn.scale, True)
 
 
 def worth_parts(x: Tensor, basis: Tensor) -> bool:
@@ -156,14 +156,14 @@ def turned(x: Tensor, basis: Tensor, dtype: Any = None, earlier: Tensor | None =
         spread = basis.mT.expand(flat.shape[0], -1, -1)
         if earlier is not None:
             held = earlier.transpose(-1, -2).reshape(-1, width, positions)
-            made = torch.baddbmm(held, spread, flat, out_dtype=dtype, out=held)
+            product = torch.baddbmm(held, spread, flat, out_dtype=dtype, out=held)
         else:
-            made = torch.bmm(spread, flat) if dtype is None else torch.bmm(spread, flat, out_dtype=dtype)
-        return made.reshape(*batch, 1, width, positions).transpose(-1, -2)
+            product = torch.bmm(spread, flat) if dtype is None else torch.bmm(spread, flat, out_dtype=dtype)
+        return product.reshape(*batch, 1, width, positions).transpose(-1, -2)
     side, flat = basis[0].mT, x.reshape(-1, width).mT
     if earlier is not None:
         held = earlier.movedim(-1, 0).reshape(width, -1)
-        made = torch.addmm(held, side, flat, out_dtype=dtype, out=held)
+        product = torch.addmm(held, side, flat, out_dtype=dtype, out=held)
     else:
-        made = torch.mm(side, flat) if dtype is None else torch.mm(side, flat, out_dtype=dtype)
-    return made.reshape(width, *batch, 1, positions).movedim(0, -1)
+        product = torch.mm(side, flat) if dtype is None else torch.mm(side, flat, out_dtype=dtype)
+    return product.reshape(width, *batch, 1, positions).movedim(0, -1)

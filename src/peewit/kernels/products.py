@@ -34,14 +34,14 @@ def multiplied(left: Tensor, right: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
     first, second = split_rows(x.reshape(-1, x.shape[-1]).float()), whole(weight)
-    made = multiplied(first.high, second.high)
-    if made.is_cuda:
-        made = torch.addmm(made, first.low, second.high, out_dtype=torch.float32, out=made)
-        made = torch.addmm(made, first.high, second.low, out_dtype=torch.float32, out=made)
+    result = multiplied(first.high, second.high)
+    if result.is_cuda:
+        result = torch.addmm(result, first.low, second.high, out_dtype=torch.float32, out=result)
+        result = torch.addmm(result, first.high, second.low, out_dtype=torch.float32, out=result)
     else:
-        made = made + multiplied(first.low, second.high) + multiplied(first.high, second.low)
-    made *= (first.scale * second.scale).reciprocal()[:, None]
-    return made.reshape(*x.shape[:-1], weight.shape[-1])
+        result = result + multiplied(first.low, second.high) + multiplied(first.high, second.low)
+    result *= (first.scale * second.scale).reciprocal()[:, None]
+    return result.reshape(*x.shape[:-1], weight.shape[-1])
 
 
 BITS = 0x1000, ~0x1FFF  # half of the last of 11 bits, and the mask that leaves these
@@ -61,15 +61,15 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, low
 
 
-def summed(parts: list[Tensor], made: Tensor) -> None:
-    """The sum of three (n, C, H, W), written to `made` with the places last."""
-    if not made.is_cuda:
-        made.copy_(parts[0] + (parts[1] + parts[2]))
+def summed(parts: list[Tensor], result: Tensor) -> None:
+    """The sum of three (n, C, H, W), written to `result` with the places last."""
+    if not result.is_cuda:
+        result.copy_(parts[0] + (parts[1] + parts[2]))
         return
     parts = [each.contiguous(memory_format=torch.channels_last) for each in parts]
-    channels, places = made.shape[1], made.shape[2] * made.shape[3]
-    grid = (made.shape[0] * -(-channels // TILE), -(-places // TILE))
-    available.launch("summed", grid, *parts, made, channels, places, BLOCK=TILE)
+    channels, places = result.shape[1], result.shape[2] * result.shape[3]
+    grid = (result.shape[0] * -(-channels // TILE), -(-places // TILE))
+    available.launch("summed", grid, *parts, result, channels, places, BLOCK=TILE)
 
 
 def outer(rows: Tensor) -> Tensor:
@@ -78,15 +78,15 @@ def outer(rows: Tensor) -> Tensor:
     With `rows = high + low`, the products `high^T low` and `low^T high` are each other's transposes.
     """
     number, width = rows.shape
-    made = torch.zeros(width, width, device=rows.device)
-    cross = torch.zeros_like(made)
+    total = torch.zeros(width, width, device=rows.device)
+    cross = torch.zeros_like(total)
     operand = whole(rows)
     even = number - number % LONGEST
     if even:
         high, low = (each[:even].reshape(-1, LONGEST, width) for each in (operand.high, operand.low))
-        made += multiplied(high.mT, high).sum(0)
+        total += multiplied(high.mT, high).sum(0)
         cross += multiplied(high.mT, low).sum(0)
     if even < number:
-        made += multiplied(operand.high[even:].mT, operand.high[even:])
+        total += multiplied(operand.high[even:].mT, operand.high[even:])
         cross += multiplied(operand.high[even:].mT, operand.low[even:])
-    return (made + cross + cross.mT) * operand.scale.square().reciprocal()
+    return (total + cross + cross.mT) * operand.scale.square().reciprocal()

@@ -80,9 +80,11 @@ def switched(precision: str | None) -> Iterator[None]:
         yield
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    newer: list[Any] = [each for each in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)) if each]
-    newer = [each for each in newer if hasattr(each, "fp32_precision")]
-    kept = [each.fp32_precision for each in newer]
+    newer: list[Any] = [
+        backend for backend in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)) if backend
+    ]
+    newer = [backend for backend in newer if hasattr(backend, "fp32_precision")]
+    kept = [backend.fp32_precision for backend in newer]
     general, products, layers = (
         read_switch(torch.get_float32_matmul_precision),
         read_switch(lambda: matmul.allow_tf32),
@@ -94,8 +96,8 @@ def switched(precision: str | None) -> Iterator[None]:
         else:
             matmul.allow_tf32 = precision == "tf32"
         if layers is None:
-            for each in newer[1:]:
-                each.fp32_precision = precision
+            for backend in newer[1:]:
+                backend.fp32_precision = precision
         else:
             cudnn.allow_tf32 = precision == "tf32"
         yield
@@ -106,9 +108,9 @@ def switched(precision: str | None) -> Iterator[None]:
                 torch.set_float32_matmul_precision(general)
         if layers is not None:
             cudnn.allow_tf32 = layers
-        for each, value in zip(newer, kept, strict=True):
-            if each.fp32_precision != value:
-                each.fp32_precision = value
+        for backend, value in zip(newer, kept, strict=True):
+            if backend.fp32_precision != value:
+                backend.fp32_precision = value
 
 
 def convolutions_rounded() -> bool:

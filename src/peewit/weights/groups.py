@@ -73,11 +73,11 @@ class Groups:
         """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
         if self.count == 1:
             return values.sum(dtype=torch.float64)[None].cpu()
-        made = torch.zeros(self.count, dtype=torch.float64, device="cpu")
+        sums = torch.zeros(self.count, dtype=torch.float64, device="cpu")
         if len(self.numbers) > FEW:
-            return made.index_add_(0, self.vector(), values.double().cpu())
+            return sums.index_add_(0, self.vector(), values.double().cpu())
         each = [piece.sum(dtype=torch.float64) for piece in values.split(self.lengths.tolist())]
-        return made.index_add_(0, self.numbers, torch.stack(each).cpu())
+        return sums.index_add_(0, self.numbers, torch.stack(each).cpu())
 
     def sorted(self, values: Tensor) -> Tensor:
         """(D,) -> (D,): one group after the other."""
@@ -113,9 +113,9 @@ class GroupRows:
         shifts = width * (rows.cumsum(0) - rows) - (counts.cumsum(0) - counts)
         places = shifts.to(values.device).repeat_interleave(counts.to(values.device), output_size=len(values))
         places += torch.arange(len(values), device=values.device)
-        made = values.new_zeros(len(owners) * width)
-        made[places] = values
-        return GroupRows(made.reshape(-1, width), owners, groups.count)
+        filled = values.new_zeros(len(owners) * width)
+        filled[places] = values
+        return GroupRows(filled.reshape(-1, width), owners, groups.count)
 
     def parts(self, factors: Tensor) -> Iterator[Tensor]:
         """Numbers times a factor of each group (groups,): all at once, or on a CPU as many as its cache holds."""
@@ -130,5 +130,5 @@ class GroupRows:
 
     def sums(self, rows: Tensor) -> Tensor:
         """(..., rows) on the CPU -> (..., groups)."""
-        made = rows.new_zeros(*rows.shape[:-1], self.count)
-        return made.index_add_(-1, self.owners, rows)
+        sums = rows.new_zeros(*rows.shape[:-1], self.count)
+        return sums.index_add_(-1, self.owners, rows)

@@ -38,11 +38,11 @@ class Space:
 
     def slices(self) -> dict[str, slice]:
         """Where each named tensor is in the vector of all their elements."""
-        made, start = {}, 0
+        slices, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            made[name] = slice(start, start + shape.numel())
+            slices[name] = slice(start, start + shape.numel())
             start += shape.numel()
-        return made
+        return slices
 
     def counts(self) -> dict[str, int]:
         """How many elements of each named tensor are selected."""
@@ -117,31 +117,31 @@ def trainable(model: nn.Module) -> tuple[str, ...]:
 def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     """Parameters whose name, or whose module's name, fits one of the patterns."""
     every = [name for name, _ in model.named_parameters()]
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
         hits = {name for name in every if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
             near = difflib.get_close_matches(pattern, [*get_args(WeightsName), *every], n=3, cutoff=0.3)
             raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
-        found |= hits
-    return tuple(name for name in every if name in found)
+        names |= hits
+    return tuple(name for name in every if name in names)
 
 
 def padding_rows(model: nn.Module, space: Space) -> Tensor | None:
     """(D,) booleans: rows that all modules with a table have for its `padding_idx`; None where there are none."""
-    found: dict[int, set[int | None]] = {}
+    rows_of_weight: dict[int, set[int | None]] = {}
     for module in model.modules():
         padding = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
         for name, parameter in module._parameters.items():
-            found.setdefault(id(parameter), set()).add(padding if name == "weight" else None)
-    made = torch.zeros(space.total, dtype=torch.bool, device="cpu")
-    for name, place in space.slices().items():
-        rows = found.get(id(model.get_parameter(name)), {None})
+            rows_of_weight.setdefault(id(parameter), set()).add(padding if name == "weight" else None)
+    mask = torch.zeros(space.total, dtype=torch.bool, device="cpu")
+    for name, span in space.slices().items():
+        rows = rows_of_weight.get(id(model.get_parameter(name)), {None})
         for row in rows if len(rows) == 1 else ():
             if row is not None:
-                made[place].view(space.shapes[space.names.index(name)])[row] = True
-    made = made if space.mask is None else made[space.mask]
-    return made if bool(made.any()) else None
+                mask[span].view(space.shapes[space.names.index(name)])[row] = True
+    mask = mask if space.mask is None else mask[space.mask]
+    return mask if bool(mask.any()) else None
 
 
 def low_rank_pairs(model: nn.Module) -> tuple[str, ...]:

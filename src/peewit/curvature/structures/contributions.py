@@ -33,10 +33,10 @@ def add_other(sums: KronSums, part: WeightRange, jacobian: Explicit, asked: Aske
         return
     rows = jacobian.value.flatten(0, 1)
     if jacobian.size <= LARGEST_DENSE:
-        made = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
+        curvature = outer(rows.unsqueeze(0), jacobian.budget, dtype)[0]
     else:
-        made = rows.to(sum_dtype(rows.dtype)).square().sum(0)
-    sums.others[part] = made.double() if part not in sums.others else add_to(sums.others[part], made)
+        curvature = rows.to(sum_dtype(rows.dtype)).square().sum(0)
+    sums.others[part] = curvature.double() if part not in sums.others else add_to(sums.others[part], curvature)
 
 
 def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -> Tensor | None:
@@ -70,8 +70,8 @@ def add_gradients(
         same = tuple(id(grad) for grad in grads), dtype  # all alive as long as this chunk is
         if same not in products:
             summed = [torch.stack([grad.sum(3) for grad in grads]).sum(0).unsqueeze(3)] if reduced else grads
-            made = [outer(gradient_rows(grad), matrix.budget, dtype) for grad in summed]
-            products[same] = sum(made[1:], made[0])
+            grams = [outer(gradient_rows(grad), matrix.budget, dtype) for grad in summed]
+            products[same] = sum(grams[1:], grams[0])
         factors.gradients = add_to(factors.gradients, products[same])
 
 
@@ -105,12 +105,12 @@ def add_inputs(
 ) -> None:
     """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
     for flipped in {term.flipped for term in matrix.terms}:
-        own = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
+        uses = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
         factors, dtype = sums.factors[key, flipped], asked(((key, flipped), "inputs"))
         if dtype is not None and reduced:
-            _add_reduced(factors, matrix, own, dtype)
+            _add_reduced(factors, matrix, uses, dtype)
         elif dtype is not None:
-            for term, weight in own:
+            for term, weight in uses:
                 _add_expanded(factors, matrix, term, weight, dtype)
 
 
@@ -155,11 +155,11 @@ def _add_moments(factors: KronFactors, acts: Acts, moments: InputMoments, matrix
     count = matrix.examples * acts.positions
     total = factors.inputs
     if total.requires_grad or second.requires_grad:
-        made = second.reshape(groups, width, width)
+        gram = second.reshape(groups, width, width)
         if first is not None:
             last = torch.nn.functional.pad(first, (0, 1), value=float(count))
-            made = torch.cat([torch.cat([made, first[:, None]], 1), last[:, :, None]], 2)
-        factors.inputs = total + made
+            gram = torch.cat([torch.cat([gram, first[:, None]], 1), last[:, :, None]], 2)
+        factors.inputs = total + gram
         return
     # Into a view of the sum: the result is large where there are many channels, and its axes in another order.
     total[:, :width, :width].unflatten(2, rows).unflatten(1, rows).add_(second)
@@ -172,20 +172,20 @@ def _add_moments(factors: KronFactors, acts: Acts, moments: InputMoments, matrix
 def _add_reduced(
     factors: KronFactors,
     matrix: Matrix,
-    own: list[tuple[Term, Tensor | None]],
+    uses: list[tuple[Term, Tensor | None]],
     dtype: torch.dtype,
 ) -> None:
     """All uses' positions are averaged together, per example."""
     examples, groups = matrix.examples, matrix.layout.matrix[0]
     device = factors.inputs.device
     total = torch.zeros(examples, device=device, dtype=dtype)
-    for term, weight in own:
+    for term, weight in uses:
         total = total + (term.acts.positions if weight is None else weight.sum(1))
-    factors.count += examples if all(weight is None for _, weight in own) else float((total > 0).sum())
-    each = max((term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4 for term, _ in own)
+    factors.count += examples if all(weight is None for _, weight in uses) else float((total > 0).sum())
+    each = max((term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4 for term, _ in uses)
     for chosen in matrix.budget.slices(examples, each):
         mean: Tensor | None = None
-        for term, weight in own:
+        for term, weight in uses:
             if term.acts.moments is not None and weight is None:
                 summed = term.acts.moments.first(chosen, dtype)
                 if term.acts.ones:
@@ -197,7 +197,7 @@ def _add_reduced(
             mean = summed if mean is None else mean + summed
         assert mean is not None
         mean = mean / total[chosen].clamp(min=1)[:, None, None]
-        made = outer(mean.transpose(0, 1), matrix.budget, dtype)
-        if factors.inputs.dim() == 2 and made.dim() == 3:
-            made = made.diagonal(dim1=-2, dim2=-1)
-        factors.inputs = add_to(factors.inputs, made)
+        gram = outer(mean.transpose(0, 1), matrix.budget, dtype)
+        if factors.inputs.dim() == 2 and gram.dim() == 3:
+            gram = gram.diagonal(dim1=-2, dim2=-1)
+        factors.inputs = add_to(factors.inputs, gram)

@@ -89,6 +89,6 @@ def add_diagonal(matrix: Tensor, data_weight: Tensor, diagonal: Tensor) -> Tenso
     """`data_weight matrix + diag(diagonal)`, as one new matrix where no gradient flows."""
     if matrix.requires_grad or data_weight.requires_grad or diagonal.requires_grad:
         return data_weight * matrix + torch.diag(diagonal)
-    made = data_weight * matrix
-    made.diagonal().add_(diagonal)
-    return made
+    total = data_weight * matrix
+    total.diagonal().add_(diagonal)
+    return total

@@ -34,18 +34,18 @@ class DenseSums:
 
     def after(self, earlier: DenseSums) -> DenseSums:
         """The sums of earlier data and of this, which are added to in place."""
-        made = dict(earlier.matrices)
+        matrices = dict(earlier.matrices)
         for group, matrix in self.matrices.items():
-            made[group] = add_to(matrix, made[group]) if group in made else matrix
-        return DenseSums(made, self.mask)
+            matrices[group] = add_to(matrix, matrices[group]) if group in matrices else matrix
+        return DenseSums(matrices, self.mask)
 
     def clipped(self) -> DenseSums:
         """Without negative eigenvalues."""
-        made = {}
+        matrices = {}
         for group, matrix in self.matrices.items():
             values, vectors = torch.linalg.eigh(matrix)
-            made[group] = (vectors * values.clamp(min=0)) @ vectors.T
-        return DenseSums(made, self.mask)
+            matrices[group] = (vectors * values.clamp(min=0)) @ vectors.T
+        return DenseSums(matrices, self.mask)
 
     def check(self, groups: list[Group], space: Space) -> None:
         """Refuse matrices over other groups of weights or of other sizes."""
@@ -64,7 +64,7 @@ class DenseSums:
     def kept(self, space: Space) -> dict[Group, Tensor]:
         """Without the rows and columns of weights that were never used."""
         self._finite()
-        made = {}
+        kept = {}
         for group, matrix in self.matrices.items():
             parts = tuple(part for part in group if part.name in space.names)
             if parts and len(parts) < len(group):
@@ -75,8 +75,8 @@ class DenseSums:
                 keep = left.nonzero()[:, 0].to(matrix.device)
                 matrix = matrix[keep][:, keep]
             if parts:
-                made[parts] = matrix
-        return made
+                kept[parts] = matrix
+        return kept
 
     def _finite(self) -> None:
         """Name the weights whose rows hold NaN or Inf."""
@@ -102,10 +102,10 @@ def measure_groups(
         probes = KeptChunks(batch, source.task.budget) if first else batch.probes()
         chosen = None if mask is None else mask.to(batch.tape.output.device)
         measure_chunks(probes, groups, chosen, rounding, sums)
-        found = judge(sums, rounding) if rounding.due(batch) else set()
-        if first and found:
-            sums = {group: value for group, value in sums.items() if group not in found}
-            again = [group for group in groups if group in found]
+        refined = judge(sums, rounding) if rounding.due(batch) else set()
+        if first and refined:
+            sums = {group: value for group, value in sums.items() if group not in refined}
+            again = [group for group in groups if group in refined]
             measure_chunks(probes, again, chosen, rounding, sums)
         del probes  # memory, before the next batch needs it
     rounding.ended = True
@@ -138,23 +138,23 @@ def measure_chunks(
     sums: dict[Group, Tensor],
 ) -> None:
     """Add a batch's matrices to the sums."""
-    for found in chunks:
+    for chunk in chunks:
         for group in groups:
             dtype = torch.float64 if group in rounding.exact else torch.float32
-            made = add_gram(sums.get(group), found, group, mask, dtype)
-            if made is not None:
-                sums[group] = made
+            total = add_gram(sums.get(group), chunk, group, mask, dtype)
+            if total is not None:
+                sums[group] = total
 
 
 def add_gram(
     total: Tensor | None,
-    found: Mapping[WeightRange, Matrix | Explicit],
+    chunk: Mapping[WeightRange, Matrix | Explicit],
     group: Group,
     mask: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
     """(P, P) in float64 and `sum J^T J` over probes and examples for a group of weights, some rows at a time."""
-    pieces = tuple(found[part] if part in found else rows_of(found, part) for part in group)
+    pieces = tuple(chunk[part] if part in chunk else rows_of(chunk, part) for part in group)
     if all(piece is None for piece in pieces):
         return total
     stacked = Stacked(pieces, tuple(part.stop - part.start for part in group), mask)

@@ -22,11 +22,14 @@ Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a dia
 def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
     """Of named sides (G, n, n), or (G, n) where they are diagonal; no eigenvalue is negative."""
     refuse_broken_curvature(sides)
-    large = [place for place, (_, side) in enumerate(sides) if needs_stream(side)]
-    made: dict[int, Side] = {}
+    large = [number for number, (_, side) in enumerate(sides) if needs_stream(side)]
+    decomposed: dict[int, Side] = {}
     if len(large) > 1:
-        made = decompose_in_streams(sides, sorted(large, key=lambda place: -sides[place][1].shape[-1]))
-    return [made[place] if place in made else decompose_matrix(side, name) for place, (name, side) in enumerate(sides)]
+        decomposed = decompose_in_streams(sides, sorted(large, key=lambda number: -sides[number][1].shape[-1]))
+    return [
+        decomposed[number] if number in decomposed else decompose_matrix(side, name)
+        for number, (name, side) in enumerate(sides)
+    ]
 
 
 def needs_stream(side: Tensor) -> bool:
@@ -40,28 +43,28 @@ def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) 
     here = torch.cuda.current_stream(device)
     ready = here.record_event()
     waiting = deque(order)
-    made: dict[int, Side] = {}
+    decomposed: dict[int, Side] = {}
 
     def work() -> torch.cuda.Event:
-        own = torch.cuda.Stream(device)
-        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(own):
-            own.wait_event(ready)
+        stream = torch.cuda.Stream(device)
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_event(ready)
             while True:
                 try:
-                    place = waiting.popleft()
+                    number = waiting.popleft()
                 except IndexError:
-                    done: torch.cuda.Event = own.record_event()
+                    done: torch.cuda.Event = stream.record_event()
                     return done
-                name, side = sides[place]
-                made[place] = decompose_matrix(side, name)
-                for each in made[place]:
+                name, side = sides[number]
+                decomposed[number] = decompose_matrix(side, name)
+                for each in decomposed[number]:
                     if each is not None:
                         each.record_stream(here)  # so that its memory is not reused too early
 
     with ThreadPoolExecutor(min(STREAMS, len(order))) as pool:
         for done in [pool.submit(work) for _ in range(min(STREAMS, len(order)))]:
             here.wait_event(done.result())
-    return made
+    return decomposed
 
 
 def decompose_side(side: Tensor, name: str) -> Side:
@@ -147,23 +150,23 @@ def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name,
     ready = here.record_event()
 
     def work(block: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-        own = torch.cuda.Stream(device)
-        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(own):
-            own.wait_event(ready)
+        stream = torch.cuda.Stream(device)
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_event(ready)
             values = eigenvalues(block.detach().unsqueeze(0))[0].double()
             values.record_stream(here)
-            return values, own.record_event()
+            return values, stream.record_event()
 
     pool = ThreadPoolExecutor(2)
     waiting = {name: pool.submit(work, block) for name, block in blocks.items()}
     pool.shutdown(wait=False)
 
     def gathered() -> dict[Name, Tensor]:
-        made = {}
+        results = {}
         for name, job in waiting.items():
-            made[name], done = job.result()
+            results[name], done = job.result()
             here.wait_event(done)
-        return made
+        return results
 
     return gathered
 
@@ -173,10 +176,10 @@ def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:
     sizes: dict[int, list[Name]] = {}
     for name, block in blocks.items():
         sizes.setdefault(len(block), []).append(name)
-    made: dict[Name, Tensor] = {}
+    by_name: dict[Name, Tensor] = {}
     for size, names in sizes.items():
         step = max(1, (1 << 23) // size**2)  # 64 MiB at a time
         for some in (names[start : start + step] for start in range(0, len(names), step)):
             values = torch.linalg.eigvalsh(torch.stack([blocks[name].detach().double() for name in some]))
-            made.update(zip(some, values, strict=True))
-    return made
+            by_name.update(zip(some, values, strict=True))
+    return by_name

@@ -55,27 +55,27 @@ class KronSums:
 
     def fine(self) -> set[Own | WeightRange]:
         """What is in float64."""
-        made: set[Own | WeightRange] = set()
-        made.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
+        fine: set[Own | WeightRange] = set()
+        fine.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
         for key, bases in self.bases.items():
             if in_float64(basis for basis in bases if basis is not None):
-                made |= {(key, False), (key, True)}
-        return made | {part for part, value in self.others.items() if in_float64([value])}
+                fine |= {(key, False), (key, True)}
+        return fine | {part for part, value in self.others.items() if in_float64([value])}
 
     def narrow(self, fine: set[Own | WeightRange]) -> None:
         """Round all but these to float32."""
-        for own, value in self.factors.items():
-            if own not in fine:
+        for block, value in self.factors.items():
+            if block not in fine:
                 value.inputs, value.gradients = value.inputs.float(), value.gradients.float()
         self.others.update({part: value.float() for part, value in self.others.items() if part not in fine})
 
     def drop(self, chosen: set[Side]) -> None:
         """Begin these again."""
-        for own, side in chosen:
-            if isinstance(own, WeightRange):
-                del self.others[own]
+        for block, side in chosen:
+            if isinstance(block, WeightRange):
+                del self.others[block]
                 continue
-            factors = self.factors[own]
+            factors = self.factors[block]
             if side == "inputs":
                 factors.inputs, factors.count = torch.zeros_like(factors.inputs), 0.0
             else:

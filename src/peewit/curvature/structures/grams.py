@@ -48,8 +48,8 @@ def outer(rows: Tensor, budget: Budget, dtype: torch.dtype = torch.float32) -> T
     if width <= NARROW and dtype == rows.dtype:  # all chunks in one call
         whole = number // CHUNK * CHUNK
         chunks = rows[:, :whole].unflatten(1, (-1, CHUNK))
-        made = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
-        return made if whole == number else add_to(made, product(rows[:, whole:], budget))
+        grams = (chunks.mT @ chunks).sum(1, dtype=torch.float64)
+        return grams if whole == number else add_to(grams, product(rows[:, whole:], budget))
     total = rows.new_zeros(rows.shape[0], width, width, dtype=torch.float64)
     for some in rows.split(step, 1):
         total = add_to(total, product(some.to(dtype), budget))

@@ -45,12 +45,12 @@ class Kron:
     masks = False
 
     def __post_init__(self) -> None:
-        for name, given, known in (
+        for name, value, known in (
             ("approx", self.approx, ("expand", "reduce", "auto")),
             ("bias", self.bias, ("separate", "joint")),
         ):
-            if given not in known:
-                raise PeewitError(f"{type(self).__name__}({name}={given!r}): expected one of {known}.")
+            if value not in known:
+                raise PeewitError(f"{type(self).__name__}({name}={value!r}): expected one of {known}.")
 
     def measure(self, source: Source) -> KronSums:
         """One pass over the data."""
@@ -122,8 +122,8 @@ class EKFAC:
             )
         sums, bases = measure_factors(self.approx, self.bias, source, earlier), earlier.bases
         new = {key: layout for key, layout in sums.layouts.items() if key not in bases}
-        found = eigenvectors_of(replace(sums, layouts=new))
-        sums.bases = {key: bases[key] if key in bases else rows_first(*found[key][:2]) for key in sums.layouts}
+        sides = eigenvectors_of(replace(sums, layouts=new))
+        sums.bases = {key: bases[key] if key in bases else rows_first(*sides[key][:2]) for key in sums.layouts}
         sums.factors = {}  # they were there for the bases alone
         return measure_corrections(sums, source)
 

@@ -30,7 +30,7 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
     refuse_broken_curvature((key[0].name, value) for key, value in sums.corrected.items())
     others = {part: value for part, value in sums.others.items() if part.name in space.names}
     dense = eigenvalues_meanwhile({part: value for part, value in others.items() if value.dim() == 2})
-    found = {} if sums.bases else eigenvectors_of(sums)
+    sides = {} if sums.bases else eigenvectors_of(sums)
     for key, layout in sums.layouts.items():
         if key[0].name not in space.names:
             continue
@@ -38,7 +38,7 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
             left, right = sums.bases[key]
             values, factors = sums.corrected[key], None
         else:
-            left, right, row_values, column_values = found[key]
+            left, right, row_values, column_values = sides[key]
             values, factors = row_values[:, :, None] * column_values[:, None, :], sums.of(key)
         blocks[key] = KronSpectrum(
             layout=layout, left=left, right=right, values=values, weight=sums.weights.get(key), factors=factors
@@ -60,33 +60,33 @@ class KronCurvature:
 
     def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
         """`data_weight H + diag(delta)`: one precision per weight keeps the eigenbases."""
-        made = []
+        blocks = []
         for key, spectrum in self.blocks.items():
             slices = tuple(self.space.place(part) for part in key)
-            own = None if numbers is None else self._matrix(numbers, key, spectrum)
-            operator = spectrum.precision(self._matrix(delta, key, spectrum), data_weight, key, own)
-            made.append(OperatorBlock(parts=key, slices=slices, operator=operator, joint=spectrum.weight))
+            matrix = None if numbers is None else self._matrix(numbers, key, spectrum)
+            operator = spectrum.precision(self._matrix(delta, key, spectrum), data_weight, key, matrix)
+            blocks.append(OperatorBlock(parts=key, slices=slices, operator=operator, joint=spectrum.weight))
         for part, value in self.others.items():
-            place = self.space.place(part)
+            span = self.space.place(part)
             if value.dim() == 2:
-                made.append(
+                blocks.append(
                     OperatorBlock(
                         parts=(part,),
-                        slices=(place,),
-                        operator=DenseOperator(data_weight.to(value) * value + torch.diag(delta[place])),
+                        slices=(span,),
+                        operator=DenseOperator(data_weight.to(value) * value + torch.diag(delta[span])),
                     )
                 )
             else:
-                made.append(
+                blocks.append(
                     OperatorBlock(
                         parts=(part,),
-                        slices=(place,),
-                        operator=DiagonalOperator(data_weight.to(value) * value + delta[place]),
+                        slices=(span,),
+                        operator=DiagonalOperator(data_weight.to(value) * value + delta[span]),
                     )
                 )
-        for place, part in self._unseen():
-            made.append(OperatorBlock(parts=(part,), slices=(place,), operator=DiagonalOperator(delta[place])))
-        return Blocks(made, self.space.size)
+        for span, part in self._unseen():
+            blocks.append(OperatorBlock(parts=(part,), slices=(span,), operator=DiagonalOperator(delta[span])))
+        return Blocks(blocks, self.space.size)
 
     def _matrix(self, flat: Tensor, key: Key, spectrum: KronSpectrum) -> Tensor:
         """(D,) -> (G, O, I): the numbers of one block."""
@@ -97,46 +97,46 @@ class KronCurvature:
 
     def diag(self, floor: float = 0.0) -> Tensor:
         """(D,): of a Kronecker block rows times columns."""
-        made = self._some.new_zeros(self.space.size)
+        diagonal = self._some.new_zeros(self.space.size)
         for key, spectrum in self.blocks.items():
             flat = spectrum.layout.to_flat(spectrum.diagonal(floor))
-            own = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
-            for part, piece in zip(key, own, strict=True):
-                made[self.space.place(part)] = piece
+            pieces = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
+            for part, piece in zip(key, pieces, strict=True):
+                diagonal[self.space.place(part)] = piece
         for part, value in self.others.items():
-            made[self.space.place(part)] = apply_floor(value.diagonal() if value.dim() == 2 else value, floor)
-        return fill_zeros(made, floor)
+            diagonal[self.space.place(part)] = apply_floor(value.diagonal() if value.dim() == 2 else value, floor)
+        return fill_zeros(diagonal, floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """The blocks' eigenvalues, where each has one precision."""
-        made = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
+        eigenvalues = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
         for key, block in self.blocks.items():
             places = [self.space.place(part) for part in key]
             if not groups.shared(*places):
                 return None
             values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
-            pieces = values.split([place.stop - place.start for place in places])
-            for place, piece in zip(places, pieces, strict=True):
-                made[place] = piece
+            pieces = values.split([span.stop - span.start for span in places])
+            for span, piece in zip(places, pieces, strict=True):
+                eigenvalues[span] = piece
         for part, value in self.others.items():
-            place = self.space.place(part)
-            own = None if base is None else base[place].to(device=made.device, dtype=torch.float64)
+            span = self.space.place(part)
+            unit = None if base is None else base[span].to(device=eigenvalues.device, dtype=torch.float64)
             if value.dim() == 1:
-                made[place] = value.detach() if own is None else value.detach().double() / own
+                eigenvalues[span] = value.detach() if unit is None else value.detach().double() / unit
                 continue
-            if not groups.shared(place):
+            if not groups.shared(span):
                 return None
-            if own is None:
-                made[place] = self.eigenvalues[part]
+            if unit is None:
+                eigenvalues[span] = self.eigenvalues[part]
             else:
-                made[place] = torch.linalg.eigvalsh(value.detach().double() / (own[:, None] * own).sqrt())
-        return made
+                eigenvalues[span] = torch.linalg.eigvalsh(value.detach().double() / (unit[:, None] * unit).sqrt())
+        return eigenvalues
 
     def peaks(self) -> list[Peak]:
         """Of blocks that are no diagonals."""
-        made = [peak for key, spectrum in self.blocks.items() for peak in spectrum.peaks(key)]
+        peaks = [peak for key, spectrum in self.blocks.items() for peak in spectrum.peaks(key)]
         dense = [(part, value) for part, value in self.others.items() if value.dim() == 2]
-        return made + [Peak((part,), self.eigenvalues[part].amax(), value.dtype) for part, value in dense]
+        return peaks + [Peak((part,), self.eigenvalues[part].amax(), value.dtype) for part, value in dense]
 
     @property
     def _some(self) -> Tensor:
@@ -146,7 +146,7 @@ class KronCurvature:
     def _unseen(self) -> list[tuple[slice, WeightRange]]:
         """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""
         taken = sorted([*(part for key in self.blocks for part in key), *self.others])
-        made = []
+        gaps = []
         for whole in self.space.parts():
             start = 0
             for part in [
@@ -155,9 +155,9 @@ class KronCurvature:
             ]:
                 if part.start > start:
                     gap = WeightRange(whole.name, start, part.start)
-                    made.append((self.space.place(gap), gap))
+                    gaps.append((self.space.place(gap), gap))
                 start = max(start, part.stop)
-        return made
+        return gaps
 
     def approximation(self, name: str) -> str:
         """For the coverage table."""

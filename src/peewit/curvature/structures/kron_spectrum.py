@@ -91,21 +91,21 @@ class KronSpectrum:
 
     def diagonal(self, floor: float) -> Tensor:
         """(G, O, I): with a floor on each side where the block is a product, so that it stays one."""
-        found = self.sides
-        if found is None:
-            made = self.values.double()  # bases may be in float64 where the moments are not
-            made = made if self.left is None else self.left.double().square() @ made
-            made = made if self.right is None else made @ self.right.double().square().mT
-            return apply_floor(made.to(self.values.dtype), floor)
+        pair = self.sides
+        if pair is None:
+            moments = self.values.double()  # bases may be in float64 where the moments are not
+            moments = moments if self.left is None else self.left.double().square() @ moments
+            moments = moments if self.right is None else moments @ self.right.double().square().mT
+            return apply_floor(moments.to(self.values.dtype), floor)
         rows, columns = (
-            apply_floor(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in found
+            apply_floor(side if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1), floor) for side in pair
         )
         return rows[:, :, None] * columns[:, None, :]
 
     def _whitened(self, rows: Tensor, columns: Tensor, key: Key) -> tuple[Whitened, Whitened]:
         """Both sides under their share of the prior."""
-        found = self.sides
-        if found is None:
+        pair = self.sides
+        if pair is None:
             alternative = "structure='kron', or a scalar or layerwise prior"
             if len(key) > 1:
                 alternative = "EKFAC(bias='separate') with a layerwise prior, structure='kron', or a scalar prior"
@@ -114,8 +114,8 @@ class KronSpectrum:
                 f"cannot hold exactly; use {alternative}."
             )
         return (
-            whiten(found[0], self.left, rows[:, :, 0], key[0].name),
-            whiten(found[1], self.right, columns[:, 0, :], key[0].name),
+            whiten(pair[0], self.left, rows[:, :, 0], key[0].name),
+            whiten(pair[1], self.right, columns[:, 0, :], key[0].name),
         )
 
     def _scaled(self, rows: Tensor, columns: Tensor, data_weight: Tensor, key: Key) -> RotatedOperator:

@@ -44,10 +44,10 @@ class Measurement:
         self._measure(batch, probes)
         if not self.rounding.due(batch):
             return
-        found = self._judge(self._shown())
-        if first and found:
-            self.sums.drop(found)
-            self._measure(batch, probes, found)
+        needed = self._judge(self._shown())
+        if first and needed:
+            self.sums.drop(needed)
+            self._measure(batch, probes, needed)
 
     def finished(self, fine: set[Own | WeightRange]) -> KronSums:
         """The sums of all data, in float64 where it shows or where they are small."""
@@ -63,13 +63,13 @@ class Measurement:
     def _judge(self, shown: set[Own | WeightRange]) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
         matrices = dict(watched_sides(self.sums, shown, self.rounding))
-        found = self.rounding.judge(matrices)
-        modules = {module_of(own) for own, side in found if side == "gradients"}  # a bias has those of its weight
+        needed = self.rounding.judge(matrices)
+        modules = {module_of(own) for own, side in needed if side == "gradients"}  # a bias has those of its weight
         alike: set[Side] = {
             side for side in matrices if side[1] == "gradients" and module_of(side[0]) in modules
         } - self.rounding.exact
         self.rounding.take(alike, matrices)
-        return found | alike
+        return needed | alike
 
     def _shown(self) -> set[Own | WeightRange]:
         """Blocks in which float32 would show, with all of their module."""
@@ -125,30 +125,30 @@ class Measurement:
             if any(term.acts.positions > 1 for term in terms):
                 continue
             small = (terms[0].acts.width <= SMALL, terms[0].grad.shape[-1] <= SMALL)
-            own = key, flipped
+            block = key, flipped
             if small[0]:
-                self.rounding.exact.add((own, "inputs"))
+                self.rounding.exact.add((block, "inputs"))
             if small[1]:
-                self.rounding.exact.add((own, "gradients"))
+                self.rounding.exact.add((block, "gradients"))
             if all(small):
-                self.small.add(own)
+                self.small.add(block)
 
 
-def module_of(own: Own | WeightRange) -> str:
+def module_of(block: Own | WeightRange) -> str:
     """The module that owns a weight."""
-    name = own.name if isinstance(own, WeightRange) else own[0][0].name
+    name = block.name if isinstance(block, WeightRange) else block[0][0].name
     return name.rpartition(".")[0]
 
 
 def largest(sums: KronSums) -> dict[Own | WeightRange, Tensor]:
     """About the largest eigenvalue of every block that is no diagonal."""
-    made: dict[Own | WeightRange, Tensor] = {}
-    for own, factors in sums.factors.items():
-        made[own] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
+    norms: dict[Own | WeightRange, Tensor] = {}
+    for block, factors in sums.factors.items():
+        norms[block] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)
     for part, value in sums.others.items():
         if value.dim() == 2:  # a sum of squares loses nothing
-            made[part] = torch.linalg.vector_norm(value.detach())
-    return made
+            norms[part] = torch.linalg.vector_norm(value.detach())
+    return norms
 
 
 def watched_sides(
@@ -158,16 +158,16 @@ def watched_sides(
 
     It is the least beside the largest eigenvalue of the other side, which brings rounding with it.
     """
-    for own in chosen:
-        if isinstance(own, WeightRange):
-            value = sums.others[own]
-            if rounding.watches((own, "other")):
-                yield (own, "other"), (value.unsqueeze(0), value.new_full((1,), 1 / rounding.strength))
+    for block in chosen:
+        if isinstance(block, WeightRange):
+            value = sums.others[block]
+            if rounding.watches((block, "other")):
+                yield (block, "other"), (value.unsqueeze(0), value.new_full((1,), 1 / rounding.strength))
             continue
-        factors = sums.factors[own]
+        factors = sums.factors[block]
         count = max(factors.count, 1.0) / rounding.strength
-        inputs: Side = own, "inputs"
-        gradients: Side = own, "gradients"
+        inputs: Side = block, "inputs"
+        gradients: Side = block, "gradients"
         for name, side, other in (
             (inputs, factors.inputs, norm(factors.gradients)),
             (gradients, factors.gradients, norm(factors.inputs)),

@@ -80,25 +80,25 @@ class Rounding(Generic[Key]):
         be, the sums count as float32 at the end, where the error would show beside a somewhat smaller prior.
         """
         self.first, self.judged = not self.judged, self.seen
-        own = {key: value for key, value in matrices.items() if self.watches(key)}
-        if not own:
+        watched = {key: value for key, value in matrices.items() if self.watches(key)}
+        if not watched:
             return set()
-        sizes = torch.stack([self._error(key, *value) for key, value in own.items()]).tolist()
-        worst = dict(zip(own, sizes, strict=True))
-        found = {key for key, error in worst.items() if error > NEAR and key not in self.exact}
+        sizes = torch.stack([self._error(key, *value) for key, value in watched.items()]).tolist()
+        worst = dict(zip(watched, sizes, strict=True))
+        needed = {key for key, error in worst.items() if error > NEAR and key not in self.exact}
         late = set() if self.first else {key for key, error in worst.items() if error > LATE}
         if late and not self.source.task.data.one_shot:
-            raise PassRestart("A weight turned out to need products in float64", self.exact | found | late)
+            raise PassRestart("A weight turned out to need products in float64", self.exact | needed | late)
         if self.ended:
             self.lost |= {key for key in late if float(self._error(key, *matrices[key], less=SHOWS)) > LOST}
-        self.take(found, matrices)
-        return found
+        self.take(needed, matrices)
+        return needed
 
-    def take(self, found: set[Key], matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> None:
+    def take(self, needed: set[Key], matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> None:
         """Products of these are in float64 from now on, and those of the first batch too."""
-        self.exact |= found
+        self.exact |= needed
         if not self.first:
-            self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in found}
+            self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in needed}
 
     def watches(self, key: Key) -> bool:
         """Whether some of its products were in float32, and it is not given up."""

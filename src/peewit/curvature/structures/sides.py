@@ -16,19 +16,20 @@ def eigenvectors_of(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | N
     known: dict[str, list[int]] = {}  # by module: a bias has the row side of its weight, or its columns' if transposed
 
     def place(name: str, side: Tensor) -> int:
-        own = known.setdefault(name.rpartition(".")[0], [])
-        alike = [each for each in own if same(asked[each][1], side)]
+        numbers = known.setdefault(name.rpartition(".")[0], [])
+        alike = [each for each in numbers if same(asked[each][1], side)]
         if not alike:
-            own.append(len(asked))
+            numbers.append(len(asked))
             asked.append((name, side))
-        return alike[0] if alike else own[-1]
+        return alike[0] if alike else numbers[-1]
 
     for key in sums.layouts:
         rows, columns = sides(sums.of(key))
         places[key] = (place(key[0].name, rows), place(key[0].name, columns))
-    found = decompose_sides(asked)
+    decomposed = decompose_sides(asked)
     return {
-        key: (found[row][0], found[column][0], found[row][1], found[column][1]) for key, (row, column) in places.items()
+        key: (decomposed[row][0], decomposed[column][0], decomposed[row][1], decomposed[column][1])
+        for key, (row, column) in places.items()
     }
 
 
@@ -37,10 +38,10 @@ def same(side: Tensor, other: Tensor) -> bool:
     return side.shape == other.shape and side.dtype == other.dtype and torch.equal(side, other)
 
 
-def sides(own: dict[bool, KronFactors]) -> tuple[Tensor, Tensor]:
+def sides(by_orientation: dict[bool, KronFactors]) -> tuple[Tensor, Tensor]:
     """Row-side and column-side factors with `block = rows (x) columns`."""
     pairs = []
-    for flipped, factors in own.items():
+    for flipped, factors in by_orientation.items():
         inputs = factors.inputs / max(factors.count, 1.0)
         pairs.append((inputs, factors.gradients) if flipped else (factors.gradients, inputs))
     if len(pairs) == 1:

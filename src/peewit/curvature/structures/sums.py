@@ -15,7 +15,7 @@ from .factors import Key, KronFactors, KronSums
 
 def join_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
     """Sums over all data; the later ones are added to in place, the earlier ones are left as they are."""
-    made = KronSums(
+    joined = KronSums(
         layouts=earlier.layouts | later.layouts,
         weights=earlier.weights | later.weights,
         factors=dict(earlier.factors),
@@ -26,12 +26,12 @@ def join_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
     refuse_other_use(earlier, later, space)
     for key, new in later.factors.items():
         old = earlier.factors.get(key)
-        made.factors[key] = new if old is None else new.plus(old)
+        joined.factors[key] = new if old is None else new.plus(old)
     for part, value in later.others.items():
-        made.others[part] = add_to(value, earlier.others[part]) if part in earlier.others else value
+        joined.others[part] = add_to(value, earlier.others[part]) if part in earlier.others else value
     for own, value in later.corrected.items():
-        made.corrected[own] = earlier.corrected[own] + value if own in earlier.corrected else value
-    return made
+        joined.corrected[own] = earlier.corrected[own] + value if own in earlier.corrected else value
+    return joined
 
 
 def refuse_other_use(earlier: KronSums, later: KronSums, space: Space) -> None:
@@ -79,15 +79,15 @@ def check_layout(key: Key, layout: Layout, weight: Layout | None) -> None:
     """A view of the weight as matrices holds each of its elements once."""
     name = key[0].name
     sizes = [part.stop - part.start for part in key]
-    for own, size in ((layout, sum(sizes)), (weight, sizes[0])):
-        if own is None:
+    for view, size in ((layout, sum(sizes)), (weight, sizes[0])):
+        if view is None:
             continue
-        if min(own.matrix) < 1 or min(own.split, default=0) < 1 or len(key) > 2:
+        if min(view.matrix) < 1 or min(view.split, default=0) < 1 or len(key) > 2:
             raise PeewitError(f"The layout of {name!r} has an empty side")
-        if math.prod(own.matrix) != size or math.prod(own.split) != size:
-            raise PeewitError(f"The layout of {name!r} holds {math.prod(own.matrix)} weights; expected {size}")
-        if sorted(own.order) != list(range(len(own.split))):
-            raise PeewitError(f"The layout of {name!r} has axes {own.order}")
+        if math.prod(view.matrix) != size or math.prod(view.split) != size:
+            raise PeewitError(f"The layout of {name!r} holds {math.prod(view.matrix)} weights; expected {size}")
+        if sorted(view.order) != list(range(len(view.split))):
+            raise PeewitError(f"The layout of {name!r} has axes {view.order}")
     if weight is not None:
         groups, rows, columns = weight.matrix
         if layout.matrix != (groups, rows, columns + 1):
