@@ -360,31 +360,32 @@ class Laplace:
             method: "evidence" (Newton's method), "fixed_point" (MacKay's updates), "validation" (the NLL on
                 `validation`), or "grid" (the best of all combinations in `grid`, by the NLL on `validation` where it is
                 given, else by the evidence).
-            parameters: what to tune, some of "prior", "noise" and "temperature". By default the prior, and the noise
+            parameters: What to tune, some of "prior", "noise" and "temperature". By default the prior, and the noise
                 where the likelihood has one; on a grid, what the grid has values for. The evidence cannot choose a
                 temperature.
-            train: the training data, which only `at="linear_mode"` passes over.
-            validation: data that the network was not trained on, for "validation" and "grid".
-            start: the prior, or precisions, to begin from; by default those of the posterior.
-            grid: precisions, or a mapping from names of parameters to values, for "grid".
-            steps: the most steps; by default enough for each method.
-            tolerance: how exact log precisions are to be; by default fit for each method.
-            limits: the smallest and the largest precision allowed.
-            predict: options of `predict` for the predictions that are scored, such as {"link": "mc"}.
-            at: the weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the
+            train: The training data, which only `at="linear_mode"` passes over.
+            validation: Data that the network was not trained on, for "validation" and "grid".
+            start: The prior, or precisions, to begin from; by default those of the posterior.
+            grid: Precisions, or a mapping from names of parameters to values, for "grid".
+            steps: The most steps; by default enough for each method.
+            tolerance: How exact log precisions are to be; by default fit for each method.
+            limits: The smallest and the largest precision allowed.
+            predict: Options of `predict` for the predictions that are scored, such as {"link": "mc"}.
+            at: The weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the
                 linearised model, which is found on `train` and changes with the precisions.
-            memory: bytes for data and outputs that are kept between passes with `at="linear_mode"`, and for temporary
+            memory: Bytes for data and outputs that are kept between passes with `at="linear_mode"`, and for temporary
                 results with `validation`; None for a limit that fits. The evidence at the trained weights needs none.
-            progress: whether to show progress bars.
+            progress: Whether to show progress bars.
 
         Returns:
             A new `Laplace` with the tuned values; its `trace` says how they were found.
 
         Raises:
-            PeewitError: options that do not belong together, or data that are missing.
+            PeewitError: Options that do not belong together, or data that are missing.
 
         Warns:
-            TuningWarning: an optimum at a limit, a search that did not converge, groups without effect.
+            TuningWarning: An optimum at a limit, a search that did not converge, groups without effect.
+            RoundingWarning: Rounding is as large as the tuned prior precision.
 
         Example:
             >>> tuned = la.tune()
