@@ -264,3 +264,10 @@ def test_what_a_later_batch_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
     data = [(moved(x), moved(y)), (moved(200 * x.abs()), moved(y))]
     la = pw.fit(model, data, "classification", structure="full", curvature=pw.Hessian(clip=True))
     assert la.N == 12 and la.coverage()["inner.weight"].rule == "generic"
+
+
+def test_products_show_what_is_for_users() -> None:
+    """What they were made with, under the same names."""
+    made = pw.products(built(torch.nn.Linear(2, 2)), (normal(4, 2), classes(2, 4)), "classification", curvature="ggn")
+    assert [name for name in dir(made) if name[0] != "_"] == ["curvature", "likelihood", "model", "mv", "space"]
+    assert made.curvature == pw.GGN() and made.likelihood == pw.Categorical()

@@ -62,7 +62,7 @@ class Products:
     """The curvature H of a network on data, as an operator: `mv(v)` is `H v`.
 
     `pw.products` returns it. It holds no matrix, and passes over the data for every product. `space` says which weights
-    a vector holds, and in which order.
+    a vector holds, and in which order; `model`, `likelihood` and `curvature` are what it was made with.
 
     Example:
         >>> products = pw.products(model, (x, y), "classification", weights="last_layer")
@@ -83,14 +83,14 @@ class Products:
     ) -> None:
         self.model = model
         self.space = space
-        self.data = data
+        self._data = data
         self.likelihood = likelihood
         self.curvature = curvature
-        self.seed = seed
-        self.memory = memory
-        self.progress = progress
-        self.symmetric = False  # whether second derivatives were seen to be so
-        self.push = Push(model, space, Learner(), budget(memory, data.device))
+        self._seed = seed
+        self._memory = memory
+        self._progress = progress
+        self._symmetric = False  # whether second derivatives were seen to be so
+        self._push = Push(model, space, Learner(), budget(memory, data.device))
 
     def mv(self, v: Tensor) -> Tensor:
         """Multiply vectors by the curvature of the energy (noise precision 1), in one pass over the data.
@@ -125,12 +125,12 @@ class Products:
         multiply = self._multiply_hessian if isinstance(self.curvature, Hessian) else self._multiply_factor
         seen, watch = 0, Watch()
         with (
-            closing(self.progress),
+            closing(self._progress),
             isolated(self.model, self._parameters),
             sdpa_kernel([SDPBackend.MATH]),
             PlainWeightNorm(),
         ):
-            batches = watch.count_batches(self.progress.track(self.data, len(self.data), "products"))
+            batches = watch.count_batches(self._progress.track(self._data, len(self._data), "products"))
             pieces = self._cut(batches)
             for inputs, output, labels in labelled_outputs(self.model, pieces, self.likelihood, None, watch):
                 for some in self._vectors(inputs, len(flat)):
@@ -146,21 +146,21 @@ class Products:
     def _cut(self, batches: Iterable[tuple[Inputs, Tensor]]) -> Iterator[tuple[Inputs, Tensor]]:
         """Examples that fit the memory; whole batches where no limit was given."""
         for inputs, targets in batches:
-            if self.memory is None:
+            if self._memory is None:
                 yield inputs, targets
                 continue
-            for chosen in self.push.budget.slices(count(inputs), self._cost(inputs)):
+            for chosen in self._push.budget.slices(count(inputs), self._cost(inputs)):
                 yield take(inputs, chosen), targets[chosen]
 
     def _vectors(self, inputs: Inputs, vectors: int) -> Iterator[slice]:
         """Vectors that fit the memory beside some examples; all where no limit was given."""
-        if self.memory is None:
+        if self._memory is None:
             return iter([slice(0, vectors)])
-        return self.push.budget.slices(vectors, self._cost(inputs) * count(inputs))
+        return self._push.budget.slices(vectors, self._cost(inputs) * count(inputs))
 
     def _cost(self, inputs: Inputs) -> float:
         """Bytes that products take for an example and a vector."""
-        return BYTES * Tracer(self.model, self.space.names, self.push.budget, self.push.learner).cost(inputs)
+        return BYTES * Tracer(self.model, self.space.names, self._push.budget, self._push.learner).cost(inputs)
 
     def _multiply_hessian(self, inputs: Inputs, output: Tensor, labels: Labelled, v: Tensor, first: int) -> Tensor:
         """(S, D): products of the Hessian of some examples."""
@@ -183,18 +183,18 @@ class Products:
             y=labels.y,
             form=form,
             examples=torch.arange(first, first + len(output), device=output.device),
-            seed=self.seed,
+            seed=self._seed,
         )
         probes = form.restore(kind.probes(view, 0, kind.count(form, likelihood))).to(output.dtype)  # (K, N, ...)
         probes = probes.reshape(*probes.shape[:2], -1)
-        _, pushed = self.push(inputs, v)
+        _, pushed = self._push(inputs, v)
         weights = torch.einsum("knc,snc->skn", probes, pushed.reshape(*pushed.shape[:2], -1))
         combined = torch.einsum("skn,knc->snc", weights, probes).reshape(pushed.shape)
         return torch.stack([self._gradient(output, one) for one in combined.to(output.dtype)])
 
     def _check_symmetry(self, gradients: tuple[Tensor | None, ...], dtype: torch.dtype) -> None:
         """Refuse second derivatives that are not those of the gradients, by random vectors, in the first batch."""
-        if self.symmetric:
+        if self._symmetric:
             return
         generator = torch.Generator("cpu").manual_seed(0)
         drawn = torch.randn(2, self.space.size, generator=generator, dtype=torch.float64, device="cpu")
@@ -207,7 +207,7 @@ class Products:
                 "The network's second derivatives are not symmetric: some operation has none, or wrong ones (a custom "
                 f"autograd function that is once_differentiable?), {WITHOUT}"
             )
-        self.symmetric = True
+        self._symmetric = True
 
     def _pull(self, gradients: tuple[Tensor | None, ...], v: dict[str, Tensor]) -> Tensor:
         """The gradient of `gradient^T v`: one column of the Hessian's product."""
