@@ -27,7 +27,19 @@ from pathlib import Path
 
 from mutations import Mutant, mutants
 
-TRACING = ("recording", "tracer", "graph", "doubling", "tape", "verification", "knowledge", "forward_mode")
+TRACING = (
+    "recording",
+    "tracer",
+    "locating",
+    "graph",
+    "doubling",
+    "tape",
+    "verification",
+    "comparison",
+    "plain",
+    "knowledge",
+    "forward_mode",
+)
 PARTS = {
     "tracing": [
         *(f"peewit/tracing/{name}.py" for name in TRACING),

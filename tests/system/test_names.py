@@ -16,7 +16,6 @@ PACKAGE = ROOT / "src" / "peewit"
 MOST_FIELDS = 4  # of a dataclass that may be built by position
 # What is still to be mended: dataclasses built by position, classes whose name another room has too, names without use.
 CROWDED: set[str] = {
-    "Comparison",
     "DemoScores",
     "Gallery",
     "MethodScores",

@@ -16,25 +16,14 @@ from torch import Tensor, nn
 from environment import DEVICE
 from networks import Network
 from peewit.jacobians.explicit import Explicit
+from peewit.network.nests import take
 from peewit.runtime.memory import Budget
 from peewit.tracing import verification
+from peewit.tracing.comparison import EQUAL, Comparison, ComparisonResult, first_other, listed, unlike
 from peewit.tracing.knowledge import Knowledge, Learner, signature
+from peewit.tracing.plain import EXACT, Bounds, PlainDerivatives, bounds, nudged
 from peewit.tracing.tracer import Tracer
-from peewit.tracing.verification import (
-    EQUAL,
-    EXACT,
-    Bounds,
-    Comparison,
-    Seen,
-    bounds,
-    first_other,
-    is_awaited,
-    kind,
-    listed,
-    nudged,
-    unlike,
-    verify,
-)
+from peewit.tracing.verification import is_awaited, verify, without_lengths
 from peewit.weights.ranges import WeightRange
 
 close = torch.testing.assert_close
@@ -57,8 +46,16 @@ def comparison(model: Any = None, several: Any = None, allowed: Bounds = EXACT, 
     tracer: Any = model
     if isinstance(model, nn.Module):
         tracer = Tracer(model, tuple(name for name, _ in model.named_parameters()), BUDGET)
-    made = Comparison(tracer, several, several, allowed, known.pop("tape", None))
-    vars(made).update(known)
+    made = Comparison(tracer=tracer, every=several, several=several, allowed=allowed, tape=known.pop("tape", None))
+    made.plain = PlainDerivatives(
+        model=getattr(tracer, "model", None) or nn.Identity(),
+        parameters=getattr(tracer, "parameters", {}),
+        dtype=getattr(tracer, "dtype", torch.float64),
+        inputs=known.get("inputs") if several is None else take(several, slice(0, 2)),
+        allowed=allowed,
+    )
+    for name, value in known.items():
+        vars(made.plain if hasattr(PlainDerivatives, name) else made)[name] = value
     return made
 
 
@@ -115,7 +112,7 @@ def test_bounds_of_arithmetic() -> None:
 
 def test_what_inputs_of_other_lengths_share() -> None:
     """Where they are given, their dtypes and numbers of axes."""
-    assert kind((("x", "torch.float32", (3, 4)), ("y", "torch.int64", ()))) == (
+    assert without_lengths((("x", "torch.float32", (3, 4)), ("y", "torch.int64", ()))) == (
         *(("x", "torch.float32", 2), ("y", "torch.int64", 0)),
     )
 
@@ -123,7 +120,7 @@ def test_what_inputs_of_other_lengths_share() -> None:
 def verified(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
     """Comparisons are noted, and say nothing more."""
 
-    def compared(*given: Any) -> Any:
+    def compared(**given: Any) -> Any:
         asked.append(given)
         return stand_in(outcome=lambda: f"outcome {len(asked)}")
 
@@ -178,8 +175,9 @@ def test_examples_that_are_compared(
     tape = small_tape(inputs, **options)
     tracer: Any = stand_in(learner=Learner(), budget=Budget(memory))
     verify(tracer, "all", tape)  # type: ignore[arg-type]
-    ((found, every, several, allowed, kept),) = asked
-    assert found is tracer and every == "all" and allowed == EXACT
+    (given,) = asked
+    several, kept = given["several"], given["tape"]
+    assert given["tracer"] is tracer and given["every"] == "all" and given["allowed"] == EXACT
     assert (kept is tape) is served and (served or kept is None)
     assert not several["x"].requires_grad
     assert several["x"].flatten().tolist() == ([1.0] * 4 if examples == 1 else [*range(1, 1 + examples)])
@@ -193,7 +191,7 @@ def test_warnings_while_comparing(message: str, heard: bool, monkeypatch: pytest
         warnings.warn(message, UserWarning, stacklevel=2)
         return "said"
 
-    monkeypatch.setattr(verification, "Comparison", lambda *_: stand_in(outcome=outcome))
+    monkeypatch.setattr(verification, "Comparison", lambda **_: stand_in(outcome=outcome))
     inputs = torch.zeros(4, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -226,12 +224,12 @@ def test_the_number_of_the_first_example_that_differs() -> None:
     assert not is_awaited(Knowledge(verified={signature(equal): "agree"}), others)
 
 
-RIGHT = Seen(True, False, False, True, [], [])
+RIGHT = ComparisonResult(True, False, False, True, [], [])
 
 
 def outcome_of(
     monkeypatch: pytest.MonkeyPatch,
-    *seen: Seen | Callable[[], Seen],
+    *seen: ComparisonResult | Callable[[], ComparisonResult],
     made: Any = None,
     repeatable: float = 0.0,
 ) -> tuple[str, list[Any]]:
@@ -239,13 +237,13 @@ def outcome_of(
     done: list[Any] = []
     left = list(seen)
 
-    def next_seen(self: Any) -> Seen:
+    def next_seen(self: Any) -> ComparisonResult:
         done.append(self)
         each = left.pop(0)
         return each() if callable(each) else each
 
     monkeypatch.setattr(Comparison, "_seen", next_seen)
-    monkeypatch.setattr(Comparison, "_repeatable", lambda self, bound: bound >= repeatable)
+    monkeypatch.setattr(PlainDerivatives, "is_repeatable", lambda self, bound: bound >= repeatable)
     monkeypatch.setattr(Comparison, "_step_back", lambda self, *given: done.append(given))
     made = comparison(bent(), at(*X[:4]), HALVES) if made is None else made
     return made.outcome(), [each for each in done if each is not made]
@@ -275,7 +273,7 @@ def test_words_where_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> Non
     words = outcome_of(monkeypatch, RIGHT, made=comparison(frozen, at(*X[:4])))[0]
     assert words == "nothing, since the output does not depend on the weights"
     words = "nothing, since the network's output was not finite"
-    assert outcome_of(monkeypatch, Seen(False, True, True, True, ["first"], []))[0] == words
+    assert outcome_of(monkeypatch, ComparisonResult(False, True, True, True, ["first"], []))[0] == words
 
 
 def test_examples_with_equal_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +307,7 @@ def test_weights_that_are_wrong_go_another_way(monkeypatch: pytest.MonkeyPatch) 
     """Until none is; the way of the generic rule is the one before the comparison, which may change it."""
     made = comparison(bent(), at(*X[:4]), HALVES)
 
-    def changing() -> Seen:
+    def changing() -> ComparisonResult:
         made.tracer.learner.learn(vectorised=False)
         return RIGHT._replace(wrong=["first", "second"])
 
@@ -336,8 +334,8 @@ def test_examples_of_a_comparison(examples: int) -> None:
     model, x = bent(), at(*X[:examples])
     made = comparison(model, x)
     assert torch.equal(made.inputs, x[:2])
-    close(made.output, model(x[:2]))
-    assert made.output.requires_grad and not made.beside.requires_grad
+    close(made.plain.output, model(x[:2]))
+    assert made.plain.output.requires_grad and not made.beside.requires_grad
     close(made.beside, model(x[[0, 3]]).detach())
 
 
@@ -376,16 +374,16 @@ def test_probes_that_are_compared() -> None:
     """Two random probes, the same every time; an example's is the first plus half of the second, the others' zero."""
     output = torch.zeros(2, 3, 5, dtype=torch.float64, device=DEVICE)
     made = comparison(output=output)
-    probes = made.probes
+    probes = made.plain.probes
     assert probes.shape == (2, 2, 3, 5) and probes.dtype == torch.float64
     assert not torch.equal(probes.float().double(), probes)
-    assert torch.equal(probes, comparison(output=output).probes)
-    assert comparison(output=output.float()).probes.dtype == torch.float32
+    assert torch.equal(probes, comparison(output=output).plain.probes)
+    assert comparison(output=output.float()).plain.probes.dtype == torch.float32
     assert len({*probes.flatten().tolist()}) == probes.numel() and 0.5 < float(probes.std()) < 2.0
     expected = torch.zeros(2, 2, 3, 5, dtype=torch.float64, device=DEVICE)
     for place in range(2):
         expected[place, place] = probes[0, place] + probes[1, place] / 2
-    close(made.combined, expected)
+    close(made.plain.combined, expected)
 
 
 @pytest.mark.parametrize(
@@ -427,11 +425,11 @@ def test_plain_gradients() -> None:
     made = comparison(model, tokens)
     assert made.tracer.dtype == torch.float64
     for group in (slice(0, 3), slice(1, 3)):
-        expected = plain_gradients(model, tokens, made.probes, made.tracer.selected[group])
-        found = made._plain(group)
+        expected = plain_gradients(model, tokens, made.plain.probes, made.tracer.selected[group])
+        found = made.plain.inside(made.tracer.selected[group])
         assert all(each.dtype == torch.float64 for each in found)
         close(found, [each.double() for each in expected])
-    close(made._kept, made._plain(slice(0, 3)))
+    close(made._kept, made.plain.inside(made.tracer.selected))
 
 
 def explicit(*shape: int, seed: int) -> Explicit:
@@ -488,7 +486,7 @@ def test_norms_that_are_compared(groups: int, alone: bool) -> None:
     found = batch_and_alone(sizes)[: 1 + alone]
     made = comparison(model, x)
     made.groups = [slice(0, 3)] if groups == 1 else [slice(0, 1), slice(1, 3)]
-    plain = plain_gradients(model, x, made.probes, made.tracer.selected)
+    plain = plain_gradients(model, x, made.plain.probes, made.tracer.selected)
     plain += plain[:3] if alone else []
     rows = [each.value[0] + each.value[1] / 2 for one in found for each in one.values()]
     ours = [rows[place][example] for example in range(2) for place in range(3)]
@@ -523,22 +521,24 @@ def seen_of(
     tape: Taped | None = None,
     allowed: Bounds = HALVES,
     last_digits: float = 0.0,
-) -> tuple[Seen, Any]:
+) -> tuple[ComparisonResult, Any]:
     """What is seen of these outputs, where derivatives are 1, 2 and 3 times 4, -3 and the rules' of another sign."""
     output = at(*output)
     tracer = stand_in(
-        parameters={name: torch.empty(2, dtype=torch.float64, device=DEVICE) for name in "abc"}, dtype=torch.float64
+        parameters={name: torch.empty(2, dtype=torch.float64, device=DEVICE) for name in "abc"},
+        selected=[*"abc"],
+        dtype=torch.float64,
     )
     one = None if alone is None else Taped(at(*alone), 1, {"a": at([3.0, 4.0]), "b": at([6.0, 8.0])})
     rows = {"a": at([-3.0, -4.0], [0.3, 0.4]), "b": at([6.0, 8.0], [6.0, 8.0])}
     taped = Taped(output, 2, rows)
     tracer.trace = lambda inputs: taped if inputs == "inputs" else None
     made = comparison(tracer, allowed=allowed, tape=tape)
-    vars(made).update(output=output, beside=output if beside is None else at(*beside), inputs="inputs")
-    made.last_digits = last_digits
+    vars(made).update(beside=output if beside is None else at(*beside), inputs="inputs")
+    made.plain.output, made.plain.last_digits = output, last_digits
     made.groups = [slice(0, 2), slice(2, 3)]
-    plain = {0: [at(3.0, 4.0), at(3.0, 4.0)] * 2, 2: [at(0.0, 5.0), at(12.0, 0.0)]}
-    made._plain = lambda group: plain[group.start]
+    plain = {"a": [at(3.0, 4.0), at(3.0, 4.0)] * 2, "c": [at(0.0, 5.0), at(12.0, 0.0)]}
+    made.plain.inside = lambda chosen: plain[chosen[0]]
     made._alone = lambda: one
     given: list[Tensor] = []
 
@@ -557,12 +557,12 @@ def test_what_a_comparison_shows() -> None:
     differences, sizes = known.given
     close(differences, torch.tensor([[10.0, 5.0, 5.0], [4.5, 5.0, 12.0], [0.0, 5.0, 5.0]]).double())
     close(sizes, torch.tensor([[5.0, 10.0, 5.0], [5.0, 10.0, 12.0], [5.0, 10.0, 5.0]]).double())
-    probes = known.made.probes
+    probes = known.made.plain.probes
     assert torch.equal(known.taped.asked[0], probes) and torch.equal(known.alone.asked[0], probes[:, :1])
     tape = Taped(at([1.0, 2.0]), 6, {"a": at(*[[3.0, 4.0]] * 6)})
     seen, known = seen_of([[1.0, 2.0], [3.0, 4.0]], tape=tape)
     assert seen.alone is False and known.made.tape is None
-    assert torch.equal(tape.asked[0], torch.cat([known.made.probes] * 3, 1))
+    assert torch.equal(tape.asked[0], torch.cat([known.made.plain.probes] * 3, 1))
     close(known.given[0], torch.tensor([[0.0, 5.0, 5.0], [0.0, 5.0, 12.0]]).double())
 
 
@@ -660,7 +660,7 @@ def judged(
     def shifted(suspected: list[str]) -> Tensor:
         return torch.tensor([(shifts or {}).get(name, 0.0) for name in suspected], dtype=torch.float64)
 
-    made._cancelling, made._noise, made._shifts = cancels, noisy, shifted
+    made.plain.cancelling, made.plain.noise, made.plain.shifts = cancels, noisy, shifted
     found = made._judged(differences, sizes)
     assert asked == ["cancelling"] * (cancelling is not None) + ["noise"] * (noise is not None)
     return found
@@ -736,13 +736,13 @@ def test_how_far_last_digits_go() -> None:
         made = comparison(model, at(*[[1.0, 2.0], [3.0, 4.0]] * 2))
         eps = torch.finfo(torch.float64).eps
         terms = 4.0 * 3.0 * size  # the largest term; all outputs are x times the size
-        assert 1.0 * eps * terms <= made.last_digits <= 4 * 3.0 * eps * terms
+        assert 1.0 * eps * terms <= made.plain.last_digits <= 4 * 3.0 * eps * terms
         assert not made._is_rounding()
-        assert float(made._shifts(["w"])) <= 3 * eps * 4 * 3.5 * size  # of the probes alone
+        assert float(made.plain.shifts(["w"])) <= 3 * eps * 4 * 3.5 * size  # of the probes alone
     model = Network(lambda net, x: (net.w.square() - 9.0) * x, w=nn.Parameter(torch.full((2,), 3.0 + 1e-15)))
     made = comparison(model.double().to(DEVICE), at(*[[1.0, 2.0], [3.0, 4.0]] * 2))
     assert made._is_rounding()
-    shifts = float(made._shifts(["w"])) / float(torch.cat(made._plain(slice(0, 1))).abs().max())
+    shifts = float(made.plain.shifts(["w"])) / float(torch.cat(made.plain.inside(made.tracer.selected[:1])).abs().max())
     assert 0.25 * eps <= shifts <= 12 * eps
 
 
@@ -750,7 +750,7 @@ def test_noise_is_no_rounding() -> None:
     """Outputs that change by themselves say nothing of last digits; nor do those of a network that takes no others."""
     model = Network(lambda net, x: x * net.w + torch.rand_like(x), w=nn.Parameter(torch.ones(2))).double().to(DEVICE)
     made = comparison(model, at(*[[1.0, 2.0], [3.0, 4.0]] * 2))
-    assert made.last_digits == 0.0 and made._shifts(["w"]).tolist() == [0.0]
+    assert made.plain.last_digits == 0.0 and made.plain.shifts(["w"]).tolist() == [0.0]
 
     def choosy(net: Any, x: Tensor) -> Tensor:
         if net.w is not net.own[0]:
@@ -760,7 +760,7 @@ def test_noise_is_no_rounding() -> None:
     model = Network(choosy, w=nn.Parameter(torch.ones(2))).double().to(DEVICE)
     model.own = (model.w,)
     made = comparison(model, at(*[[1.0, 2.0], [3.0, 4.0]] * 2))
-    assert made.last_digits == 0.0 and made._shifts(["w"]).tolist() == [0.0]
+    assert made.plain.last_digits == 0.0 and made.plain.shifts(["w"]).tolist() == [0.0]
 
 
 def test_outputs_that_are_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -768,7 +768,7 @@ def test_outputs_that_are_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) 
     words = "nothing, since the network's output was zero but for rounding"
     for seen in (RIGHT._replace(coupled=True), RIGHT._replace(wrong=["first"])):
         made = comparison(bent(), at(*X[:4]), HALVES)
-        made.last_digits = float(made.output.detach().abs().max())
+        made.plain.last_digits = float(made.plain.output.detach().abs().max())
         assert outcome_of(monkeypatch, seen, made=made) == (words, [])
     made = comparison(bent(), at(*X[:4]), HALVES, last_digits=math.inf)
     assert outcome_of(monkeypatch, RIGHT, made=made) == (AGREE, [])
@@ -789,11 +789,12 @@ def test_derivatives_that_are_too_small_to_tell() -> None:
 
 def test_derivatives_that_cancel() -> None:
     """What outputs have beyond their mean, times the probes, over the norm of a weight that has one."""
-    tracer = stand_in(selected=[at(3.0, 4.0).requires_grad_(), at(0.0, 0.0), at(0.25, 0.0)])
+    weights = [at(3.0, 4.0).requires_grad_(), at(0.0, 0.0), at(0.25, 0.0)]
+    tracer = stand_in(parameters=dict(zip("abc", weights, strict=True)))
     made = comparison(tracer, output=at([1.0, 2.0, 3.0], [3.0, 2.0, 7.0]))
-    made.combined = at([[1.0, 2.0, 3.0], [0.0] * 3], [[0.0] * 3, [4.0, 5.0, 6.0]])
+    made.plain.combined = at([[1.0, 2.0, 3.0], [0.0] * 3], [[0.0] * 3, [4.0, 5.0, 6.0]])
     size = math.sqrt((1 * 1) ** 2 + (3 * 2) ** 2 + (4 * 1) ** 2 + (6 * 2) ** 2)
-    found = made._cancelling()
+    found = made.plain.cancelling()
     assert found.device.type == "cpu"
     close(found, torch.tensor([size / 5, 0.0, size / 0.25], dtype=torch.float64))
 
@@ -834,13 +835,13 @@ def test_noise_of_plain_derivatives() -> None:
     x, tokens = at(*X[:4], dtype=torch.float32), torch.tensor([1, 3, 3, 1], device=DEVICE)
     made = comparison(model, {"x": x, "token": tokens})
     names = ["mix", "gain", "table.weight"]
-    found = made._noise(names)
+    found = made.plain.noise(names)
     assert found.dtype == torch.float64 and found.shape == (3,) and found.device.type == "cpu"
     twin = noisy_network().double()
     weights = [dict(twin.named_parameters())[name] for name in names]
     rows = []
     for place, share in itertools.product(range(2), ((1.0, 0.0), (0.0, 1.0), (1.0, 0.5))):
-        probe = (share[0] * made.probes[0, place] + share[1] * made.probes[1, place]).double()
+        probe = (share[0] * made.plain.probes[0, place] + share[1] * made.plain.probes[1, place]).double()
         output = twin(x[place : place + 1].double(), tokens[place : place + 1])[0]
         exact = torch.autograd.grad((output * probe).sum(), weights)
         rows.append(torch.stack([each.norm() / 2 for each in exact]).cpu())
@@ -856,7 +857,7 @@ def test_noise_of_plain_derivatives() -> None:
         return body(net, x, token)
 
     model.body = single
-    none = comparison(model, {"x": x, "token": tokens})._noise(names)
+    none = comparison(model, {"x": x, "token": tokens}).plain.noise(names)
     assert torch.equal(none, torch.zeros(3, dtype=torch.float64)) and none.dtype == torch.float64
 
 
@@ -876,17 +877,17 @@ def test_noise_of_plain_derivatives() -> None:
 def test_outputs_that_repeat(again: Any, repeatable: bool) -> None:
     """To an eighth of the largest number, which is 4."""
     made = comparison(output=at([4.0, 1.0], [-2.0, 0.5]), inputs="inputs")
-    made._call = lambda inputs: at(*again) if inputs == "inputs" else None
-    assert made._repeatable(0.125) is repeatable
+    made.plain.call = lambda inputs: at(*again) if inputs == "inputs" else None
+    assert made.plain.is_repeatable(0.125) is repeatable
 
 
 def test_outputs_that_are_smaller_than_one_repeat() -> None:
     """The bound is relative."""
     made = comparison(output=at(0.25, 0.0), inputs="inputs")
-    made._call = lambda inputs: at(0.25, 0.0625)
-    assert made._repeatable(0.25) and not made._repeatable(0.125)
-    made._call = lambda inputs: at(0.25, 0.0)
-    assert made._repeatable(0.0)
+    made.plain.call = lambda inputs: at(0.25, 0.0625)
+    assert made.plain.is_repeatable(0.25) and not made.plain.is_repeatable(0.125)
+    made.plain.call = lambda inputs: at(0.25, 0.0)
+    assert made.plain.is_repeatable(0.0)
 
 
 def stepped_back(

@@ -21,6 +21,7 @@ from ..network.failures import FAILURES, explain_failure
 from ..network.finite import refuse_empty, refuse_nan
 from ..network.nests import Inputs, count
 from ..runtime.memory import Budget
+from .comparison import unlike
 from .doubling import ORDERS, doubled
 from .graph import cut_of, reorders, unrecorded
 from .knowledge import DEPENDENT, Knowledge, Learner, signature
@@ -29,7 +30,7 @@ from .locating import Locating
 from .recording import Again, Recording, Shown
 from .routing import Routing
 from .tape import Tape
-from .verification import LENGTHS, is_awaited, unlike, verify
+from .verification import LENGTHS, is_awaited, verify
 
 CUTS = 1024  # ways of cutting batches that are remembered
 # `torch.vmap` over these gradients is wrong, of the second where it is nested, and may look right for some examples.
