@@ -97,7 +97,7 @@ def test_covariances_under_unitwise_priors(name: str, structure: str) -> None:
 
 @pytest.mark.parametrize(
     ("structure", "words"),
-    [("kron joint", r"no product of one per row.*Kron\(bias='separate'\).*'full'"), ("ekfac", "structure='kron'")],
+    [("kron joint", r"not the product of one per row.*Kron\(bias='separate'\).*'full'"), ("ekfac", "structure='kron'")],
 )
 def test_unitwise_priors_that_are_refused(structure: str, words: str) -> None:
     """With the alternatives; also where all units have the same precision and a gradient or tuning is asked for."""

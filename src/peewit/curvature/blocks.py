@@ -78,7 +78,7 @@ def rows_of(jacobians: Mapping[WeightRange, Piece], part: WeightRange) -> Explic
 def share(
     operator: Precision, jacobian: Jacobian, shared: dict[tuple[int, int], tuple[Tensor, RotatedOperator, Tensor]]
 ) -> bool:
-    """Put blocks with the same gradients and row basis together, a weight and its bias: one product serves both."""
+    """Collect blocks with the same gradients and row basis, such as a weight and its bias: one product serves both."""
     if not isinstance(operator, RotatedOperator) or not isinstance(jacobian, Matrix) or jacobian.layout.matrix[0] != 1:
         return False
     if jacobian.layout != operator.layout:

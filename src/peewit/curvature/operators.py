@@ -244,7 +244,7 @@ class DenseOperator:
 
 
 def quad_by_rows(precision: Precision, jacobian: Jacobian, variance_only: bool) -> Tensor:
-    """The definition of `quad`, for pairs that have no faster way."""
+    """`quad` by its definition, where no faster way fits the operator and the Jacobian."""
     covariances = []
     for examples in jacobian.budget.slices(jacobian.examples, 32 * jacobian.probes * jacobian.size):
         half = precision.half(jacobian, examples)

@@ -1,4 +1,4 @@
-"""The Jacobian of one weight tensor, kept factored: what every layer rule hands to every structure.
+"""The Jacobian of one weight tensor, kept factored: every layer rule returns it and every structure takes it.
 
 `Matrix` holds `J[k, b] = sum_t grad[k, b, t] (x) act[b, t]` without forming it; `Explicit` holds rows. Both answer the
 same five questions (`square_sum`, `quad`, `variance`, `apply`, `rows`), so structures never ask which one they have.

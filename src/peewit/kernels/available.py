@@ -42,7 +42,7 @@ def usable(grad: Tensor, probes: int = 1) -> bool:
 
 
 def attempt(compute: Callable[[], Made]) -> Made | None:
-    """What the kernels give; None, and a warning once, where they do not run: then there is a slower way."""
+    """Run kernels; return None, with one warning, where they fail: the caller then takes a slower way."""
     try:
         return compute()
     except torch.OutOfMemoryError:
@@ -63,5 +63,5 @@ def launch(name: str, grid: tuple[int, ...], *given: Any, **options: Any) -> Non
 
 
 def power_of_two(number: int) -> int:
-    """The next one."""
+    """The smallest power of two that is not below the number."""
     return 1 << (number - 1).bit_length()

@@ -1,7 +1,4 @@
-"""What the kernels are asked for on a GPU, and whether they can be.
-
-Squares and inner products of Jacobians with several positions, for `Matrix`; products in parts, for fits; gradients of
-all probes gone over once, for the layers.
+"""Operands of the kernels: float32 tensors as one or two tensors in 16 bits.
 
 Operands are brought to 16 bits, scaled to the range of the dtype by a power of two per example, so that an example with
 NaN or a large gradient changes no other. In two parts their products are as exact as float32's.

@@ -129,7 +129,7 @@ def products_rounded() -> bool:
 
 
 def read_switch(ask: Any) -> Any:
-    """The answer, or None where torch refuses one."""
+    """The value of one of torch's switches, or None where torch refuses to tell."""
     try:
         return ask()
     except RuntimeError:

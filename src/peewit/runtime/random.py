@@ -31,7 +31,7 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 @contextmanager
 def drawing(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Draws from a generator, or from the device's own, that are given back where what they were for fails."""
+    """Draw from a generator, or from the device's own; if the block raises, the generator is set back."""
     if generator is None and device.type == "cuda":
         number = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[number]
@@ -71,7 +71,7 @@ class Hashed:
 
 
 def seed_of(generator: torch.Generator | None, bits: int, fixed: int = DEFAULT_SEED) -> int:
-    """The fixed seed, or one of so many bits that is drawn from a generator."""
+    """The fixed seed, or a seed of so many bits drawn from a generator."""
     checked_generator(generator)
     if generator is None:
         return fixed

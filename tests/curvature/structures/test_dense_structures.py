@@ -113,9 +113,9 @@ def test_groups_of_modules() -> None:
     assert not pw.Block().masks and pw.Full().masks
     sums = DenseSums({(A, B): positive(6), (C,): positive(3)})
     pw.Block().check(sums, SPACE)
-    with pytest.raises(ValueError, match=r"'m.weight, m.bias' is no block of this network"):
+    with pytest.raises(ValueError, match=r"'m.weight, m.bias' is not a block of this network"):
         pw.Full().check(sums, SPACE)
-    with pytest.raises(ValueError, match=r"'m.weight, m.bias, n.weight' is no block of this network"):
+    with pytest.raises(ValueError, match=r"'m.weight, m.bias, n.weight' is not a block of this network"):
         pw.Block().check(DenseSums({(A, B, C): positive(9)}), SPACE)
     pw.Full().check(DenseSums({(A, B, C): positive(9)}), SPACE)
 

@@ -83,7 +83,7 @@ def test_ranges_that_are_refused() -> None:
     own = space_of(a=5, b=4)
     common.check_parts([WeightRange("a", 0, 2), WeightRange("a", 2, 5), WeightRange("b", 0, 4)], own)
     for parts, words in (
-        ([WeightRange("c", 0, 2)], "'c' is none of the selected weights"),
+        ([WeightRange("c", 0, 2)], "'c' is not one of the selected weights"),
         ([WeightRange("a", 0, 5), WeightRange("b", 0, 5)], "'b' has no range 0:5"),
         ([WeightRange("b", -1, 2)], "'b' has no range -1:2"),
         ([WeightRange("b", 2, 2)], "'b' has no range 2:2"),
@@ -413,12 +413,12 @@ def test_blocks_under_priors_that_they_do_not_hold() -> None:
         block.precision(own.to(dtype), scale, (WEIGHT,))
         own[1, 2, 1] *= 1 + 0.9 * digit
         with pytest.raises(
-            ValueError, match=r"different precisions inside 'a.weight' that are no product.*; use a scalar"
+            ValueError, match=r"different precisions inside 'a.weight' that are not the product.*; use a scalar"
         ):
             block.precision(own.to(dtype), scale, (WEIGHT,))
     with pytest.raises(ValueError, match=r"use Kron\(bias='separate'\), a scalar or layerwise"):
         block.precision(own, scale, (WEIGHT, BIAS))
-    with pytest.raises(ValueError, match="no product"):
+    with pytest.raises(ValueError, match="not the product"):
         block.precision(deltas()["product"], scale, (WEIGHT,), torch.arange(12).reshape(2, 3, 2))
     corrected = replace(block, factors=None)
     assert corrected.sides is None and block.sides is not None
@@ -432,7 +432,7 @@ def test_blocks_under_priors_that_they_do_not_hold() -> None:
     close(corrected.eigenvalues(deltas()["one"], (WEIGHT,)), block.values.flatten() / 0.7)
     small = 1e-9 * deltas()["product"]
     small[0, 1, 1] *= 1.01
-    with pytest.raises(ValueError, match="no product"):
+    with pytest.raises(ValueError, match="not the product"):
         block.precision(small, scale, (WEIGHT,))
 
 
@@ -634,7 +634,7 @@ WRONG_FACTORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another's": (
         {"others": lambda own: {WeightRange("x", 0, 3): torch.ones(3)}},
-        "'x' is none of the selected weights",
+        "'x' is not one of the selected weights",
     ),
     "a part of others": (
         {"others": lambda own: {WeightRange("1.weight", 1, 3): torch.ones(4, 4)}},

@@ -23,7 +23,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def add_to(total: Tensor, value: Tensor) -> Tensor:
-    """A sum of our own with another value in it, in place where no gradient flows through either and it can hold it."""
+    """`total + value`, in place where no gradient flows through either and the dtype of `total` can hold the sum."""
     if total.requires_grad or value.requires_grad or torch.promote_types(total.dtype, value.dtype) != total.dtype:
         return total + value
     return total.add_(value)
@@ -33,7 +33,7 @@ narrower: Any = WeakTensorKeyDictionary()  # of bases that are in use: they neve
 
 
 def narrow_basis(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Eigenvectors in the dtype of the weights, kept as long as they are: a weight and its bias share theirs."""
+    """Eigenvectors in the dtype of the weights; the copy is cached, since a weight and its bias share it."""
     if basis is None or basis.dtype == dtype or basis.requires_grad:
         return basis if basis is None else basis.to(dtype)
     kept: Tensor | None = narrower.get(basis)
@@ -49,17 +49,17 @@ def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
 
 
 def outside(part: WeightRange, space: Space) -> str:
-    """What is wrong with a range of a weight, if something is."""
+    """Say what is wrong with a range of a weight: an empty text if nothing is."""
     own = space.slices().get(part.name)
     if own is None:
-        return f"{part.name!r} is none of the selected weights"
+        return f"{part.name!r} is not one of the selected weights"
     if not 0 <= part.start < part.stop <= own.stop - own.start:
         return f"{part.name!r} has no range {part.start}:{part.stop}"
     return ""
 
 
 def check_shape(value: Tensor, what: str, *shapes: tuple[int, ...]) -> None:
-    """Refuse sums that are no numbers, or of another shape than their weights have."""
+    """Refuse sums that are not in float32 or float64, or whose shape does not fit their weights."""
     if value.dtype not in (torch.float32, torch.float64):
         raise PeewitError(f"{what} has dtype {value.dtype}; expected float32 or float64")
     if tuple(value.shape) not in shapes:
@@ -78,7 +78,7 @@ def check_parts(parts: Iterable[WeightRange], space: Space) -> None:
 
 
 def assemble_vector(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
-    """(total,): values per range put into one vector; ranges never seen are zero."""
+    """(total,): put the values of all ranges into one vector, with zeros for ranges that no data touched."""
     some = next(iter(sums.values()))
     flat = some.new_zeros(space.total)
     for part, value in sums.items():
@@ -94,9 +94,9 @@ def apply_floor(diagonal: Tensor, floor: float) -> Tensor:
 
 
 def clear_rounding(pieces: Sequence[Tensor]) -> list[Tensor]:
-    """Numbers by tensor; those of a tensor that has rounding errors alone, beside the others, are zero.
+    """Diagonals by tensor; a tensor whose diagonal is only rounding error beside the others gets zeros.
 
-    A key's bias has no curvature: attention does not see it. What rounding leaves there is no unit for its weights.
+    The bias of attention's keys is an example: it has no curvature, and rounding error is no scale for its weights.
     """
     means = torch.stack([piece.mean() for piece in pieces])
     noise = torch.finfo(means.dtype).eps ** 1.5 * means.max()
@@ -104,7 +104,7 @@ def clear_rounding(pieces: Sequence[Tensor]) -> list[Tensor]:
 
 
 def fill_zeros(diagonal: Tensor, floor: float) -> Tensor:
-    """(D,): what is still zero, since its whole tensor is, takes the share of the mean over all (one, if all are)."""
+    """(D,): replace zeros, which whole tensors have, by `floor` times the mean over all weights; by one if all are."""
     if floor == 0:
         return diagonal
     least = floor * diagonal.mean()

@@ -57,7 +57,7 @@ class DenseSums:
         for group, matrix in self.matrices.items():
             names = ", ".join(part.name for part in group)
             if group not in groups:
-                raise PeewitError(f"{names!r} is no block of this network")
+                raise PeewitError(f"{names!r} is not a block of this network")
             size = sum(part.stop - part.start for part in group) if mask is None else space.size
             check_shape(matrix, f"The curvature of {names!r}", (size, size))
 

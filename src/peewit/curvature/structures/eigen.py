@@ -33,12 +33,12 @@ def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
 
 
 def needs_stream(side: Tensor) -> bool:
-    """Whether a stream of its own pays; a side that is differentiated stays where the graph is kept."""
+    """Whether a stream of its own saves time; a side with a gradient stays on the stream of its graph."""
     return side.is_cuda and side.dim() == 3 and side.shape[-1] > 1 and not side.requires_grad
 
 
 def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
-    """The largest first, each on one of a few streams: a thread each, since torch waits for every answer."""
+    """Decompose the largest first on a few streams, with a thread for each, since torch waits for every result."""
     device = sides[order[0]][1].device
     here = torch.cuda.current_stream(device)
     ready = here.record_event()
@@ -68,7 +68,7 @@ def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) 
 
 
 def decompose_side(side: Tensor, name: str) -> Side:
-    """The same for one."""
+    """Decompose one named side."""
     return decompose_sides([(name, side)])[0]
 
 
@@ -78,7 +78,9 @@ def needs_padding(side: Tensor) -> bool:
 
 
 def enlarge(side: Tensor) -> tuple[Tensor, int, Tensor]:
-    """(G, n, n) as torch is fast at them, how many eigenvalues below all others that adds, and their unit (G, 1).
+    """Pad (G, n, n) to a size that torch is fast at.
+
+    Also return how many eigenvalues that adds below all others, and the largest entries (G, 1), by which it divides.
 
     Numbers are divided by the largest, so that those added are neither lost beside them nor the other way round.
     """
@@ -117,7 +119,7 @@ def eigenvalues(side: Tensor) -> Tensor:
 
 
 def decompose_matrix(side: Tensor, name: str) -> Side:
-    """Torch's, in float64 where float32 fails to converge."""
+    """Eigenvectors and eigenvalues of one side, in float64 where float32 does not converge."""
     if side.dim() == 2:
         return None, side.clamp(min=0)
     if side.shape[-1] == 1:
@@ -172,7 +174,7 @@ def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name,
 
 
 def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:
-    """The same here: those of one size in one call."""
+    """Eigenvalues on this thread, with one call for all matrices of a size."""
     sizes: dict[int, list[Name]] = {}
     for name, block in blocks.items():
         sizes.setdefault(len(block), []).append(name)

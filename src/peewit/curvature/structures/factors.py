@@ -54,7 +54,7 @@ class KronSums:
         return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
 
     def fine(self) -> set[Own | WeightRange]:
-        """What is in float64."""
+        """Blocks whose sums are in float64."""
         fine: set[Own | WeightRange] = set()
         fine.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
         for key, bases in self.bases.items():
@@ -70,7 +70,7 @@ class KronSums:
         self.others.update({part: value.float() for part, value in self.others.items() if part not in fine})
 
     def drop(self, chosen: set[Side]) -> None:
-        """Begin these again."""
+        """Set the sums of these sides back to zero."""
         for block, side in chosen:
             if isinstance(block, WeightRange):
                 del self.others[block]

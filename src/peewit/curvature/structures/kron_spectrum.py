@@ -45,7 +45,7 @@ class KronSpectrum:
     def _rotated(
         self, values: Tensor, left: Tensor | None, right: Tensor | None, dtype: torch.dtype, dual: Dual | None = None
     ) -> RotatedOperator:
-        """In the dtype of the weights: float64 is needed to find eigenvectors, not to turn by them."""
+        """The operator in the dtype of the weights: only finding eigenvectors needs float64."""
         return RotatedOperator(
             values=values.to(dtype),
             layout=self.layout,
@@ -55,7 +55,7 @@ class KronSpectrum:
         )
 
     def _product(self, delta: Tensor, key: Key, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(G, O, 1) and (G, 1, I) whose product is delta, whatever its numbers are; refused where there are none."""
+        """Factor delta into (G, O, 1) and (G, 1, I); raises where it is not a product of two such tensors."""
         if numbers is not None:
             if bool((numbers == numbers[:, :, :1]).all()):
                 return delta[:, :, :1], torch.ones_like(delta[:, :1, :])
@@ -66,9 +66,9 @@ class KronSpectrum:
         if numbers is not None or not torch.allclose(rows * columns, delta, rtol=rtol, atol=0):
             alternative = "" if len(key) == 1 else "Kron(bias='separate'), "
             raise PeewitError(
-                f"The prior has different precisions inside {key[0].name!r} that are no product of one per row and one "
-                f"per column, which a Kronecker block cannot hold exactly; use {alternative}a scalar or layerwise "
-                "prior, or structure='diag', 'block' or 'full'."
+                f"The prior has different precisions inside {key[0].name!r} that are not the product of one per row "
+                f"and one per column, which a Kronecker block cannot hold exactly; use {alternative}a scalar or "
+                "layerwise prior, or structure='diag', 'block' or 'full'."
             )
         return rows, columns
 

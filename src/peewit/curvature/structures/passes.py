@@ -50,7 +50,7 @@ class Measurement:
             self._measure(batch, probes, needed)
 
     def finished(self, fine: set[Own | WeightRange]) -> KronSums:
-        """The sums of all data, in float64 where it shows or where they are small."""
+        """The sums over all data, in float64 where rounding would show and where the blocks are small."""
         if self.rounding.wide:
             return self.sums
         self.rounding.ended = True
@@ -78,7 +78,7 @@ class Measurement:
         return {own for own in sizes if module_of(own) in modules}
 
     def _measure(self, batch: Batch, chunks: Iterable[Chunk], chosen: set[Side] | None = None) -> None:
-        """All sides, or the chosen ones."""
+        """Add a batch to all sides, or to the chosen ones."""
         asked = self._asked(chosen, batch.tape.dtype)
         reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
         pairs = batch.tape.pairs() if self.bias == "joint" else {}

@@ -70,11 +70,11 @@ class Rounding(Generic[Key]):
         return not self.wide and self.seen >= LOOKS * self.judged and not near
 
     def over(self) -> bool:
-        """Whether data came since the sums were last looked at, or what was found then may have come too late."""
+        """Whether to look again at the end: data came since the last look, or what it found may have come too late."""
         return not self.wide and (self.seen > self.judged or bool(self.rounded))
 
     def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
-        """Matrices that need products in float64 from now on, of those (G, n, n) with what is added to their diagonals.
+        """Decide which matrices (G, n, n) need products in float64 from now on; each comes with its ridge (G,).
 
         Those of the first batch are made again. Where it comes too late the data are passed over again. If they cannot
         be, the sums count as float32 at the end, where the error would show beside a somewhat smaller prior.
@@ -101,7 +101,7 @@ class Rounding(Generic[Key]):
             self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in needed}
 
     def watches(self, key: Key) -> bool:
-        """Whether some of its products were in float32, and it is not given up."""
+        """Whether some of its products were in float32 and it still counts as exact."""
         return (key not in self.exact or key in self.rounded) and key not in self.lost
 
     def _error(self, key: Key, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:

@@ -14,7 +14,7 @@ from .factors import Key, KronFactors, KronSums
 
 
 def join_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
-    """Sums over all data; the later ones are added to in place, the earlier ones are left as they are."""
+    """Add the sums over earlier and later data; this writes to the later ones, and never to the earlier."""
     joined = KronSums(
         layouts=earlier.layouts | later.layouts,
         weights=earlier.weights | later.weights,
