@@ -67,27 +67,9 @@ def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
 
 @triton.jit
 def _tile(
-    grad,
-    grad_low,
-    act,
-    act_low,
-    k,
-    o,
-    i,
-    K,
-    T,
-    O,
-    I,
-    grad_k,
-    grad_t,
-    grad_o,
-    act_t,
-    act_i,
-    TWO: tl.constexpr,
-    ROWS: tl.constexpr,
-    IB: tl.constexpr,
-    TB: tl.constexpr,
-):
+    grad, grad_low, act, act_low, k, o, i, K, T, O, I, grad_k, grad_t, grad_o, act_t, act_i, TWO: tl.constexpr,
+    ROWS: tl.constexpr, IB: tl.constexpr, TB: tl.constexpr,
+):  # fmt: skip
     """(ROWS, IB): the Jacobian of one example for rows (k, o) and columns i."""
     made = tl.zeros((ROWS, IB), dtype=tl.float32)
     rows = ((k < K) & (o < O))[:, None]
@@ -121,38 +103,13 @@ def _flipped(tile, OB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["K", "G", "blocks"])
 def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled away; a call would spill the sums
-    grad,
-    grad_low,
-    act,
-    act_low,
-    grad_scale,
-    act_scale,
-    root,
-    made,
-    K,
-    G,
-    T,
-    O,
-    I,
-    grad_k,
-    grad_b,
-    grad_g,
-    grad_t,
-    grad_o,
-    act_b,
-    act_g,
-    act_t,
-    act_i,
-    blocks,
-    TWO: tl.constexpr,
+    grad, grad_low, act, act_low, grad_scale, act_scale, root, made, K, G, T, O, I, grad_k, grad_b, grad_g, grad_t,
+    grad_o, act_b, act_g, act_t, act_i, blocks, TWO: tl.constexpr,
     BITS: tl.constexpr,  # of products of the tile: 8, 11 or 16
     DIAGONAL: tl.constexpr,
     PLAIN: tl.constexpr,  # Triton's interpreter has no products of bfloat16
-    KP: tl.constexpr,
-    OB: tl.constexpr,
-    IB: tl.constexpr,
-    TB: tl.constexpr,
-):
+    KP: tl.constexpr, OB: tl.constexpr, IB: tl.constexpr, TB: tl.constexpr,
+):  # fmt: skip
     """Inner products of the outputs' Jacobians under weights `root^2`, for one example, group and block of rows."""
     example = (tl.program_id(0) // G).to(tl.int64)
     group = tl.program_id(0) % G
@@ -220,35 +177,10 @@ def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled 
 
 @triton.jit(do_not_specialize=["K", "B", "G", "examples"])
 def _squares(
-    grad,
-    grad_low,
-    act,
-    act_low,
-    grad_scale,
-    act_scale,
-    made,
-    K,
-    B,
-    T,
-    O,
-    I,
-    grad_k,
-    grad_b,
-    grad_g,
-    grad_t,
-    grad_o,
-    act_b,
-    act_g,
-    act_t,
-    act_i,
-    G,
-    examples,
-    TWO: tl.constexpr,
-    KP: tl.constexpr,
-    OB: tl.constexpr,
-    IB: tl.constexpr,
+    grad, grad_low, act, act_low, grad_scale, act_scale, made, K, B, T, O, I, grad_k, grad_b, grad_g, grad_t, grad_o,
+    act_b, act_g, act_t, act_i, G, examples, TWO: tl.constexpr, KP: tl.constexpr, OB: tl.constexpr, IB: tl.constexpr,
     TB: tl.constexpr,
-):
+):  # fmt: skip
     """Squares of the Jacobian summed over probes and a part of the examples, for one block of rows and columns."""
     blocks = tl.cdiv(O, OB)
     group = tl.program_id(0) // blocks
@@ -323,32 +255,10 @@ def _summed(first, second, third, made, channels, places, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["probes", "each"])
 def _attention(
-    query,
-    key,
-    value,
-    shares,
-    grad,
-    of_query,
-    of_key,
-    of_value,
-    scale,
-    heads,
-    probes,
-    T,
-    S,
-    D,
-    E,
-    query_b, query_h, query_t, query_d,
-    key_b, key_h, key_t, key_d,
-    value_b, value_h, value_t, value_d,
-    shares_b, shares_h, shares_t, shares_s,
-    grad_k, grad_b, grad_h, grad_t, grad_d,
-    each,
-    EXACT: tl.constexpr,
-    TB: tl.constexpr,
-    SB: tl.constexpr,
-    DB: tl.constexpr,
-    EB: tl.constexpr,
+    query, key, value, shares, grad, of_query, of_key, of_value, scale, heads, probes, T, S, D, E,
+    query_b, query_h, query_t, query_d, key_b, key_h, key_t, key_d, value_b, value_h, value_t, value_d,
+    shares_b, shares_h, shares_t, shares_s, grad_k, grad_b, grad_h, grad_t, grad_d, each, EXACT: tl.constexpr,
+    TB: tl.constexpr, SB: tl.constexpr, DB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one head of one example for some probes; what belongs to no probe is read once."""
     precision: tl.constexpr = "tf32x3" if EXACT else "tf32"
