@@ -29,9 +29,8 @@ CROWDED: set[str] = {
     "Sums",
     "Variant",
     "Wanted",
-    "WeightView",
 }
-TWICE: set[str] = {"Data"}
+TWICE: set[str] = set()
 UNUSED: set[str] = {"predictions/links.py: probit_binary"}
 # Names that torch, Triton or a protocol of Python asks for.
 ASKED_FOR = re.compile(r"__\w+__|forward|backward|setup_context|vmap|jvp")
