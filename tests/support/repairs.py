@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from peewit.tracing import graph, tracer
 from peewit.tracing.layers import contractions, elementwise, linear, weight_views
 from peewit.tracing.layers.contract import Lift
-from peewit.tracing.recording import HANDLERS, Recording, following
+from peewit.tracing.recording import HANDLERS, Recording, walk
 from peewit.tracing.tape import Tape
 
 Patch = pytest.MonkeyPatch
@@ -33,12 +33,12 @@ def unverified(patch: Patch) -> None:
 def ways_around_a_use(patch: Patch) -> None:
     """A weight that a gradient inside the forward pass applies once more counts as recorded."""
 
-    def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], set[Any]]:
-        above = set(following([output.grad_fn], recording.aliases.__contains__))
-        below = following([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
+    def find_unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], set[Any]]:
+        above = set(walk([output.grad_fn], recording.aliases.__contains__))
+        below = walk([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
         return graph.owners(above, recording.names) | graph.owners(below, recording.names), above
 
-    patch.setattr(tracer, "unrecorded", unrecorded)
+    patch.setattr(tracer, "find_unrecorded", find_unrecorded)
 
 
 def weights_in_other_strides(patch: Patch) -> None:
@@ -72,7 +72,7 @@ def _as_the_output(patch: Patch, turned: bool) -> None:
         (each,) = own(tape, replace(lift, uses=(replace(last, edge=lift.source),)), gradient)
         assert each is not None
         flat = each.reshape(-1, *last.shape).to(lift.dtype)
-        made = tape.pulled(last.edge, flat, [use.edge for use in lift.uses])
+        made = tape.pull_back(last.edge, flat, [use.edge for use in lift.uses])
         return [
             None if value is None else tape._wide(value).reshape(*each.shape[:2], *use.shape)
             for value, use in zip(made, lift.uses, strict=True)

@@ -19,9 +19,9 @@ from peewit.jacobians.explicit import Explicit
 from peewit.network.nests import take
 from peewit.runtime.memory import Budget
 from peewit.tracing import verification
-from peewit.tracing.comparison import EQUAL, Comparison, ComparisonResult, first_other, listed, unlike
+from peewit.tracing.comparison import EQUAL, Comparison, ComparisonResult, first_names, first_other, unlike
 from peewit.tracing.knowledge import Knowledge, Learner, signature
-from peewit.tracing.plain import EXACT, Bounds, PlainDerivatives, bounds, nudged
+from peewit.tracing.plain import EXACT, Bounds, PlainDerivatives, bounds, nudge
 from peewit.tracing.tracer import Tracer
 from peewit.tracing.verification import is_awaited, verify, without_lengths
 from peewit.weights.ranges import WeightRange
@@ -262,7 +262,7 @@ def test_words_of_what_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
         ("abcd", "a, b, c and 1 more"),
         ("abcde", "a, b, c and 2 more"),
     ):
-        assert listed([*names]) == words
+        assert first_names([*names]) == words
         faint = RIGHT._replace(faint=[*names])
         assert outcome_of(monkeypatch, faint)[0] == f"{AGREE}; too small there to tell: {words}"
 
@@ -546,7 +546,7 @@ def seen_of(
         given.extend([differences, sizes])
         return ["wrong"], ["faint"]
 
-    made._judged = judged
+    made._judge = judged
     return made._seen(), stand_in(made=made, taped=tape or taped, alone=one, given=given)
 
 
@@ -661,7 +661,7 @@ def judged(
         return torch.tensor([(shifts or {}).get(name, 0.0) for name in suspected], dtype=torch.float64)
 
     made.plain.cancelling, made.plain.noise, made.plain.shifts = cancels, noisy, shifted
-    found = made._judged(differences, sizes)
+    found = made._judge(differences, sizes)
     assert asked == ["cancelling"] * (cancelling is not None) + ["noise"] * (noise is not None)
     return found
 
@@ -718,7 +718,7 @@ def test_other_last_digits() -> None:
     """Every number moves by up to four units of its last place, to both sides, and zeros stay."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         given = torch.linspace(-3, 3, 601, device=DEVICE).to(dtype)
-        made = nudged(given, torch.Generator(DEVICE).manual_seed(0))
+        made = nudge(given, torch.Generator(DEVICE).manual_seed(0))
         assert made.dtype == dtype and made.requires_grad
         moves = ((made.detach() - given) / given.abs().clamp_min(1e-30)).double() / torch.finfo(dtype).eps
         assert 1.0 <= float(moves.max()) <= 2.5 and -2.5 <= float(moves.min()) <= -1.0
@@ -955,5 +955,5 @@ def test_several_probes_at_once(together: Any, apart: Any, right: bool) -> None:
         place = [torch.equal(asked[0], each) for each in probes].index(True)
         return [None if each is None else at(each) for each in apart[place]]
 
-    tape = stand_in(direct=[stand_in(edge="use")], lifts=[stand_in(edge="lift")], output="output", pulled=pulled)
+    tape = stand_in(direct=[stand_in(edge="use")], lifts=[stand_in(edge="lift")], output="output", pull_back=pulled)
     assert comparison(probes=probes, allowed=HALVES)._pulled(tape) is right

@@ -102,14 +102,14 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
         return raises
 
     learner = Learner()
-    for own in (generic._vectorised, fails(TypeError("axes"))):
-        monkeypatch.setattr(generic, "_vectorised", own)
+    for own in (generic._map_examples, fails(TypeError("axes"))):
+        monkeypatch.setattr(generic, "_map_examples", own)
         assert learner.knowledge.vectorised
         found = generic.generic_rows(model, x, names, probes, room, learner)
         for name in names:
             torch.testing.assert_close(found[name], expected[name])
     assert not learner.knowledge.vectorised
-    monkeypatch.setattr(generic, "_vectorised", fails(torch.OutOfMemoryError("none left")))
+    monkeypatch.setattr(generic, "_map_examples", fails(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         generic.generic_rows(model, x, names, probes, room, Learner())
 

@@ -28,7 +28,7 @@ from peewit.network.isolation import isolated
 from peewit.runtime.arithmetic import as_arithmetic
 from peewit.runtime.memory import Budget
 from peewit.tracing import forward_mode, routing
-from peewit.tracing.doubling import doubled, reach, repeats, rows_of_examples, second_places
+from peewit.tracing.doubling import double, reach, repeats, rows_of_examples, second_places
 from peewit.tracing.forward_mode import Push
 from peewit.tracing.graph import cut_of, reorders
 from peewit.tracing.knowledge import Knowledge, Learner, signature
@@ -36,7 +36,7 @@ from peewit.tracing.layers.contract import Contribution
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.layers.unbind import Unbind
 from peewit.tracing.locating import FittingPlace, Locating
-from peewit.tracing.recording import Again, Recording, following
+from peewit.tracing.recording import Again, Recording, walk
 from peewit.tracing.tape import Tape, merge
 from peewit.tracing.tracer import Tracer
 from peewit.tracing.verification import LENGTHS
@@ -306,7 +306,7 @@ CUTTING: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 def cut(make: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
     """How a step cuts four examples of three numbers."""
     made = make(normal(4, 3).requires_grad_() * 1)
-    return cut_of([*following([made.grad_fn], lambda node: False)], 4)
+    return cut_of([*walk([made.grad_fn], lambda node: False)], 4)
 
 
 @pytest.mark.parametrize("step", CUTTING)
@@ -375,7 +375,7 @@ def test_where_the_doubled_examples_stand_again() -> None:
     """The rows of the second half that equal each of the first."""
     for examples in (4, 6):
         again = second_places(examples, torch.device(DEVICE)).tolist()
-        rows: Any = doubled(torch.arange(examples // 2)[:, None])
+        rows: Any = double(torch.arange(examples // 2)[:, None])
         assert [rows[place] for place in again] == [rows[place] for place in range(examples // 2)]
         assert min(again) >= examples // 2
 
@@ -539,14 +539,14 @@ def test_rows_that_change_in_number() -> None:
 def test_the_first_whole_batches_are_looked_at() -> None:
     """Of four shapes, each once; not those as small as what was learnt from."""
     tracer = tracer_of(nn.Linear(2, 2))
-    assert [tracer._unlooked(batch(examples, "a")) for examples in (1, 3, 4, 4, 9)] == [
+    assert [tracer._is_unlooked(batch(examples, "a")) for examples in (1, 3, 4, 4, 9)] == [
         False,
         False,
         True,
         False,
         False,
     ]
-    asked = [tracer._unlooked(batch(4, shapes)) for shapes in range(LENGTHS + 3)]
+    asked = [tracer._is_unlooked(batch(4, shapes)) for shapes in range(LENGTHS + 3)]
     assert asked == [True] * (LENGTHS - 1) + [False] * 4
     assert tracer.learner.knowledge.looked == {"a", *range(LENGTHS - 1)}
 
@@ -625,7 +625,7 @@ def test_the_error_when_memory_runs_out() -> None:
     output = model(x)
     tape = tracer_of(model)._tape(SimpleNamespace(uses=[], lifts=[]), output, x, 3)  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        tape.pulled(output, normal(2, 3, 2), [get_gradient_edge(model.layer.weight)])
+        tape.pull_back(output, normal(2, 3, 2), [get_gradient_edge(model.layer.weight)])
     assert tape.learner.knowledge.batched
 
 
@@ -979,7 +979,7 @@ def test_warnings_inside_backward_passes(message: str, heard: bool) -> None:
     for count in (2, 1):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            (found,) = tape.pulled(made * 2, normal(count, 3, 2), edges)
+            (found,) = tape.pull_back(made * 2, normal(count, 3, 2), edges)
         assert {str(each.message) for each in caught} == ({message} if heard or count == 1 else set())
         close(found, 2 * torch.einsum("kbo,bi->koi", normal(count, 3, 2), x))
 
@@ -1109,7 +1109,7 @@ def test_bytes_of_an_example(examples: int, doubled_to: int, monkeypatch: pytest
     assert several.probes and several.learner is tracer.learner and given is x and not tracer.probes
     other = tracer_of(Counted(5).double().to(DEVICE))
     assert other.cost(x) == 8 * (2 + 2 + 3 * 5) and not other.learner.knowledge.is_closed(x)
-    assert other.trace(doubled(x)).examples == doubled_to
+    assert other.trace(double(x)).examples == doubled_to
 
 
 @pytest.mark.parametrize(
@@ -1143,7 +1143,7 @@ def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> N
     assert tracer.learner.knowledge.second is second
     recording = Recording({}, Learner(Knowledge(second=second)), 5, signature(x))
     with nullcontext() if second else pytest.raises(Again):
-        recording._differentiated()
+        recording._begin_again()
     assert recording.learner.knowledge.second
     close(found, dense.jacobian(model.cpu(), x.cpu(), list(tracer.parameters)).to(DEVICE))
 
@@ -1431,13 +1431,13 @@ def test_probes_pulled_back(batched: Any, count: int, graph: bool) -> None:
     made = (Itemised.apply(hidden) if batched == "not at all" else hidden.clone()) * 2
     probes = normal(count, 4, 2, seed=5)
     edges = [get_gradient_edge(each) for each in (model.weight, other.weight, hidden)]
-    weight, unused, inside = tape.pulled(made, probes, edges)
+    weight, unused, inside = tape.pull_back(made, probes, edges)
     assert unused is None and weight is not None and inside is not None
     close(weight, 2 * torch.einsum("kbo,bi->koi", probes, x))
     close(inside, 2 * probes)
     assert weight.requires_grad is graph
     assert tape.learner.knowledge.batched is (batched is True or (batched == "not at all" and count == 1))
-    assert tape.pulled(made, probes, []) == []
+    assert tape.pull_back(made, probes, []) == []
 
 
 class Numbered(nn.Module):
@@ -1496,6 +1496,6 @@ def test_gradients_that_are_not_finite_say_nothing(finite: int) -> None:
 def test_examples_are_doubled_in_another_order(examples: int, rows: list[int]) -> None:
     """Up to three of them; the second order is no flip and no roll of the first, so that neither passes for it."""
     inputs = {"x": 10.0 * torch.arange(examples)[:, None], "y": torch.arange(examples)}
-    made: Any = doubled(inputs)
+    made: Any = double(inputs)
     assert made["y"].tolist() == rows
     assert made["x"].flatten().tolist() == [10.0 * row for row in rows]

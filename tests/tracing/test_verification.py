@@ -412,8 +412,8 @@ def test_a_wrong_batching_of_probes_is_found_out(monkeypatch: pytest.MonkeyPatch
 
 def test_a_wrong_generic_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where mapping over examples comes out wrong, they are taken one by one."""
-    own = generic._vectorised
-    monkeypatch.setattr(generic, "_vectorised", lambda *args: {name: 1.5 * rows for name, rows in own(*args).items()})
+    own = generic._map_examples
+    monkeypatch.setattr(generic, "_map_examples", lambda *args: {name: 1.5 * rows for name, rows in own(*args).items()})
     model = built(Network(lambda net, x: net.b(torch.tanh(x @ net.w.exp())), w=parameter(4, 6), b=nn.Linear(6, 3)))
     la = exactly_right(model)
     assert not la.state.knowledge.vectorised and la.coverage()["w"].rule == "generic"
@@ -423,7 +423,7 @@ def test_a_network_that_no_rule_gets_right_is_refused(monkeypatch: pytest.Monkey
     """What disagrees even one example at a time is refused by name."""
     own = generic._one_by_one
     monkeypatch.setattr(generic, "_one_by_one", lambda *args: {k: 1.5 * rows for k, rows in own(*args).items()})
-    monkeypatch.setattr(generic, "_vectorised", lambda *args: {k: 1.5 * v for k, v in own(*args[:4], False).items()})
+    monkeypatch.setattr(generic, "_map_examples", lambda *args: {k: 1.5 * v for k, v in own(*args[:4], False).items()})
     model = built(Network(lambda net, x: net.b(torch.tanh(x @ net.w.exp())), w=parameter(4, 6), b=nn.Linear(6, 3)))
     with pytest.raises(ValueError, match=r"^w: the derivatives of single examples"):
         fitted(model, normal(7, 4), classes(3, 7), "classification")

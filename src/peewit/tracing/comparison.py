@@ -20,7 +20,7 @@ from ..network.nests import Inputs, map_tensors, take, tensors
 from ..weights.ranges import WeightRange
 from .knowledge import DEPENDENT
 from .plain import EXACT, EXAMPLES, NOISE, ROUGH, SHARE, Bounds, PlainDerivatives, stacked_norms
-from .recording import following
+from .recording import walk
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -89,15 +89,15 @@ class Comparison:
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
         words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
-        words += f"; too small there to tell: {listed(seen.faint)}" if seen.faint else ""
+        words += f"; too small there to tell: {first_names(seen.faint)}" if seen.faint else ""
         return words + (EQUAL if seen.alike and not first_other(self.every) else "")
 
     def _refuse_kept(self) -> None:
         """Tensors that the network made of the selected weights and keeps, and takes for its output, do not follow."""
         kept = {tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None}
         selected = {id(parameter) for parameter in self.tracer.selected}
-        for node in following([self.plain.output.grad_fn], lambda node: False) if kept else ():
-            below = following([node] if node in kept else [], lambda node: False)
+        for node in walk([self.plain.output.grad_fn], lambda node: False) if kept else ():
+            below = walk([node] if node in kept else [], lambda node: False)
             if any(id(getattr(each, "variable", None)) in selected for each in below):
                 raise PeewitError(
                     f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
@@ -187,7 +187,7 @@ class Comparison:
             coupled = any(
                 not gap <= max(limit, self.plain.last_digits) for gap, limit in zip(gaps, limits, strict=True)
             )
-        wrong, faint = self._judged(norms[0], norms[1:].amax(0))
+        wrong, faint = self._judge(norms[0], norms[1:].amax(0))
         return ComparisonResult(
             math.isfinite(largest), gap <= ALIKE * largest, coupled, alone is not None, wrong, faint
         )
@@ -205,7 +205,7 @@ class Comparison:
         ours += [row for alone in found[1:] for row in self._rows(alone, group, 1)]
         return stacked_norms([*torch._foreach_sub(ours, plain), *ours, *plain]).reshape(3, -1, number)
 
-    def _judged(self, differences: Tensor, sizes: Tensor) -> tuple[list[str], list[str]]:
+    def _judge(self, differences: Tensor, sizes: Tensor) -> tuple[list[str], list[str]]:
         """Weights whose differences (examples, weights) are beyond rounding, and those whose derivatives are not.
 
         Where derivatives cancel, rounding errors have the size of what cancels: of the largest derivative, or of what
@@ -265,9 +265,9 @@ class Comparison:
         """Whether several probes pulled back at once give what each gives by itself."""
         edges = [*(use.edge for use in tape.direct), *(lift.edge for lift in tape.lifts)]
         probes = self.plain.probes[:, :EXAMPLES]
-        made = tape.pulled(tape.output, probes, edges)
+        made = tape.pull_back(tape.output, probes, edges)
         for place, probe in enumerate(probes):
-            single = tape.pulled(tape.output, probe[None], edges)
+            single = tape.pull_back(tape.output, probe[None], edges)
             for ours, plain in zip(made, single, strict=True):
                 if ours is None or plain is None:
                     continue
@@ -276,6 +276,6 @@ class Comparison:
         return True
 
 
-def listed(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     """The first few of them."""
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -14,7 +14,7 @@ from .layers.examples import BatchAxis
 ORDERS = {1: ([0], []), 2: ([0, 1], [1, 0]), 3: ([0, 1, 2], [0, 2, 1])}
 
 
-def doubled(inputs: Inputs) -> Inputs:
+def double(inputs: Inputs) -> Inputs:
     """The first examples twice, in another order the second time: equal rows then tell where the examples are."""
     first, second = ORDERS[min(count(inputs), 3)]
     made: Inputs = map_tensors(lambda tensor: torch.cat([tensor[i : i + 1] for i in (*first, *second)]), inputs)
@@ -22,7 +22,7 @@ def doubled(inputs: Inputs) -> Inputs:
 
 
 def second_places(examples: int, device: torch.device) -> Tensor:
-    """(examples / 2,): where the first examples of a `doubled` batch stand again."""
+    """(examples / 2,): where the first examples of a doubled batch stand again."""
     first, second = ORDERS[examples // 2]
     return torch.tensor([len(first) + second.index(example) for example in first], device=device)
 
@@ -36,7 +36,7 @@ def rows_of_examples(place: BatchAxis, examples: int, tensor: Tensor) -> Tensor:
 
 
 def repeats(asked: list[tuple[BatchAxis, Tensor]], examples: int) -> list[list[bool]]:
-    """For each question whether rows of equal examples in a `doubled` batch are equal at a place, and others differ.
+    """For each question whether rows of equal examples in a doubled batch are equal at a place, and others differ.
 
     All questions in a few calls: a network has hundreds.
     """

@@ -39,7 +39,7 @@ def generic_rows(
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                rows = _vectorised(model, inputs, names, probes, budget, learner)
+                rows = _map_examples(model, inputs, names, probes, budget, learner)
             if all(each.shape[:2] == probes.shape[:2] for each in rows.values()):
                 return rows  # torch's rule for some operations gets the axes wrong
         except torch.OutOfMemoryError:
@@ -51,7 +51,7 @@ def generic_rows(
     return _one_by_one(model, inputs, names, probes, create_graph)
 
 
-def _vectorised(
+def _map_examples(
     model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, budget: Budget, learner: Learner
 ) -> dict[str, Tensor]:
     weights = {name: model.get_parameter(name).detach() for name in names}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .recording import Recording, following
+from .recording import Recording, walk
 
 # What steps keep that cut a tensor; and how many ways to do so are remembered.
 CUT = tuple(f"_saved_{name}" for name in ("start", "end", "step", "index", "split_size", "split_sizes"))
@@ -22,20 +22,20 @@ def owners(nodes: Iterable[Any], names: dict[int, str]) -> set[str]:
     return {names[id(each)] for each in found if each is not None and id(each) in names}
 
 
-def unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], dict[Any, None]]:
+def find_unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], dict[Any, None]]:
     """Selected weights that the output depends on past the recorded uses, and all nodes passed on the way, in order.
 
     Ways into a recorded use end at its weights' aliases; the search goes on below what was broadcast to the examples.
     An alias that is reached around its use's output was applied twice: by the use, and in a gradient that the network
     took itself.
     """
-    above = dict.fromkeys(following([output.grad_fn], recording.aliases.__contains__))
-    below = following([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
+    above = dict.fromkeys(walk([output.grad_fn], recording.aliases.__contains__))
+    below = walk([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
     found = owners(above, recording.names) | owners(below, recording.names)
     roots = [output.grad_fn, *(lift.source.node for lift in recording.lifts)]
     roots += [node for use in recording.uses for node in use.below]
     # At its own output a use is left, and entered again through its inputs.
-    around = following(roots, recording.outputs.__contains__)
+    around = walk(roots, recording.outputs.__contains__)
     found |= {name for node in around for name in recording.aliases.get(node, ())}
     return found, above
 

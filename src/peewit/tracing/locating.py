@@ -1,4 +1,4 @@
-"""Where the examples are in each use: a place is right if equal examples of a `doubled` batch have equal rows there."""
+"""Where the examples are in each use: a place is right if equal examples of a doubled batch have equal rows there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs, count
-from .doubling import doubled, reach, repeats
+from .doubling import double, reach, repeats
 from .knowledge import DEPENDENT, Signature
 from .layers.contract import Lift, Use
 from .layers.examples import BatchAxis, batch_axes
@@ -34,13 +34,13 @@ class Locating:
     """One batch of a network, in whose uses the examples are looked for."""
 
     tape: Tape
-    watch: Callable[[Inputs], Shown]  # what a forward pass of a `doubled` batch shows
+    watch: Callable[[Inputs], Shown]  # what a forward pass of a doubled batch shows
 
     def locate(self, shown: Shown) -> None:
         """Find where the examples are in each use that is new: where equal examples have equal rows.
 
         Then make sure, by pulling one example's gradient back, that no other example depends on its rows. Nothing is
-        `shown` where the batch is not a `doubled` one.
+        `shown` where the batch is not a doubled one.
         """
         tape = self.tape
         self._distrust()
@@ -48,7 +48,7 @@ class Locating:
         unknown = [use for use in every if not tape.learner.knowledge.fits(use, tape.signature, tape.examples)]
         if not unknown:
             return
-        inputs = tape.inputs if shown else doubled(tape.inputs)
+        inputs = tape.inputs if shown else double(tape.inputs)
         shown = shown or self.watch(inputs)
         unknown = self._try_latest(unknown, shown, count(inputs))
         if not unknown:
@@ -59,7 +59,7 @@ class Locating:
         self.tape.learner.locate(places, tape.signature)
 
     def _fitting(self, unknown: Sequence[Use | Lift], shown: Shown, number: int) -> list[list[FittingPlace]]:
-        """Of each use the places that fit, by a `doubled` batch of some number of examples."""
+        """Of each use the places that fit, by a doubled batch of some number of examples."""
         tape = self.tape
         middle = torch.arange(tape.examples, device=tape.output.device) == tape.examples // 2
         gradients = gradients_of(tape, [use.edge for use in unknown], middle)

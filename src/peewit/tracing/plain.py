@@ -108,12 +108,12 @@ class PlainDerivatives:
         first, again = self.output.detach(), self.call(self.inputs).detach()
         return again.shape == first.shape and bool((again - first).abs().max() <= bound * first.abs().max())
 
-    def _nudged(self) -> Iterator[dict[str, Tensor]]:
+    def _nudged_weights(self) -> Iterator[dict[str, Tensor]]:
         """Weights whose last digits are others, a few times; never where outputs change by themselves."""
         given = [(name, each.detach()) for name, each in self.model.named_parameters()]
         generators = {each.device: torch.Generator(each.device).manual_seed(0) for _, each in given}
         for _ in range(DRAWS if self.is_repeatable(self.allowed.output) else 0):
-            others = ((name, nudged(each, generators[each.device])) for name, each in given if each.is_floating_point())
+            others = ((name, nudge(each, generators[each.device])) for name, each in given if each.is_floating_point())
             # As parameters: a network that makes parameters of other tensors, as slices of lists do, loses their graph.
             yield {name: nn.Parameter(each.detach()) for name, each in others}
 
@@ -129,7 +129,7 @@ class PlainDerivatives:
     @cached_property
     def last_digits(self) -> float:
         """How far rounding may take the outputs: a few times as far as other last digits of the weights take them."""
-        every = (self._at(weights, self.inputs) for weights in self._nudged())
+        every = (self._at(weights, self.inputs) for weights in self._nudged_weights())
         moves = [float((made - self.output).detach().abs().max()) for made in every if made is not None]
         return NOISE * max((each for each in moves if math.isfinite(each)), default=0.0)
 
@@ -140,12 +140,12 @@ class PlainDerivatives:
             first: list[Tensor] = []
             probes, generator = self.probes, torch.Generator(self.probes.device).manual_seed(0)
             own: dict[str, Tensor] = dict(self.model.named_parameters())
-            for weights in itertools.chain([own], self._nudged()):
+            for weights in itertools.chain([own], self._nudged_weights()):
                 output = self._at(weights, take(self.inputs, view))
                 if output is None:
                     break
                 rows = self._each(output, [weights[name] for name in names], probes[:, view])
-                first, probes = first or rows, nudged(self.probes, generator).detach()
+                first, probes = first or rows, nudge(self.probes, generator).detach()
                 shifts = shifts.maximum(furthest(first, rows, len(names)))
         return shifts
 
@@ -193,7 +193,7 @@ def furthest(rows: list[Tensor], others: list[Tensor], number: int) -> Tensor:
     return norms.nan_to_num(0.0, 0.0).amax(0).cpu()
 
 
-def nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
+def nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """The same numbers with other last digits."""
     share = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device=tensor.device).to(tensor.dtype)
     return (tensor + tensor * (torch.finfo(tensor.dtype).eps * (4 * share - 2))).requires_grad_()

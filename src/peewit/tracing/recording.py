@@ -27,7 +27,7 @@ from .layers.weight_views import Sizes, WeightView
 Shown = dict[str, tuple[Tensor, ...]]  # what a watched pass shows of every use, by key: its inputs, or its output
 
 
-def following(roots: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
+def walk(roots: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
     """Every node of the autograd graph that the roots lead to, each once; not beyond those at which to stop."""
     seen: set[Any] = set()
     stack = [node for node in roots if node is not None]
@@ -88,11 +88,11 @@ class Recording(TorchFunctionMode):
         # own transforms tensors have no place in the graph: what happens there is for the generic rule.
         if handler is None or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             if func is torch.autograd.grad and torch.is_grad_enabled():
-                self._differentiated()
+                self._begin_again()
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
 
-    def _differentiated(self) -> None:
+    def _begin_again(self) -> None:
         """Begin again where the network differentiates its own gradients: ours are to have derivatives then."""
         if not self.second:
             self.learner.learn(second=True)
@@ -122,7 +122,7 @@ class Recording(TorchFunctionMode):
         self.aliases[made.grad_fn] = names
         return made
 
-    def _numbered(self, *what: str) -> str:
+    def _number(self, *what: str) -> str:
         self.calls[what] += 1
         return "/".join((*what, str(self.calls[what])))
 
@@ -130,7 +130,7 @@ class Recording(TorchFunctionMode):
         self, rule: Rule, output: Tensor, views: Views, inputs: Tensors, axes: Sizes, options: Any = None
     ) -> Tensor:
         """Note a call and return its output."""
-        key = self._numbered(rule.name, *(view.name for view in views.values()))
+        key = self._number(rule.name, *(view.name for view in views.values()))
         if key in self.learner.knowledge.copied:
             inputs = tuple(each.clone() for each in inputs)
         output = copy_if_fragile(output)
@@ -175,7 +175,7 @@ class Recording(TorchFunctionMode):
         if not uses:
             return None
         made = self._alias(tensor, tuple({name for use in uses for name in use.names})).expand(shape)
-        key = self._numbered("lift", *(use.key for use in uses))
+        key = self._number("lift", *(use.key for use in uses))
         lift = Lift(
             key=key,
             source=get_gradient_edge(tensor),
@@ -207,7 +207,7 @@ class Recording(TorchFunctionMode):
     def _uses_below(self, tensor: Tensor) -> tuple[Use, ...]:
         """The recorded uses that a tensor depends on, if none of them has examples."""
         found = []
-        for node in following([tensor.grad_fn], lambda node: False):
+        for node in walk([tensor.grad_fn], lambda node: False):
             if node not in self.outputs:
                 continue
             use = self.outputs[node]

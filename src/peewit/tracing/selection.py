@@ -18,7 +18,7 @@ from ..runtime.memory import Budget
 from ..weights.space import Space, WeightsName, low_rank_pairs, make_space, masked_space, matching, trainable
 from .graph import owners
 from .layers.contract import Use
-from .recording import following
+from .recording import walk
 from .tape import Tape
 from .tracer import Tracer
 
@@ -131,7 +131,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
 def beside(tape: Tape, last: Use) -> list[str]:
     """Weights on the ways to the output that do not pass through the last layer, down to the next layer of each."""
     uses = {use.edge.node: use for use in tape.uses}
-    passed = set(following([tape.output.grad_fn], lambda node: node in uses and uses[node].rule.matrix))
+    passed = set(walk([tape.output.grad_fn], lambda node: node in uses and uses[node].rule.matrix))
     found = owners(passed, {id(parameter): name for name, parameter in tape.parameters.items()})
     found.update(name for node in passed if node in uses and uses[node] is not last for name in uses[node].names)
     return [name for name in tape.parameters if name in found]

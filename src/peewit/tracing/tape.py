@@ -69,7 +69,7 @@ class Tape:
         edges, own = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
         # What is the output itself has the probes for its gradients: nothing is passed backward to it.
         inner = [edge for edge in edges if not same_edge(edge, own)]
-        pulled = iter(self.pulled(self.output, probes, inner))
+        pulled = iter(self.pull_back(self.output, probes, inner))
         found = iter([probes if same_edge(edge, own) else next(pulled) for edge in edges])
         made: dict[str, Tensor] = {}
         for use, gradient in zip(direct, found, strict=False):
@@ -99,7 +99,7 @@ class Tape:
         if all(same_edge(use.edge, lift.source) for use in lift.uses):
             return [each]
         probes = each.to(lift.dtype).flatten(0, 1)
-        made = self.pulled(lift.source, probes, [use.edge for use in lift.uses])
+        made = self.pull_back(lift.source, probes, [use.edge for use in lift.uses])
         return [
             None if value is None else self._wide(value).reshape(*each.shape[:2], *use.shape)
             for value, use in zip(made, lift.uses, strict=True)
@@ -111,7 +111,7 @@ class Tape:
             return None
         return output_edge(self.output) if self.output._base is None or is_reshaped(self.output) else None
 
-    def pulled(self, source: Any, probes: Tensor, edges: list[Any]) -> list[Tensor | None]:
+    def pull_back(self, source: Any, probes: Tensor, edges: list[Any]) -> list[Tensor | None]:
         """(K, ...) probes of a tensor or edge -> one (K, ...) gradient per edge, None where it does not matter."""
         if not edges:
             return []

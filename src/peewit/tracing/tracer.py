@@ -22,8 +22,8 @@ from ..network.finite import refuse_empty, refuse_nan
 from ..network.nests import Inputs, count
 from ..runtime.memory import Budget
 from .comparison import unlike
-from .doubling import ORDERS, doubled
-from .graph import cut_of, reorders, unrecorded
+from .doubling import ORDERS, double
+from .graph import cut_of, find_unrecorded, reorders
 from .knowledge import DEPENDENT, Knowledge, Learner, signature
 from .layers.contract import Use
 from .locating import Locating
@@ -74,12 +74,12 @@ class Tracer:
         return list(self.parameters.values())
 
     def cost(self, inputs: Inputs) -> int:
-        """Bytes of one example's layer outputs, from a pass over a `doubled` batch the first time.
+        """Bytes of one example's layer outputs, from a pass over a doubled batch the first time.
 
         That pass also learns where the examples are, so that larger batches need not ask.
         """
         if not self.knowledge.knows(inputs):
-            some = doubled(inputs)
+            some = double(inputs)
             several = Tracer(self.model, self.names, self.budget, self.learner, predicting=True)
             try:
                 tape = several.trace(some, watch=True)
@@ -103,7 +103,7 @@ class Tracer:
             self.learner.learn(closed={**known.closed, shapes: tape.closed}, costs={**known.costs, shapes: cost})
         elif is_awaited(self.knowledge, inputs):
             several = Tracer(self.model, self.names, self.budget, self.learner, predicting=True)
-            verify(several, inputs, several.trace(doubled(inputs)))
+            verify(several, inputs, several.trace(double(inputs)))
         return self.knowledge.cost(inputs)
 
     def _refuse_statistics(self, output: Tensor, inputs: Inputs) -> None:
@@ -119,7 +119,7 @@ class Tracer:
     def trace(self, inputs: Inputs, watch: bool = False) -> Tape:
         """Forward a batch; again where the first pass taught something about the network.
 
-        A `doubled` batch may be watched: what is seen of it then tells where the examples are.
+        A doubled batch may be watched: what is seen of it then tells where the examples are.
         """
         examples, shapes = count(inputs), signature(inputs)
         for _ in range(8):
@@ -161,7 +161,7 @@ class Tracer:
         tape = self._tape(recording, output, inputs, examples)
         if not output.requires_grad:
             return tape
-        unseen, nodes = unrecorded(output, recording)
+        unseen, nodes = find_unrecorded(output, recording)
         wrong = {kind for node in nodes for kind in MISMAPPED if node.name().startswith(kind)}
         changed = {use.key for use in recording.uses if use.versions != tuple(each._version for each in use.inputs)}
         self.learner.learn(
@@ -174,11 +174,11 @@ class Tracer:
             Routing(tape, self.watch).own_empty()
         else:
             Locating(tape, self.watch).locate(recording.shown)
-            if self._misplaced(tape, recording.watch, nodes):
+            if self._has_misplaced(tape, recording.watch, nodes):
                 return None
             if not self._is_stale(before):
-                unlooked = not recording.watch and self._unlooked(tape)
-                recut = not recording.watch and self._recut(tape, nodes)
+                unlooked = not recording.watch and self._is_unlooked(tape)
+                recut = not recording.watch and self._is_recut(tape, nodes)
                 Routing(tape, self.watch).look(unlooked or recut or any(reorders(node, examples) for node in nodes))
         return None if self._is_stale(before) else tape
 
@@ -186,7 +186,7 @@ class Tracer:
         """Whether a pass recorded weights or inputs otherwise than they would be now."""
         return (self.knowledge.generic, self.knowledge.copied) != (known.generic, known.copied)
 
-    def _unlooked(self, tape: Tape) -> bool:
+    def _is_unlooked(self, tape: Tape) -> bool:
         """Whether this is one of the first whole batches: there are many ways to reorder examples."""
         looked = self.knowledge.looked
         if tape.examples <= len(ORDERS) or tape.signature in looked or len(looked) >= LENGTHS:
@@ -194,7 +194,7 @@ class Tracer:
         self.learner.learn(looked=looked | {tape.signature})
         return True
 
-    def _recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
+    def _is_recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
         """Whether examples are cut and joined as in no batch before: a network may rotate them by a number in them."""
         found = cut_of(nodes, tape.examples)
         if not found:
@@ -206,7 +206,7 @@ class Tracer:
             self.learner.learn(cuts=known | {number})
         return True
 
-    def _misplaced(self, tape: Tape, watched: bool, nodes: Collection[Any]) -> bool:
+    def _has_misplaced(self, tape: Tape, watched: bool, nodes: Collection[Any]) -> bool:
         """Whether some use was recorded as if its examples were elsewhere: the next pass knows better."""
         lifted = {use.key for lift in tape.lifts if tape.axis(lift.key) is not None for use in lift.uses}
         lost = {use.key for lift in tape.lifts if tape.axis(lift.key) is None for use in lift.uses}
@@ -225,12 +225,12 @@ class Tracer:
     def _route(self, tape: Tape, uses: list[Use], watched: bool) -> None:
         """Expect rows of these uses to be this or that example's, which each batch will tell.
 
-        What has no examples at all shows in a `doubled` batch: equal examples share its rows.
+        What has no examples at all shows in a doubled batch: equal examples share its rows.
         """
         for use in uses:
             self.learner.expect_owned(use, tape.signature)
         if not watched:
-            self.trace(doubled(tape.inputs))
+            self.trace(double(tape.inputs))
 
     def _tape(self, recording: Recording, output: Tensor, inputs: Inputs, examples: int) -> Tape:
         generic = tuple(name for name in self.names if name in self.knowledge.generic)

@@ -32,7 +32,7 @@ def without_lengths(shapes: Signature) -> tuple[tuple[str, str, int], ...]:
 def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
     """Compare a network's derivatives with plain ones on inputs of a new kind; raises where no rule is right.
 
-    `tape`: of the first examples, as `doubled` has them.
+    `tape`: of the first examples, as `double` has them.
     """
     known, shapes = tracer.learner.knowledge, signature(inputs)
     alike = [each for each in known.verified if without_lengths(each) == without_lengths(shapes)]
