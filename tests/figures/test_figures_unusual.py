@@ -164,7 +164,7 @@ def test_sharpness_is_called_what_it_is() -> None:
 
 
 def test_numbers_are_neither_right_nor_wrong() -> None:
-    one = Specimen(3, 0.5, 0.25, math.nan, 0.125, pixels(1))
+    one = Specimen(index=3, label=0.5, predicted=0.25, confidence=math.nan, uncertainty=0.125, image=pixels(1))
     figure = figures.specimens(replace(report("regression"), surest=(one,), least_sure=(one,)))
     note = figure.layout.annotations[1]
     assert note.text == "0.25 ± 0.125<br>is 0.5" and note.font.color is None
@@ -208,7 +208,13 @@ def test_axes_over_few_values_have_ticks() -> None:
 def test_many_layers_say_how_many_are_shown() -> None:
     layer = posterior.Layer("weight", 3, (0.1, 0.2, 0.3, 0.4, 0.5), 1.0)
     names = tuple(f"layer {number}" for number in range(50))
-    made = posterior.Summary(names, (1.0,) * 50, (0.01,) * 50, (3,) * 50, tuple(replace(layer, name=n) for n in names))
+    made = posterior.Summary(
+        groups=names,
+        precisions=(1.0,) * 50,
+        dimensions=(0.01,) * 50,
+        sizes=(3,) * 50,
+        layers=tuple(replace(layer, name=n) for n in names),
+    )
     for draw in (figures.marginal_variances, figures.prior_posterior, figures.effective_dimensions):
         assert "the first 40 of 50" in draw(made).layout.xaxis.title.text
     assert figures.effective_dimensions(made).layout.title.text == "0.5 of 150 weights determined by data"

@@ -443,8 +443,30 @@ def test_unusual_reports_make_pages() -> None:
 
     full = classification().methods[0]
     bare = MethodScores(
-        full.name, "", {"nll": Estimate(math.inf, math.nan, math.nan)}, None, Curve((), ()), None, {}, {}, {}, {}, 0.0
+        name=full.name,
+        description="",
+        metrics={"nll": Estimate(math.inf, math.nan, math.nan)},
+        reliability=None,
+        risk_coverage=Curve((), ()),
+        pit=None,
+        uncertainty={},
+        detection={},
+        shifts={},
+        attacks={},
+        seconds=0.0,
     )
-    empty = Report("", "classification", (bare,), (), (), None, (), {}, {}, {}, ())
+    empty = Report(
+        title="",
+        task="classification",
+        methods=(bare,),
+        surest=(),
+        least_sure=(),
+        classes=None,
+        coverage=(),
+        posterior={},
+        settings={},
+        versions={},
+        notes=(),
+    )
     assert "∞" in render(empty)
     assert "far away" in render(regression())

@@ -46,17 +46,19 @@ def scored(name: str, task: str = "classification") -> MethodScores:
     own = ("entropy", "mutual_information") if classes else ("epistemic_variance",)
     strain = Shift((0.0, 1.0, 2.0), {each: (near(0.9), near(0.8), near(0.6)) for each in ("accuracy", "confidence")})
     return MethodScores(
-        name,
-        "A way to predict.",
-        {"accuracy": near(0.9), "nll": near(0.4), "coverage90": near(0.85), "odd_one": near(math.nan)},
-        Reliability((0.0, 0.5, 0.8, 1.0), (0.0, 0.7, 0.95), (0.0, 0.6, 0.9), (0, 10, 30)) if classes else None,
-        Curve((0.1, 0.5, 1.0), (0.0, 0.05, 0.1)),
-        None if classes else (0.3, 0.2, 0.2, 0.3),
-        {data: dict.fromkeys(own, (0.1, 0.2, 0.2, 0.9)) for data in ("test", "bags")},
-        {"bags": {each: Detection(near(0.8), near(0.7), near(0.4)) for each in own}},
-        {"noise": strain, "blur": strain},
-        {"fgsm": strain},
-        0.5,
+        name=name,
+        description="A way to predict.",
+        metrics={"accuracy": near(0.9), "nll": near(0.4), "coverage90": near(0.85), "odd_one": near(math.nan)},
+        reliability=Reliability((0.0, 0.5, 0.8, 1.0), (0.0, 0.7, 0.95), (0.0, 0.6, 0.9), (0, 10, 30))
+        if classes
+        else None,
+        risk_coverage=Curve((0.1, 0.5, 1.0), (0.0, 0.05, 0.1)),
+        pit=None if classes else (0.3, 0.2, 0.2, 0.3),
+        uncertainty={data: dict.fromkeys(own, (0.1, 0.2, 0.2, 0.9)) for data in ("test", "bags")},
+        detection={"bags": {each: Detection(near(0.8), near(0.7), near(0.4)) for each in own}},
+        shifts={"noise": strain, "blur": strain},
+        attacks={"fgsm": strain},
+        seconds=0.5,
     )
 
 
@@ -68,7 +70,10 @@ def pixels(channels: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
 def report(task: str = "classification", channels: int | None = 1) -> Report:
     """Made up."""
     image = None if channels is None else pixels(channels)
-    specimens = tuple(Specimen(place, place % 3, 1, 0.9, 0.2, image) for place in range(5))
+    specimens = tuple(
+        Specimen(index=place, label=place % 3, predicted=1, confidence=0.9, uncertainty=0.2, image=image)
+        for place in range(5)
+    )
     posterior = {
         "groups": ["0.weight", "0.bias"], "prior_precision": [1.0, 2.0], "effective_dimensions": [3.0, 1.5],
         "group_weights": [8, 2],
@@ -81,7 +86,19 @@ def report(task: str = "classification", channels: int | None = 1) -> Report:
     }  # fmt: skip
     names = ("a", "b", "c") if task == "classification" else None
     methods = (scored("Laplace", task), scored("plain network", task))
-    return Report("Test", task, methods, specimens, specimens[:2], names, (), posterior, {}, {}, ())
+    return Report(
+        title="Test",
+        task=task,
+        methods=methods,
+        surest=specimens,
+        least_sure=specimens[:2],
+        classes=names,
+        coverage=(),
+        posterior=posterior,
+        settings={},
+        versions={},
+        notes=(),
+    )
 
 
 class Tried:

@@ -81,7 +81,12 @@ def specimen(index: int, right: bool, image: bool = True) -> Specimen:
         for row in range(12)
     )
     return Specimen(
-        index, 1, 1 if right else 2, 0.99 if right else 0.31, 0.01 if right else 1.3, pixels if image else None
+        index=index,
+        label=1,
+        predicted=1 if right else 2,
+        confidence=0.99 if right else 0.31,
+        uncertainty=0.01 if right else 1.3,
+        image=pixels if image else None,
     )
 
 
@@ -179,8 +184,8 @@ def regression(title: str = "House prices") -> Report:
             regressor("Laplace", "Predictions averaged over the posterior.", 0.905, -0.1),
             regressor("Plain network", "The network with its noise alone.", 0.79, 0.31),
         ),
-        surest=(Specimen(3, 0.5, 0.51, 0.9, 0.01, None),),
-        least_sure=(Specimen(7, 1.5, 0.2, 0.2, 2.0, None),),
+        surest=(Specimen(index=3, label=0.5, predicted=0.51, confidence=0.9, uncertainty=0.01, image=None),),
+        least_sure=(Specimen(index=7, label=1.5, predicted=0.2, confidence=0.2, uncertainty=2.0, image=None),),
         classes=None,
         coverage=({"parameter": "0.weight", "shape": "8x1", "rule": "linear", "approximation": "Kronecker (expand)"},),
         posterior={},

@@ -24,7 +24,7 @@ TARGETS = ("y", "targets", "labels", "target", "Y", "label")
 CHUNK = 1000  # inputs asked about at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """How files are read: for which network, with which columns as targets and which classes."""
 
@@ -65,16 +65,16 @@ class Wanted:
             classes = schema.classes
         first = next((each for each in model.parameters() if each.is_floating_point()), None)
         return Wanted(
-            torch.float32 if first is None else first.dtype,
-            categorical,
-            labels,
-            (target,) if isinstance(target, str) else tuple(map(str, target)),
-            classes,
-            None if size is None else (size[0], size[1]),
-            batch,
-            model,
-            settings.get("header"),
-            schema,
+            dtype=torch.float32 if first is None else first.dtype,
+            categorical=categorical,
+            labels=labels,
+            target=(target,) if isinstance(target, str) else tuple(map(str, target)),
+            classes=classes,
+            size=None if size is None else (size[0], size[1]),
+            batch=batch,
+            model=model,
+            header=settings.get("header"),
+            schema=schema,
         )
 
 

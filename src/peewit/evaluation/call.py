@@ -108,7 +108,7 @@ def evaluate(
         subject = subject.formed(first, targets)
         names = class_names(classes, subject)
         methods = subject.methods(baselines, validation, ensemble, options.seed, notes, bars)
-        gallery = Gallery(finite_range(first))
+        gallery = Gallery(limits=finite_range(first))
         numbers = measure(subject, batches, methods, variations, options, bars, gallery)
         scores = {
             name: gathering.gather_scores(data, subject.device, methods, bars, f"ood: {name!r}")

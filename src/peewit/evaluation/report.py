@@ -13,7 +13,7 @@ from ..report.page import write
 FORMAT = 1  # of the JSON text
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Report(Results):
     """All results of an evaluation: every method with its scores, the one asked about first.
 

@@ -19,7 +19,7 @@ SIDE = 64  # pixels that an image is shown with at most
 Kept = tuple[float, int, Specimen]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Gallery:
     """The surest and least sure inputs so far; empty where an input has several labels."""
 

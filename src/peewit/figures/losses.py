@@ -216,7 +216,7 @@ def quadratics(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
     return 0.5 * ((where @ products) * where).sum(1)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Sums:
     """Over the examples seen so far, one number per point."""
 
@@ -230,7 +230,7 @@ class Sums:
 def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, examples: int | None) -> Sums:
     """Pass over the data once, with every example at all points."""
     zeros = torch.zeros(len(where), dtype=torch.float64)
-    sums = Sums(zeros, zeros.clone(), zeros.clone())
+    sums = Sums(loss=zeros, linear=zeros.clone(), right=zeros.clone())
     with passes.isolated(), torch.no_grad():
         for piece in first(passes, examples):
             slopes = [passes.push(piece, axis) for axis in axes]

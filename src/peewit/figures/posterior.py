@@ -36,7 +36,7 @@ class Layer:
     prior: float  # its mean over the tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What figures need of a posterior: plain numbers."""
 
@@ -63,7 +63,13 @@ def summary(la: Laplace) -> Summary:
         found = quantiles(variance[own], levels)
         layers.append(Layer(name, size, tuple(found), float(prior[own].mean())))
         start += size
-    return Summary(tuple(groups), tuple(precision), tuple(dimensions), tuple(sizes), tuple(layers))
+    return Summary(
+        groups=tuple(groups),
+        precisions=tuple(precision),
+        dimensions=tuple(dimensions),
+        sizes=tuple(sizes),
+        layers=tuple(layers),
+    )
 
 
 def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
@@ -101,7 +107,13 @@ def summary_in(found: Mapping[str, Any]) -> Summary:
 
     sizes = tuple(int(each) for each in numbers("group_weights"))
     layers = tuple(layer_of(each) for each in found.get("layers") or ())
-    return Summary(groups, numbers("prior_precision"), numbers("effective_dimensions"), sizes, layers)
+    return Summary(
+        groups=groups,
+        precisions=numbers("prior_precision"),
+        dimensions=numbers("effective_dimensions"),
+        sizes=sizes,
+        layers=layers,
+    )
 
 
 def layer_of(found: Mapping[str, Any]) -> Layer:

@@ -110,7 +110,7 @@ class Shift:
     metrics: dict[str, tuple[Estimate, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodScores:
     """All results of one method on the test data.
 
@@ -156,7 +156,7 @@ class MethodScores:
     differences: dict[str, Estimate] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Specimen:
     """One test input with its prediction.
 
@@ -182,7 +182,7 @@ class Specimen:
     image: tuple[tuple[tuple[float, ...], ...], ...] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Results:
     """What a report says: every method with its scores, the one asked about first."""
 

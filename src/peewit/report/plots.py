@@ -23,7 +23,7 @@ ORDER = ("entropy", "mutual_information", "epistemic_variance", "confidence")  #
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """One state of a figure: its name in the menu, what is drawn (JSON), what it shows, and its numbers."""
 
@@ -34,7 +34,7 @@ class Variant:
     images: Markup | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plot:
     """A figure of the page; with several variants a menu chooses between them."""
 
@@ -42,8 +42,8 @@ class Plot:
     section: str
     title: str
     caption: str
-    menu: str
     variants: tuple[Variant, ...]
+    menu: str = ""
 
 
 def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
@@ -52,7 +52,12 @@ def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
     content = json.loads(figure.to_json())
     layout = content.get("layout", {})
     layout.pop("template", None)  # plotly's defaults for notebooks, several kilobytes in each figure
-    return Variant(label, json.dumps({"data": content["data"], "layout": layout}), str(meta.get("alt", label)), numbers)
+    return Variant(
+        label=label,
+        drawing=json.dumps({"data": content["data"], "layout": layout}),
+        alt=str(meta.get("alt", label)),
+        numbers=numbers,
+    )
 
 
 def plots(report: Results) -> list[Plot]:
@@ -82,9 +87,9 @@ def bars(report: Results) -> Iterator[Plot]:
             )
         )
     yield Plot(
-        "compare", "methods", "Methods side by side",
-        "Whiskers hold 95 % of the values that other test inputs of the same kind would give.",
-        "Measure", tuple(made),
+        name="compare", section="methods", title="Methods side by side",
+        caption="Whiskers hold 95 % of the values that other test inputs of the same kind would give.",
+        menu="Measure", variants=tuple(made),
     )  # fmt: skip
 
 
@@ -103,10 +108,11 @@ def reliability(report: Results) -> Iterator[Plot]:
     """Confidence against accuracy, all methods and each by itself."""
     if methods := [each for each in report.methods if each.reliability is not None]:
         yield Plot(
-            "reliability", "calibration", "Confidence against how often it was right",
-            "On the diagonal a prediction made with 80 % confidence is right 80 % of the time. Below it the method is "
+            name="reliability", section="calibration", title="Confidence against how often it was right",
+            caption="On the diagonal a prediction made with 80 % confidence is right 80 % of the time. Below it the "
+            "method is "
             "too sure, above it not sure enough.",
-            "Method", by_method(methods, figures.reliability, bins),
+            menu="Method", variants=by_method(methods, figures.reliability, bins),
         )  # fmt: skip
 
 
@@ -134,9 +140,10 @@ def pit(report: Results) -> Iterator[Plot]:
     """Where targets fall in the predicted distributions."""
     if methods := [each for each in report.methods if each.pit is not None]:
         yield Plot(
-            "pit", "calibration", "Where targets fell in the predicted distributions",
-            "All bars equally high: calibrated. High at both ends: too sure. High in the middle: not sure enough.",
-            "Method", by_method(methods, figures.pit, shares),
+            name="pit", section="calibration", title="Where targets fell in the predicted distributions",
+            caption="All bars equally high: calibrated. High at both ends: too sure. High in the middle: not sure "
+            "enough.",
+            menu="Method", variants=by_method(methods, figures.pit, shares),
         )  # fmt: skip
 
 
@@ -164,9 +171,10 @@ def risk_coverage(report: Results) -> Iterator[Plot]:
     head = ("method", *(f"surest {share:.0%}".replace("%", " %") for share in SHARES))
     numbers = table("Error among the surest predictions", head, rows)
     yield Plot(
-        "risk-coverage", "calibration", "Errors when only the surest predictions are kept",
-        "A method whose uncertainty means something makes fewer errors the fewer predictions it is asked to keep.",
-        "", (variant("", figures.risk_coverage(*own), numbers),),
+        name="risk-coverage", section="calibration", title="Errors when only the surest predictions are kept",
+        caption="A method whose uncertainty means something makes fewer errors the fewer predictions it is asked to "
+        "keep.",
+        variants=(variant("", figures.risk_coverage(*own), numbers),),
     )  # fmt: skip
 
 
@@ -185,15 +193,16 @@ def histograms(report: Results) -> Iterator[Plot]:
             )
     if made and any(set(each.uncertainty) - {"test"} for each in report.methods):
         yield Plot(
-            "uncertainty", "unknown", "How unsure it is of known and unknown inputs",
-            "The further apart the known (test) and the unknown inputs, the better it notices what it never learned.",
-            "Method and measure", tuple(made),
+            name="uncertainty", section="unknown", title="How unsure it is of known and unknown inputs",
+            caption="The further apart the known (test) and the unknown inputs, the better it notices what it never "
+            "learned.",
+            menu="Method and measure", variants=tuple(made),
         )  # fmt: skip
     elif made:
         yield Plot(
-            "uncertainty", "calibration", "How unsure it is of the test inputs",
-            "The further to the right, the less sure it is of an input.",
-            "Method and measure", tuple(made),
+            name="uncertainty", section="calibration", title="How unsure it is of the test inputs",
+            caption="The further to the right, the less sure it is of an input.",
+            menu="Method and measure", variants=tuple(made),
         )  # fmt: skip
 
 
@@ -221,10 +230,11 @@ def detections(report: Results) -> Iterator[Plot]:
     ]
     head = ("method", "unknown inputs", "by", "AUROC", "AUPR", "FPR95")
     yield Plot(
-        "detection", "unknown", "How well unknown inputs are noticed",
-        "AUROC: in pairs of a known and an unknown input, how often it is less sure of the unknown one. 50 % is "
+        name="detection", section="unknown", title="How well unknown inputs are noticed",
+        caption="AUROC: in pairs of a known and an unknown input, how often it is less sure of the unknown one. 50 % "
+        "is "
         "chance.",
-        "", (variant("", figures.detection(*own), table("Noticing unknown inputs", head, rows)),),
+        variants=(variant("", figures.detection(*own), table("Noticing unknown inputs", head, rows)),),
     )  # fmt: skip
 
 
@@ -263,7 +273,9 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
                 label = f"{describe(name).name}, {way.replace('_', ' ')}"
                 made.append(variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name)))
     if made:
-        yield Plot(kind, "strain", title, caption, "Measure and kind", tuple(made))
+        yield Plot(
+            name=kind, section="strain", title=title, caption=caption, menu="Measure and kind", variants=tuple(made)
+        )
 
 
 def only(report: Results, kind: str, way: str, name: str) -> Results:
@@ -312,9 +324,9 @@ def specimens(report: Results) -> Iterator[Plot]:
     head = ("test input", "which", "predicted", "right answer", *sure, "uncertainty")
     numbers = table("The surest and the least sure test inputs", head, rows)
     yield Plot(
-        "specimens", "examples", "The surest and the least sure test inputs",
-        f"By {report.methods[0].name}. A good method's doubts are ones that a person shares.",
-        "", (Variant("", "", "", numbers, gallery(report)),),
+        name="specimens", section="examples", title="The surest and the least sure test inputs",
+        caption=f"By {report.methods[0].name}. A good method's doubts are ones that a person shares.",
+        variants=(Variant(label="", drawing="", alt="", numbers=numbers, images=gallery(report)),),
     )  # fmt: skip
 
 
@@ -333,25 +345,28 @@ def posterior(report: Results) -> Iterator[Plot]:
         ]
         head = ("tensor", "weights", "prior variance", "median posterior variance")
         yield Plot(
-            "variances", "posterior", "How uncertain the weights of each layer are",
-            "Posterior variances. Where they are near the prior's, the data said little about a layer.",
-            "", (variant("", figures.marginal_variances(report), table("Variances by tensor", head, rows)),),
+            name="variances", section="posterior", title="How uncertain the weights of each layer are",
+            caption="Posterior variances. Where they are near the prior's, the data said little about a layer.",
+            variants=(variant("", figures.marginal_variances(report), table("Variances by tensor", head, rows)),),
         )  # fmt: skip
     groups = found.get("groups") or ()
     if len(groups) > 1 and found.get("effective_dimensions"):
         columns = [found.get(key) or [math.nan] * len(groups) for key in ("group_weights", "effective_dimensions")]
         counted = [(name, f"{size:g}", number(value)) for name, size, value in zip(groups, *columns, strict=True)]
         names = ("group of weights", "weights", "determined by the data")
+        listed = table("Effective dimensions", names, counted)
         yield Plot(
-            "dimensions", "posterior", "How many weights the data determine",
-            "Effective dimensions: about so many weights of a group were fixed by the data, the rest by the prior.",
-            "", (variant("", figures.effective_dimensions(report), table("Effective dimensions", names, counted)),),
+            name="dimensions", section="posterior", title="How many weights the data determine",
+            caption="Effective dimensions: about so many weights of a group were fixed by the data, the rest by the "
+            "prior.",
+            variants=(variant("", figures.effective_dimensions(report), listed),),
         )  # fmt: skip
     if trace := found.get("trace"):
         steps = [(f"step {place}", number(value)) for place, value in enumerate(trace.get("values", ()))]
         numbers = table("Steps of tuning", ("step", str(trace.get("objective", "log evidence"))), steps)
         yield Plot(
-            "trace", "posterior", "How the prior was chosen",
-            f"Each step of tuning by {trace.get('method', 'the evidence')}; it stopped: {trace.get('stopped', '')}.",
-            "", (variant("", figures.evidence_trace(report), numbers),),
+            name="trace", section="posterior", title="How the prior was chosen",
+            caption=f"Each step of tuning by {trace.get('method', 'the evidence')}; it stopped: "
+            f"{trace.get('stopped', '')}.",
+            variants=(variant("", figures.evidence_trace(report), numbers),),
         )  # fmt: skip
