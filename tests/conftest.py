@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.progress import Progress as Bars
 
 from environment import DATA, DEVICE, ORDER
 
@@ -67,3 +68,23 @@ def data_dir() -> Path:
 def seeded() -> None:
     """Every test starts from the same global random state, whatever ran before it in the process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many progress bars were shown, and how many still are."""
+    counts = [0, 0]
+    start, stop = Bars.start, Bars.stop
+
+    def count_start(self: Bars) -> None:
+        counts[0] += 1
+        counts[1] += 1
+        start(self)
+
+    def count_stop(self: Bars) -> None:
+        counts[1] -= 1
+        stop(self)
+
+    monkeypatch.setattr(Bars, "start", count_start)
+    monkeypatch.setattr(Bars, "stop", count_stop)
+    return counts

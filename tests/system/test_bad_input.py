@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
 import mistakes
@@ -85,26 +84,6 @@ class Interrupted(nn.Module):
 def pressed(*_: Any) -> None:
     """Ctrl-C."""
     raise KeyboardInterrupt
-
-
-@pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many progress bars were shown, and how many still are."""
-    counts = [0, 0]
-    start, stop = Bars.start, Bars.stop
-
-    def started(self: Bars) -> None:
-        counts[0] += 1
-        counts[1] += 1
-        start(self)
-
-    def stopped(self: Bars) -> None:
-        counts[1] -= 1
-        stop(self)
-
-    monkeypatch.setattr(Bars, "start", started)
-    monkeypatch.setattr(Bars, "stop", stopped)
-    return counts
 
 
 @pytest.mark.parametrize("where", INTERRUPTED)

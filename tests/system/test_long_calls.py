@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
 import peewit as pw
@@ -37,26 +36,6 @@ def model() -> Counted:
     """A small one."""
     torch.manual_seed(0)
     return Counted(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double().to(DEVICE)
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bars were shown, and how many still are."""
-    counts = [0, 0]
-    start, stop = Bars.start, Bars.stop
-
-    def count_start(self: Bars) -> None:
-        counts[0] += 1
-        counts[1] += 1
-        start(self)
-
-    def count_stop(self: Bars) -> None:
-        counts[1] -= 1
-        stop(self)
-
-    monkeypatch.setattr(Bars, "start", count_start)
-    monkeypatch.setattr(Bars, "stop", count_stop)
-    return counts
 
 
 def vectors() -> Tensor:
@@ -92,24 +71,24 @@ WITHOUT_PASSES: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", [*CALLS, *WITHOUT_PASSES])
-def test_progress_is_shown_when_asked(name: str, model: Counted, shown: list[int]) -> None:
+def test_progress_is_shown_when_asked(name: str, model: Counted, bars: list[int]) -> None:
     """At least one bar, none of which stays; and none unasked."""
     la, call = pw.fit(model, (X, Y), "classification"), (CALLS | WITHOUT_PASSES)[name]
     expected = call(la)
-    assert shown == [0, 0]
+    assert bars == [0, 0]
     made = call(la, progress=True)
-    assert shown[0] >= 1 and shown[1] == 0
+    assert bars[0] >= 1 and bars[1] == 0
     assert alike(made, expected)
 
 
-def test_loading_shows_its_progress(model: Counted, shown: list[int], tmp_path: Path) -> None:
+def test_loading_shows_its_progress(model: Counted, bars: list[int], tmp_path: Path) -> None:
     """The decomposition takes long."""
     path = tmp_path / "posterior.safetensors"
     pw.fit(model, (X, Y), "classification").save(path)
     pw.load(path, model)
-    assert shown == [0, 0]
+    assert bars == [0, 0]
     pw.load(path, model, progress=True)
-    assert shown == [1, 0]
+    assert bars == [1, 0]
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"fit", "update", "at_linear_mode"}))
@@ -123,13 +102,13 @@ def test_memory_is_kept_to(name: str, model: Counted) -> None:
     assert torch.allclose(made, expected, rtol=1e-6 if name != "diagnose" else 0.3)
 
 
-def test_interrupted_bars_are_taken_down(model: Counted, shown: list[int]) -> None:
+def test_interrupted_bars_are_taken_down(model: Counted, bars: list[int]) -> None:
     """Also while the traceback, and every frame in it, is still alive."""
     la = pw.fit(model, (X, Y), "classification")
     handle = model[0].register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     for name in sorted(CALLS):
-        shown[:] = [0, 0]
+        bars[:] = [0, 0]
         with pytest.raises(KeyboardInterrupt) as caught:
             CALLS[name](la, progress=True)
-        assert (name, shown[1]) == (name, 0) and caught.traceback
+        assert (name, bars[1]) == (name, 0) and caught.traceback
     handle.remove()
