@@ -136,11 +136,11 @@ def test_columns_of_several_matrices() -> None:
     expected = DenseDirections(rows.transpose(1, 2).reshape(3, 24))
     v, c = normal(24), normal(3)
     assert torch.allclose(made.coordinates(v), expected.coordinates(v))
-    assert torch.allclose(made.combined(c), expected.combined(c))
+    assert torch.allclose(made.combine(c), expected.combine(c))
     assert torch.allclose(made.gram(), expected.gram())
     chosen = torch.tensor([2, 0])
-    assert torch.allclose(made.chosen(chosen).combined(c[:2]), expected.chosen(chosen).combined(c[:2]))
-    both = made.with_more(made.chosen(chosen)), expected.with_more(expected.chosen(chosen))
+    assert torch.allclose(made.select(chosen).combine(c[:2]), expected.select(chosen).combine(c[:2]))
+    both = made.with_more(made.select(chosen)), expected.with_more(expected.select(chosen))
     assert torch.allclose(both[0].gram(), both[1].gram())
 
 

@@ -18,12 +18,10 @@ from ..curvature.pieces import LabelledPiece
 from ..likelihoods import score
 from ..runtime.arithmetic import switched
 from .objective import Target, norm
-from .passes import Passes
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
 from .stopping import (
     MORE,
-    DataFacts,
     SolverLog,
     Stopping,
     add_facts,
@@ -32,20 +30,16 @@ from .stopping import (
     energy_and_size,
     rounding,
 )
+from .walk import Walk
 
 REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up
 PATIENCE = 4  # steps before directions are added, and again before more are
 
 
 @dataclass(eq=False, kw_only=True)
-class Solver:
-    """The weights so far, the last direction, and the outputs of both; to be used inside `passes.isolated`."""
+class Solver(Walk):
+    """With the outputs of all examples at the weights and along the last direction."""
 
-    passes: Passes
-    e: Tensor  # (D,): theta - theta_hat
-    facts: DataFacts = field(default_factory=DataFacts)
-    products: float = 0.0
-    d: Tensor | None = None  # (D,)
     pieces: list[LabelledPiece] = field(default_factory=list)  # without their inputs
     u: list[Tensor] = field(default_factory=list)  # f + J e
     w: list[Tensor] = field(default_factory=list)  # J d
@@ -101,7 +95,7 @@ class Solver:
                 names = {each.name for each in blocks[place].parts}
                 pushed = []
                 for unit in torch.eye(len(by_block[place]), dtype=self.e.dtype, device=self.e.device):
-                    pieces = blocks[place].put(own.combined(unit))
+                    pieces = blocks[place].put(own.combine(unit))
                     for chosen, value in pieces:
                         vector[chosen] = value
                     pushed.append(self.passes.push(piece, vector, names)[1])
@@ -121,15 +115,14 @@ class Solver:
         with switched("ieee"):
             ratios = self.directions.ratios(target)
         if len(self.directions):
-            self.directions.forget(self.directions.held(ratios))
+            self.directions.forget(self.directions.outweighed(ratios))
         self.gram = None
         number = min(number, MORE, self.most - len(self.directions))
         return self.directions.candidates(ratios, number) if number > 0 else []
 
     def _gradient(self, target: Target) -> Tensor:
         """(D,): one product with J^T. The first of all passes also takes the outputs."""
-        space = self.passes.network.space
-        total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
+        total = self._empty_gradient()
         first = not self.u
         for number, piece in enumerate(self.passes.pieces.pass_over("gradient")):
 
@@ -140,9 +133,7 @@ class Solver:
 
             self.passes.pull(piece, probe, total)
         self.products += 0.5
-        g = total if space.mask is None else total[space.mask.to(total.device)]
-        target.add_gradient(self.e, g)
-        return g
+        return self._with_prior(target, total)
 
     def _keep(self, piece: LabelledPiece, f: Tensor, u: Tensor) -> None:
         """An example's outputs, and its share of the facts."""
@@ -211,16 +202,16 @@ class Solver:
         if self.d is None:
             check_transpose(float(first.gradient[0]), squared, float(linear[0]), self.e.dtype)
         numbers, others = c[: len(vectors)].tolist(), c[len(vectors) :]
-        self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
+        d = self._turn(z, numbers)
         self.w = combine(outputs, numbers)
         if len(others):
-            self.directions.add_to(self.d, others, target)
+            self.directions.add_to(d, others, target)
             for move, more in zip(self.w, stiff, strict=True):
                 weights = others.to(move).split([len(each) for each in more])
                 with switched("ieee"):
                     for each, own in zip(more, weights, strict=True):
                         move += (own @ each.flatten(1)).view_as(move)
-        self.e += self.d
+        self.e += d
         for place, move in enumerate(self.w):
             self.u[place] += move
         self.old += 1

@@ -35,7 +35,7 @@ class BlockDirections(Protocol):
         """(P,) -> (R,): their products with a vector."""
         ...
 
-    def combined(self, c: Tensor) -> Tensor:
+    def combine(self, c: Tensor) -> Tensor:
         """(R,) -> (P,): their sum with these weights."""
         ...
 
@@ -43,7 +43,7 @@ class BlockDirections(Protocol):
         """(R, R): their products with each other."""
         ...
 
-    def chosen(self, places: Tensor) -> BlockDirections:
+    def select(self, places: Tensor) -> BlockDirections:
         """Some of them."""
         ...
 
@@ -69,7 +69,7 @@ class OuterDirections:
             made[own] = ((self.left[own] @ matrix[group]) * self.right[own]).sum(-1)
         return made
 
-    def combined(self, c: Tensor) -> Tensor:
+    def combine(self, c: Tensor) -> Tensor:
         """(R,) -> (P,)."""
         made = self.left.new_zeros(self.layout.matrix)
         for group, own in self._by_group():
@@ -89,7 +89,7 @@ class OuterDirections:
         same = self.groups[:, None] == self.groups
         return (self.left @ self.left.T) * (self.right @ self.right.T) * same
 
-    def chosen(self, places: Tensor) -> OuterDirections:
+    def select(self, places: Tensor) -> OuterDirections:
         """Some of them."""
         return OuterDirections(self.layout, self.groups[places], self.left[places], self.right[places])
 
@@ -110,7 +110,7 @@ class DenseDirections:
         """(P,) -> (R,)."""
         return self.vectors @ v
 
-    def combined(self, c: Tensor) -> Tensor:
+    def combine(self, c: Tensor) -> Tensor:
         """(R,) -> (P,)."""
         return c @ self.vectors
 
@@ -118,7 +118,7 @@ class DenseDirections:
         """(R, R)."""
         return self.vectors @ self.vectors.T
 
-    def chosen(self, places: Tensor) -> DenseDirections:
+    def select(self, places: Tensor) -> DenseDirections:
         """Some of them."""
         return DenseDirections(self.vectors[places])
 
@@ -174,7 +174,7 @@ class Directions:
             made += [Candidate(value, place, index) for value, index in pairs if value > STIFF and index not in taken]
         return sorted(made, key=lambda each: -each.ratio)[:number]
 
-    def held(self, ratios: dict[int, Tensor]) -> Tensor:
+    def outweighed(self, ratios: dict[int, Tensor]) -> Tensor:
         """(R,) booleans on the CPU: those that the prior has come to hold."""
         return torch.cat([(ratios[place][own.places] < HELD).cpu() for place, own in self.known.items()])
 
@@ -246,7 +246,7 @@ class Directions:
                     made.append(own.columns.gram().double() * delta[0])
                     continue
                 units = torch.eye(len(own.places), dtype=delta.dtype, device=delta.device)
-                rows = [own.columns.coordinates(own.columns.combined(unit) * delta) for unit in units]
+                rows = [own.columns.coordinates(own.columns.combine(unit) * delta) for unit in units]
                 made.append(torch.stack(rows).double())
         return torch.block_diag(*made).cpu() if made else torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
@@ -255,7 +255,7 @@ class Directions:
         numbers = c.to(v).split([len(own.places) for own in self.known.values()])
         with switched("ieee"):
             for (place, own), weights in zip(self.known.items(), numbers, strict=True):
-                for chosen, value in target.blocks.blocks[place].put(own.columns.combined(weights)):
+                for chosen, value in target.blocks.blocks[place].put(own.columns.combine(weights)):
                     v[chosen] += value
 
     def forget(self, lost: Tensor) -> None:
@@ -269,7 +269,7 @@ class Directions:
             elif len(chosen) < len(own.places):
                 own.places = [own.places[each] for each in chosen.tolist()]
                 there = chosen.to(own.outputs[0].device)
-                own.columns = own.columns.chosen(there)
+                own.columns = own.columns.select(there)
                 own.outputs = [each[there] for each in own.outputs]
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..likelihoods import score
 from .objective import Target, norm
-from .passes import Passes
 from .plane import Terms, energy_terms
 from .stopping import (
-    DataFacts,
     SolverLog,
     Stopping,
     add_facts,
@@ -27,19 +25,15 @@ from .stopping import (
     energy_and_size,
     rounding,
 )
+from .walk import Walk
 
 HALVINGS = 30
 
 
 @dataclass(eq=False, kw_only=True)
-class StreamingSolver:
-    """The weights so far and the last direction; to be used inside `passes.isolated`."""
+class StreamingSolver(Walk):
+    """With nothing kept that is as large as the data."""
 
-    passes: Passes
-    e: Tensor  # (D,): theta - theta_hat
-    facts: DataFacts = field(default_factory=DataFacts)
-    products: float = 0.0
-    d: Tensor | None = None  # (D,)
     last: float = math.nan  # the energy found by the last pass
     slack: float = 0.0  # the rounding of the loss
 
@@ -84,8 +78,7 @@ class StreamingSolver:
 
     def _pass(self, target: Target) -> tuple[float, Tensor]:
         """Loss and gradient (D,): one product with J and one with J^T."""
-        space = self.passes.network.space
-        total = torch.zeros(space.total, dtype=self.e.dtype, device=self.e.device)
+        total = self._empty_gradient()
         first = not self.facts.examples
         energy = torch.zeros(2, dtype=torch.float64, device=self.e.device)
         for piece in self.passes.pieces.pass_over("gradient"):
@@ -94,11 +87,10 @@ class StreamingSolver:
                 add_facts(self.facts, piece, f)
             u = f + pushed
             energy += energy_and_size(piece.labels.energy(u))
-            given = score(piece.labels.likelihood, u, piece.labels.y) * target.data_weight
-            self.passes.pull(piece, functools.partial(ignore_outputs, given), total)
+            cotangent = score(piece.labels.likelihood, u, piece.labels.y) * target.data_weight
+            self.passes.pull(piece, functools.partial(ignore_outputs, cotangent), total)
         self.products += 1.0
-        g = total if space.mask is None else total[space.mask.to(total.device)]
-        target.add_gradient(self.e, g)
+        g = self._with_prior(target, total)
         self.last, size = energy.tolist()
         half = target.products(self.e, ())[0]
         self.slack = rounding(target.data_weight * size + half, self.e.dtype)
@@ -123,8 +115,7 @@ class StreamingSolver:
         if self.d is None:
             check_transpose(float(terms.gradient[0]), squared, float(linear[0]), self.e.dtype)
         numbers = terms.step().tolist()
-        self.d = z.mul_(numbers[0]) if self.d is None else self.d.mul_(numbers[1]).add_(z, alpha=numbers[0])
-        self.e += self.d
+        self.e += self._turn(z, numbers)
 
 
 def ignore_outputs(probe: Tensor, f: Tensor) -> Tensor:
