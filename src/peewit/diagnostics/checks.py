@@ -116,7 +116,7 @@ class NewtonStep:
 
 
 def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
-    """Is it fitted at all: against the best constant."""
+    """Whether the network fits better than the best constant."""
     own, constant = constant_energy(la.likelihood.bound(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
     least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
     share = (constant - own) / max(abs(constant), abs(own), 1e-300) if least < 0 else 1 - own / max(constant, 1e-300)
@@ -140,7 +140,7 @@ def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
 
 
 def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
-    """Is it near a mode of its regularised loss."""
+    """Whether the weights are near a mode of the regularised loss."""
     nats, allowed = step.decrement, NATS + SHARE * gamma
     numbers = {"decrement": nats, "gradient": step.norm, "effective_dimensions": gamma}
     where = f"{nats:.3g} nats above its minimum, by one step of Newton's method, with {gamma:.3g} effective dimensions"
@@ -163,7 +163,7 @@ def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
 
 
 def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator[Finding]:
-    """Does the loss look like a likelihood."""
+    """Whether the loss is a likelihood, and fits the residuals."""
     caveat = la.likelihood.caveat
     if caveat:
         yield note(
@@ -253,7 +253,7 @@ def check_confidence(seen: GradientSums) -> Finding:
 
 
 def check_evidence(la: PosteriorState, step: NewtonStep, gamma: Tensor) -> Finding:
-    """Do evidences at the trained weights and at the linear model's mode disagree."""
+    """Whether the evidence at the trained weights and that at the linear mode disagree."""
     if step.sure:
         nats = float(la.log_evidence()) - float(at_trained(la).log_evidence())
         told = f"The evidence at the mode of the linear model is {nats:.4g} nats above that at the trained weights"

@@ -1,4 +1,4 @@
-"""From a posterior and its training data to the mode of the linear model."""
+"""Finds the mode of the linear model from a posterior and its training data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 200
 
 
 def check_options(tolerance: Any, steps: Any) -> None:
-    """Refuse what is no number."""
+    """Refuse a tolerance or a number of steps that cannot be used."""
     good = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and math.isfinite(tolerance)
     if not good or tolerance <= 0:
         raise PeewitError(f"tolerance={tolerance!r}: expected a positive number of nats, such as 0.01.")
@@ -84,7 +84,7 @@ def find(
 
 
 def linear_mode_of(solver: Solver | StreamingSolver, target: Target, log: SolverLog) -> LinearMode:
-    """What was found, as a value."""
+    """The linear mode that a solver has reached."""
     solver.refresh()
     return LinearMode(
         displacement=solver.e,
@@ -104,7 +104,7 @@ def linear_mode_of(solver: Solver | StreamingSolver, target: Target, log: Solver
 
 
 def check_data(la: PosteriorState, facts: DataFacts) -> None:
-    """Refuse other data than those of the fit; say so where only the losses differ."""
+    """Refuse data of another size than those of the fit; warn where only the loss differs."""
     if facts.examples != la.N:
         raise PeewitError(
             f"data has {facts.examples} examples, and the posterior was fitted to {la.N}; expected the data that it "
@@ -114,7 +114,7 @@ def check_data(la: PosteriorState, facts: DataFacts) -> None:
 
 
 def check_energy(la: PosteriorState, energy: float) -> None:
-    """Say so where the data have another energy under the network than those that it was fitted to."""
+    """Warn where the network has another energy on this data than on the data of the fit."""
     weights = [la.model.get_parameter(name) for name in la.space.names]
     coarsest = max(weights, key=lambda weight: torch.finfo(weight.dtype).eps)
     if differ(la.totals.energy, energy, la.N, coarsest):

@@ -1,4 +1,4 @@
-"""When the solver stops, and what it writes down on the way."""
+"""When the solver stops, and its log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDLESS = 1e30  # decrements over the loss that no loss with a minimum has
 
 @dataclass(kw_only=True)
 class SolverLog:
-    """How it went: one entry for each gradient."""
+    """One entry for each gradient that the solver took."""
 
     losses: list[float] = field(default_factory=list)
     decrements: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class SolverLog:
         self.passes.append(products)
 
     def extend(self, other: SolverLog) -> None:
-        """What came after."""
+        """Append a later log."""
         for name in ("losses", "decrements", "gradients", "passes"):
             getattr(self, name).extend(getattr(other, name))
         self.stopped, self.converged = other.stopped, other.converged
@@ -84,7 +84,7 @@ class Stopping:
         return max(made, *(self.ahead(window) for window in WINDOWS if 2 * window <= len(self.gains)))
 
     def ahead(self, window: int) -> float:
-        """What is to come if gains go on to fall as their last two sums over some steps did."""
+        """Nats still to gain if gains keep falling as their last two sums over `window` steps did."""
         last, earlier = sum(self.gains[-window:]), sum(self.gains[-2 * window : -window])
         if last <= window * self.slack:
             return 0.0
@@ -92,7 +92,7 @@ class Stopping:
         return last * rate / (1 - rate)
 
     def ends(self, decrement: float, log: SolverLog) -> bool:
-        """Whether this is the end; the log then says why."""
+        """Whether to stop; the log then says why."""
         if self.before > 0:
             self.gains.append(self.gain)
             self.shares.append(self.gain / self.before if self.gain > self.slack else 1.0)

@@ -1,7 +1,7 @@
-"""The same walk for data whose outputs cannot be kept: every pass makes them anew, in whatever order they come.
+"""The solver for data whose outputs do not fit into memory: every pass computes them again, in any order.
 
-The loss in the plane of two directions is known to second order only; where the next pass finds that a step has not
-lowered it, the step is halved.
+It knows the loss in the plane of two directions to second order only. Where the next pass finds that a step did not lower
+the loss, the step is halved.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StreamingSolver(Walk):
         return self.last
 
     def refresh(self) -> None:
-        """Nothing is kept that could have aged."""
+        """Nothing to do: no outputs are kept."""
 
     def _accepted(self, target: Target, before: float, slack: float) -> tuple[float, Tensor]:
         """Loss and gradient where the last step led, or at the longest piece of it that lowers the loss."""

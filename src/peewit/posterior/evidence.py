@@ -64,7 +64,7 @@ def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: tor
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceProblem:
-    """Everything that the evidence depends on; asked at a prior and a noise."""
+    """Everything that the evidence depends on, except the prior and the noise."""
 
     curvature: Curvature
     degree: int

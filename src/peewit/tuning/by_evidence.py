@@ -91,7 +91,7 @@ def complaints(
     without: Tensor,
     settings: TuningSettings,
 ) -> list[str]:
-    """What a user should know about where it ended."""
+    """Warnings about groups that are switched off or have a precision at its limit."""
     warnings = []
     low, high = (math.log(limit) for limit in settings.limits)
     at, tuned = hyperparameters.log_precision, free[:-1]
@@ -121,7 +121,7 @@ def list_groups(names: Sequence[str], chosen: Tensor) -> str:
 
 
 def noise_at_its_limit(la: PosteriorState, hyperparameters: Hyperparameters, settings: TuningSettings) -> list[str]:
-    """What a user should know about a noise that ended at an edge of its range."""
+    """Warnings about a noise at its limit."""
     if not settings.noise:
         return []
     quiet, loud = noise_limits(la)
@@ -136,7 +136,7 @@ def noise_at_its_limit(la: PosteriorState, hyperparameters: Hyperparameters, set
 def tuned_posterior(
     la: PosteriorState, profile: Profile, hyperparameters: Hyperparameters, settings: TuningSettings, trace: Trace
 ) -> PosteriorState:
-    """The posterior at what was found, with the way there."""
+    """The posterior with the best precisions and noise, and the trace."""
     for text in noise_at_its_limit(la, hyperparameters, settings):
         trace = trace.warned(text)
     return replace(posterior_at(la, profile, hyperparameters, settings), trace=trace)

@@ -1,4 +1,4 @@
-"""What `tune` may be asked for, and what is refused."""
+"""Options of `tune`, and which of them cannot be used together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Passing:
     progress: bool = False
 
     def check(self, method: str, train: Data | None, validated: bool) -> None:
-        """Refuse what does not belong together."""
+        """Refuse options that contradict each other."""
         check_at(self.at)
         if self.at == "trained_weights":
             if self.memory is not None and not validated:
@@ -63,7 +63,7 @@ class Passing:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningSettings:
-    """What `tune` was asked for, checked."""
+    """Checked arguments of `tune`."""
 
     method: TuneMethod
     prior: bool  # whether to tune it
@@ -123,7 +123,7 @@ def select_parameters(parameters: Any, grid: set[str], noisy: bool, method: str)
 
 
 def check_kinds(grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
-    """Refuse what is not even of the right kind."""
+    """Refuse arguments of the wrong type."""
     if grid is not None and not listable(grid):
         raise ArgumentTypeError(f"grid={grid!r}: expected numbers, or a mapping such as {{'prior': [0.1, 1, 10]}}.")
     if isinstance(grid, Mapping) and not grid:

@@ -29,7 +29,7 @@ def tune(la: PosteriorState, settings: TuningSettings, start: Prior | Number | N
 
 
 def dispatch(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:
-    """The method that was asked for."""
+    """Tune by the method that the settings name."""
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
