@@ -1,7 +1,7 @@
 """The solver for data whose outputs do not fit into memory: every pass computes them again, in any order.
 
-It knows the loss in the plane of two directions to second order only. Where the next pass finds that a step did not lower
-the loss, the step is halved.
+It knows the loss in the plane of two directions to second order only. Where the next pass finds that a step did not
+lower the loss, the step is halved.
 """
 
 from __future__ import annotations
