@@ -651,7 +651,7 @@ HOSTILE_SUMS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "a diagonal": ("diag", tensor("sums", lambda value: value[1:]), "The diagonal of .* has shape"),
     "a negative one": ("diag", tensor("sums", lambda value: -value - 1), "has negative numbers"),
     "a block": ("block", tensor("sums", lambda value: value[1:]), "The curvature of .* has shape"),
-    "no block": ("block", put("sums", "fields", "matrices", 0, 0, value=[["0.weight", 0, 12]]), "is no block"),
+    "no block": ("block", put("sums", "fields", "matrices", 0, 0, value=[["0.weight", 0, 12]]), "is not a block"),
     "a matrix": ("full", tensor("sums", lambda value: value[1:, 1:]), "has shape"),
     "a mask": ("full", put("sums", "fields", "mask", value={"tensor": "weights"}), "over other elements"),
     "second moments": ("ekfac", tensor("corrected", lambda value: value[:, 1:]), "The second moments of"),
