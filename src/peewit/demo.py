@@ -48,7 +48,7 @@ class Data:
         return torch.cat(list(self.unknown_by_class.values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DemoScores:
     """How one way to predict did on the test images, and at telling them from classes never seen."""
 
@@ -119,12 +119,12 @@ def judge(name: str, probs: Tensor, labels: Tensor, unknown: Tensor) -> DemoScor
         return -torch.xlogy(p, p).sum(-1)
 
     return DemoScores(
-        name,
-        accuracy(probs, labels),
-        nll(probs, labels),
-        brier(probs, labels),
-        ece(probs, labels),
-        auroc(entropy(probs), entropy(unknown)),
+        name=name,
+        accuracy=accuracy(probs, labels),
+        nll=nll(probs, labels),
+        brier=brier(probs, labels),
+        ece=ece(probs, labels),
+        auroc=auroc(entropy(probs), entropy(unknown)),
     )
 
 

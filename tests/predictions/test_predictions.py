@@ -45,7 +45,7 @@ def believed(
     size = examples, form.positions, form.outputs
     factor = normal(*size, form.outputs, seed=3) * scale / math.sqrt(form.outputs)
     more = {"points": 4096, "seed": 7, **more}
-    return Normal(form, Budget(1 << 22), moved(normal(*size, seed=4)), moved(factor @ factor.mT), **more)
+    return Normal(form, Budget(1 << 22), centre=moved(normal(*size, seed=4)), blocks=moved(factor @ factor.mT), **more)
 
 
 def made(belief: Any, likelihood: Any, link: str | None = None, method: str = "linearised") -> Any:
@@ -156,8 +156,10 @@ def test_a_factor_in_place_of_blocks() -> None:
     """A covariance known by samples gives what its blocks give."""
     belief = believed(0, (4,))
     thin = normal(5, 1, 4, 2, seed=11)
-    factored = Normal(belief.form, belief.budget, belief.mean, None, 4096, 7, moved(thin))
-    blocks = Normal(belief.form, belief.budget, belief.mean, moved(thin @ thin.mT), 4096, 7)
+    factored = Normal(
+        belief.form, belief.budget, centre=belief.mean, blocks=None, points=4096, seed=7, factor=moved(thin)
+    )
+    blocks = Normal(belief.form, belief.budget, centre=belief.mean, blocks=moved(thin @ thin.mT), points=4096, seed=7)
     y = moved(normal(5, 4, seed=8))
     left, right = (made(each, pw.Gaussian(0.5)) for each in (factored, blocks))
     assert relative(left.log_prob(y), right.log_prob(y).cpu()) < 1e-8
@@ -326,13 +328,22 @@ def test_counts() -> None:
 def replaced(belief: Normal, output: int) -> Normal:
     """One output of a belief as a network (N,) would have it."""
     pick = slice(output, output + 1)
-    return Normal(Form(None, ()), belief.budget, belief.mean[..., pick], belief.covariance[..., pick, pick], 64, 1)
+    return Normal(
+        Form(None, ()),
+        belief.budget,
+        centre=belief.mean[..., pick],
+        blocks=belief.covariance[..., pick, pick],
+        points=64,
+        seed=1,
+    )
 
 
 def test_counts_that_overflow() -> None:
     """Rates that have no float still leave a density and bounds."""
     form = Form(None, ())
-    belief = Normal(form, Budget(1 << 20), torch.tensor([[[2.0]]]), torch.tensor([[[[300.0]]]]), 64, 1)
+    belief = Normal(
+        form, Budget(1 << 20), centre=torch.tensor([[[2.0]]]), blocks=torch.tensor([[[[300.0]]]]), points=64, seed=1
+    )
     pred = made(belief, pw.Poisson())
     assert bool(torch.isfinite(pred.log_prob(torch.tensor([3]))).all())
     lower, upper = pred.interval(0.5)
@@ -349,7 +360,7 @@ def test_heteroscedastic(parameters: str) -> None:
     belief = believed(0, (2,), examples=3, scale=0.3)
     centre = belief.mean.clone()
     centre[..., 1] = {"natural": -2.0, "mean_variance": 1.5}.get(parameters, 0.5)
-    belief = Normal(belief.form, belief.budget, centre, belief.covariance, 4096, 7)
+    belief = Normal(belief.form, belief.budget, centre=centre, blocks=belief.covariance, points=4096, seed=7)
     pred = made(belief, likelihood)
     f = draws_of(belief, 200_000)[:, :, 0]
     first, second = f.unbind(-1)
@@ -393,7 +404,14 @@ def test_heads_without_a_valid_variance() -> None:
     """Outputs at which a variance would be negative are left out; everything stays finite."""
     belief = believed(0, (2,), examples=3)
     centre = torch.full_like(belief.mean, 0.3)
-    wide = Normal(belief.form, belief.budget, centre, 2 * torch.eye(2).to(centre).expand(3, 1, 2, 2), 4096, 7)
+    wide = Normal(
+        belief.form,
+        belief.budget,
+        centre=centre,
+        blocks=2 * torch.eye(2).to(centre).expand(3, 1, 2, 2),
+        points=4096,
+        seed=7,
+    )
     pred = made(wide, pw.HeteroscedasticGaussian("mean_variance"))
     for value in (pred.mean, pred.variance, *pred.interval(0.9), pred.sample(50, seeded(1)), pred.log_prob(pred.mean)):
         assert bool(torch.isfinite(value).all())
@@ -417,7 +435,9 @@ def test_densities_of_one_noisy_target_far_out(parameters: str, far: float) -> N
     centre = torch.tensor([[[0.4, 1.0]], [[-0.3, 2.0]]], dtype=torch.float64)
     centre[..., 1] *= -1 if parameters == "natural" else 1
     cov = torch.tensor([[0.05, 0.02], [0.02, 0.03]], dtype=torch.float64).expand(2, 1, 2, 2)
-    belief = Normal(Form(0, (2,)), Budget(1 << 22), moved(centre), moved(cov.clone()), 4096, 7)
+    belief = Normal(
+        Form(0, (2,)), Budget(1 << 22), centre=moved(centre), blocks=moved(cov.clone()), points=4096, seed=7
+    )
     y = torch.tensor([[far], [0.5 - far]], dtype=torch.float64)
     z = torch.linspace(-16, 16, 801, dtype=torch.float64, device="cpu")
     first, second = torch.meshgrid(z, z, indexing="ij")
@@ -533,8 +553,8 @@ def test_names_are_checked(likelihood: str, method: str, link: Any, samples: Any
 def test_memory_changes_nothing() -> None:
     """Averages in parts of any size are the same numbers."""
     belief = believed(1, (4, 3), examples=40)
-    small = Normal(belief.form, Budget(1), belief.mean, belief.covariance, 256, 7)
-    large = Normal(belief.form, Budget(1 << 30), belief.mean, belief.covariance, 256, 7)
+    small = Normal(belief.form, Budget(1), centre=belief.mean, blocks=belief.covariance, points=256, seed=7)
+    large = Normal(belief.form, Budget(1 << 30), centre=belief.mean, blocks=belief.covariance, points=256, seed=7)
     for family, link in (("classes", "mc"), ("binary", "mc"), ("count", "mc"), ("regression", "mc")):
         left, right = (made(each, LIKELIHOODS[family], link) for each in (small, large))
         assert relative(left.epistemic, right.epistemic.cpu()) < EXACT

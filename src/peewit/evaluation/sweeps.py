@@ -174,7 +174,9 @@ def sweep(
         metric=metric,
         seed=seed_of(generator, 32, fixed=0),
     )
-    shared = SharedPredictions(la.state, validation_batches(validation, la.weights.device), {"memory": memory})
+    shared = SharedPredictions(
+        la=la.state, batches=validation_batches(validation, la.weights.device), options={"memory": memory}
+    )
     with closing(Progress(progress)) as bars:
         tried = SEARCHES[method](lambda n, tau: score(la, shared, n, tau, metric), options)
         points = tuple(bars.track(tried, options.trials, "trying settings"))

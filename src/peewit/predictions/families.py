@@ -74,7 +74,7 @@ def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     assert isinstance(likelihood, WithNatural) and isinstance(belief, Normal)
     mean, cov, noise = links.delta_rule(likelihood.natural, belief.mean, belief.covariance, link)
     form = target_form(belief.form, mean.shape[-1])
-    source = Normal(form, belief.budget, mean, cov, belief.points, belief.seed)
+    source = Normal(form, belief.budget, centre=mean, blocks=cov, points=belief.points, seed=belief.seed)
     return Regression(belief, likelihood, link, source, noise)
 
 

@@ -31,11 +31,6 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
     return probit_logits(mean, variance).softmax(-1)
 
 
-def probit_binary(mean: Tensor, variance: Tensor) -> Tensor:
-    """(...) probabilities of label 1: `sigmoid(mu / sqrt(1 + pi/8 s2))`, of every output by itself."""
-    return probit_logits(mean, variance).sigmoid()
-
-
 def bridge(mean: Tensor, cov: Tensor, normalised: bool = False) -> Tensor:
     """(..., C) float64: concentrations of the Dirichlet that the Laplace bridge puts in place of the Gaussian.
 

@@ -17,7 +17,7 @@ WEIGHTS = 64  # draws of the weights
 PredictMethod: TypeAlias = Literal["linearised", "sampled"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """What was asked of `predict`, checked."""
 
@@ -57,4 +57,4 @@ class Question:
                 "at='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
                 "cannot be centred on the linear mode; use method='linearised'."
             )
-        return Question(method, chosen, number, joint, create_graph, at)
+        return Question(method=method, link=chosen, samples=number, joint=joint, create_graph=create_graph, at=at)

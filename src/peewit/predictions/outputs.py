@@ -83,7 +83,7 @@ class Belief(ABC):
         return whole.reshape(examples, positions, *whole.shape[1:])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Normal(Belief):
     """A Gaussian, as the linearised network has it."""
 

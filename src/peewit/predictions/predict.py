@@ -69,12 +69,21 @@ def linearised_belief(
     if isinstance(made, covariance.Spectral):
         basis = None if made.basis is None else made.basis.to(mean.dtype)
         deviation = made.deviation.to(mean.dtype)
-        return Normal(form, network.budget, mean, None, question.samples, seed, basis=basis, deviation=deviation)
+        return Normal(
+            form,
+            network.budget,
+            centre=mean,
+            blocks=None,
+            points=question.samples,
+            seed=seed,
+            basis=basis,
+            deviation=deviation,
+        )
     examples, positions, outputs = mean.shape
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
     each = torch.arange(examples, device=mean.device)[:, None, None, None]
     blocks = made.cov[each, order[:, :, None], each, order[:, None, :]].to(mean.dtype)
-    return Normal(form, network.budget, mean, blocks, question.samples, seed, joint=made.cov)
+    return Normal(form, network.budget, centre=mean, blocks=blocks, points=question.samples, seed=seed, joint=made.cov)
 
 
 def normal(network: Network, made: covariance.Functional, question: Question, seed: int) -> Normal:
@@ -83,7 +92,7 @@ def normal(network: Network, made: covariance.Functional, question: Question, se
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
     blocks = made.cov.reshape(*mean.shape, -1).to(mean.dtype)
-    return Normal(form, network.budget, mean, blocks, question.samples, seed)
+    return Normal(form, network.budget, centre=mean, blocks=blocks, points=question.samples, seed=seed)
 
 
 def _estimated_belief(
@@ -94,10 +103,17 @@ def _estimated_belief(
     if form.outputs <= samples.SAMPLES:
         made = samples.sampled_functional(network, la, x, seed, False)
         mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
-        return Normal(form, network.budget, mean, made.cov.reshape(*mean.shape, -1), question.samples, seed)
+        return Normal(
+            form,
+            network.budget,
+            centre=mean,
+            blocks=made.cov.reshape(*mean.shape, -1),
+            points=question.samples,
+            seed=seed,
+        )
     made = samples.sampled_factor(network, la, x, seed)
     mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
-    return Normal(form, network.budget, mean, None, question.samples, seed, made.cov)
+    return Normal(form, network.budget, centre=mean, blocks=None, points=question.samples, seed=seed, factor=made.cov)
 
 
 def sampled_belief(

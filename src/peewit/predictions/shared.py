@@ -47,7 +47,7 @@ class LinearisedPiece:
         return made_of(normal(self.network, made, question, DEFAULT_SEED), la.likelihood, question.link)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class SharedPredictions:
     """Predictions of settings of one posterior on the same data: one pass for all, and no more where Jacobians fit."""
 

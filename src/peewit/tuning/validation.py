@@ -49,7 +49,12 @@ def mean(sums: Sequence[tuple[float, int]]) -> float:
 def shared_predictions(la: PosteriorState, settings: TuningSettings) -> SharedPredictions:
     """Those that `tune` scores."""
     batches, passing = validation_batches(settings.validation, la.weights.device), settings.passing
-    return SharedPredictions(la, batches, {**settings.predict, "memory": passing.memory}, Progress(passing.progress))
+    return SharedPredictions(
+        la=la,
+        batches=batches,
+        options={**settings.predict, "memory": passing.memory},
+        progress=Progress(passing.progress),
+    )
 
 
 def validation_batches(data: Any, device: torch.device) -> Batches:
