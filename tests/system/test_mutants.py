@@ -98,14 +98,14 @@ def test_a_seed_names_a_sample(tmp_path: Path) -> None:
         project.allowed()
 
 
-def test_files_and_functions_that_the_script_names_exist() -> None:
-    """Patterns of parts match files of the library, and the allow-list names functions in them."""
+def test_what_the_script_names_exists() -> None:
+    """Patterns of parts match files of the library, and each line of the allow-list names a mutant or a function."""
     project = Project(ROOT, PARTS)
     assert all(list(project.source.glob(pattern)) for patterns in PARTS.values() for pattern in patterns)
     paths = {path for part in PARTS for path in project.files(part)}
-    functions = {(path, each.function) for path in paths for each in mutants(path, (project.source / path).read_text())}
-    named = {tuple(name.split("::")[:2]) for name in project.allowed()}
-    assert named - functions == set()
+    every = [each for path in paths for each in mutants(path, (project.source / path).read_text())]
+    names = {each.name for each in every} | {each.whole_function for each in every}
+    assert [name for name in project.allowed() if name not in names] == []
 
 
 def test_what_tests_notice_is_told_from_what_they_do_not(tmp_path: Path) -> None:
