@@ -116,8 +116,8 @@ def test_layouts(layout: Layout) -> None:
         matrix = layout.to_matrix(lead)
         assert torch.equal(matrix, lead[..., index])
         assert torch.equal(layout.to_flat(matrix), lead)
-        assert torch.equal(layout.turned().to_matrix(lead), matrix.mT)
-    assert layout.turned().matrix == (layout.matrix[0], layout.matrix[2], layout.matrix[1])
+        assert torch.equal(layout.transpose().to_matrix(lead), matrix.mT)
+    assert layout.transpose().matrix == (layout.matrix[0], layout.matrix[2], layout.matrix[1])
 
 
 @pytest.mark.parametrize("kind", ["one position", "positions in groups", "one position, flipped", "two flipped uses"])
@@ -140,7 +140,7 @@ def test_inputs_that_know_a_shorter_way_into_a_basis() -> None:
     """It is taken where there is a basis and no ones are appended."""
     given, basis = normal(EXAMPLES, 2, 3, 4), normal(2, 4, 4, seed=1)
     acts = Acts(
-        make=lambda some: given[some], width=4, positions=3, rotated=lambda some, basis: 2 * given[some] @ basis
+        make=lambda some: given[some], width=4, positions=3, make_in_basis=lambda some, basis: 2 * given[some] @ basis
     )
     some = slice(0, 2)
     torch.testing.assert_close(acts(some), given[some])
@@ -233,7 +233,7 @@ class Kernels:
 
     asked: list[tuple[str, bool]]
 
-    def rotated(self, grad: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.dtype) -> Tensor:
+    def rotate(self, grad: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.dtype) -> Tensor:
         """(K, b, G, T, O)."""
         assert axis == 1 and half == torch.float16
         self.asked.append(("gradients", two))
@@ -259,7 +259,7 @@ class Kernels:
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Pretend that there are kernels; what they are asked for, and whether in two parts."""
     kernels = Kernels([])
-    monkeypatch.setattr(operands, "rotated", kernels.rotated)
+    monkeypatch.setattr(operands, "rotate", kernels.rotate)
     monkeypatch.setattr(Acts, "operand", lambda acts, *given: kernels.operand(acts, *given))
     for name in ("square_sums", "inner_products"):
         monkeypatch.setattr(kernel_jacobians, name, getattr(kernels, name))

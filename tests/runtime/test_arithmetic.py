@@ -12,7 +12,7 @@ from torch import nn
 
 import peewit as pw
 from environment import DEVICE
-from peewit.runtime.arithmetic import Arithmetic, ArithmeticName, switched
+from peewit.runtime.arithmetic import Arithmetic, ArithmeticName, use_precision
 
 STATES = {
     "as torch comes": lambda: None,
@@ -67,12 +67,12 @@ def test_switches_are_set_and_taken_back(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     STATES[name]()
     before = state()
-    with pytest.raises(KeyError), switched(precision):
+    with pytest.raises(KeyError), use_precision(precision):
         assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == (precision == "tf32")
         assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == (precision == "tf32")
         raise KeyError
     assert state() == before
-    with switched(None):
+    with use_precision(None):
         assert state() == before
 
 

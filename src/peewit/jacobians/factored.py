@@ -109,7 +109,7 @@ class Matrix:
         if not all(term.flipped and term.acts.index is None for term in self.terms):
             return self
         return replace(
-            self, terms=tuple(replace(term, flipped=False) for term in self.terms), layout=self.layout.turned()
+            self, terms=tuple(replace(term, flipped=False) for term in self.terms), layout=self.layout.transpose()
         )
 
     def _single(self) -> Term | None:
@@ -229,7 +229,7 @@ class Matrix:
             bytes_each += 4 * groups * kernel_jacobians.partial_sums(self.probes, rows)  # bytes
         two, half = self.budget.arithmetic.parts(predicting) == 2, self.budget.arithmetic.half
         for examples in self.budget.slices(self.examples, bytes_each, 0.3):
-            grad = operands.rotated(term.grad[:, examples], left, 1, two, half)
+            grad = operands.rotate(term.grad[:, examples], left, 1, two, half)
             yield grad, term.acts.operand(examples, right, two, half)
 
     def _fused(self, weight: Tensor, left: Tensor | None, right: Tensor | None, diagonal: bool) -> Tensor | None:

@@ -43,17 +43,17 @@ class Acts:
     constant: bool = False  # the inputs are ones: a bias by itself
     scratch: int = 0  # numbers made on the way per example, beyond the result
     # The inputs in a basis as a 16-bit operand, where there is a shorter way than making them first.
-    turned: Callable[[slice, Tensor, bool, torch.dtype], operands.Operand] | None = None
+    make_operand: Callable[[slice, Tensor, bool, torch.dtype], operands.Operand] | None = None
     # The same in their own precision, (b, G, T, I): slices and a basis (G, I, I).
-    rotated: Callable[[slice, Tensor], Tensor] | None = None
+    make_in_basis: Callable[[slice, Tensor], Tensor] | None = None
     moments: InputMoments | None = None  # of the inputs without a column of ones
 
     def __call__(self, examples: slice, basis: Tensor | None = None) -> Tensor:
         """(b, G, T, I), rotated by `basis` (G, I, I) where one is given."""
         if self.index is not None and basis is not None:
             return basis[0][self.index[examples]].unsqueeze(1)
-        if basis is not None and self.rotated is not None and not self.ones:
-            return self.rotated(examples, basis)
+        if basis is not None and self.make_in_basis is not None and not self.ones:
+            return self.make_in_basis(examples, basis)
         act = self.make(examples)
         if self.ones:
             act = torch.cat([act, act.new_ones(*act.shape[:-1], 1)], -1)
@@ -65,6 +65,6 @@ class Acts:
 
     def operand(self, examples: slice, basis: Tensor | None, two: bool, half: torch.dtype) -> operands.Operand:
         """The same in 16 bits, for the kernels."""
-        if basis is not None and self.turned is not None and not self.ones:
-            return self.turned(examples, basis, two, half)
-        return operands.rotated(self(examples).float(), basis, 0, two, half)
+        if basis is not None and self.make_operand is not None and not self.ones:
+            return self.make_operand(examples, basis, two, half)
+        return operands.rotate(self(examples).float(), basis, 0, two, half)

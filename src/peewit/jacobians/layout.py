@@ -32,7 +32,7 @@ class Layout:
         tensor = matrix.reshape(*lead, *(self.split[axis] for axis in self.order))
         return tensor.permute(*range(shift), *(shift + axis for axis in inverse)).reshape(*lead, -1)
 
-    def turned(self) -> Layout:
+    def transpose(self) -> Layout:
         """The same with the columns (G, I, O) for rows."""
         groups, rows, columns = self.matrix
         sizes = [self.split[axis] for axis in self.order]

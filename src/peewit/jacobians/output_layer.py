@@ -139,7 +139,7 @@ class OutputLayerJacobian:
 
     def with_bias(self) -> OutputLayerJacobian:
         """The Jacobian of weight and bias as one matrix (O, I + 1)."""
-        groups, rows, columns = (self.layout.turned() if self.flipped else self.layout).matrix
+        groups, rows, columns = (self.layout.transpose() if self.flipped else self.layout).matrix
         layout = Layout.plain(groups, rows, columns + 1)
         return replace(self, acts=self.acts.with_ones(), layout=layout, flipped=False)
 

@@ -95,21 +95,21 @@ def dense(x: Tensor) -> bool:
     return True
 
 
-def rotated(x: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.dtype) -> Operand:
+def rotate(x: Tensor, basis: Tensor | None, axis: int, two: bool, half: torch.dtype) -> Operand:
     """(..., G, T, n) in a basis (G, n, n) as a 16-bit operand; in one part the product itself is in 16 bits."""
     if basis is None:
         return split(x, axis, two, half)
     if x.device.type != "cuda" or basis.shape[0] > 1 or (two and not worth_parts(x, basis)):
-        return split(turned(x, basis), axis, two, half)
+        return split(multiply_basis(x, basis), axis, two, half)
     part = split(x, axis, two, half, rotation_top(x.shape[-1]))
     if not two:
-        short, factor = shortened(basis, half)
-        product = turned(part.high, short)
+        short, factor = shorten(basis, half)
+        product = multiply_basis(part.high, short)
         return Operand(product, product, part.scale * factor, False)
     turn = split(basis, 0, True, torch.float16, 0)  # numbers below one, scaled by one
-    product = turned(part.high, turn.high, torch.float32)
-    product = turned(part.low, turn.high, torch.float32, product)
-    product = turned(part.high, turn.low, torch.float32, product)
+    product = multiply_basis(part.high, turn.high, torch.float32)
+    product = multiply_basis(part.low, turn.high, torch.float32, product)
+    product = multiply_basis(part.high, turn.low, torch.float32, product)
     again = split(product, axis, True, half)
     return Operand(again.high, again.low, again.scale * part.scale * turn.scale, True)
 
@@ -127,7 +127,7 @@ def rotation_top(width: int) -> int:
 shorter: Any = WeakTensorKeyDictionary()  # of bases that are in use: they never change
 
 
-def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
+def shorten(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
     """A basis times a power of two, its vectors no longer than one, and that factor; kept as long as the basis is."""
     kept = shorter.get(basis)
     if kept is None or kept[0].dtype != half:
@@ -140,7 +140,7 @@ def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
     return high, factor
 
 
-def turned(x: Tensor, basis: Tensor, dtype: Any = None, earlier: Tensor | None = None) -> Tensor:
+def multiply_basis(x: Tensor, basis: Tensor, dtype: Any = None, earlier: Tensor | None = None) -> Tensor:
     """`x @ basis`, added to `earlier`, with positions side by side in memory, as the kernels read them.
 
     Gradients of channels-first networks have their positions so already; others are written so by one large product.

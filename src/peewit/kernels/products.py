@@ -24,7 +24,7 @@ def whole(x: Tensor) -> Operand:
     return Operand(made.high[0], made.low[0], made.scale, True)
 
 
-def multiplied(left: Tensor, right: Tensor) -> Tensor:
+def multiply(left: Tensor, right: Tensor) -> Tensor:
     """`left @ right` of 16-bit matrices, or of as many of them, in float32."""
     if not left.is_cuda:
         return left.float() @ right.float()
@@ -34,12 +34,12 @@ def multiplied(left: Tensor, right: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
     first, second = split_rows(x.reshape(-1, x.shape[-1]).float()), whole(weight)
-    result = multiplied(first.high, second.high)
+    result = multiply(first.high, second.high)
     if result.is_cuda:
         result = torch.addmm(result, first.low, second.high, out_dtype=torch.float32, out=result)
         result = torch.addmm(result, first.high, second.low, out_dtype=torch.float32, out=result)
     else:
-        result = result + multiplied(first.low, second.high) + multiplied(first.high, second.low)
+        result = result + multiply(first.low, second.high) + multiply(first.high, second.low)
     result *= (first.scale * second.scale).reciprocal()[:, None]
     return result.reshape(*x.shape[:-1], weight.shape[-1])
 
@@ -47,7 +47,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 BITS = 0x1000, ~0x1FFF  # half of the last of 11 bits, and the mask that leaves these
 
 
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+def round_to_eleven_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     """(n, C, H, W) in float32 -> its numbers rounded to 11 bits, and what that loses, both with the channels last."""
     if not x.is_cuda:
         half, kept = BITS
@@ -61,7 +61,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, low
 
 
-def summed(parts: list[Tensor], result: Tensor) -> None:
+def add_parts(parts: list[Tensor], result: Tensor) -> None:
     """The sum of three (n, C, H, W), written to `result` with the places last."""
     if not result.is_cuda:
         result.copy_(parts[0] + (parts[1] + parts[2]))
@@ -84,9 +84,9 @@ def outer(rows: Tensor) -> Tensor:
     even = number - number % LONGEST
     if even:
         high, low = (each[:even].reshape(-1, LONGEST, width) for each in (operand.high, operand.low))
-        total += multiplied(high.mT, high).sum(0)
-        cross += multiplied(high.mT, low).sum(0)
+        total += multiply(high.mT, high).sum(0)
+        cross += multiply(high.mT, low).sum(0)
     if even < number:
-        total += multiplied(operand.high[even:].mT, operand.high[even:])
-        cross += multiplied(operand.high[even:].mT, operand.low[even:])
+        total += multiply(operand.high[even:].mT, operand.high[even:])
+        cross += multiply(operand.high[even:].mT, operand.low[even:])
     return (total + cross + cross.mT) * operand.scale.square().reciprocal()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..curvature.pieces import LabelledPiece
 from ..likelihoods import score
-from ..runtime.arithmetic import switched
+from ..runtime.arithmetic import use_precision
 from .objective import Target, norm
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
@@ -112,7 +112,7 @@ class Solver(Walk):
         """Directions to add; those that the prior has come to hold make room for them."""
         if not self.most:
             return []
-        with switched("ieee"):
+        with use_precision("ieee"):
             ratios = self.directions.ratios(target)
         if len(self.directions):
             self.directions.forget(self.directions.outweighed(ratios))
@@ -208,7 +208,7 @@ class Solver(Walk):
             self.directions.add_to(d, others, target)
             for move, more in zip(self.w, stiff, strict=True):
                 weights = others.to(move).split([len(each) for each in more])
-                with switched("ieee"):
+                with use_precision("ieee"):
                     for each, own in zip(more, weights, strict=True):
                         move += (own @ each.flatten(1)).view_as(move)
         self.e += d

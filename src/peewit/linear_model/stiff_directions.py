@@ -19,7 +19,7 @@ from torch import Tensor
 from ..curvature.blocks import OperatorBlock
 from ..curvature.operators import DenseOperator, RotatedOperator
 from ..jacobians.layout import Layout
-from ..runtime.arithmetic import switched
+from ..runtime.arithmetic import use_precision
 from .objective import Target
 
 STIFF = 2.0  # curvature over the prior's precision from which a direction is worth knowing
@@ -231,7 +231,7 @@ class Directions:
     def coordinates(self, target: Target, v: Callable[[slice], Tensor]) -> Tensor:
         """(R,) in float64: `u^T v` for a vector (D,)."""
         made = []
-        with switched("ieee"):
+        with use_precision("ieee"):
             for place, own in self.known.items():
                 made.append(own.columns.coordinates(gather(target.blocks.blocks[place], v)).double())
         return torch.cat(made).cpu() if made else torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -239,7 +239,7 @@ class Directions:
     def gram(self, target: Target) -> Tensor:
         """(R, R) in float64: `u^T Lambda u`."""
         made = []
-        with switched("ieee"):
+        with use_precision("ieee"):
             for place, own in self.known.items():
                 delta = gather(target.blocks.blocks[place], target.delta)
                 if bool((delta == delta[0]).all()):
@@ -253,7 +253,7 @@ class Directions:
     def add_to(self, v: Tensor, c: Tensor, target: Target) -> None:
         """`v += sum_r c_r u_r`, for v (D,) and c (R,)."""
         numbers = c.to(v).split([len(own.places) for own in self.known.values()])
-        with switched("ieee"):
+        with use_precision("ieee"):
             for (place, own), weights in zip(self.known.items(), numbers, strict=True):
                 for chosen, value in target.blocks.blocks[place].put(own.columns.combine(weights)):
                     v[chosen] += value

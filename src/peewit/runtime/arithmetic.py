@@ -37,10 +37,10 @@ class Arithmetic:
     def passes(self, predicting: bool = False) -> Any:
         """A context for passes through the network and products; or for the gradients of a prediction."""
         if self.name == "float32":
-            return switched("ieee")
+            return use_precision("ieee")
         if self.name in ("tf32", "bf16") or (predicting and self.name == "auto"):
-            return switched("tf32")
-        return switched(None)
+            return use_precision("tf32")
+        return use_precision(None)
 
     def parts(self, predicting: bool) -> int:
         """Of how many 16-bit numbers a float32 number is the sum in fused products: one or two."""
@@ -71,7 +71,7 @@ def as_arithmetic(value: ArithmeticName | Arithmetic) -> Arithmetic:
 
 
 @contextmanager
-def switched(precision: str | None) -> Iterator[None]:
+def use_precision(precision: str | None) -> Iterator[None]:
     """Torch's switches for float32 products on a GPU, set while the block lasts: 'ieee', 'tf32', or as they are.
 
     Torch has an older and a newer set of switches, and refuses to be asked about one after the other was used.

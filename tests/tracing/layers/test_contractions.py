@@ -378,7 +378,7 @@ def test_kernels_see_gradients_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(available, "usable", lambda *_: True)
     monkeypatch.setattr(kernel_jacobians, "worthwhile", lambda *_: True)
-    monkeypatch.setattr(operands, "rotated", lambda x, basis, *_: x if basis is None else x @ basis)
+    monkeypatch.setattr(operands, "rotate", lambda x, basis, *_: x if basis is None else x @ basis)
     monkeypatch.setattr(kernel_jacobians, "inner_products", note)
     left, right, weight = normal(1, 5, 5, seed=3).float(), normal(1, 3, 3, seed=4).float(), torch.rand(1, 5, 3)
     asked.quad(weight, left, right)

@@ -107,7 +107,7 @@ def test_parts_of_numbers() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 3, 7, device=DEVICE) * torch.logspace(-30, 30, 7, device=DEVICE)
     x[0, 0, 0] = 0.0
-    high, low = kernel_products.rounded(x)
+    high, low = kernel_products.round_to_eleven_bits(x)
     assert torch.equal(high + low, x)
     assert not bool((high.contiguous().view(torch.int32) & 0x1FFF).any())
     assert bool((low.abs() <= x.abs() * 2**-11).all())
@@ -117,8 +117,8 @@ def test_each_part_counts() -> None:
     """Without either small product the error is that of 11 bits."""
     given, weight, grad, geometry = case("padded")
     right = expected(given, weight, grad, geometry)
-    head, rest = kernel_products.rounded(grad)
-    high, low = kernel_products.rounded(weight)
+    head, rest = kernel_products.round_to_eleven_bits(grad)
+    high, low = kernel_products.round_to_eleven_bits(weight)
     parts = [geometry.back(*pair, given).double() for pair in ((head, high), (rest, high), (head, low))]
     assert error(sum(parts[1:], parts[0]), right) < 1e-3
     for left_out in (1, 2):

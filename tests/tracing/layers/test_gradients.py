@@ -24,7 +24,7 @@ from peewit.tracing.layers import HANDLERS, attention
 from peewit.tracing.layers.attention import Attention, gradients, gradients_of_probes
 from peewit.tracing.layers.conv import patches as conv_patches
 from peewit.tracing.layers.conv import rule as conv
-from peewit.tracing.layers.conv.patches import Window, rotated_patches, unfold
+from peewit.tracing.layers.conv.patches import Window, rotate_patches, unfold
 from peewit.tracing.layers.norm import frozen_batch_norm, layer_norm, sum_positions
 from peewit.tracing.layers.pooling import ScatteredMaxPool, TiledMaxPool, max_pool
 from peewit.tracing.layers.unbind import Unbind
@@ -513,7 +513,7 @@ def test_patches_in_a_basis(window: Window, turned: bool) -> None:
     width = 5 // window.groups * math.prod(window.kernel)
     basis = torch.randn(window.groups, width, width)
     expected = unfold(given.double(), window) @ basis.double()
-    found = rotated_patches(given, window, basis)
+    found = rotate_patches(given, window, basis)
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -577,9 +577,9 @@ def test_large_images_are_turned_by_a_convolution(folds: tuple[int, ...]) -> Non
 
     expected = (acts(given)(slice(1, 4)).double()) @ basis.double()
     assert expected.shape == (3, 1, 30 * math.prod(folds), 24)
-    torch.testing.assert_close(acts(given).rotated(slice(1, 4), basis).double(), expected, rtol=1e-4, atol=1e-4)
-    assert acts(given.double()).rotated is None and acts(given[..., :1, :2]).rotated is None
-    assert (acts(given).turned is None) == bool(folds)
+    torch.testing.assert_close(acts(given).make_in_basis(slice(1, 4), basis).double(), expected, rtol=1e-4, atol=1e-4)
+    assert acts(given.double()).make_in_basis is None and acts(given[..., :1, :2]).make_in_basis is None
+    assert (acts(given).make_operand is None) == bool(folds)
 
 
 def scaled_up(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = 3) -> operands.Operand:
@@ -599,19 +599,19 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
     weight = torch.randn(2, 4, 3, 2)
     given = torch.randn(5, 4, 6, 5)
     basis = torch.randn(1, 24, 24)
-    asked, kept = [], conv_patches.rotated_operand
+    asked, kept = [], conv_patches.rotate_operand
 
-    def rotated(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> operands.Operand:
+    def rotate(x: Tensor, basis: Tensor, axis: int, two: bool, half: torch.dtype) -> operands.Operand:
         asked.append("patches")
         return scaled_up(x @ basis, axis, two, half)
 
-    def shortened(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
+    def shorten(basis: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
         asked.append("short")
         return basis / 4, torch.tensor([0.25])
 
     monkeypatch.setattr(operands, "split", scaled_up)
-    monkeypatch.setattr(operands, "rotated", rotated)
-    monkeypatch.setattr(operands, "shortened", shortened)
+    monkeypatch.setattr(operands, "rotate", rotate)
+    monkeypatch.setattr(operands, "shorten", shorten)
     monkeypatch.setattr(operands, "rotation_top", {24: 5}.__getitem__)
     monkeypatch.setattr(operands, "worth_parts", lambda *_: large)
     use: Any = SimpleNamespace(options=window, views={"weight": WeightView.of("weight", weight, weight)})
@@ -620,9 +620,9 @@ def test_patches_in_a_basis_for_kernels(two: bool, large: bool, gpu: bool, monke
         (made,) = conv.CONV.contributions(use, (shown,), torch.randn(1, 5, 2, 6, 4))
         # Slices keep saying that they are on a GPU.
         monkeypatch.setattr(
-            conv_patches, "rotated_operand", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest)
+            conv_patches, "rotate_operand", lambda x, *rest: kept(x.as_subclass(OnGpu) if gpu else x, *rest)
         )
-        operand = made.value.acts.turned(slice(1, 4), basis, two, torch.float16)
+        operand = made.value.acts.make_operand(slice(1, 4), basis, two, torch.float16)
     assert asked == (["patches"] if two and large else ["short"] if gpu and not two else [])
     assert operand.two == two and operand.scale.shape == (3,)
     expected = unfold(given[1:4].double(), window) @ basis.double()
@@ -642,9 +642,9 @@ def test_networks_take_patches_in_a_basis(monkeypatch: pytest.MonkeyPatch) -> No
 
     def counted(given: Tensor, window: Window, basis: Tensor) -> Tensor:
         asked.append(basis.shape[-1])
-        return rotated_patches(given, window, basis)
+        return rotate_patches(given, window, basis)
 
-    monkeypatch.setattr(conv_patches, "rotated_patches", counted)
+    monkeypatch.setattr(conv_patches, "rotate_patches", counted)
     found = pw.fit(model, [(x, y)], "classification").functional(x)[1]
     assert set(asked) == {18}  # the second layer sees 64 numbers at each of four positions
     double = copy.deepcopy(model).double()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....kernels import available
 from ....kernels import products as kernel_products
-from ....runtime.arithmetic import convolutions_rounded, switched
+from ....runtime.arithmetic import convolutions_rounded, use_precision
 from ..contract import Recorder
 from ..pulling import apply_to_probes
 
@@ -64,13 +64,13 @@ def channels_last(x: Tensor) -> Tensor:
 def gradient_in_parts(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W) by three convolutions of numbers of 11 bits."""
     result = grad.new_empty(grad.shape[0], *geometry.given)
-    high, low = kernel_products.rounded(weight)
-    with switched("tf32"):
+    high, low = kernel_products.round_to_eleven_bits(weight)
+    with use_precision("tf32"):
         for piece, target in geometry.pieces(grad, result):
-            head, rest = kernel_products.rounded(piece)
+            head, rest = kernel_products.round_to_eleven_bits(piece)
             like = channels_last(target)
             pairs = ((head, high), (rest, high), (head, low))
-            kernel_products.summed([geometry.back(*pair, like) for pair in pairs], target)
+            kernel_products.add_parts([geometry.back(*pair, like) for pair in pairs], target)
     return result
 
 

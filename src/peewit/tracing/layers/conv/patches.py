@@ -71,10 +71,10 @@ class PatchInputs:
         axes = window.axes(tuple(given.shape[given.dim() - dims :]))
         acts = replace(acts, moments=PatchMoments(given, axes, window.groups))
         if given.dim() == dims + 2:
-            acts = replace(acts, turned=self.operand)
+            acts = replace(acts, make_operand=self.make_operand)
         plain = dims == 2 and window.groups == 1 and given.dtype == torch.float32 and not given.is_cuda
         if plain and is_large(axes, width, given.shape[-3]):
-            acts = replace(acts, rotated=self.rotated)
+            acts = replace(acts, make_in_basis=self.make_in_basis)
         return acts
 
     def make(self, examples: slice) -> Tensor:
@@ -84,16 +84,16 @@ class PatchInputs:
         unfolded = unfolded.reshape(len(self.given[examples]), -1, *unfolded.shape[1:])  # (b, folds, G, L, width)
         return unfolded.transpose(1, 2).flatten(2, 3)
 
-    def rotated(self, examples: slice, basis: Tensor) -> Tensor:
+    def make_in_basis(self, examples: slice, basis: Tensor) -> Tensor:
         """(b, 1, folds * L, width) in a basis (1, width, width)."""
-        rotated = rotated_patches(self._images(examples), self.window, basis)
+        rotated = rotate_patches(self._images(examples), self.window, basis)
         return rotated.reshape(len(self.given[examples]), 1, -1, rotated.shape[-1])
 
-    def operand(self, examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
+    def make_operand(self, examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
         """The patches in a basis (G, width, width) as an operand of 16 bits."""
         if two and operands.worth_parts(self.given, basis):  # there is no fast convolution in float32
-            return operands.rotated(self.make(examples).float(), basis, 0, two, half)
-        return rotated_operand(self.given[examples], self.window, basis, two, half)
+            return operands.rotate(self.make(examples).float(), basis, 0, two, half)
+        return rotate_operand(self.given[examples], self.window, basis, two, half)
 
     def _images(self, examples: slice) -> Tensor:
         """(b * folds, C, spatial...)."""
@@ -148,7 +148,7 @@ def unfold_transposed(given: Tensor, window: Window) -> Tensor:
     return spread.permute(0, 1, 4, 2, 3).flatten(3)
 
 
-def rotated_patches(given: Tensor, window: Window, basis: Tensor, last: bool = True) -> Tensor:
+def rotate_patches(given: Tensor, window: Window, basis: Tensor, last: bool = True) -> Tensor:
     """(n, C, spatial...) -> (n, G, T, C / G * kernel) in a basis (G, I, I): a convolution with the basis as kernels."""
     groups, width = basis.shape[:2]
     kernels = basis.mT.reshape(groups * width, -1, *window.kernel)
@@ -162,11 +162,11 @@ def rotated_patches(given: Tensor, window: Window, basis: Tensor, last: bool = T
     return rotated.reshape(len(rotated), groups, width, -1).transpose(-1, -2)  # type: ignore[no-any-return]  # one of three
 
 
-def rotated_operand(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
+def rotate_operand(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
     """The same as an operand of 16 bits; on a GPU computed from numbers of 16 bits if one part is enough."""
     if two or not given.is_cuda:
-        return operands.split(rotated_patches(given.float(), window, basis, last=False), 0, two, half)
+        return operands.split(rotate_patches(given.float(), window, basis, last=False), 0, two, half)
     part = operands.split(given, 0, False, half, operands.rotation_top(basis.shape[1]))
-    short, factor = operands.shortened(basis, half)
-    rotated = rotated_patches(part.high, window, short)
+    short, factor = operands.shorten(basis, half)
+    rotated = rotate_patches(part.high, window, short)
     return operands.Operand(rotated, rotated, part.scale * factor, False)
