@@ -174,7 +174,7 @@ def resolve(
     if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
         raise NotFiniteError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
-    start.known(name for name, _ in model.named_parameters())
+    start.refuse_unknown(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
     task = MeasurementTask(
         model=model,
@@ -201,11 +201,11 @@ def assemble(request: Request, source: Source, sums: Any, seconds: float) -> Pos
     state = PosteriorState(
         model=task.model,
         space=space,
-        likelihood=task.likelihood.bound(totals.form),
+        likelihood=task.likelihood.bind(totals.form),
         structure=request.structure,
         curvature_kind=kind,
         curvature=curvature,
-        prior=request.prior.only(task.space, space).bound(curvature, totals.examples),
+        prior=request.prior.only(task.space, space).bind(curvature, totals.examples),
         totals=totals,
         weights=trained.to(torch.promote_types(trained.dtype, request.budget.arithmetic.dtype)),
         knowledge=source.knowledge,

@@ -144,7 +144,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "caveat": (lambda own: own.caveat, ""),
     "domain": (lambda own: own.domain, ""),
     "form": (lambda own: own.form(normal(20, 2), Y), FORM),
-    "bound": (lambda own: own.bound(FORM) is own, True),
+    "bind": (lambda own: own.bind(FORM) is own, True),
     "targets": (lambda own: own.targets(Y, FORM), FLAT),
     "valid": (lambda own: [bool(own.valid(each, FORM)) for each in (FLAT, FLAT / 0)], [True, False]),
     "complaint": (lambda own: own.complaint(FLAT, FORM), "Counts: targets hold NaN or Inf; expected finite numbers."),
@@ -218,10 +218,10 @@ def test_targets_are_checked_by_default() -> None:
         fitted(NETWORK, X, Y[:, 0], Counts())
     labels = Labelled.of(Counts(), normal(20, 2), broken)
     with pytest.raises(ValueError, match="input number 13: Counts: targets"):
-        labels.checked()
+        labels.check()
     with pytest.raises(ValueError, match=r"^Counts: targets"):
-        labels.checked(numbered=False)
-    assert labels.some(slice(0, 13)).checked().y.shape == (13, 1, 2)
+        labels.check(numbered=False)
+    assert labels.some(slice(0, 13)).check().y.shape == (13, 1, 2)
     assert labels.flat(normal(20, 2).half()).dtype == torch.float32
 
 

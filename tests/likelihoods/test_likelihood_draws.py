@@ -48,7 +48,7 @@ def test_draws_do_not_depend_on_batches(name: str, monkeypatch: pytest.MonkeyPat
 def scores(case: LikelihoodCase, copies: int, seed: int) -> tuple[Tensor, Tensor]:
     """(N, F, F): the mean outer product of gradients at drawn labels, and what it tends to."""
     form = form_of(case)
-    likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
+    likelihood, f = case.likelihood.bind(form), form.flatten(case.f)
     y = likelihood.targets(case.y, form)
     many_f, many_y = (each.repeat_interleave(copies, 0) for each in (f, y))
     made = likelihood.drawn_score(many_f, many_y, hashed(len(many_f), form.positions, seed))
@@ -251,7 +251,7 @@ def test_scores_are_differentiated_where_that_is_asked_for(name: str) -> None:
     """Otherwise they have no graph; the numbers are the same."""
     case = BY_NAME[name]
     form = form_of(case)
-    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).clone().requires_grad_()
+    likelihood, f = case.likelihood.bind(form), form.flatten(case.f).clone().requires_grad_()
     y = likelihood.targets(case.y, form)
     draws = hashed(len(f), form.positions)
     assert not likelihood.drawn_score(f, y, draws).requires_grad

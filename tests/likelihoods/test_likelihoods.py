@@ -39,7 +39,7 @@ STRUCTURES: dict[str, Any] = {
 def drawn(case: LikelihoodCase, sample: int, seed: int = DEFAULT_SEED) -> Tensor:
     """Targets (N, ...) that a fit draws from the network."""
     form = form_of(case)
-    likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
+    likelihood, f = case.likelihood.bind(form), form.flatten(case.f)
     draws = Hashed(seed, torch.arange(len(f)), form.positions, sample)
     if isinstance(likelihood, pw.Custom):
         assert likelihood.sample is not None
@@ -145,7 +145,7 @@ def test_data_whose_labels_are_all_ignored() -> None:
 def whole_energy(case: LikelihoodCase, f: Tensor, y: Tensor) -> Tensor:
     """`noise_precision * energy + log_z + rest`: what the library takes for the negative log-likelihood of all data."""
     form = case.likelihood.form(f, y)
-    likelihood = case.likelihood.bound(form)
+    likelihood = case.likelihood.bind(form)
     flat, targets = form.flatten(f), likelihood.targets(y, form)
     assert bool(likelihood.valid(targets, form))
     noise_precision, scalars = likelihood.noise_precision, float(likelihood.scalars(targets))
@@ -187,7 +187,7 @@ def test_roots_are_the_output_curvature(name: str) -> None:
     """For all probes at once and for some of them, at noise precision one; nothing at ignored labels."""
     case = BY_NAME[name]
     form = form_of(case)
-    likelihood, f = case.likelihood.bound(form), form.flatten(case.f)
+    likelihood, f = case.likelihood.bind(form), form.flatten(case.f)
     y = likelihood.targets(case.y, form)
     root = likelihood.root(f, y)
     assert root.shape[:3] == f.shape
@@ -417,7 +417,7 @@ def test_constants_are_in_double_precision(name: str, dtype: torch.dtype) -> Non
     """Whatever the outputs are in; what depends on the noise precision is in its own."""
     case = BY_NAME[name]
     form = form_of(case)
-    likelihood = case.likelihood.bound(form)
+    likelihood = case.likelihood.bind(form)
     y = likelihood.targets(case.y.to(dtype) if case.y.is_floating_point() else case.y, form)
     for made in (likelihood.noise_precision, likelihood.rest(y)):
         assert made.dtype == torch.float64 and made.shape == ()
@@ -510,7 +510,7 @@ def test_roots_are_in_the_precision_of_the_outputs(name: str, dtype: torch.dtype
     """With one noise or several, and whatever the targets are in."""
     case = BY_NAME[name]
     form = form_of(case)
-    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).to(dtype)
+    likelihood, f = case.likelihood.bind(form), form.flatten(case.f).to(dtype)
     if isinstance(likelihood, pw.Custom):
         return
     assert likelihood.root(f, likelihood.targets(case.y, form)).dtype == dtype
@@ -521,7 +521,7 @@ def test_scores_are_gradients_of_the_energy(name: str) -> None:
     """Without a graph unless one is asked for, whatever the outputs have."""
     case = BY_NAME[name]
     form = form_of(case)
-    likelihood, f = case.likelihood.bound(form), form.flatten(case.f).clone()
+    likelihood, f = case.likelihood.bind(form), form.flatten(case.f).clone()
     y = likelihood.targets(case.y, form)
     exact = torch.stack([case.gradient(f, y) for f, y in zip(case.f, case.y, strict=True)])
     for given in (f, f.clone().requires_grad_()):
@@ -602,7 +602,7 @@ def test_custom_distributions_take_outputs_in_their_shape() -> None:
     likelihood = pw.Custom(lambda f, y: f.sum((1, 2)), predictive=seen.append)
     f = torch.randn(7, 5, 1, 6)
     likelihood.distribution(f)
-    likelihood.bound(Form(1, (2, 3), whole=True)).distribution(f)
+    likelihood.bind(Form(1, (2, 3), whole=True)).distribution(f)
     assert torch.equal(seen[0], f[:, :, 0]) and torch.equal(seen[1], f.reshape(7, 5, 2, 3))
     assert pw.Custom(lambda f, y: f.sum(1)).distribution(f) is None
 

@@ -190,7 +190,7 @@ def test_g_priors_are_bound_once() -> None:
     case = table("mlp")
     la = case.fit("full")
     bound = la.with_prior(pw.Prior.g_prior(3.0))
-    assert bound.prior.base is not None and bound.prior.bound(la.curvature, 7) is bound.prior
+    assert bound.prior.base is not None and bound.prior.bind(la.curvature, 7) is bound.prior
     assert torch.equal(la.log_evidence(prior=pw.Prior.g_prior(3.0)), bound.log_evidence())
     assert torch.equal(case.fit("full", prior=pw.Prior.g_prior(3.0)).log_evidence(), bound.log_evidence())
     assert torch.equal(bound.with_prior(bound.prior.with_precision(3.0)).log_evidence(), bound.log_evidence())
@@ -326,7 +326,7 @@ def test_groupings_keep_their_contract(name: str) -> None:
     for space in (SPACE, MASKED):
         groups = own.stretches(space)
         assert groups.count == len(own.names(space)) and int(groups.sizes.sum()) == space.size
-        assert own.left(space, space).tolist() == [*range(groups.count)] and own.carried(space, space) in (
+        assert own.left(space, space).tolist() == [*range(groups.count)] and own.carry_over(space, space) in (
             None,
             [0, 1, 2],
         )
@@ -429,14 +429,14 @@ def test_precisions_of_weights_that_come_later() -> None:
     prior = pw.Prior(ScaleInvariant((("a.weight", "c"),)), torch.tensor([5.0, 6.0]))
     early = SPACE.only(["b", "c"])
     assert prior.delta(early, torch.zeros(3)).tolist() == [5.0, 6.0, 6.0]
-    carried = prior.carried(early, SPACE.only(["a.weight", "b", "c"]))
+    carried = prior.carry_over(early, SPACE.only(["a.weight", "b", "c"]))
     assert carried.precision.tolist() == [6.0, 5.0]
     with pytest.raises(ValueError, match=r"has no precision for a\.bias, which the earlier data never used"):
-        prior.carried(early, SPACE)
+        prior.carry_over(early, SPACE)
     alone = replace(prior, precision=torch.tensor([5.0]))
-    assert alone.carried(early, SPACE) is alone
+    assert alone.carry_over(early, SPACE) is alone
     layers = pw.Prior.layerwise([1.0, 2.0])
-    assert layers.carried(early, SPACE) is layers
+    assert layers.carry_over(early, SPACE) is layers
 
 
 def test_priors_that_do_not_fit_their_weights() -> None:
@@ -492,17 +492,17 @@ def test_priors_that_do_not_fit_their_weights() -> None:
         (lambda: as_prior(True), TypeError, "prior is a bool; expected a positive number or a Prior"),
         (lambda: as_prior("x"), TypeError, "prior is a str"),
         (
-            lambda: pw.Prior.groups({"a": 1.0, "d": 2.0}).known(SPACE.names),
+            lambda: pw.Prior.groups({"a": 1.0, "d": 2.0}).refuse_unknown(SPACE.names),
             ValueError,
             "'d' fits no parameter.*are a.weight, a.bias, b, c\\.",
         ),
         (
-            lambda: pw.Prior.groups({"d": 2.0}).known([*SPACE.names, "e"]),
+            lambda: pw.Prior.groups({"d": 2.0}).refuse_unknown([*SPACE.names, "e"]),
             ValueError,
             "are a.weight, a.bias, b, c, \\.\\.\\.",
         ),
         (
-            lambda: pw.Prior(Layerwise((("a.bias", "x"),)), torch.ones(1)).known(SPACE.names),
+            lambda: pw.Prior(Layerwise((("a.bias", "x"),)), torch.ones(1)).refuse_unknown(SPACE.names),
             ValueError,
             "Prior.scale_invariant has sets with x, which the network does not have",
         ),
@@ -510,7 +510,7 @@ def test_priors_that_do_not_fit_their_weights() -> None:
     for ask, error, words in refused:
         with pytest.raises(error, match=words):
             ask()
-    pw.Prior.groups({"a": 1.0, "b": 2.0, "c*": 1.0}).known(SPACE.names)
+    pw.Prior.groups({"a": 1.0, "b": 2.0, "c*": 1.0}).refuse_unknown(SPACE.names)
 
 
 def test_numbers_as_priors() -> None:

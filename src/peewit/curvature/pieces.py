@@ -61,8 +61,8 @@ class LabelCheck:
         if self.event is not None:
             self.event.record()
 
-    def checked(self) -> LabelledPiece:
-        """The batch; raises where some targets are wrong."""
+    def wait(self) -> LabelledPiece:
+        """The batch, once the answer has come; raises where some targets are wrong."""
         if self.event is not None:
             self.event.synchronize()
         valid, labelled = self.flags.tolist()
@@ -91,7 +91,7 @@ class Pieces:
             number = count(check.inputs)
             cost = self.network.cost(check.inputs)  # examples that differ may come with the last of those put together
             try:
-                whole = check.checked()
+                whole = check.wait()
             except InExample as error:
                 raise watch.locate(error, seen) from None
             seen += number
@@ -127,7 +127,7 @@ def labelled_outputs(
     for inputs, targets in pieces:
         try:
             output = output_of(model, inputs)
-            labels = Labelled.of(likelihood, output, targets, form).checked()
+            labels = Labelled.of(likelihood, output, targets, form).check()
         except InExample as error:
             raise watch.locate(error, seen) from None
         form, seen = labels.form, seen + len(output)

@@ -117,7 +117,7 @@ class NewtonStep:
 
 def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
     """Whether the network fits better than the best constant."""
-    own, constant = constant_energy(la.likelihood.bound(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
+    own, constant = constant_energy(la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
     least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
     share = (constant - own) / max(abs(constant), abs(own), 1e-300) if least < 0 else 1 - own / max(constant, 1e-300)
     numbers = {"energy": own, "constant": constant, "share": share}

@@ -35,7 +35,7 @@ class Attack:
         with isolated(self.model, []), torch.enable_grad():
             variable = x.detach().clone().requires_grad_()
             f = call(self.model, variable)
-            labels = Labelled.of(self.likelihood, f, y, self.form).checked(numbered=False)
+            labels = Labelled.of(self.likelihood, f, y, self.form).check(numbered=False)
             energy = labels.energy(labels.flat(f)).sum()
             made = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
             restore_buffers(self.model)

@@ -95,7 +95,7 @@ def evaluate(
         >>> [scores.name for scores in report.methods]
         ['Laplace', 'Plain network']
     """
-    options = EvaluationOptions.checked(intervals, generator, predict, shift_examples)
+    options = EvaluationOptions.of(intervals, generator, predict, shift_examples)
     variations = [*variations_of(shifts, "shifts"), *variations_of(attacks, "attacks")]
     subject = Subject.of(la_or_model, likelihood, options.predict, memory)
     unknown = unknown_sets(ood)
@@ -187,9 +187,7 @@ class EvaluationOptions:
     shift_examples: int | None
 
     @staticmethod
-    def checked(
-        intervals: Any, generator: torch.Generator | None, predict: Any, shift_examples: Any
-    ) -> EvaluationOptions:
+    def of(intervals: Any, generator: torch.Generator | None, predict: Any, shift_examples: Any) -> EvaluationOptions:
         """Refuse what is no count, no generator or no mapping."""
         if intervals != 0 and not is_count(intervals):
             raise PeewitError(

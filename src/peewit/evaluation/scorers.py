@@ -34,7 +34,7 @@ def flat_targets(prediction: Prediction, y: Tensor) -> Tensor:
     """(N, T) or (N, T, K): targets as the likelihood has them; refuses those that do not fit the outputs."""
     form = prediction.belief.form
     outputs = torch.empty(len(prediction), *form.shape, device="meta")
-    return Labelled.of(prediction.likelihood, outputs, y, form).checked(numbered=False).y
+    return Labelled.of(prediction.likelihood, outputs, y, form).check(numbered=False).y
 
 
 class Scorer(ABC):

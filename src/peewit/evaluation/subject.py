@@ -105,7 +105,7 @@ class Subject:
             f = call(self.model, first)
             restore_buffers(self.model)
         form = self.likelihood.form(f, targets.to(f.device))
-        return replace(self, form=form, likelihood=self.likelihood.bound(form))
+        return replace(self, form=form, likelihood=self.likelihood.bind(form))
 
     def plain(self) -> Networks:
         """The network as it is."""

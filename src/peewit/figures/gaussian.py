@@ -36,7 +36,7 @@ def relative_density(correlation: float) -> Tensor:
     return (-0.5 * form / (1 - correlation**2)).exp()
 
 
-def checked(values: Sequence[float], what: str, low: float, high: float) -> tuple[float, ...]:
+def check_rising(values: Sequence[float], what: str, low: float, high: float) -> tuple[float, ...]:
     """Numbers in a range, rising."""
     numbers = tuple(float(value) for value in values)
     if not numbers or any(not low < value < high for value in numbers) or list(numbers) != sorted(numbers):
@@ -67,8 +67,8 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
         >>> len(pw.figures.gaussian_sliders().layout.sliders)
         3
     """
-    sizes = checked(deviations, "deviations", 0.0, 1e9)
-    bonds = checked(correlations, "correlations", -1.0, 1.0)
+    sizes = check_rising(deviations, "deviations", 0.0, 1e9)
+    bonds = check_rising(correlations, "correlations", -1.0, 1.0)
     start, middle = nearest_place(sizes, 1.0), nearest_place(bonds, 0.6)
     go = graph_objects()
     u = grid()

@@ -23,14 +23,14 @@ STEPS = 100  # of Lanczos above that
 def choose(la: Laplace, directions: DirectionName | Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count, D) in float64: by name, or those that were given."""
     if isinstance(directions, Tensor):
-        return checked(la, directions, count)
+        return check_directions(la, directions, count)
     check_name(directions, get_args(DirectionName), "directions")
     if count > la.D:
         raise PeewitError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
     return filter_normalised(la, count, generator) if directions == "random" else eigen(la, count, generator)
 
 
-def checked(la: Laplace, directions: Tensor, count: int) -> Tensor:
+def check_directions(la: Laplace, directions: Tensor, count: int) -> Tensor:
     """The caller's own; refused where they do not fit."""
     rows = directions.detach().to(device=la.weights.device, dtype=torch.float64)
     if rows.shape != (count, la.D) or not bool(torch.isfinite(rows).all()) or not bool((rows != 0).any(1).all()):

@@ -51,7 +51,7 @@ class Likelihood(ABC):
         """Where the outputs are, as in an earlier batch's `like`; raises where targets do not have their shape."""
         return equal_form(f, y, self.title)
 
-    def bound(self, form: Form) -> Likelihood:
+    def bind(self, form: Form) -> Likelihood:
         """The same likelihood, knowing the shape of the outputs: itself where it need not know."""
         return self
 

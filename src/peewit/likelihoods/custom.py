@@ -74,7 +74,7 @@ class Custom(Likelihood):
         """All numbers of an example together: an unknown loss may tie any of them."""
         return Form(usual_axis(f.dim()), tuple(f.shape[1:]), whole=True)
 
-    def bound(self, form: Form) -> Likelihood:
+    def bind(self, form: Form) -> Likelihood:
         """With the shape in which the energy takes its outputs."""
         return replace(self, shape=form.shape)
 

@@ -25,7 +25,7 @@ class Labelled:
     def of(likelihood: Likelihood, f: Tensor, targets: Tensor, like: Form | None = None) -> Labelled:
         """From outputs (N, ...), of which only the shape matters, and targets (N, ...), which are not yet checked."""
         form = likelihood.form(f, targets, like)
-        bound = likelihood.bound(form)
+        bound = likelihood.bind(form)
         return Labelled(bound, form, bound.targets(targets, form))
 
     def some(self, chosen: slice) -> Labelled:
@@ -41,7 +41,7 @@ class Labelled:
         first = next(place for place in range(len(self.y)) if not bool(self.some(slice(place, place + 1)).valid()))
         return InExample(first, self.likelihood.complaint(self.y, self.form))
 
-    def checked(self, numbered: bool = True) -> Labelled:
+    def check(self, numbered: bool = True) -> Labelled:
         """The same, once an answer has come; raises where a target is wrong, with the example's number or without."""
         if not bool(self.valid()):
             raise self.wrong() if numbered else PeewitError(self.likelihood.complaint(self.y, self.form))

@@ -130,8 +130,8 @@ class PosteriorState:
         """A prior for these weights: refused here, not when asked."""
         chosen = as_prior(prior, self.prior)
         chosen.count(self.space)
-        chosen.known(name for name, _ in self.model.named_parameters())
-        return chosen.bound(self.curvature, self.N)
+        chosen.refuse_unknown(name for name, _ in self.model.named_parameters())
+        return chosen.bind(self.curvature, self.N)
 
     def with_prior(self, prior: Prior | Number) -> PosteriorState:
         """The same curvature under another prior; refused where the structure cannot hold it."""

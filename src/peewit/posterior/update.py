@@ -65,7 +65,7 @@ def update(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
         space=space,
         curvature=curvature,
         # A g-prior follows the curvature, which is now that of all data.
-        prior=replace(prior_of(la, space), base=None).bound(curvature, totals.examples),
+        prior=replace(prior_of(la, space), base=None).bind(curvature, totals.examples),
         totals=totals,
         weights=weights,
         knowledge=replace(learner.knowledge, used=used),
@@ -91,7 +91,7 @@ def prior_of(la: PosteriorState, space: Space) -> Prior:
             f"earlier weights alone ({error}) Use with_prior(...) with one precision, or one per named group, before "
             "the update, or fit to all data at once."
         ) from None
-    return la.prior.carried(la.space, space)
+    return la.prior.carry_over(la.space, space)
 
 
 def reason_of(la: PosteriorState) -> str:

@@ -190,7 +190,7 @@ class Prediction(ABC):
             raise PeewitError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
         y = y.clone() if y.is_inference() else y
         y = y.to(self.belief.mean.device)
-        own = Labelled.of(self.likelihood, self.output_mean.detach(), y, self.belief.form).checked(numbered=False)
+        own = Labelled.of(self.likelihood, self.output_mean.detach(), y, self.belief.form).check(numbered=False)
         return own.y, own.likelihood.labelled(own.y)[..., None]
 
     @abstractmethod

@@ -51,11 +51,11 @@ class Grouping(ABC):
         made[self.stretches(kept).vector()] = self.stretches(space).vector()[positions_among(space, kept)]
         return made
 
-    def carried(self, space: Space, more: Space) -> list[int] | None:
+    def carry_over(self, space: Space, more: Space) -> list[int] | None:
         """(groups of `more` weights,): their numbers in `space`; None where they keep them."""
         return None
 
-    def known(self, names: Sequence[str]) -> None:  # noqa: B027 (few groupings have something to refuse)
+    def refuse_unknown(self, names: Sequence[str]) -> None:  # noqa: B027 (few groupings have something to refuse)
         """Refuse what is not of a network with these parameters."""
 
 
@@ -126,7 +126,7 @@ class ScaleInvariant(WholeTensors):
         seen: dict[str, int] = {}  # sets by their first name, in the order of the weights
         return {name: seen.setdefault(owners.get(name, name), len(seen)) for name in space.names}
 
-    def carried(self, space: Space, more: Space) -> list[int]:
+    def carry_over(self, space: Space, more: Space) -> list[int]:
         before, after = self.tensors(space), self.tensors(more)
         found = {number: before[name] for name, number in after.items() if name in before}
         missing = [name for name, number in after.items() if number not in found]
@@ -157,7 +157,7 @@ class NamedGroups(WholeTensors):
     def names(self, space: Space) -> Sequence[str]:
         return self.patterns
 
-    def known(self, names: Sequence[str]) -> None:
+    def refuse_unknown(self, names: Sequence[str]) -> None:
         """Refuse a pattern that fits no parameter, most likely misspelt."""
         for pattern in self.patterns:
             if not any(fits(name, pattern) for name in names):

@@ -171,10 +171,10 @@ class Probe:
         """`sum_t J_t theta_t`, flat: how the outputs begin to move when the scale of these weights grows."""
         for name in names:
             if name not in self.columns:
-                self.columns[name] = self._pushed(name)
+                self.columns[name] = self._push(name)
         return torch.stack([self.columns[name] for name in names]).sum(0)
 
-    def _pushed(self, name: str) -> Tensor:
+    def _push(self, name: str) -> Tensor:
         own = self.weights[name]
         with sdpa_kernel([SDPBackend.MATH]):
             found = forward_mode(lambda value: self.run({name: value}), own, own)

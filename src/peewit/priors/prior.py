@@ -275,7 +275,7 @@ class Prior:
         self.count(space)
         return self.grouping.stretches(space)
 
-    def known(self, names: Iterable[str]) -> None:
+    def refuse_unknown(self, names: Iterable[str]) -> None:
         """Refuse a pattern that fits none of a network's parameters, most likely misspelt, and sets of another's."""
         every = list(names)
         strange = [name for own in self.sets for name in own if name not in every]
@@ -284,7 +284,7 @@ class Prior:
                 f"Prior.scale_invariant has sets with {', '.join(strange[:4])}, which the network does not have; find "
                 "them on this network: Prior.scale_invariant(model, data)."
             )
-        self.grouping.known(every)
+        self.grouping.refuse_unknown(every)
 
     def count(self, space: Space) -> int:
         """How many groups the selected weights fall into; refuses precisions and means that do not fit them."""
@@ -321,7 +321,7 @@ class Prior:
                 found.append(own)
         return found
 
-    def bound(self, curvature: WithDiagonal, examples: int) -> Prior:
+    def bind(self, curvature: WithDiagonal, examples: int) -> Prior:
         """A g-prior with the ratios of a curvature; any other prior, or one already bound, is itself."""
         if not self.grouping.by_curvature or self.base is not None:
             return self
@@ -345,7 +345,7 @@ class Prior:
         precision = narrow.to(like.device)
         if self.grouping.by_curvature:
             if self.base is None:
-                raise PeewitError("Prior.g_prior takes its ratios from a curvature; use la.with_prior, or prior.bound.")
+                raise PeewitError("Prior.g_prior takes its ratios from a curvature; use la.with_prior, or prior.bind.")
             return precision * self.base.to(device=like.device, dtype=like.dtype)
         if precision.numel() == 1:
             return precision.expand(space.size)
@@ -378,9 +378,9 @@ class Prior:
             mean = mean.reshape(-1)[left.to(mean.device)]
         return replace(self, precision=precision, mean=mean, base=base)
 
-    def carried(self, space: Space, more: Space) -> Prior:
+    def carry_over(self, space: Space, more: Space) -> Prior:
         """The prior of more weights: groups are numbered as weights come, so numbers go along with their names."""
-        numbers = None if self.precision.numel() == 1 else self.grouping.carried(space, more)
+        numbers = None if self.precision.numel() == 1 else self.grouping.carry_over(space, more)
         return self if numbers is None else replace(self, precision=self.precision[numbers])
 
     def centre(self, space: Space, like: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ def chosen_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, t
             raise MismatchError(
                 f"likelihood is a {type(chosen).__name__}; the posterior was fitted with {short(saved['name'])}."
             )
-        return chosen if totals.form is None else chosen.bound(totals.form)
+        return chosen if totals.form is None else chosen.bind(totals.form)
     made: Likelihood = decoder.one_of(saved, LIKELIHOODS, "likelihood")
     if chosen is not None and not alike(chosen, made):
         raise MismatchError(
