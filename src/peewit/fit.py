@@ -20,7 +20,7 @@ from .curvature.stream import MeasurementTask, Source
 from .curvature.structures import StructureName
 from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood, LikelihoodName
-from .messages.arguments import checked_generator
+from .messages.arguments import check_generator
 from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import named, spelled
 from .messages.warnings import warn
@@ -141,7 +141,7 @@ def resolve(
     family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     shape: Structure = named(structure, structures.NAMES, "structure", "measure")
     kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
-    checked_generator(generator)
+    check_generator(generator)
     start = as_prior(prior)
     device = device_of(model)
     limit = budget(memory, device, arithmetic)
@@ -305,7 +305,7 @@ def products(
             "curvature=Hessian(clip=True) in products, which hold no matrix whose eigenvalues could be clipped; use "
             "Hessian() here, or fit with structure='full'."
         )
-    checked_generator(generator)
+    check_generator(generator)
     batches = Batches(data, device_of(model))
     if batches.one_shot:
         raise PeewitError("Products pass over the data every time; a one-shot iterator was given.")

@@ -16,7 +16,7 @@ from .curvature.kinds import CurvatureKind, Hessian
 from .diagnostics.diagnosis import Diagnosis, diagnose
 from .likelihoods import Likelihood, LikelihoodName
 from .linear_model import find
-from .messages.arguments import checked_generator
+from .messages.arguments import check_generator
 from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
 from .messages.names import unknown
@@ -417,7 +417,7 @@ class Laplace:
             >>> la.sample(10).shape
             torch.Size([10, 51])
         """
-        checked_generator(generator)
+        check_generator(generator)
         with drawing(generator, self.weights.device):
             return self.weights + self.state.deviations(samples, generator)
 

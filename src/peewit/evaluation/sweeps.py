@@ -166,11 +166,11 @@ def sweep(
     if not isinstance(metric, str):
         raise ArgumentTypeError(f"metric is a {type(metric).__name__}; expected the name of a metric, such as 'nll'.")
     options = SweepOptions(
-        data_weight=checked_range(data_weight, la.N / la.temperature, "data_weight"),
-        prior_precision=checked_range(
+        data_weight=check_range(data_weight, la.N / la.temperature, "data_weight"),
+        prior_precision=check_range(
             prior_precision, float(la.prior.precision.detach().double().log().mean().exp()), "prior_precision"
         ),
-        trials=checked_trials(trials, method),
+        trials=check_trials(trials, method),
         metric=metric,
         seed=seed_of(generator, 32, fixed=0),
     )
@@ -190,7 +190,7 @@ def sweep(
     )
 
 
-def checked_range(limits: Any, middle: float, what: str) -> tuple[float, float]:
+def check_range(limits: Any, middle: float, what: str) -> tuple[float, float]:
     """The lowest and the highest number; None for a wide range around `middle`."""
     if limits is None:
         return middle / WIDE, middle * WIDE
@@ -202,7 +202,7 @@ def checked_range(limits: Any, middle: float, what: str) -> tuple[float, float]:
     return float(limits[0]), float(limits[1])
 
 
-def checked_trials(trials: int | None, method: SearchMethod) -> int:
+def check_trials(trials: int | None, method: SearchMethod) -> int:
     """How many settings are tried; on a grid a square number."""
     number = TRIALS[method] if trials is None else trials
     if not is_count(number) or (method == "grid" and number < 4):

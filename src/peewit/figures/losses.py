@@ -164,7 +164,7 @@ def landscape(
     style.expect_posterior(la)
     if dimensions not in (1, 2):
         raise PeewitError(f"dimensions={dimensions!r} was given; expected 1, a line, or 2, a plane.")
-    points = style.checked_points((101 if dimensions == 1 else 31) if points is None else points)
+    points = style.check_points((101 if dimensions == 1 else 31) if points is None else points)
     if examples is not None and not is_count(examples):
         raise PeewitError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
     kind = directions if isinstance(directions, str) else "given"

@@ -18,10 +18,10 @@ from ..predictions.binary import Binary
 from ..predictions.families import family_of
 from ..predictions.labels import Labels
 from ..predictions.numbers import Numbers
-from ..predictions.prediction import checked_level, normal_quantile
+from ..predictions.prediction import check_level, normal_quantile
 from ..runtime.progress import Progress
 from . import style
-from .sampling import checked_output
+from .sampling import check_output
 from .style import BLUE, GREY, ORANGE, graph_objects
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class DataExtent:
         return grid.to(self.like).reshape(len(grid), *self.like.shape[1:])
 
 
-def checked_grid(points: int, extend: float) -> None:
+def check_grid(points: int, extend: float) -> None:
     """Refuse grids that cannot be drawn."""
-    style.checked_points(points)
+    style.check_points(points)
     if isinstance(extend, bool) or not isinstance(extend, int | float) or not 0 <= extend < math.inf:
         raise PeewitError(f"extend={extend!r} was given; expected a number from 0, a share of the data's range.")
 
@@ -112,14 +112,14 @@ def band(
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
     if family_of(la.likelihood).classes is not None:
         raise PeewitError("The posterior is over classes, which have no bands; see decision_map.")
-    checked_level(level)
-    checked_grid(points, extend)
+    check_level(level)
+    check_grid(points, extend)
     seen = extent_of(data, la.weights.device, 1, progress)
     low, high = (float(end) for end in seen.ends(extend))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
     predicted = la.predict(seen.shaped(grid[:, None]), memory=memory)
     assert isinstance(predicted, Numbers)
-    checked_output(output, predicted.mean.reshape(points, -1).shape[1])
+    check_output(output, predicted.mean.reshape(points, -1).shape[1])
     mean, epistemic, variance = (
         value.detach().double().cpu().reshape(points, -1)[:, output]
         for value in (predicted.mean, predicted.epistemic, predicted.variance)
@@ -234,7 +234,7 @@ def decisions(
     """Class probabilities and uncertainties over the range of the data, and beyond it on all sides."""
     if family_of(la.likelihood).classes is None:
         raise PeewitError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
-    checked_grid(points, extend)
+    check_grid(points, extend)
     seen = extent_of(data, la.weights.device, 2, progress)
     low, high = seen.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..laplace import Laplace
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from ..messages.names import check_name
 from ..network.isolation import entry_point
@@ -112,7 +112,7 @@ def prediction_draws(
         raise PeewitError(
             f"The likelihood is {type(la.likelihood).__name__}; expected classification, binary or regression."
         )
-    deviations = la.state.deviations(checked_samples(samples), generator_of(generator))
+    deviations = la.state.deviations(check_samples(samples), generator_of(generator))
     network = network_of(la.state, memory)
     if method == "linearised":
         outputs = engine.functional_samples(network, x, deviations)
@@ -218,7 +218,7 @@ def monte_carlo(
         source, PredictionDraws, prediction_draws, x=x, samples=samples, method=method, generator=generator,
         memory=memory, progress=progress,
     )  # fmt: skip
-    checked_output(output, draws.predictions.shape[-1])
+    check_output(output, draws.predictions.shape[-1])
     curves = draws.x is not None and not draws.classes
     figure = style.panels(
         2, 1, row_heights=[0.34, 0.66], vertical_spacing=0.16,
@@ -260,7 +260,7 @@ def whole_name(draws: PredictionDraws, curves: bool) -> str:
     return "closed form" if curves else "all weights"
 
 
-def checked_output(output: int, outputs: int) -> None:
+def check_output(output: int, outputs: int) -> None:
     """Refuse an output that the network does not have."""
     if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < outputs:
         raise PeewitError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")

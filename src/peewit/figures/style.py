@@ -79,7 +79,7 @@ def numbers_of(source: Any, ready: type[Numbers], compute: Callable[..., Numbers
     return compute(source, **chosen)
 
 
-def checked_points(points: Any) -> int:
+def check_points(points: Any) -> int:
     """A number of points along an axis that has a middle and two ends."""
     if not is_count(points) or points < 3:
         raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")

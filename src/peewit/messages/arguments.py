@@ -86,14 +86,14 @@ def is_count(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
-def checked_samples(samples: Any) -> int:
+def check_samples(samples: Any) -> int:
     """A positive whole number of draws."""
     if not is_count(samples):
         raise PeewitError(f"samples={samples!r} was given; expected a positive whole number.")
     return int(samples)
 
 
-def checked_generator(generator: Any) -> None:
+def check_generator(generator: Any) -> None:
     """Random numbers come from torch's generators."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ArgumentTypeError(

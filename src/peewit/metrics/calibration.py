@@ -12,7 +12,7 @@ from torch import Tensor
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from .bootstrap import MetricDraws, Ranking, Resampling, one_set, sums_by
-from .labels import checked_probs
+from .labels import check_probs
 from .positions import Positions
 from .results import Curve, Reliability
 
@@ -193,7 +193,7 @@ def _positions(probs: Tensor, labels: Tensor, bins: int) -> Positions:
     """Every position is an example of its own here."""
     if not is_count(bins):
         raise PeewitError(f"bins={bins!r} was given; expected a positive whole number.")
-    rows, flat = (tensor.cpu() for tensor in checked_probs(probs, labels))
+    rows, flat = (tensor.cpu() for tensor in check_probs(probs, labels))
     confidence, predicted = rows.max(-1)
     values = {"confidence": confidence, "correct": (predicted == flat).double()}
     owner = torch.arange(len(flat), device="cpu")

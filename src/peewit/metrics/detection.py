@@ -36,7 +36,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
         >>> round(pw.metrics.auroc(known, unknown), 4)
         0.8333
     """
-    known, unknown = checked_scores(known, unknown)
+    known, unknown = check_scores(known, unknown)
     ordered = known.sort().values
     below = torch.searchsorted(ordered, unknown, right=False)
     not_above = torch.searchsorted(ordered, unknown, right=True)
@@ -87,7 +87,7 @@ def fpr95(known: Tensor, unknown: Tensor) -> float:
     return float(_false_alarms(*_counts(known, unknown))[0])
 
 
-def checked_scores(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
+def check_scores(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
     """(n,) and (m,) in float64 on one device; refuses empty sets, and NaN, which has no order."""
     known, unknown = known.detach().double().flatten(), unknown.detach().double().flatten().to(known.device)
     if known.numel() == 0 or unknown.numel() == 0:
@@ -101,7 +101,7 @@ def checked_scores(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
 
 def _counts(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
     """(1, G) twice: known and unknown inputs by distinct score."""
-    both = [scores.cpu() for scores in checked_scores(known, unknown)]
+    both = [scores.cpu() for scores in check_scores(known, unknown)]
     ranking = Ranking.of(torch.cat(both), len(both[0]) + len(both[1]))
     return _grouped(ranking, one_set(len(both[0])), one_set(len(both[1])))
 
@@ -118,7 +118,7 @@ def _grouped(ranking: Ranking, known: Resampling, unknown: Resampling) -> tuple[
 
 def detection(known: Tensor, unknown: Tensor, drawn: tuple[Resampling, Resampling]) -> Detection:
     """The three metrics with intervals from drawing both sets anew; beyond 2,048 scores these are of grouped ones."""
-    known, unknown = (scores.cpu() for scores in checked_scores(known, unknown))
+    known, unknown = (scores.cpu() for scores in check_scores(known, unknown))
     ranking = Ranking.of(torch.cat([known, unknown]))
     counts = _grouped(ranking, *drawn)
     return Detection(

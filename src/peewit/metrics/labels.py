@@ -28,7 +28,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
         >>> round(pw.metrics.accuracy(probs, labels), 4)
         0.6667
     """
-    probs, labels = checked_probs(probs, labels)
+    probs, labels = check_probs(probs, labels)
     return (probs.argmax(-1) == labels).double().mean().item()
 
 
@@ -50,7 +50,7 @@ def nll(probs: Tensor, labels: Tensor) -> float:
         >>> round(pw.metrics.nll(probs, labels), 4)
         0.6905
     """
-    probs, labels = checked_probs(probs, labels)
+    probs, labels = check_probs(probs, labels)
     return -probs.gather(-1, labels[:, None]).log().mean().item()
 
 
@@ -72,12 +72,12 @@ def brier(probs: Tensor, labels: Tensor) -> float:
         >>> round(pw.metrics.brier(probs, labels), 4)
         0.4933
     """
-    probs, labels = checked_probs(probs, labels)
+    probs, labels = check_probs(probs, labels)
     right = torch.nn.functional.one_hot(labels, probs.shape[-1])
     return (probs - right).square().sum(-1).mean().item()
 
 
-def checked_probs(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def check_probs(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(N, C) in float64 and (N,); refuses what is no set of probabilities with a label each."""
     if probs.dim() < 2 or labels.shape != probs.shape[:-1]:
         raise PeewitError(

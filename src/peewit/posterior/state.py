@@ -15,7 +15,7 @@ from ..curvature.contracts import Curvature, Peak, Structure
 from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.totals import Totals
 from ..likelihoods import Likelihood, WithNoise
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from ..network.identity import Identity
 from ..priors.prior import Number, Prior, as_prior
@@ -126,7 +126,7 @@ class PosteriorState:
             self.prior, float(self.likelihood.noise_precision), self.temperature, self.space
         )
 
-    def checked_prior(self, prior: Prior | Number) -> Prior:
+    def check_prior(self, prior: Prior | Number) -> Prior:
         """A prior for these weights: refused here, not when asked."""
         chosen = as_prior(prior, self.prior)
         chosen.count(self.space)
@@ -135,7 +135,7 @@ class PosteriorState:
 
     def with_prior(self, prior: Prior | Number) -> PosteriorState:
         """The same curvature under another prior; refused where the structure cannot hold it."""
-        state = replace(self, prior=self.checked_prior(prior), trace=None)
+        state = replace(self, prior=self.check_prior(prior), trace=None)
         if not state.prior.grouping.one_for_all:
             _ = state.precision  # kept for the first question, and refused here
         return state
@@ -160,18 +160,18 @@ class PosteriorState:
 
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
         """The log marginal likelihood, here or at another prior and noise."""
-        return self.problem.log_evidence(self.prior if prior is None else self.checked_prior(prior), noise)
+        return self.problem.log_evidence(self.prior if prior is None else self.check_prior(prior), noise)
 
     def evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Evidence:
         """The log evidence in parts."""
-        return self.problem.evidence(self.prior if prior is None else self.checked_prior(prior), noise)
+        return self.problem.evidence(self.prior if prior is None else self.check_prior(prior), noise)
 
     def deviations(self, samples: int, generator: torch.Generator | None, one_by_one: bool = False) -> Tensor:
         """(S, D): draws of the weights, less the trained ones; those that never train have none.
 
         One by one they do not depend on how many are drawn together.
         """
-        rows = [1] * checked_samples(samples) if one_by_one else [checked_samples(samples)]
+        rows = [1] * check_samples(samples) if one_by_one else [check_samples(samples)]
         device = self.weights.device if generator is None else generator.device
         dtype = self.weights.dtype
         eps = torch.cat([torch.randn(some, self.D, generator=generator, dtype=dtype, device=device) for some in rows])

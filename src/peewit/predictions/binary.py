@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from .label_rules import entropy
 from .labels import Labels
 from .outputs import Belief
-from .prediction import SHOWN, checked_level, jointly, shown, uniforms
+from .prediction import SHOWN, check_level, jointly, shown, uniforms
 from .steady import steady
 
 
@@ -125,7 +125,7 @@ class Binary(Labels):
         """
         p = self._log_probs.exp()
         likelier = torch.stack([p[0] >= p[1], p[1] > p[0]])
-        both = likelier | (p.amax(0) < checked_level(level))
+        both = likelier | (p.amax(0) < check_level(level))
         return torch.stack([self._restore(both[0]), self._restore(both[1])], -1)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -151,9 +151,9 @@ class Binary(Labels):
             torch.Size([10, 60, 1])
         """
         if jointly(self.belief):
-            p = self.belief.random(checked_samples(samples), generator).sigmoid()
+            p = self.belief.random(check_samples(samples), generator).sigmoid()
         else:
-            p = self._log_probs[1].exp().expand(checked_samples(samples), *self._log_probs.shape[1:])
+            p = self._log_probs[1].exp().expand(check_samples(samples), *self._log_probs.shape[1:])
         return self._restore((uniforms(p.shape, p, generator) < p).long())
 
     def _lines(self) -> list[str]:

@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from .labels import Labels
 from .outputs import Belief
-from .prediction import SHOWN, checked_level, jointly, shown, uniforms
+from .prediction import SHOWN, check_level, jointly, shown, uniforms
 from .steady import steady
 
 
@@ -123,7 +123,7 @@ class Classes(Labels):
         """
         ordered, order = self._log_probs.double().exp().sort(-1, descending=True)
         before = ordered.cumsum(-1) - ordered
-        inside = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < checked_level(level))
+        inside = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < check_level(level))
         return self.belief.form.restore(inside)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -147,9 +147,9 @@ class Classes(Labels):
             torch.Size([10, 60])
         """
         if jointly(self.belief):
-            below = self.belief.random(checked_samples(samples), generator).double().softmax(-1).cumsum(-1)
+            below = self.belief.random(check_samples(samples), generator).double().softmax(-1).cumsum(-1)
         else:
-            below = self._log_probs.double().exp().cumsum(-1).expand(checked_samples(samples), *self._log_probs.shape)
+            below = self._log_probs.double().exp().cumsum(-1).expand(check_samples(samples), *self._log_probs.shape)
         drawn = uniforms(below.shape[:-1], below, generator)
         return self._restore((below[..., :-1] <= drawn[..., None]).sum(-1))
 

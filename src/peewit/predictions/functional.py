@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..messages.arguments import checked_generator
+from ..messages.arguments import check_generator
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs
 from ..posterior.linear_mode import At
@@ -32,7 +32,7 @@ def functional(
     shift = means.displacement(la, at)
     if joint and variance_only:
         raise PeewitError("joint=True and variance_only=True exclude each other; expected at most one of them.")
-    checked_generator(generator)
+    check_generator(generator)
     network = network_of(la, memory, progress)
     try:
         gaussian = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
@@ -53,7 +53,7 @@ def functional_samples(
     progress: bool,
 ) -> Tensor:
     """(S, B, ...): outputs of the linearised network at S draws of the weights, the same draw at all inputs."""
-    checked_generator(generator)
+    check_generator(generator)
     shift = means.displacement(la, at)
     with drawing(generator, la.weights.device):
         deviations = la.deviations(number, generator)

@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, distributions
 
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from . import links
 from .numbers import Moments, Numbers
-from .prediction import checked_level
+from .prediction import check_level
 from .steady import steady
 from .target_distribution import TargetDistribution, draw
 
@@ -119,7 +119,7 @@ class Mixture(Numbers):
             >>> lower.shape, bool((lower < upper).all())
             (torch.Size([40, 1]), True)
         """
-        tail = (1 - checked_level(level)) / 2
+        tail = (1 - check_level(level)) / 2
 
         def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
             given = self._targets_at(f.detach().double(), weight.double())
@@ -148,7 +148,7 @@ class Mixture(Numbers):
             >>> line.predict(t, link="mc").sample(10).shape
             torch.Size([10, 40, 1])
         """
-        f = self.belief.random(checked_samples(samples), generator)
+        f = self.belief.random(check_samples(samples), generator)
         given = self.likelihood.distribution(f)
         if isinstance(given, distributions.Normal):  # where the head has no valid variance, the mean's stands in
             valid = (torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)

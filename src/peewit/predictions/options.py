@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from ..likelihoods import Likelihood
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from ..messages.names import check_name, nearest
 from ..posterior.linear_mode import At, check_at
@@ -47,7 +47,7 @@ class Question:
                 f"link={link!r} with {type(likelihood).__name__} and method={method!r}; "
                 f"{nearest(link, known)}Known there: {', '.join(known)}."
             )
-        number = (WEIGHTS if method == "sampled" else POINTS) if samples is None else checked_samples(samples)
+        number = (WEIGHTS if method == "sampled" else POINTS) if samples is None else check_samples(samples)
         chosen = link if link is not None else known[0]
         if joint and not links[chosen].joint:
             raise PeewitError(f"joint=True with link={chosen!r}; expected link='mc', which is joint over inputs.")

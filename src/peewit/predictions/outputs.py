@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ..jacobians.output_layer import spread
 from ..likelihoods import Form
-from ..messages.arguments import checked_generator
+from ..messages.arguments import check_generator
 from ..runtime.memory import Budget
 from . import links
 
 
 def normals(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard normal numbers of the dtype and on the device of `like`, from a generator on any device."""
-    checked_generator(generator)
+    check_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
@@ -222,7 +222,7 @@ class Samples(Belief):
 
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Samples picked at random, each for all inputs."""
-        checked_generator(generator)
+        check_generator(generator)
         device = self.values.device if generator is None else generator.device
         picked = torch.randint(len(self.values), (n,), generator=generator, device=device)
         return self.values[picked.to(self.values.device)]

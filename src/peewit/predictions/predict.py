@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import Form
-from ..messages.arguments import checked_generator
+from ..messages.arguments import check_generator
 from ..messages.names import spelled
 from ..network.nests import Inputs
 from ..posterior.linear_mode import At
@@ -42,7 +42,7 @@ def predict(
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
     question = Question.of(la.likelihood, method, link, samples, joint, create_graph, at)
-    checked_generator(generator)
+    check_generator(generator)
     with torch.set_grad_enabled(question.create_graph):
         ask: Callable[..., Belief] = sampled_belief if question.method == "sampled" else linearised_belief
         return made_of(ask(la, network_of(la, memory, progress), x, question, generator), la.likelihood, question.link)

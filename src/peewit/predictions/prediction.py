@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import Form, Labelled, Likelihood
-from ..messages.arguments import checked_generator
+from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, PeewitError
 from .outputs import Belief, Normal
 from .steady import steady
@@ -19,7 +19,7 @@ from .steady import steady
 SHOWN = 3  # inputs that a repr shows
 
 
-def checked_level(level: float) -> float:
+def check_level(level: float) -> float:
     """A probability strictly between 0 and 1."""
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
         raise PeewitError(f"level={level!r} was given; expected a number between 0 and 1, such as 0.95.")
@@ -28,7 +28,7 @@ def checked_level(level: float) -> float:
 
 def uniforms(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform numbers in [0, 1) in float64 on the device of `like`, from a generator on any device."""
-    checked_generator(generator)
+    check_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(like.device)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, distributions
 
-from ..messages.arguments import checked_samples
+from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from .numbers import Moments, Numbers
 from .outputs import Normal, normals
-from .prediction import checked_level, normal_quantile
+from .prediction import check_level, normal_quantile
 from .steady import steady
 
 
@@ -146,7 +146,7 @@ class Regression(Numbers):
             (torch.Size([40, 1]), True)
         """
         mean, epistemic, aleatoric = self._moments
-        width = normal_quantile(checked_level(level)) * (epistemic + aleatoric).sqrt()
+        width = normal_quantile(check_level(level)) * (epistemic + aleatoric).sqrt()
         return self._restore(mean - width), self._restore(mean + width)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -169,5 +169,5 @@ class Regression(Numbers):
             >>> line.predict(t).sample(10).shape
             torch.Size([10, 40, 1])
         """
-        made = self.source.random(checked_samples(samples), generator)
+        made = self.source.random(check_samples(samples), generator)
         return self._restore(made + self.noise.sqrt() * normals(tuple(made.shape), made, generator))

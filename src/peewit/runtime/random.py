@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..messages.arguments import checked_generator
+from ..messages.arguments import check_generator
 
 DEFAULT_SEED = 0x1A9  # of everything that is drawn where no generator was given
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # splitmix64's, as signed numbers
@@ -72,7 +72,7 @@ class Hashed:
 
 def seed_of(generator: torch.Generator | None, bits: int, fixed: int = DEFAULT_SEED) -> int:
     """The fixed seed, or a seed of so many bits drawn from a generator."""
-    checked_generator(generator)
+    check_generator(generator)
     if generator is None:
         return fixed
     return int(torch.randint(1 << bits, (1,), generator=generator, device=generator.device))
@@ -80,5 +80,5 @@ def seed_of(generator: torch.Generator | None, bits: int, fixed: int = DEFAULT_S
 
 def generator_of(generator: torch.Generator | None) -> torch.Generator:
     """The generator that was given, or a new one with a fixed seed."""
-    checked_generator(generator)
+    check_generator(generator)
     return torch.Generator().manual_seed(0) if generator is None else generator
