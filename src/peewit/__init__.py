@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
 from .curvature.products import Products
 from .curvature.structures import EKFAC, Block, Diag, Full, Kron
-from .diagnostics.checks import Finding
 from .diagnostics.diagnosis import Diagnosis
+from .diagnostics.findings import Finding
 from .fit import fit, products
 from .laplace import Laplace, load, validation_nll
 from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson

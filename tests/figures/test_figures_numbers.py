@@ -23,7 +23,7 @@ from figure_cases import Small, case
 from fitting import Gained, normal, seeded
 from peewit import figures
 from peewit.figures import gaussian, losses, prediction, sampling, unknown, ways
-from peewit.figures import posterior as beliefs
+from peewit.figures import summary as summaries
 from peewit.figures.landscapes import in_plane, ring
 
 
@@ -474,11 +474,11 @@ def test_maps_and_bands_pass_over_the_data_once() -> None:
 def test_summary_of_a_posterior() -> None:
     small = case("regression")
     la = small.fit("full", prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0]))
-    made = beliefs.summary(la)
+    made = summaries.summary(la)
     delta = torch.tensor([1.0] * 5 + [2.0] * 5 + [3.0] * 5 + [4.0], dtype=torch.float64)
     variance = torch.linalg.inv(precision_of(small, delta, 1 / 0.4**2)).diagonal()
     for layer, place in zip(made.layers, (slice(0, 5), slice(5, 10), slice(10, 15), slice(15, 16)), strict=True):
-        wanted = numpy.quantile(variance[place].numpy(), beliefs.LEVELS)
+        wanted = numpy.quantile(variance[place].numpy(), summaries.LEVELS)
         assert layer.quantiles == pytest.approx(wanted.tolist(), rel=1e-8)
         assert layer.prior == pytest.approx(1 / float(delta[place][0]))
         assert layer.size == place.stop - place.start
@@ -486,7 +486,7 @@ def test_summary_of_a_posterior() -> None:
     assert made.dimensions == pytest.approx([float(part.sum()) for part in shares.split([5, 5, 5, 1])], rel=1e-7)
     assert made.precisions == (1.0, 2.0, 3.0, 4.0) and made.sizes == (5, 5, 5, 1)
     masked = case("classes").fit("diag", weights=torch.arange(27) % 2 == 0)
-    assert sum(layer.size for layer in beliefs.summary(masked).layers) == 14
+    assert sum(layer.size for layer in summaries.summary(masked).layers) == 14
 
 
 @pytest.mark.parametrize("correlation", [-0.8, 0.0, 0.6])

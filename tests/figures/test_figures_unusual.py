@@ -19,7 +19,7 @@ from figure_checks import Tried, checked, pixels, report, scored
 from fitting import normal
 from peewit import figures
 from peewit.evaluation import SweepPoint
-from peewit.figures import KroneckerFactors, Landscape, curvature, landscapes, posterior, prediction, style, sweeps
+from peewit.figures import KroneckerFactors, Landscape, curvature, landscapes, prediction, style, summary, sweeps
 from peewit.metrics import Specimen
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")
@@ -206,9 +206,9 @@ def test_axes_over_few_values_have_ticks() -> None:
 
 
 def test_many_layers_say_how_many_are_shown() -> None:
-    layer = posterior.Layer("weight", 3, (0.1, 0.2, 0.3, 0.4, 0.5), 1.0)
+    layer = summary.Layer("weight", 3, (0.1, 0.2, 0.3, 0.4, 0.5), 1.0)
     names = tuple(f"layer {number}" for number in range(50))
-    made = posterior.Summary(
+    made = summary.Summary(
         groups=names,
         precisions=(1.0,) * 50,
         dimensions=(0.01,) * 50,

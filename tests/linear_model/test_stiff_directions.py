@@ -18,10 +18,10 @@ from linear_cases import NETWORKS, classifier, dense_classifier, found, referenc
 from peewit.curvature.blocks import Blocks
 from peewit.curvature.operators import RotatedOperator
 from peewit.linear_model import find, plane, solver, stiff_directions
+from peewit.linear_model.block_directions import DenseDirections, OuterDirections
 from peewit.linear_model.find import open_solver
 from peewit.linear_model.objective import Target
 from peewit.linear_model.solver import Solver
-from peewit.linear_model.stiff_directions import DenseDirections, OuterDirections
 from tables import moved, table
 
 PRIORS = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
 from ..posterior.resolution import worst_rounding
 from ..priors.groupings import together
 from ..tuning.by_evidence import OFF, list_groups
+from .findings import Finding, fine, note, warning
 from .gradients import GradientSums, constant_energy
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-Severity = Literal["fine", "note", "warning"]
 NATS, SHARE = 1.0, 0.1  # the loss may be so many nats above its minimum, and so many per effective dimension more
 LEARNT = 0.05  # of the best constant's energy, which a network that was fitted saves at least
 SLIGHT = 0.01  # of it: a network this little above the best constant is one
@@ -27,50 +27,6 @@ APART = 1.5  # how far a ratio that should be one may be from it
 CERTAIN = 4.0  # standard errors beyond which it is not by chance
 TAILS = 9.0  # mean fourth power of residuals of mean square one; three for normal ones
 TWICE = 2.0  # how far precisions chosen here and there may be apart
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One question about a trained network with its answer, advice, and the numbers behind it.
-
-    Attributes:
-        topic: The question in one word, such as "fit", "mode", "evidence" or "rounding".
-        severity: "fine", "note" or "warning".
-        sentence: The answer.
-        advice: What to do about it; "" where there is nothing to do.
-        numbers: Numbers behind the answer, by name.
-
-    Example:
-        >>> finding = la.diagnose((x, y))["fit"]
-        >>> finding.topic, finding.severity, finding.sentence[:11]
-        ('fit', 'fine', 'The network')
-    """
-
-    topic: str
-    severity: Severity
-    sentence: str
-    advice: str = ""
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """Two lines at most."""
-        lines = [f"[{self.severity}] {self.topic}: {self.sentence}"]
-        return "\n".join([*lines, f"    What to do: {self.advice}"] if self.advice else lines)
-
-
-def fine(topic: str, sentence: str, numbers: Mapping[str, float]) -> Finding:
-    """Nothing to do."""
-    return Finding(topic=topic, severity="fine", sentence=sentence, numbers=numbers)
-
-
-def note(topic: str, sentence: str, advice: str, numbers: Mapping[str, float] | None = None) -> Finding:
-    """Something to know."""
-    return Finding(topic=topic, severity="note", sentence=sentence, advice=advice, numbers=numbers or {})
-
-
-def warning(topic: str, sentence: str, advice: str, numbers: Mapping[str, float]) -> Finding:
-    """Something to mend."""
-    return Finding(topic=topic, severity="warning", sentence=sentence, advice=advice, numbers=numbers)
 
 
 def at_trained(la: PosteriorState) -> PosteriorState:

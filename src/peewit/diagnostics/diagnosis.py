@@ -16,7 +16,6 @@ from ..network.nests import count
 from ..posterior.network import network_of
 from ..priors.invariance import invariant_sets
 from .checks import (
-    Finding,
     NewtonStep,
     at_trained,
     check_evidence,
@@ -27,6 +26,7 @@ from .checks import (
     check_mode,
     check_rounding,
 )
+from .findings import Finding
 from .gradients import examine
 
 if TYPE_CHECKING:

@@ -1,0 +1,135 @@
+"""Numbers of a posterior for figures, from itself or from a report: its groups, its layers and how it was tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..laplace import Laplace
+from ..messages.errors import ArgumentTypeError, PeewitError
+from ..network.isolation import entry_point
+from .curvature import own_sizes
+
+if TYPE_CHECKING:
+    from ..metrics.results import Results
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+TRACED = 8  # groups whose precisions are drawn over the steps of tuning
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Posterior variances of one tensor: their 5 %, 25 %, 50 %, 75 % and 95 % quantiles, and its prior variance."""
+
+    name: str
+    size: int
+    quantiles: tuple[float, ...]
+    prior: float  # its mean over the tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What figures need of a posterior: plain numbers."""
+
+    groups: tuple[str, ...]
+    precisions: tuple[float, ...]  # the prior's, by group
+    dimensions: tuple[float, ...]  # effective ones, by group
+    sizes: tuple[int, ...]  # weights, by group
+    layers: tuple[Layer, ...]
+
+
+@entry_point
+def summary(la: Laplace) -> Summary:
+    """The numbers of a posterior."""
+    groups = [str(name) for name in la.prior.names(la.space)]
+    precision = la.prior.precision.detach().double().flatten().cpu().expand(len(groups)).tolist()
+    dimensions = la.evidence().effective_dimensions.tolist()
+    sizes = [int(size) for size in la.prior.stretches(la.space).sizes.tolist()]
+    variance = la.precision.variance().detach().double().cpu()
+    prior = 1 / la.prior.delta(la.space, la.weights).detach().double().cpu()
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    layers, start = [], 0
+    for name, size in own_sizes(la).items():
+        own = slice(start, start + size)
+        found = quantiles(variance[own], levels)
+        layers.append(Layer(name, size, tuple(found), float(prior[own].mean())))
+        start += size
+    return Summary(
+        groups=tuple(groups),
+        precisions=tuple(precision),
+        dimensions=tuple(dimensions),
+        sizes=tuple(sizes),
+        layers=tuple(layers),
+    )
+
+
+def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
+    """Interpolated, of any number of values (torch's own takes 16 million at most)."""
+    ordered = values.sort().values
+    places = levels * (len(ordered) - 1)
+    low = places.floor().long()
+    high = places.ceil().long()
+    between = ordered[low] + (places - low) * (ordered[high] - ordered[low])
+    return [float(value) for value in between]
+
+
+def summary_of(source: Laplace | Summary | Results) -> Summary:
+    """From a posterior, from its numbers, or from a report that has them."""
+    if isinstance(source, Summary):
+        return source
+    if isinstance(source, Laplace):
+        return summary(source)
+    found = getattr(source, "posterior", None)
+    if not isinstance(found, Mapping):
+        raise ArgumentTypeError(
+            f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a report."
+        )
+    return summary_in(found)
+
+
+def summary_in(found: Mapping[str, Any]) -> Summary:
+    """From the numbers in a report; what it does not have is left empty."""
+    groups = tuple(str(name) for name in found.get("groups") or ())
+
+    def numbers(key: str) -> tuple[float, ...]:
+        value = found.get(key)
+        every = value if isinstance(value, list | tuple) else () if value is None else [value] * len(groups)
+        return tuple(float(each) for each in every)
+
+    sizes = tuple(int(each) for each in numbers("group_weights"))
+    layers = tuple(layer_of(each) for each in found.get("layers") or ())
+    return Summary(
+        groups=groups,
+        precisions=numbers("prior_precision"),
+        dimensions=numbers("effective_dimensions"),
+        sizes=sizes,
+        layers=layers,
+    )
+
+
+def layer_of(found: Mapping[str, Any]) -> Layer:
+    """One tensor of a report."""
+    quantiles = tuple(float(each) for each in found["variance_quantiles"])
+    return Layer(str(found["name"]), int(found["weights"]), quantiles, float(found["prior_variance"]))
+
+
+def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str]]:
+    """Values, what they are, precisions (steps, groups) where all were kept, and names of groups."""
+    trace = source.trace if isinstance(source, Laplace) else source
+    if trace is None:
+        raise PeewitError("The posterior was not tuned, so there is no trace; use la.tune().")
+    if hasattr(trace, "posterior"):
+        found = trace.posterior.get("trace") if isinstance(trace.posterior, Mapping) else None
+        if not found:
+            raise PeewitError("The report has no trace of tuning: the posterior was not tuned.")
+        more = found if isinstance(found, Mapping) else {"values": found}
+        table = [[float(each) for each in row] for row in more.get("precisions") or ()]
+        groups = [str(name) for name in more.get("groups") or trace.posterior.get("groups") or ()]
+        values = [float(each) for each in more["values"]]
+        whole = len(table) == len(values) and all(len(row) == len(groups) for row in table)
+        return values, str(more.get("objective", "log evidence")), table if whole else [], groups
+    table = trace.precisions.detach().double().cpu().tolist() if len(trace.precisions) == len(trace.values) else []
+    return [float(each) for each in trace.values], trace.objective, table, [str(name) for name in trace.groups[:TRACED]]
