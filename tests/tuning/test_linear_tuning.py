@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import peewit as pw
 from fitting import built, classes, fitted, normal
 from peewit.linear_model.solver import Solver
-from peewit.tuning.alternate import FASTER, FASTEST, SLOWER, Pace, newton, prior_dominated, switched_off
 from peewit.tuning.ascent import gradient_of
 from peewit.tuning.profile import EvidencePoint, Hyperparameters, profile_of
+from peewit.tuning.steps import FASTER, FASTEST, SLOWER, Pace, newton, prior_dominated, switched_off
 from snapshots import changed, snapshot
 from tables import moved
 

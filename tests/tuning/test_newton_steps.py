@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from peewit.tuning.alternate import newton
+from peewit.tuning.steps import newton
 
 
 def profile_at(spread: list[float], pull: list[float], surprise: float, degree: float) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from peewit.tuning.by_evidence import bounds, complaints, list_groups, noise_at_
 from peewit.tuning.by_grid import axes
 from peewit.tuning.options import Passing, as_limits, check_settings, listable, positive
 from peewit.tuning.profile import EvidencePoint, Hyperparameters, Profile, clip_rounding
+from peewit.tuning.steps import exactness
 from peewit.tuning.validation import minimise, scan
 from peewit.weights.groups import GroupRows, Groups
 from peewit.weights.space import Space
@@ -609,7 +610,7 @@ def test_a_path_begins_empty() -> None:
 def test_how_exact_a_mode_has_to_be(gamma: list[float], error: float, expected: float) -> None:
     """By the effective dimensions of what is free, half a dimension at least, and never beyond rounding."""
     free = torch.tensor([True, True, False, True])
-    assert alternate.exactness(torch.tensor(gamma), free, error) == pytest.approx(expected, rel=1e-6)
+    assert exactness(torch.tensor(gamma), free, error) == pytest.approx(expected, rel=1e-6)
 
 
 def test_precisions_to_begin_with() -> None:
