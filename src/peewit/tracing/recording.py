@@ -54,10 +54,11 @@ class Recording(TorchFunctionMode):
         learner: Learner,
         examples: int,
         signature: Signature,
-        watch: bool = False,
+        *,
+        watch: bool,
+        probes: bool,
         second: bool = False,
         exact: bool = False,
-        probes: bool = False,
         room: float = math.inf,
     ) -> None:
         super().__init__()

@@ -128,11 +128,11 @@ class Tracer:
                 self.learner,
                 examples,
                 shapes,
-                watch,
-                self.create_graph,
-                self.exact,
-                self.probes,
-                self.budget.bytes,
+                watch=watch,
+                probes=self.probes,
+                second=self.create_graph,
+                exact=self.exact,
+                room=self.budget.bytes,
             )
             # Fused attention has no second derivative; its plain form does.
             kernels = sdpa_kernel([SDPBackend.MATH]) if recording.second else nullcontext()
@@ -251,7 +251,7 @@ class Tracer:
 
     def watch(self, inputs: Inputs) -> Shown:
         """What a forward pass shows of every use, by key."""
-        recording = Recording(self._by_id, self.learner, count(inputs), signature(inputs), watch=True)
+        recording = Recording(self._by_id, self.learner, count(inputs), signature(inputs), watch=True, probes=False)
         with recording:
             call(self.model, inputs)
         restore_buffers(self.model)
