@@ -189,7 +189,7 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
     """
     style.expect_posterior(la)
     delta = la.prior.delta(la.space, la.weights).detach().double().cpu()
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    pieces: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for block in bare(la).blocks:
         operator = block.operator
         names = [part.name for part in block.parts]
@@ -206,13 +206,13 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
             values = list(operator.values.detach().double().cpu().split(sizes))
         else:
             raise ArgumentTypeError(f"Curvature of kind {type(operator).__name__} has no spectrum here.")
-        for name, own, prior in zip(names, values, priors, strict=True):
-            found.setdefault(name, []).append((own, prior))
+        for name, part, prior in zip(names, values, priors, strict=True):
+            pieces.setdefault(name, []).append((part, prior))
     order = {name: number for number, name in enumerate(la.space.names)}
     spectra = []
-    for name in sorted(found, key=lambda each: order[each.partition(" and ")[0]]):
-        every = torch.cat([own for own, _ in found[name]]).clamp(min=0).sort(descending=True).values
-        spectra.append(LayerSpectrum(name, every, float(torch.cat([prior for _, prior in found[name]]).mean())))
+    for name in sorted(pieces, key=lambda each: order[each.partition(" and ")[0]]):
+        every = torch.cat([part for part, _ in pieces[name]]).clamp(min=0).sort(descending=True).values
+        spectra.append(LayerSpectrum(name, every, float(torch.cat([prior for _, prior in pieces[name]]).mean())))
     return tuple(spectra)
 
 

@@ -172,29 +172,29 @@ def spectra(la: Laplace) -> Figure:
     """
     go = graph_objects()
     figure = go.Figure()
-    found = layer_spectra(la)
-    largest = max(float(each.values[0]) for each in found)
+    spectra = layer_spectra(la)
+    largest = max(float(spectrum.values[0]) for spectrum in spectra)
     floor = max(1e-12 * largest, 1e-300)
-    for number, each in enumerate(found):
-        kept = thin(len(each.values))
-        values = each.values[kept].clamp(min=floor)
+    for number, spectrum in enumerate(spectra):
+        kept = thin(len(spectrum.values))
+        values = spectrum.values[kept].clamp(min=floor)
         figure.add_trace(
             go.Scatter(
                 x=(kept + 1).tolist(),
                 y=values.tolist(),
                 mode="lines+markers" if len(kept) <= 40 else "lines",
-                name=each.name,
-                showlegend=len(found) <= NAMED,  # with more, colours repeat
+                name=spectrum.name,
+                showlegend=len(spectra) <= NAMED,  # with more, colours repeat
                 line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
                 marker={"symbol": style.symbol(number), "size": 6},
-                hovertemplate=f"{each.name}: {len(each.values)} weights, about {each.determined:.1f} determined by data"
-                "<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
+                hovertemplate=f"{spectrum.name}: {len(spectrum.values)} weights, about {spectrum.determined:.1f} "
+                "determined by data<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
             )
         )
-    if len(found) > NAMED:
-        words = f"{len(found)} tensors, by name where you point"
+    if len(spectra) > NAMED:
+        words = f"{len(spectra)} tensors, by name where you point"
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"color": style.colour(0)}, name=words))
-    priors = sorted({each.prior for each in found})
+    priors = sorted({spectrum.prior for spectrum in spectra})
     for value in (priors[0], priors[-1]) if len(priors) > 1 else priors:
         figure.add_hline(y=value, line={"color": style.GREY, "dash": "dot", "width": 2})
     figure.add_trace(
@@ -203,14 +203,14 @@ def spectra(la: Laplace) -> Figure:
             name="prior precision" if len(priors) == 1 else "prior precision, least and largest",
         )
     )  # fmt: skip
-    total = sum(each.determined for each in found)
+    total = sum(spectrum.determined for spectrum in spectra)
     alt = (
-        f"Eigenvalues of the curvature of {len(found)} weight tensors, each from the largest on, on logarithmic axes, "
-        f"with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
+        f"Eigenvalues of the curvature of {len(spectra)} weight tensors, each from the largest on, on logarithmic "
+        f"axes, with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
     )
     x, y = "place of the eigenvalue", "eigenvalue of the curvature"
     style.finish(figure, "How much the data say, layer by layer", alt, height=500, x=x, y=y)
-    low = max(min(*priors, *(float(each.values[-1]) for each in found)), 1e-8 * largest, 1e-300)
+    low = max(min(*priors, *(float(spectrum.values[-1]) for spectrum in spectra)), 1e-8 * largest, 1e-300)
     span = [math.log10(low) - 0.3, math.log10(max(largest, priors[-1])) + 0.3]
     figure.update_yaxes(type="log", range=span, exponentformat="power", dtick=max(1, round((span[1] - span[0]) / 6)))
     figure.update_xaxes(type="log", dtick=1)

@@ -123,9 +123,9 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
     else:
         names, before = list(numbers.groups[:GROUPS]), list(numbers.precisions[:GROUPS])
         by_name = {each.name: each for each in numbers.layers}
-        own = [by_name.get(name) for name in names]
-        after = [1 / max(each.quantiles[2], 1e-300) if each else math.nan for each in own]
-        ends = [[1 / max(each.quantiles[p], 1e-300) for p in (4, 0)] if each else [math.nan] * 2 for each in own]
+        shown = [by_name.get(name) for name in names]
+        after = [1 / max(each.quantiles[2], 1e-300) if each else math.nan for each in shown]
+        ends = [[1 / max(each.quantiles[p], 1e-300) for p in (4, 0)] if each else [math.nan] * 2 for each in shown]
     if not names:
         raise PeewitError("The report has no prior precisions; give the posterior itself.")
     go = graph_objects()
@@ -159,7 +159,7 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
     )
     x_name = f"precision (1 / variance){cut(numbers.layers or numbers.groups, 'groups')}"
     style.finish(figure, "What the data added to the prior", alt, x=x_name, height=height_for(len(names)))
-    figure.update_xaxes(**style.logarithmic([*before, *(value for own in ends for value in own)]))
+    figure.update_xaxes(**style.logarithmic([*before, *(value for shown in ends for value in shown)]))
     style.category_rows(figure)
     return figure
 
@@ -236,7 +236,7 @@ def evidence_trace(source: Any) -> Figure:
     go = graph_objects()
     two = bool(precisions)
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08) if two else go.Figure()
-    place = {"row": 1, "col": 1} if two else {}
+    panel = {"row": 1, "col": 1} if two else {}
     pick = min if "nll" in objective.lower() else max
     finite = [number for number, value in enumerate(values) if math.isfinite(value)]
     best = pick(finite, key=lambda number: values[number]) if finite else 0
@@ -245,10 +245,10 @@ def evidence_trace(source: Any) -> Figure:
     hover = f"step %{{x}}: {objective} %{{y:.6g}}<extra></extra>"
     mode = "lines+markers" if len(values) <= 60 else "lines"
     trace = go.Scatter(x=numbers, y=list(values), mode=mode, name=objective, line=line, hovertemplate=hover)
-    figure.add_trace(trace, **place)
+    figure.add_trace(trace, **panel)
     mark = {"color": ORANGE, "symbol": "star", "size": 14}
     figure.add_trace(
-        go.Scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name"), **place
+        go.Scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name"), **panel
     )
     for number, name in enumerate(groups[:TRACED] if two else ()):
         own = [row[number] for row in precisions]
@@ -261,7 +261,7 @@ def evidence_trace(source: Any) -> Figure:
         f"best{', and the prior precisions on the way' if two else ''}."
     )
     style.finish(figure, "How the prior was chosen", alt, height=540 if two else 420)
-    figure.update_yaxes(title_text=objective, **place)
+    figure.update_yaxes(title_text=objective, **panel)
     figure.update_xaxes(title_text="step", row=2 if two else None, col=1 if two else None)
     if two:
         figure.update_yaxes(

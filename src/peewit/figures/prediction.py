@@ -308,13 +308,13 @@ def decision_map(
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(numbers.classes)]
     if len(names) != numbers.classes:
         raise PeewitError(f"classes has {len(names)} names, and the network {numbers.classes} classes.")
-    own = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
-    titles = [style.literal(own.get(name, name)) for name in numbers.layers]
+    class_titles = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
+    titles = [style.literal(class_titles.get(name, name)) for name in numbers.layers]
     figure = go.Figure()
     for number, (key, values) in enumerate(numbers.layers.items()):
         name = titles[number]
-        shares = key in own or key.startswith("confidence")
-        low = 1 / numbers.classes if shares and key not in own else 0.0
+        shares = key in class_titles or key.startswith("confidence")
+        low = 1 / numbers.classes if shares and key not in class_titles else 0.0
         high = 1.0 if shares else max(float(values.max()), 1e-12)
         figure.add_trace(
             go.Heatmap(

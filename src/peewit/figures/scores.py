@@ -68,35 +68,35 @@ def reliability(*scores: MethodScores) -> Figure:
         >>> [trace.name for trace in pw.figures.reliability(*report.methods).data][:2]
         ['ideal', 'Laplace']
     """
-    own = [each for each in require_scores(scores, "reliability") if each.reliability is not None]
-    if not own:
+    shown = [method for method in require_scores(scores, "reliability") if method.reliability is not None]
+    if not shown:
         raise PeewitError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.75, 0.25])
     go = graph_objects()
     ideal = {"color": GREY, "dash": "dot"}
     figure.add_trace(go.Scatter(x=[0, 1], y=[0, 1], mode="lines", name="ideal", line=ideal, hoverinfo="name"), 1, 1)
     gaps = []
-    for number, each in enumerate(own):
-        bins = each.reliability
+    for number, method in enumerate(shown):
+        bins = method.reliability
         assert bins is not None
         full = [place for place, count in enumerate(bins.count) if count]
         total = sum(bins.count)
         shares = [bins.count[place] / total for place in full]
         x, y = [bins.confidence[place] for place in full], [bins.accuracy[place] for place in full]
-        gaps.append(f"{each.name} {sum(s * abs(b - a) for s, a, b in zip(shares, x, y, strict=True)):.3f}")
+        gaps.append(f"{method.name} {sum(s * abs(b - a) for s, a, b in zip(shares, x, y, strict=True)):.3f}")
         rows = [[bins.count[place], bins.edges[place], bins.edges[place + 1]] for place in full]
         hover = (
-            f"{each.name}<br>%{{customdata[0]}} predictions between %{{customdata[1]:.2f}} and %{{customdata[2]:.2f}}"
+            f"{method.name}<br>%{{customdata[0]}} predictions between %{{customdata[1]:.2f}} and %{{customdata[2]:.2f}}"
             "<br>mean confidence %{x:.3f}, right %{y:.3f} of the time<extra></extra>"
         )
-        group = {"name": each.name, "legendgroup": each.name}
+        group = {"name": method.name, "legendgroup": method.name}
         figure.add_trace(
             go.Scatter(x=x, y=y, customdata=rows, mode="lines+markers", hovertemplate=hover, **group, **look(number)),
             1, 1,
         )  # fmt: skip
         middles = [(bins.edges[place] + bins.edges[place + 1]) / 2 for place in range(len(bins.count))]
         bars = [count / total for count in bins.count]
-        hover = f"{each.name}<br>%{{y:.1%}} of predictions<extra></extra>"
+        hover = f"{method.name}<br>%{{y:.1%}} of predictions<extra></extra>"
         colour = style.fade(style.colour(number), 0.65)
         figure.add_trace(
             go.Bar(x=middles, y=bars, marker={"color": colour}, showlegend=False, hovertemplate=hover, **group), 2, 1
@@ -133,18 +133,18 @@ def risk_coverage(*scores: MethodScores) -> Figure:
     go = graph_objects()
     figure = go.Figure()
     kinds = set()
-    for number, each in enumerate(require_scores(scores, "risk_coverage")):
-        curve = each.risk_coverage
-        risk = "mean squared error" if each.reliability is None else "share of errors"
+    for number, method in enumerate(require_scores(scores, "risk_coverage")):
+        curve = method.risk_coverage
+        risk = "mean squared error" if method.reliability is None else "share of errors"
         kinds.add(risk)
-        hover = f"{each.name}<br>surest %{{x:.0%}} kept: {risk} %{{y:.4g}}<extra></extra>"
+        hover = f"{method.name}<br>surest %{{x:.0%}} kept: {risk} %{{y:.4g}}<extra></extra>"
         line = look(number)["line"]
         figure.add_trace(
-            go.Scatter(x=list(curve.x), y=list(curve.y), mode="lines", name=each.name, line=line, hovertemplate=hover)
+            go.Scatter(x=list(curve.x), y=list(curve.y), mode="lines", name=method.name, line=line, hovertemplate=hover)
         )
     alt = (
         "Error among the surest predictions against the share that is kept, for "
-        f"{style.join([each.name for each in scores])}. The lower a curve stays on the left, the better doubt goes "
+        f"{style.join([method.name for method in scores])}. The lower a curve stays on the left, the better doubt goes "
         "with errors."
     )
     y = kinds.pop() if len(kinds) == 1 else "error"
@@ -241,13 +241,13 @@ def pit(*scores: MethodScores) -> Figure:
         >>> pw.figures.pit(*line_report.methods).data[0].name
         'Laplace'
     """
-    own = [each for each in require_scores(scores, "pit") if each.pit is not None]
-    if not own:
+    shown = [method for method in require_scores(scores, "pit") if method.pit is not None]
+    if not shown:
         raise PeewitError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
     go = graph_objects()
     figure = go.Figure()
-    for number, each in enumerate(own):
-        shares = list(each.pit or ())
+    for number, method in enumerate(shown):
+        shares = list(method.pit or ())
         size = 1 / len(shares)
         line = {**look(number)["line"], "shape": "hv"}
         figure.add_trace(
@@ -255,14 +255,16 @@ def pit(*scores: MethodScores) -> Figure:
                 x=[place * size for place in range(len(shares) + 1)],
                 y=[share / size for share in [*shares, shares[-1]]],
                 mode="lines",
-                name=each.name,
+                name=method.name,
                 line=line,
-                hovertemplate=f"{each.name}<br>from quantile %{{x:.2f}} on: %{{y:.2f}} times its share<extra></extra>",
+                hovertemplate=f"{method.name}<br>from quantile %{{x:.2f}} on: %{{y:.2f}} times its share"
+                "<extra></extra>",
             )
         )
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dot"})
     alt = (
-        f"How observations are spread over their predicted quantiles, for {style.join([each.name for each in own])}. "
+        f"How observations are spread over their predicted quantiles, for "
+        f"{style.join([method.name for method in shown])}. "
         "Level at one is right; raised ends mean too narrow predictions, a raised middle too wide ones."
     )
     x, y = "predicted quantile of the observation", "observations, 1 is even"
@@ -291,38 +293,38 @@ def compare(report: Results, metric: str) -> Figure:
         ['Laplace', 'Plain network']
     """
     style.expect_report(report)
-    known = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
+    known = list(dict.fromkeys(name for method in report.methods for name in method.metrics))
     check_name(metric, known, "metric")
     go = graph_objects()
     figure = go.Figure()
-    own = [each for each in report.methods if metric in each.metrics]
-    for number, each in enumerate(own):
-        value = each.metrics[metric]
+    shown = [method for method in report.methods if metric in method.metrics]
+    for number, method in enumerate(shown):
+        value = method.metrics[metric]
         figure.add_trace(
             go.Scatter(
                 x=[value.value],
-                y=[each.name],
+                y=[method.name],
                 error_x=whiskers([value]),
                 mode="markers",
-                name=each.name,
+                name=method.name,
                 showlegend=False,
-                hovertemplate=f"{each.name}<br>{each.description}<br>{with_interval(value)}<extra></extra>",
+                hovertemplate=f"{method.name}<br>{method.description}<br>{with_interval(value)}<extra></extra>",
                 marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
             )
         )
     kind = catalogue.describe(metric)
     words = kind.phrase
-    finite = [each for each in own if math.isfinite(each.metrics[metric].value)]
+    finite = [method for method in shown if math.isfinite(method.metrics[metric].value)]
     if kind.ideal is not None:
         figure.add_vline(x=kind.ideal, line={"color": GREY, "dash": "dot"})
     hint = {1: ", more is better", -1: ", less is better", 0: ""}[kind.better]
     if kind.ideal is not None:
         hint = f", {kind.ideal:g} is right"
-    alt = f"{style.sentence(words)} of {len(own)} methods, with 95 % intervals{hint}."
+    alt = f"{style.sentence(words)} of {len(shown)} methods, with 95 % intervals{hint}."
     if finite:
-        values = style.join([f"{each.name} {brief(each.metrics[metric].value)}" for each in finite])
+        values = style.join([f"{method.name} {brief(method.metrics[metric].value)}" for method in finite])
         alt += f" Values: {values}."
     style.finish(figure, style.sentence(words), alt, x=f"{words.partition(' (')[0]}{hint}",
-                 height=170 + 40 * len(own))  # fmt: skip
+                 height=170 + 40 * len(shown))  # fmt: skip
     style.category_rows(figure)
     return figure

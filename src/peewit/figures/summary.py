@@ -82,25 +82,25 @@ def summary_of(source: Laplace | Summary | Results) -> Summary:
         return source
     if isinstance(source, Laplace):
         return summary(source)
-    found = getattr(source, "posterior", None)
-    if not isinstance(found, Mapping):
+    posterior = getattr(source, "posterior", None)
+    if not isinstance(posterior, Mapping):
         raise ArgumentTypeError(
             f"A {type(source).__name__} was given; expected a posterior of peewit.fit, or a report."
         )
-    return summary_in(found)
+    return summary_in(posterior)
 
 
-def summary_in(found: Mapping[str, Any]) -> Summary:
+def summary_in(posterior: Mapping[str, Any]) -> Summary:
     """From the numbers in a report; what it does not have is left empty."""
-    groups = tuple(str(name) for name in found.get("groups") or ())
+    groups = tuple(str(name) for name in posterior.get("groups") or ())
 
     def numbers(key: str) -> tuple[float, ...]:
-        value = found.get(key)
+        value = posterior.get(key)
         every = value if isinstance(value, list | tuple) else () if value is None else [value] * len(groups)
         return tuple(float(each) for each in every)
 
     sizes = tuple(int(each) for each in numbers("group_weights"))
-    layers = tuple(layer_of(each) for each in found.get("layers") or ())
+    layers = tuple(layer_of(each) for each in posterior.get("layers") or ())
     return Summary(
         groups=groups,
         precisions=numbers("prior_precision"),
@@ -110,10 +110,10 @@ def summary_in(found: Mapping[str, Any]) -> Summary:
     )
 
 
-def layer_of(found: Mapping[str, Any]) -> Layer:
+def layer_of(layer: Mapping[str, Any]) -> Layer:
     """One tensor of a report."""
-    quantiles = tuple(float(each) for each in found["variance_quantiles"])
-    return Layer(str(found["name"]), int(found["weights"]), quantiles, float(found["prior_variance"]))
+    quantiles = tuple(float(each) for each in layer["variance_quantiles"])
+    return Layer(str(layer["name"]), int(layer["weights"]), quantiles, float(layer["prior_variance"]))
 
 
 def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str]]:

@@ -52,12 +52,12 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
     require_scores([scores], "uncertainty_histogram")
     if score is None:
         score = "variance" if any("variance" in each for each in scores.uncertainty.values()) else "entropy"
-    found = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
+    by_data = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
     known = sorted({name for each in scores.uncertainty.values() for name in each})
-    if not found:
+    if not by_data:
         raise PeewitError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
     go = graph_objects()
-    finite = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in by_data.items()}
     every = [value for values in finite.values() for value in values] or [0.0]
     low, high = min(0.0, *every), max(every)
     width = (high - low) / bins or 1.0

@@ -212,12 +212,12 @@ class Categorical(Likelihood):
         Only probabilities are added: nothing cancels where the network is sure.
         """
         p = f.softmax(-1)
-        own = range(self.rank(f.shape[-1]))[probes]
+        columns = range(self.rank(f.shape[-1]))[probes]
         sums = torch.nn.functional.pad(p.flip(-1).cumsum(-1).flip(-1), (0, 1))
-        here, after = sums[..., own.start : own.stop], sums[..., own.start + 1 : own.stop + 1]
-        diagonal = (p[..., own.start : own.stop] / torch.where(here > 0, here, 1.0) * after).sqrt()
+        here, after = sums[..., columns.start : columns.stop], sums[..., columns.start + 1 : columns.stop + 1]
+        diagonal = (p[..., columns.start : columns.stop] / torch.where(here > 0, here, 1.0) * after).sqrt()
         rows = torch.arange(f.shape[-1], device=f.device)[:, None]
-        places = torch.arange(own.start, own.stop, device=f.device)
+        places = torch.arange(columns.start, columns.stop, device=f.device)
         below = torch.where(rows > places, p[..., :, None], 0.0) / torch.where(after > 0, after, 1.0)[..., None, :]
         root = diagonal[..., None, :] * ((rows == places).to(f.dtype) - below)
         return root * self._strength(y, f)[..., None, None]

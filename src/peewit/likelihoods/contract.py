@@ -162,13 +162,13 @@ def diagonal_root(values: Tensor, probes: slice) -> Tensor:
 def as_noise(value: object, what: str) -> Tensor:
     """A positive finite standard deviation, or several, in float64."""
     try:
-        made = torch.as_tensor(value, dtype=torch.float64)
+        noise = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentTypeError(
             f"{what}: noise is a {type(value).__name__}; expected a positive standard deviation, or one per output."
         ) from None
-    if made.dim() > 1 or made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
+    if noise.dim() > 1 or noise.numel() == 0 or not bool(torch.isfinite(noise).all()) or not bool((noise > 0).all()):
         raise PeewitError(
             f"{what}: noise={value!r} was given; expected a positive standard deviation, or one per output."
         )
-    return made
+    return noise

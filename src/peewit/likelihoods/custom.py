@@ -88,19 +88,19 @@ class Custom(Likelihood):
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """(N,)."""
-        made: Any = self.energy_function(self._own(f), y[:, 0])
-        if not isinstance(made, Tensor) or made.shape != (f.shape[0],):
-            what = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        energy: Any = self.energy_function(self._own(f), y[:, 0])
+        if not isinstance(energy, Tensor) or energy.shape != (f.shape[0],):
+            what = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
             raise PeewitError(
                 f"The energy of a custom likelihood returned {what} for {f.shape[0]} examples; expected shape "
                 f"({f.shape[0]},): one number per example, neither summed nor averaged over them."
             )
-        if torch.is_grad_enabled() and f.requires_grad and not made.requires_grad:
+        if torch.is_grad_enabled() and f.requires_grad and not energy.requires_grad:
             raise PeewitError(
                 "The energy of a custom likelihood does not depend on the outputs in a way that can be differentiated; "
                 "expected a function made of torch's differentiable operations."
             )
-        return made
+        return energy
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
         """(N, 1, F, F): of the energy in the outputs, a row at a time for all examples."""

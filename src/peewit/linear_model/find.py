@@ -73,14 +73,14 @@ def find(
     with open_solver(la, data, memory, progress, spare=PATIENCE) as solver:
         log = solver.solve(target, tolerance, steps)
         check_data(la, solver.facts)
-        made = linear_mode_of(solver, target, log)
-    if not made.converged:
+        mode = linear_mode_of(solver, target, log)
+    if not mode.converged:
         warn(
-            f"The mode of the linear model was not reached: {made.stopped}, and the loss is still about "
+            f"The mode of the linear model was not reached: {mode.stopped}, and the loss is still about "
             f"{log.left:.3g} nats above its minimum; use more steps=, or a larger tolerance=.",
             TuningWarning,
         )
-    return replace(la, linear_mode=made, trace=None)
+    return replace(la, linear_mode=mode, trace=None)
 
 
 def linear_mode_of(solver: Solver | StreamingSolver, target: Target, log: SolverLog) -> LinearMode:

@@ -128,13 +128,13 @@ def _shorten(
     length = 1.0
     for _ in range(60):
         there = c + length * step
-        found = terms(there)
-        if found.finite:
-            if found.value <= here.value + SUFFICIENT * length * slope:
-                return there, found
-            level = -slope * length < 1e3 * slack and found.value <= here.value + slack
-            if level and float((found.gradient @ step).abs()) < 0.9 * -slope:
-                return there, found
+        ahead = terms(there)
+        if ahead.finite:
+            if ahead.value <= here.value + SUFFICIENT * length * slope:
+                return there, ahead
+            level = -slope * length < 1e3 * slack and ahead.value <= here.value + slack
+            if level and float((ahead.gradient @ step).abs()) < 0.9 * -slope:
+                return there, ahead
         length /= 2
         if -slope * length < 1e-3 * slack:
             return None

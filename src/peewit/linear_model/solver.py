@@ -80,33 +80,33 @@ class Solver(Walk):
         if number <= 0:
             return 0
         self.patience = PATIENCE  # also where none are found: looking for them takes its time
-        found = self._candidates(target, number)
-        if not found:
+        candidates = self._candidates(target, number)
+        if not candidates:
             return 0
         by_block: dict[int, list[int]] = {}
-        for each in found:
-            by_block.setdefault(each.block, []).append(each.place)
+        for candidate in candidates:
+            by_block.setdefault(candidate.block, []).append(candidate.place)
         blocks = target.blocks.blocks
-        columns = {place: self.directions.columns(place, blocks[place], own) for place, own in by_block.items()}
-        made: dict[int, list[Tensor]] = {place: [] for place in by_block}
+        columns = {block: self.directions.columns(block, blocks[block], places) for block, places in by_block.items()}
+        outputs: dict[int, list[Tensor]] = {block: [] for block in by_block}
         vector = torch.zeros_like(self.e)
         for piece in self.passes.pieces.pass_over("directions"):
-            for place, own in columns.items():
-                names = {each.name for each in blocks[place].parts}
+            for block, directions in columns.items():
+                names = {part.name for part in blocks[block].parts}
                 pushed = []
-                for unit in torch.eye(len(by_block[place]), dtype=self.e.dtype, device=self.e.device):
-                    pieces = blocks[place].put(own.combine(unit))
+                for unit in torch.eye(len(by_block[block]), dtype=self.e.dtype, device=self.e.device):
+                    pieces = blocks[block].put(directions.combine(unit))
                     for chosen, value in pieces:
                         vector[chosen] = value
                     pushed.append(self.passes.push(piece, vector, names)[1])
                     for chosen, _ in pieces:
                         vector[chosen] = 0
-                made[place].append(torch.stack(pushed))
-        for place, own in columns.items():
-            self.directions.add(place, own, by_block[place], made[place])
+                outputs[block].append(torch.stack(pushed))
+        for block, directions in columns.items():
+            self.directions.add(block, directions, by_block[block], outputs[block])
         self.gram = None
-        self.products += 0.5 * len(found)
-        return (len(found) + 1) // 2
+        self.products += 0.5 * len(candidates)
+        return (len(candidates) + 1) // 2
 
     def _candidates(self, target: Target, number: int) -> list[Candidate]:
         """Directions to add; those that the prior has come to hold make room for them."""
@@ -182,11 +182,11 @@ class Solver(Walk):
         stiff = [self.directions.outputs(place) for place in range(len(self.pieces))]
 
         def along(c: Tensor, second: bool) -> Tensor:
-            made = [
+            parts = [
                 energy_terms(piece.labels.likelihood, u, own, piece.labels.y, c, more, second)
                 for piece, u, more, *own in zip(self.pieces, self.u, stiff, *outputs, strict=True)
             ]
-            return target.data_weight * torch.stack(made).sum(0).cpu()
+            return target.data_weight * torch.stack(parts).sum(0).cpu()
 
         def terms(c: Tensor) -> Terms:
             total = along(c, False)
@@ -235,8 +235,8 @@ class Solver(Walk):
 
 def combine(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
     """`c_i v_i`, piece by piece; the vectors are used up."""
-    made = [each.mul_(numbers[0]) for each in outputs[0]]
+    sums = [each.mul_(numbers[0]) for each in outputs[0]]
     for more, number in zip(outputs[1:], numbers[1:], strict=True):
-        for each, other in zip(made, more, strict=True):
+        for each, other in zip(sums, more, strict=True):
             each.add_(other, alpha=number)
-    return made
+    return sums

@@ -65,13 +65,15 @@ class Directions:
 
     def candidates(self, ratios: dict[int, Tensor], number: int) -> list[Candidate]:
         """The stiffest that are not known."""
-        made: list[Candidate] = []
-        for place, own in ratios.items():
-            taken = set(self.known[place].places) if place in self.known else set()
-            values, found = own.topk(min(number + len(taken), len(own)))
-            pairs = zip(values.tolist(), found.tolist(), strict=True)
-            made += [Candidate(value, place, index) for value, index in pairs if value > STIFF and index not in taken]
-        return sorted(made, key=lambda each: -each.ratio)[:number]
+        candidates: list[Candidate] = []
+        for block, of_block in ratios.items():
+            taken = set(self.known[block].places) if block in self.known else set()
+            values, indices = of_block.topk(min(number + len(taken), len(of_block)))
+            pairs = zip(values.tolist(), indices.tolist(), strict=True)
+            candidates += [
+                Candidate(value, block, index) for value, index in pairs if value > STIFF and index not in taken
+            ]
+        return sorted(candidates, key=lambda each: -each.ratio)[:number]
 
     def outweighed(self, ratios: dict[int, Tensor]) -> Tensor:
         """(R,) booleans on the CPU: those that the prior has come to hold."""
@@ -115,13 +117,13 @@ class Directions:
 
     def add(self, place: int, columns: BlockDirections, places: list[int], outputs: list[Tensor]) -> None:
         """More directions of a block, with their products with J."""
-        own = self.known.get(place)
-        if own is None:
+        known = self.known.get(place)
+        if known is None:
             self.known[place] = KnownDirections(columns, places, outputs)
             return
-        own.columns = own.columns.with_more(columns)
-        own.places += places
-        own.outputs = [torch.cat(pair) for pair in zip(own.outputs, outputs, strict=True)]
+        known.columns = known.columns.with_more(columns)
+        known.places += places
+        known.outputs = [torch.cat(pair) for pair in zip(known.outputs, outputs, strict=True)]
 
     def outputs(self, part: int) -> list[Tensor]:
         """Of (R, N, T, C) in all: J u of one part of the data."""
@@ -129,47 +131,47 @@ class Directions:
 
     def coordinates(self, target: Target, v: Callable[[slice], Tensor]) -> Tensor:
         """(R,) in float64: `u^T v` for a vector (D,)."""
-        made = []
+        products = []
         with use_precision("ieee"):
-            for place, own in self.known.items():
-                made.append(own.columns.coordinates(gather(target.blocks.blocks[place], v)).double())
-        return torch.cat(made).cpu() if made else torch.zeros(0, dtype=torch.float64, device="cpu")
+            for place, known in self.known.items():
+                products.append(known.columns.coordinates(gather(target.blocks.blocks[place], v)).double())
+        return torch.cat(products).cpu() if products else torch.zeros(0, dtype=torch.float64, device="cpu")
 
     def gram(self, target: Target) -> Tensor:
         """(R, R) in float64: `u^T Lambda u`."""
-        made = []
+        grams = []
         with use_precision("ieee"):
-            for place, own in self.known.items():
+            for place, known in self.known.items():
                 delta = gather(target.blocks.blocks[place], target.delta)
                 if bool((delta == delta[0]).all()):
-                    made.append(own.columns.gram().double() * delta[0])
+                    grams.append(known.columns.gram().double() * delta[0])
                     continue
-                units = torch.eye(len(own.places), dtype=delta.dtype, device=delta.device)
-                rows = [own.columns.coordinates(own.columns.combine(unit) * delta) for unit in units]
-                made.append(torch.stack(rows).double())
-        return torch.block_diag(*made).cpu() if made else torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+                units = torch.eye(len(known.places), dtype=delta.dtype, device=delta.device)
+                rows = [known.columns.coordinates(known.columns.combine(unit) * delta) for unit in units]
+                grams.append(torch.stack(rows).double())
+        return torch.block_diag(*grams).cpu() if grams else torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     def add_to(self, v: Tensor, c: Tensor, target: Target) -> None:
         """`v += sum_r c_r u_r`, for v (D,) and c (R,)."""
-        numbers = c.to(v).split([len(own.places) for own in self.known.values()])
+        numbers = c.to(v).split([len(known.places) for known in self.known.values()])
         with use_precision("ieee"):
-            for (place, own), weights in zip(self.known.items(), numbers, strict=True):
-                for chosen, value in target.blocks.blocks[place].put(own.columns.combine(weights)):
+            for (place, known), weights in zip(self.known.items(), numbers, strict=True):
+                for chosen, value in target.blocks.blocks[place].put(known.columns.combine(weights)):
                     v[chosen] += value
 
     def forget(self, lost: Tensor) -> None:
         """Some, by (R,) booleans on the CPU."""
         start = 0
-        for place, own in list(self.known.items()):
-            chosen = (~lost[start : start + len(own.places)]).nonzero()[:, 0]
-            start += len(own.places)
+        for place, known in list(self.known.items()):
+            chosen = (~lost[start : start + len(known.places)]).nonzero()[:, 0]
+            start += len(known.places)
             if len(chosen) == 0:
                 del self.known[place]
-            elif len(chosen) < len(own.places):
-                own.places = [own.places[each] for each in chosen.tolist()]
-                there = chosen.to(own.outputs[0].device)
-                own.columns = own.columns.select(there)
-                own.outputs = [each[there] for each in own.outputs]
+            elif len(chosen) < len(known.places):
+                known.places = [known.places[each] for each in chosen.tolist()]
+                there = chosen.to(known.outputs[0].device)
+                known.columns = known.columns.select(there)
+                known.outputs = [each[there] for each in known.outputs]
 
 
 def gather(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:

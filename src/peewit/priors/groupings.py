@@ -128,14 +128,14 @@ class ScaleInvariant(WholeTensors):
 
     def carry_over(self, space: Space, more: Space) -> list[int]:
         before, after = self.tensors(space), self.tensors(more)
-        found = {number: before[name] for name, number in after.items() if name in before}
-        missing = [name for name, number in after.items() if number not in found]
+        numbers = {number: before[name] for name, number in after.items() if name in before}
+        missing = [name for name, number in after.items() if number not in numbers]
         if missing:
             raise PeewitError(
                 f"Prior.{self.name} has no precision for {', '.join(missing)}, which the earlier data never used; "
                 "use with_prior(...) with one precision before the update, or fit to all data at once."
             )
-        return [found[number] for number in range(len(found))]
+        return [numbers[number] for number in range(len(numbers))]
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
     with isolated(model), batch_statistics(model), torch.no_grad():
         network = RescaledNetwork.of(model, inputs)
-        found = [*modules_and_tensors(network)]
+        sets = [*modules_and_tensors(network)]
         for units in (network.modules, [(name,) for name in network.weights]):
-            found += unions(network, units, found)
+            sets += unions(network, units, sets)
     order = {name: place for place, name in enumerate(network.weights)}
-    return tuple(sorted((tuple(sorted(each, key=order.__getitem__)) for each in found), key=lambda s: order[s[0]]))
+    return tuple(sorted((tuple(sorted(each, key=order.__getitem__)) for each in sets), key=lambda s: order[s[0]]))
 
 
 def modules_and_tensors(network: RescaledNetwork) -> Iterator[Names]:
@@ -50,14 +50,14 @@ def modules_and_tensors(network: RescaledNetwork) -> Iterator[Names]:
             yield from ((name,) for name in unit if network.invariant((name,)))
 
 
-def unions(network: RescaledNetwork, units: Iterable[Names], found: Iterable[Names]) -> list[Names]:
+def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[Names]) -> list[Names]:
     """Unions of units outside of the sets that are found already: the finest whose columns add up to nothing."""
-    taken = {name for each in found for name in each}
+    taken = {name for each in earlier for name in each}
     free = [unit for unit in units if not taken & {*unit}]
     free = [unit for unit in free if root_mean_square(network.column(unit)) > FAINTEST * network.variation]
-    made: list[Names] = []
+    sets: list[Names] = []
     if len(free) < 2:
-        return made
+        return sets
     matrix = torch.stack([network.column(unit) for unit in free], 1)
     gram = (matrix.T @ matrix).cpu()
     left = dependent_units(gram)
@@ -65,9 +65,9 @@ def unions(network: RescaledNetwork, units: Iterable[Names], found: Iterable[Nam
         chosen = cancelling_units(gram, place, left) if left[place] else []
         together = tuple(name for each in chosen for name in free[each])
         if together and network.invariant(together):
-            made.append(together)
+            sets.append(together)
             left[chosen] = False
-    return made
+    return sets
 
 
 def dependent_units(gram: Tensor) -> Tensor:
@@ -79,16 +79,16 @@ def dependent_units(gram: Tensor) -> Tensor:
     return taking_part
 
 
-def cancelling_units(gram: Tensor, place: int, left: Tensor) -> list[int]:
+def cancelling_units(gram: Tensor, unit: int, left: Tensor) -> list[int]:
     """Columns that with coefficients of one each cancel a given one, it included; nothing where there are none."""
-    others = [each for each in left.nonzero()[:, 0].tolist() if each != place]
-    found = torch.zeros(len(gram), dtype=gram.dtype, device="cpu")
-    found[others] = nonnegative(gram[others][:, others], -gram[others, place])
-    found[place] = 1.0
-    ones = (found > 0.5).to(gram)
+    others = [each for each in left.nonzero()[:, 0].tolist() if each != unit]
+    coefficients = torch.zeros(len(gram), dtype=gram.dtype, device="cpu")
+    coefficients[others] = nonnegative(gram[others][:, others], -gram[others, unit])
+    coefficients[unit] = 1.0
+    ones = (coefficients > 0.5).to(gram)
     sizes = gram.diagonal().sqrt()
     largest = float((sizes * ones).max())
-    uneven = ((found - ones).abs() > WHOLE) & (sizes > WHOLE * TOLERANCE * largest)
+    uneven = ((coefficients - ones).abs() > WHOLE) & (sizes > WHOLE * TOLERANCE * largest)
     rest = max(float(ones @ gram @ ones), 0.0) ** 0.5
     if bool(uneven.any()) or rest > 10 * TOLERANCE * largest:
         return []

@@ -314,12 +314,12 @@ class Prior:
         Their scale then decides how large the precision of the others is.
         """
         numbers = {} if self.grouping.by_curvature else self.grouping.tensors(space)
-        found = []
-        for own in self.sets if sets is None else sets:
-            inside = {numbers[name] for name in own if name in numbers}
-            if any(number in inside for name, number in numbers.items() if name not in own):
-                found.append(own)
-        return found
+        straddling = []
+        for names in self.sets if sets is None else sets:
+            inside = {numbers[name] for name in names if name in numbers}
+            if any(number in inside for name, number in numbers.items() if name not in names):
+                straddling.append(names)
+        return straddling
 
     def bind(self, curvature: WithDiagonal, examples: int) -> Prior:
         """A g-prior with the ratios of a curvature; any other prior, or one already bound, is itself."""

@@ -85,13 +85,13 @@ class RescaledNetwork:
     @staticmethod
     def of(model: nn.Module, inputs: Inputs) -> RescaledNetwork:
         """Weights and inputs in float32 at least: the tolerance is below what half precision can tell."""
-        own = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+        parameters = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
         weights = {
             name: widen(parameter) if bool(parameter.any()) else random_like(parameter, place, STAND_IN)
-            for place, (name, parameter) in enumerate(own.items())
+            for place, (name, parameter) in enumerate(parameters.items())
         }
-        replaced = {name: weight for name, weight in weights.items() if weight is not own[name]}
-        if any(weight.dtype != own[name].dtype for name, weight in weights.items()):
+        replaced = {name: weight for name, weight in weights.items() if weight is not parameters[name]}
+        if any(weight.dtype != parameters[name].dtype for name, weight in weights.items()):
             replaced |= {name: widen(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
             inputs = map_tensors(widen, inputs)
         return RescaledNetwork(
@@ -147,30 +147,30 @@ class RescaledNetwork:
         return torch.stack([self.columns[name] for name in names]).sum(0)
 
     def _push(self, name: str) -> Tensor:
-        own = self.weights[name]
+        weight = self.weights[name]
         with sdpa_kernel([SDPBackend.MATH]):
-            found = forward_mode(lambda value: self.run({name: value}), own, own)
-            found = double_backward(self.run, {name: own}, {name: own}) if found is None else found
-        if found is None:  # a combination of columns is tried by itself, so that a difference will do
-            moved = [self.run({name: (1 + step) * own}) for step in (STEP, -STEP)]
-            found = moved[0], (moved[0] - moved[1]) / (2 * STEP)
-        made = found[1].detach().flatten()
-        return made[:: 1 + made.numel() // OUTPUTS].double()
+            pushed = forward_mode(lambda value: self.run({name: value}), weight, weight)
+            pushed = double_backward(self.run, {name: weight}, {name: weight}) if pushed is None else pushed
+        if pushed is None:  # a combination of columns is tried by itself, so that a difference will do
+            moved = [self.run({name: (1 + step) * weight}) for step in (STEP, -STEP)]
+            pushed = moved[0], (moved[0] - moved[1]) / (2 * STEP)
+        column = pushed[1].detach().flatten()
+        return column[:: 1 + column.numel() // OUTPUTS].double()
 
 
 def units_by_module(model: nn.Module, weights: Iterable[str]) -> list[Names]:
     """Names by the module that owns them: `weight` and `bias` together, others alone, tied ones once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     free = set(weights)
-    made = []
+    units = []
     for module in model.modules():
-        own = {key: names[id(p)] for key, p in module._parameters.items() if p is not None}
-        pair = tuple(name for key, name in own.items() if key in ("weight", "bias"))
-        for unit in (pair, *((name,) for name in own.values() if name not in pair)):
+        owned = {key: names[id(p)] for key, p in module._parameters.items() if p is not None}
+        pair = tuple(name for key, name in owned.items() if key in ("weight", "bias"))
+        for unit in (pair, *((name,) for name in owned.values() if name not in pair)):
             left = tuple(name for name in unit if name in free)
             free -= {*left}
-            made += [left] if left else []
-    return made
+            units += [left] if left else []
+    return units
 
 
 def widen(tensor: Tensor) -> Tensor:

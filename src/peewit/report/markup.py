@@ -55,7 +55,7 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], stac
         element("tr", [cell(each, names[place], place == 0) for place, each in enumerate(row)], role="row")
         for row in rows
     ]
-    made = element(
+    grid = element(
         "table",
         element("caption", caption),
         element("thead", columns, role="rowgroup"),
@@ -63,7 +63,7 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], stac
         role="table",
         class_="stacked" if stacked else None,
     )
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
 def section(name: str, title: str, *content: Any) -> Markup:

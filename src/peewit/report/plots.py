@@ -71,15 +71,15 @@ def plots(report: Results) -> list[Plot]:
 def bars(report: Results) -> Iterator[Plot]:
     """Every method by one metric."""
     names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
-    made = []
+    variants = []
     for name in names:
-        own = [each for each in report.methods if name in each.metrics]
+        methods = [each for each in report.methods if name in each.metrics]
         kind = describe(name)
         rows = [
             (each.name, number(each.metrics[name].value, kind.percent), interval(each.metrics[name], kind.percent))
-            for each in own
+            for each in methods
         ]
-        made.append(
+        variants.append(
             variant(
                 f"{kind.name}: {kind.meaning}" if kind.meaning else kind.name,
                 figures.compare(report, name),
@@ -89,7 +89,7 @@ def bars(report: Results) -> Iterator[Plot]:
     yield Plot(
         name="compare", section="methods", title="Methods side by side",
         caption="Whiskers hold 95 % of the values that other test inputs of the same kind would give.",
-        menu="Measure", variants=tuple(made),
+        menu="Measure", variants=tuple(variants),
     )  # fmt: skip
 
 
@@ -158,8 +158,8 @@ def shares(methods: Sequence[MethodScores]) -> Markup:
 
 def risk_coverage(report: Results) -> Iterator[Plot]:
     """Errors among the surest predictions."""
-    own = [each for each in report.methods if each.risk_coverage.x]
-    if not own:
+    methods = [each for each in report.methods if each.risk_coverage.x]
+    if not methods:
         return
     percent = report.task == "classification"
 
@@ -167,42 +167,42 @@ def risk_coverage(report: Results) -> Iterator[Plot]:
         place = min(range(len(curve.x)), key=lambda each: abs(curve.x[each] - share))
         return number(curve.y[place], percent)
 
-    rows = [(each.name, *(near(each.risk_coverage, share) for share in SHARES)) for each in own]
+    rows = [(each.name, *(near(each.risk_coverage, share) for share in SHARES)) for each in methods]
     head = ("method", *(f"surest {share:.0%}".replace("%", " %") for share in SHARES))
     numbers = table("Error among the surest predictions", head, rows)
     yield Plot(
         name="risk-coverage", section="calibration", title="Errors when only the surest predictions are kept",
         caption="A method whose uncertainty means something makes fewer errors the fewer predictions it is asked to "
         "keep.",
-        variants=(variant("", figures.risk_coverage(*own), numbers),),
+        variants=(variant("", figures.risk_coverage(*methods), numbers),),
     )  # fmt: skip
 
 
 def histograms(report: Results) -> Iterator[Plot]:
     """Uncertainty on known and unknown inputs."""
-    made = []
+    variants = []
     for each in report.methods:
         names = {name for found in each.uncertainty.values() for name in found}
         for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
-            made.append(
+            variants.append(
                 variant(
                     f"{each.name}, {score(name)}",
                     figures.uncertainty_histogram(each, name),
                     spreads(each, name),
                 )
             )
-    if made and any(set(each.uncertainty) - {"test"} for each in report.methods):
+    if variants and any(set(each.uncertainty) - {"test"} for each in report.methods):
         yield Plot(
             name="uncertainty", section="unknown", title="How unsure it is of known and unknown inputs",
             caption="The further apart the known (test) and the unknown inputs, the better it notices what it never "
             "learned.",
-            menu="Method and measure", variants=tuple(made),
+            menu="Method and measure", variants=tuple(variants),
         )  # fmt: skip
-    elif made:
+    elif variants:
         yield Plot(
             name="uncertainty", section="calibration", title="How unsure it is of the test inputs",
             caption="The further to the right, the less sure it is of an input.",
-            menu="Method and measure", variants=tuple(made),
+            menu="Method and measure", variants=tuple(variants),
         )  # fmt: skip
 
 
@@ -219,12 +219,12 @@ def spreads(scores: MethodScores, name: str) -> Markup:
 
 def detections(report: Results) -> Iterator[Plot]:
     """How well unknown inputs are told from known ones."""
-    own = [each for each in report.methods if each.detection]
-    if not own:
+    methods = [each for each in report.methods if each.detection]
+    if not methods:
         return
     rows = [
         (each.name, data, score(name), *(with_interval(value) for value in (found.auroc, found.aupr, found.fpr95)))
-        for each in own
+        for each in methods
         for data, every in each.detection.items()
         for name, found in every.items()
     ]
@@ -234,7 +234,7 @@ def detections(report: Results) -> Iterator[Plot]:
         caption="AUROC: in pairs of a known and an unknown input, how often it is less sure of the unknown one. 50 % "
         "is "
         "chance.",
-        variants=(variant("", figures.detection(*own), table("Noticing unknown inputs", head, rows)),),
+        variants=(variant("", figures.detection(*methods), table("Noticing unknown inputs", head, rows)),),
     )  # fmt: skip
 
 
@@ -265,16 +265,18 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
     every: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
     ways = list(dict.fromkeys(way for own in every for way in own))
     names = list(dict.fromkeys(name for own in every for shift in own.values() for name in shift.metrics))
-    made = []
+    variants = []
     for name in names:
         for way in ways:
             alone = only(report, kind, way, name)
             if alone.methods:
                 label = f"{describe(name).name}, {way.replace('_', ' ')}"
-                made.append(variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name)))
-    if made:
+                variants.append(
+                    variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name))
+                )
+    if variants:
         yield Plot(
-            name=kind, section="strain", title=title, caption=caption, menu="Measure and kind", variants=tuple(made)
+            name=kind, section="strain", title=title, caption=caption, menu="Measure and kind", variants=tuple(variants)
         )
 
 
@@ -294,11 +296,11 @@ def only(report: Results, kind: str, way: str, name: str) -> Results:
 
 def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
     """A row per strength, a column per method."""
-    found: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
+    shifts: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
     percent = describe(name).percent
     rows = [
-        (f"strength {strength:g}", *(with_interval(shift.metrics[name][place], percent) for shift in found))
-        for place, strength in enumerate(found[0].strengths)
+        (f"strength {strength:g}", *(with_interval(shift.metrics[name][place], percent) for shift in shifts))
+        for place, strength in enumerate(shifts[0].strengths)
     ]
     head = ("strength", *(each.name for each in report.methods))
     return table(f"{describe(name).name}, {way.replace('_', ' ')}", head, rows)
@@ -332,8 +334,8 @@ def specimens(report: Results) -> Iterator[Plot]:
 
 def posterior(report: Results) -> Iterator[Plot]:
     """What the posterior is like, layer by layer."""
-    found = report.posterior
-    if found.get("layers"):
+    summary = report.posterior
+    if summary.get("layers"):
         rows = [
             (
                 each["name"],
@@ -341,7 +343,7 @@ def posterior(report: Results) -> Iterator[Plot]:
                 number(each["prior_variance"]),
                 number(each["variance_quantiles"][2]),
             )
-            for each in found["layers"]
+            for each in summary["layers"]
         ]
         head = ("tensor", "weights", "prior variance", "median posterior variance")
         yield Plot(
@@ -349,9 +351,9 @@ def posterior(report: Results) -> Iterator[Plot]:
             caption="Posterior variances. Where they are near the prior's, the data said little about a layer.",
             variants=(variant("", figures.marginal_variances(report), table("Variances by tensor", head, rows)),),
         )  # fmt: skip
-    groups = found.get("groups") or ()
-    if len(groups) > 1 and found.get("effective_dimensions"):
-        columns = [found.get(key) or [math.nan] * len(groups) for key in ("group_weights", "effective_dimensions")]
+    groups = summary.get("groups") or ()
+    if len(groups) > 1 and summary.get("effective_dimensions"):
+        columns = [summary.get(key) or [math.nan] * len(groups) for key in ("group_weights", "effective_dimensions")]
         counted = [(name, f"{size:g}", number(value)) for name, size, value in zip(groups, *columns, strict=True)]
         names = ("group of weights", "weights", "determined by the data")
         listed = table("Effective dimensions", names, counted)
@@ -361,7 +363,7 @@ def posterior(report: Results) -> Iterator[Plot]:
             "prior.",
             variants=(variant("", figures.effective_dimensions(report), listed),),
         )  # fmt: skip
-    if trace := found.get("trace"):
+    if trace := summary.get("trace"):
         steps = [(f"step {place}", number(value)) for place, value in enumerate(trace.get("values", ()))]
         numbers = table("Steps of tuning", ("step", str(trace.get("objective", "log evidence"))), steps)
         yield Plot(

@@ -92,11 +92,11 @@ def value(scores: MethodScores, name: str, top: bool, other: bool = False) -> An
     """A number with its interval below it, marked as the best, or as another than the first method's."""
     if name not in scores.metrics:
         return "–"
-    found, percent = scores.metrics[name], describe(name).percent
+    estimate, percent = scores.metrics[name], describe(name).percent
     marks: list[Any] = [*(mark("★", "best") if top else ()), *(mark("≠", "differs from the first") if other else ())]
-    text = number(found.value, percent)
+    text = number(estimate.value, percent)
     shown = element("strong" if top else "span", text, *((" ", marks) if marks else ()))
-    return element("span", shown, element("small", interval(found, percent)), class_="value")
+    return element("span", shown, element("small", interval(estimate, percent)), class_="value")
 
 
 def handing_over(report: Results) -> Markup | None:

@@ -223,13 +223,13 @@ def judge_unknown(report: Results) -> Answer:
     question = "What does it not know, and does it notice?"
     first, base = report.methods[0], plain(report)
     sentences: list[str] = []
-    found = [describe_detection(name, first, base) for name in first.detection]
-    sentences += [text for text, _ in found if text]
+    described = [describe_detection(name, first, base) for name in first.detection]
+    sentences += [text for text, _ in described if text]
     sentences += describe_worst_shift(first, "shifts") + describe_worst_shift(first, "attacks")
     if not sentences:
         text = "No inputs of other kinds were given, so this report cannot say what happens outside the test data."
         return Answer(question, "Not measured", OPEN, (text, *describe_handing_over(report)))
-    rates = [rate for _, rate in found if rate is not None]
+    rates = [rate for _, rate in described if rate is not None]
     if not rates:
         return Answer(question, "See what disturbs it", OPEN, (*sentences, *describe_handing_over(report)))
     verdict, mood = noticing(min(rates, key=lambda rate: rate.value))
@@ -252,19 +252,19 @@ def noticing(rate: Estimate) -> tuple[str, str]:
     return "It hardly notices unknown inputs", POOR
 
 
-def main_score(found: dict[str, Detection]) -> str | None:
+def main_score(detections: dict[str, Detection]) -> str | None:
     """The score that is compared: chosen beforehand, not by how well it did."""
     order = ("entropy", "variance", "epistemic_variance", "mutual_information", "confidence")
-    return next((name for name in order if name in found), next(iter(found), None))
+    return next((name for name in order if name in detections), next(iter(detections), None))
 
 
 def describe_detection(name: str, first: MethodScores, base: MethodScores | None) -> tuple[str, Estimate | None]:
     """One set of unknown inputs."""
-    own = first.detection[name]
-    by = main_score(own)
-    if by is None or not math.isfinite(own[by].auroc.value):
+    detections = first.detection[name]
+    by = main_score(detections)
+    if by is None or not math.isfinite(detections[by].auroc.value):
         return "", None
-    value = own[by].auroc
+    value = detections[by].auroc
     within = f"{100 * value.low:.0f} to {100 * value.high:.0f}; " if has_interval(value) else ""
     text = (
         f"In pairs of a known input and one of “{name}”, which it never learned, it is less sure of the unknown one "
@@ -274,9 +274,9 @@ def describe_detection(name: str, first: MethodScores, base: MethodScores | None
         other = base.detection[name][by].auroc
         text += f", the plain network in {100 * other.value:.0f}"
         text += "" if apart(value, other) else ", a difference that may be chance"
-    top = max(own, key=lambda each: own[each].auroc.value)
-    if top != by and own[top].auroc.low > value.high:
-        text += f". Its {score(top)} tells more: {100 * own[top].auroc.value:.0f} of 100"
+    top = max(detections, key=lambda each: detections[each].auroc.value)
+    if top != by and detections[top].auroc.low > value.high:
+        text += f". Its {score(top)} tells more: {100 * detections[top].auroc.value:.0f} of 100"
     return f"{text}.", value
 
 
