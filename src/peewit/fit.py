@@ -22,7 +22,7 @@ from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood, LikelihoodName
 from .messages.arguments import check_generator
 from .messages.errors import NotFiniteError, PeewitError
-from .messages.names import named, spelled
+from .messages.names import named
 from .messages.warnings import warn
 from .network.batches import Batches
 from .network.identity import Identity
@@ -258,7 +258,7 @@ def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
     )
 
 
-@spelled
+@entry_point
 def products(
     model: nn.Module,
     data: Data,

@@ -301,6 +301,29 @@ def test_regression_has_intervals(place: str, capsys: pytest.CaptureFixture[str]
         assert row[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4)
 
 
+def test_the_seed_of_drawn_labels_and_weights(place: str) -> None:
+    """One seed gives one posterior and one set of sampled predictions, and another seed gives others."""
+    kept = []
+    for seed in (3, 3, 4):
+        common = f"-m NET:classifier --seed {seed} -q"
+        assert run(f"fit {common} -l classification --train train.npz --curvature fisher -o a.safetensors", place) == 0
+        assert run(f"predict {common} -p a.safetensors --data inputs.npz --method sampled -o a.csv", place) == 0
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        kept.append((float(pw.load("a.safetensors", net).log_evidence()), Path("a.csv").read_text()))
+    assert kept[0] == kept[1]
+    assert kept[1][0] != kept[2][0] and kept[1][1] != kept[2][1]
+
+
+def test_the_linear_mode_of_a_fit_is_kept_in_tuning(place: str) -> None:
+    """`fit --tune` tunes where the fit takes its evidence."""
+    given = "-m NET:regressor -l regression --train numbers.csv --target sum --tune --set fit.at=linear_mode"
+    assert run(f"fit {given} -o b.safetensors -q", place) == 0
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    assert pw.load("b.safetensors", net).linear_mode is not None
+
+
 def test_folders_of_images(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = pytest.importorskip("PIL.Image", reason="no Pillow")
     drawn = numpy.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=numpy.uint8)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +50,28 @@ def test_names_of_the_package(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(pw, name)
     assert PACKAGE[name] in str(caught.value)
+
+
+def test_options_of_before_and_of_others_in_questions() -> None:
+    """The option that has the meaning now, and never `self`."""
+    la = pw.fit(nn.Linear(2, 3), (X, Y), "classification")
+    questions: tuple[tuple[Callable[..., Any], dict[str, Any], str], ...] = (
+        (la.tune, {"seed": 1}, "no option 'seed'. It takes method"),
+        (partial(la.predict, X), {"mean": "linear_mode"}, "did you mean 'at'?"),
+        (la.sample, {"n": 3}, "did you mean 'samples'?"),
+        (partial(pw.sweep, la, (X, Y)), {"scale": (1, 2)}, "did you mean 'data_weight'?"),
+        (partial(pw.products, nn.Linear(2, 3), (X, Y)), {"seed": 1}, "did you mean 'generator'?"),
+    )
+    for question, options, says in questions:
+        with pytest.raises(pw.ArgumentTypeError) as caught:
+            question(**options)
+        assert says in str(caught.value)
+
+
+def test_the_generator_of_a_subnetwork() -> None:
+    """It is refused where it is made, as everywhere else."""
+    with pytest.raises(pw.ArgumentTypeError, match=r"expected a torch\.Generator"):
+        pw.Subnetwork.random(3, generator=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,8 @@ def test_inference_mode_and_autocast_around_a_call_change_nothing() -> None:
     with torch.inference_mode(), torch.autocast(torch.device(DEVICE).type, dtype=torch.bfloat16):
         la = pw.fit(model, data, "classification")
         made = la.functional(data[0]).cov
+        product = pw.products(model, data, "classification").mv(torch.ones(la.D, device=DEVICE))
+    assert torch.equal(product, pw.products(model, data, "classification").mv(torch.ones(la.D, device=DEVICE)))
     assert torch.equal(made, plain.functional(data[0]).cov)
     precision = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     la.log_evidence(prior=precision).backward()

@@ -23,7 +23,7 @@ from .networks import likelihood as chosen_likelihood
 from .options import examples, option
 from .output import Problem, Voice, place
 from .runs import Run, reads
-from .settings import needed, section
+from .settings import generator, needed, section
 from .tables import list_names
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
@@ -40,7 +40,7 @@ TUNE = examples(
 
 
 @reads(
-    "likelihood", "train",
+    "likelihood", "train", "seed",
     option(
         "fit.structure", str, "--structure", "-s", names=structures.NAMES,
         help=f"How curvature is kept: {', '.join(structures.NAMES)} (default: kron).",
@@ -64,12 +64,16 @@ def fit(
     data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
     began = time.perf_counter()
     with voice.stage("the fit", own=False):
-        la = pw.fit(net, data.value, family, **section(settings, "fit"), progress=voice.progress)
+        options = section(settings, "fit") | {"generator": generator(settings)}
+        la = pw.fit(net, data.value, family, **options, progress=voice.progress)
     check_classes(la, data.schema.classes, data.source)
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
     if tuned:
         with voice.stage("prior and noise by the evidence", own=False):
-            la = la.tune(progress=voice.progress)
+            if la.linear_mode is None:
+                la = la.tune(progress=voice.progress)
+            else:
+                la = la.tune(at="linear_mode", train=data.value, progress=voice.progress)
     la.save(target_file)
     tell(voice, la, target_file, time.perf_counter() - began)
 

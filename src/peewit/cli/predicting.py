@@ -24,7 +24,7 @@ from .options import DATA, examples, option
 from .output import Problem, Voice, finite, place
 from .posteriors import wanted_by
 from .runs import Run, reads
-from .settings import section
+from .settings import generator, section
 
 PREDICT = examples(
     "peewit predict -c run.toml -p posterior.safetensors --data new.npz -o predictions.csv",
@@ -36,6 +36,7 @@ LEVEL = 0.95
 
 @reads(
     "posterior",
+    "seed",
     option("predict.method", str, help="linearised or sampled (default: linearised)."),
     option("predict.link", str, help="How outputs become labels: probit, mc, bridge, ..."),
     option("predict.level", float, help=f"Probability of intervals in regression (default: {LEVEL})."),
@@ -51,7 +52,7 @@ def predict(
         raise Problem("Nowhere to write the predictions: give --out FILE (.csv, .npz or .json), or --json for stdout.")
     if out is not None:
         place(out, SUFFIXES)
-    options = section(settings, "predict")
+    options = section(settings, "predict") | {"generator": generator(settings)}
     if not 0 < (level := options.pop("level", LEVEL)) < 1:
         raise Problem(f"level = {level!r} was given; expected a probability, 0 < level < 1, such as 0.95.")
     la = posterior(settings)

@@ -15,7 +15,7 @@ from ..likelihoods import Labelled, Likelihood
 from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..network.batches import Batches
 from ..network.finite import Watch
-from ..network.isolation import isolated
+from ..network.isolation import entry_point, isolated
 from ..network.nests import Inputs, count, take
 from ..runtime.memory import budget
 from ..runtime.progress import QUIET, Progress
@@ -92,6 +92,7 @@ class Products:
         self._symmetric = False  # whether second derivatives were seen to be so
         self._push = Push(model, space, Learner(), budget(memory, data.device))
 
+    @entry_point
     def mv(self, v: Tensor) -> Tensor:
         """Multiply vectors by the curvature of the energy (noise precision 1), in one pass over the data.
 

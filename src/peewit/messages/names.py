@@ -49,12 +49,15 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "dataloader": ("data", "train"),
     "data": ("test", "train", "validation"),
     "mode": "at",
+    "mean": "at",
+    "n": "samples",
+    "seed": "generator",
+    "scale": "data_weight",
     "prior": "parameters",
     "noise": "parameters",
     "temperature": "parameters",
     "backend": "curvature",
     "num_samples": "samples",
-    "seed": "generator",
     "log_marginal_likelihood": "log_evidence",
     "posterior_precision": "precision",
     "cuda": "to",
@@ -96,16 +99,14 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
 
 def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """The same function, which answers unknown options with the nearest known one."""
-    known = list(inspect.signature(function).parameters)
+    known = [each for each in inspect.signature(function).parameters if each != "self"]
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         for name in kwargs:
-            if name not in known:
-                options = ", ".join(each for each in known if each != "self")
-                raise ArgumentTypeError(
-                    f"{function.__name__}() has no option {name!r}{unknown(name, known, OPTIONS)}It takes {options}."
-                )
+            if name not in known and name != "self":
+                near, options = unknown(name, known, OPTIONS), ", ".join(known)
+                raise ArgumentTypeError(f"{function.__name__}() has no option {name!r}{near}It takes {options}.")
         return function(*args, **kwargs)
 
     return inner

@@ -28,7 +28,7 @@ Maker = Callable[[Belief, Likelihood, LinkName], Prediction]
 
 
 class Link(NamedTuple):
-    """One way from outputs to label_rules."""
+    """One way from outputs to labels."""
 
     make: Maker
     joint: bool = True  # whether outputs may be correlated between inputs

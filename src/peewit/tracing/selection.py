@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name
 from ..messages.warnings import warn
@@ -53,6 +54,7 @@ class Subnetwork:
 
     def __post_init__(self) -> None:
         check_name(self.by, get_args(SubnetworkRule), "by")
+        check_generator(self.generator)
 
     @staticmethod
     def largest_variance(size: int) -> Subnetwork:
