@@ -16,7 +16,7 @@ from fitting import built, fitted, normal
 from peewit.evaluation.scorers import SCORERS
 from peewit.likelihoods import ALL, NAMES, Form, Labelled, Likelihood, WithNoise
 from peewit.predictions.families import FAMILIES
-from peewit.predictions.options import Question
+from peewit.predictions.options import PredictOptions
 from peewit.runtime.random import Hashed
 from tables import moved, relative
 
@@ -257,16 +257,16 @@ LINKS = {  # the default first, as docs/predictions.md has them
 def test_links_of_a_likelihood(name: str) -> None:
     """The default is the first; all but the delta rule may be joint."""
     likelihood = NAMES[name]()
-    assert Question.of(likelihood, "linearised", None, None, False, False).link == LINKS[name][0]
-    assert Question.of(likelihood, "sampled", None, None, True, False).link == "mc"
+    assert PredictOptions.of(likelihood, "linearised", None, None, False, False).link == LINKS[name][0]
+    assert PredictOptions.of(likelihood, "sampled", None, None, True, False).link == "mc"
     with pytest.raises(ValueError, match=f"Known there: {', '.join(LINKS[name])}."):
-        Question.of(likelihood, "linearised", "none", None, False, False)
+        PredictOptions.of(likelihood, "linearised", "none", None, False, False)
     for link in LINKS[name]:
         if link in ("natural", "mean"):
             with pytest.raises(ValueError, match=f"joint=True with link='{link}'"):
-                Question.of(likelihood, "linearised", link, None, True, False)
+                PredictOptions.of(likelihood, "linearised", link, None, True, False)
         else:
-            assert Question.of(likelihood, "linearised", link, None, True, False).joint
+            assert PredictOptions.of(likelihood, "linearised", link, None, True, False).joint
 
 
 @pytest.mark.parametrize(("name", "classes"), [("classification", 3), ("binary", 2), ("regression", 0), ("count", 0)])

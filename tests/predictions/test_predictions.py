@@ -15,7 +15,7 @@ import peewit as pw
 from fitting import classes, covered, normal, seeded
 from peewit.likelihoods import Form
 from peewit.predictions import families, links, options
-from peewit.predictions.outputs import Normal, Samples
+from peewit.predictions.outputs import GaussianOutputs, Samples
 from peewit.runtime.memory import Budget
 from tables import moved, relative
 
@@ -39,22 +39,24 @@ KINDS = [(family, shape) for family in LIKELIHOODS for shape in SHAPES if shape 
 
 def believed(
     axis: int | None = 0, shape: tuple[int, ...] = (3,), examples: int = 5, scale: float = 0.7, **more: Any
-) -> Normal:
+) -> GaussianOutputs:
     """A Gaussian over outputs with full covariances."""
     form = Form(axis, shape)
     size = examples, form.positions, form.outputs
     factor = normal(*size, form.outputs, seed=3) * scale / math.sqrt(form.outputs)
     more = {"points": 4096, "seed": 7, **more}
-    return Normal(form, Budget(1 << 22), centre=moved(normal(*size, seed=4)), blocks=moved(factor @ factor.mT), **more)
+    return GaussianOutputs(
+        form, Budget(1 << 22), centre=moved(normal(*size, seed=4)), blocks=moved(factor @ factor.mT), **more
+    )
 
 
 def made(belief: Any, likelihood: Any, link: str | None = None, method: str = "linearised") -> Any:
     """A prediction from what is known of the outputs."""
-    question = options.Question.of(likelihood, method, link, None, False, False)
+    question = options.PredictOptions.of(likelihood, method, link, None, False, False)
     return families.made_of(belief, likelihood, question.link)
 
 
-def draws_of(belief: Normal, number: int, seed: int = 5) -> Tensor:
+def draws_of(belief: GaussianOutputs, number: int, seed: int = 5) -> Tensor:
     """(S, N, T, C) on the CPU, by torch's own distribution."""
     exact = distributions.MultivariateNormal(belief.mean.cpu(), belief.covariance.cpu())
     eps = torch.randn(number, *belief.mean.shape, generator=seeded(seed), dtype=torch.float64)
@@ -156,10 +158,12 @@ def test_a_factor_in_place_of_blocks() -> None:
     """A covariance known by samples gives what its blocks give."""
     belief = believed(0, (4,))
     thin = normal(5, 1, 4, 2, seed=11)
-    factored = Normal(
+    factored = GaussianOutputs(
         belief.form, belief.budget, centre=belief.mean, blocks=None, points=4096, seed=7, factor=moved(thin)
     )
-    blocks = Normal(belief.form, belief.budget, centre=belief.mean, blocks=moved(thin @ thin.mT), points=4096, seed=7)
+    blocks = GaussianOutputs(
+        belief.form, belief.budget, centre=belief.mean, blocks=moved(thin @ thin.mT), points=4096, seed=7
+    )
     y = moved(normal(5, 4, seed=8))
     left, right = (made(each, pw.Gaussian(0.5)) for each in (factored, blocks))
     assert relative(left.log_prob(y), right.log_prob(y).cpu()) < 1e-8
@@ -325,10 +329,10 @@ def test_counts() -> None:
     assert bool(((draws.mean(0) - pred.mean.cpu()).abs() < error).all())
 
 
-def replaced(belief: Normal, output: int) -> Normal:
+def replaced(belief: GaussianOutputs, output: int) -> GaussianOutputs:
     """One output of a belief as a network (N,) would have it."""
     pick = slice(output, output + 1)
-    return Normal(
+    return GaussianOutputs(
         Form(None, ()),
         belief.budget,
         centre=belief.mean[..., pick],
@@ -341,7 +345,7 @@ def replaced(belief: Normal, output: int) -> Normal:
 def test_counts_that_overflow() -> None:
     """Rates that have no float still leave a density and bounds."""
     form = Form(None, ())
-    belief = Normal(
+    belief = GaussianOutputs(
         form, Budget(1 << 20), centre=torch.tensor([[[2.0]]]), blocks=torch.tensor([[[[300.0]]]]), points=64, seed=1
     )
     pred = made(belief, pw.Poisson())
@@ -360,7 +364,7 @@ def test_heteroscedastic(parameters: str) -> None:
     belief = believed(0, (2,), examples=3, scale=0.3)
     centre = belief.mean.clone()
     centre[..., 1] = {"natural": -2.0, "mean_variance": 1.5}.get(parameters, 0.5)
-    belief = Normal(belief.form, belief.budget, centre=centre, blocks=belief.covariance, points=4096, seed=7)
+    belief = GaussianOutputs(belief.form, belief.budget, centre=centre, blocks=belief.covariance, points=4096, seed=7)
     pred = made(belief, likelihood)
     f = draws_of(belief, 200_000)[:, :, 0]
     first, second = f.unbind(-1)
@@ -404,7 +408,7 @@ def test_heads_without_a_valid_variance() -> None:
     """Outputs at which a variance would be negative are left out; everything stays finite."""
     belief = believed(0, (2,), examples=3)
     centre = torch.full_like(belief.mean, 0.3)
-    wide = Normal(
+    wide = GaussianOutputs(
         belief.form,
         belief.budget,
         centre=centre,
@@ -435,7 +439,7 @@ def test_densities_of_one_noisy_target_far_out(parameters: str, far: float) -> N
     centre = torch.tensor([[[0.4, 1.0]], [[-0.3, 2.0]]], dtype=torch.float64)
     centre[..., 1] *= -1 if parameters == "natural" else 1
     cov = torch.tensor([[0.05, 0.02], [0.02, 0.03]], dtype=torch.float64).expand(2, 1, 2, 2)
-    belief = Normal(
+    belief = GaussianOutputs(
         Form(0, (2,)), Budget(1 << 22), centre=moved(centre), blocks=moved(cov.clone()), points=4096, seed=7
     )
     y = torch.tensor([[far], [0.5 - far]], dtype=torch.float64)
@@ -547,14 +551,16 @@ def test_numbers_of_samples_are_checked(n: Any) -> None:
 def test_names_are_checked(likelihood: str, method: str, link: Any, samples: Any, message: str) -> None:
     """With the nearest right one, and those that the likelihood has."""
     with pytest.raises(ValueError, match=message):
-        options.Question.of(LIKELIHOODS[likelihood], method, link, samples, False, False)
+        options.PredictOptions.of(LIKELIHOODS[likelihood], method, link, samples, False, False)
 
 
 def test_memory_changes_nothing() -> None:
     """Averages in parts of any size are the same numbers."""
     belief = believed(1, (4, 3), examples=40)
-    small = Normal(belief.form, Budget(1), centre=belief.mean, blocks=belief.covariance, points=256, seed=7)
-    large = Normal(belief.form, Budget(1 << 30), centre=belief.mean, blocks=belief.covariance, points=256, seed=7)
+    small = GaussianOutputs(belief.form, Budget(1), centre=belief.mean, blocks=belief.covariance, points=256, seed=7)
+    large = GaussianOutputs(
+        belief.form, Budget(1 << 30), centre=belief.mean, blocks=belief.covariance, points=256, seed=7
+    )
     for family, link in (("classes", "mc"), ("binary", "mc"), ("count", "mc"), ("regression", "mc")):
         left, right = (made(each, LIKELIHOODS[family], link) for each in (small, large))
         assert relative(left.epistemic, right.epistemic.cpu()) < EXACT

@@ -18,7 +18,7 @@ from .binary import Binary
 from .classes import Classes
 from .mixture import Mixture, along_counts, along_second
 from .numbers import Moments
-from .outputs import Belief, Normal, Samples
+from .outputs import Belief, GaussianOutputs, Samples
 from .prediction import Prediction, target_form
 from .regression import Regression
 
@@ -65,28 +65,28 @@ def classes(log_probs: Rule, entropies: Rule = label_rules.mean_entropies) -> Ma
 def exact(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with noise that does not depend on the outputs."""
     given = likelihood.distribution(belief.mean)
-    assert given is not None and isinstance(belief, Normal)
+    assert given is not None and isinstance(belief, GaussianOutputs)
     return Regression(belief, likelihood, link, belief, given.variance)
 
 
 def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with a variance of their own, by the delta rule in natural parameters or in the mean."""
-    assert isinstance(likelihood, WithNatural) and isinstance(belief, Normal)
+    assert isinstance(likelihood, WithNatural) and isinstance(belief, GaussianOutputs)
     mean, cov, noise = links.delta_rule(likelihood.natural, belief.mean, belief.covariance, link)
     form = target_form(belief.form, mean.shape[-1])
-    source = Normal(form, belief.budget, centre=mean, blocks=cov, points=belief.points, seed=belief.seed)
+    source = GaussianOutputs(form, belief.budget, centre=mean, blocks=cov, points=belief.points, seed=belief.seed)
     return Regression(belief, likelihood, link, source, noise)
 
 
 def headed(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with a variance of their own, averaged; the density of one target is an integral along a line."""
-    line = along_second if isinstance(belief, Normal) and belief.mean.shape[-1] == 2 else None
+    line = along_second if isinstance(belief, GaussianOutputs) and belief.mean.shape[-1] == 2 else None
     return Mixture(belief, likelihood, link, False, _line=line)
 
 
 def counts(belief: Belief, likelihood: Likelihood, link: LinkName, closed: bool = False) -> Prediction:
     """Counts, each by itself, whose log density is a difference of large numbers; `closed`: moments of the rate."""
-    moments, line = None, along_counts if isinstance(belief, Normal) else None
+    moments, line = None, along_counts if isinstance(belief, GaussianOutputs) else None
     if closed:
         rate, variance = links.lognormal(belief.mean, belief.variance)
         moments = Moments(rate, variance, rate)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import links
-from .outputs import Belief, Normal
+from .outputs import Belief, GaussianOutputs
 
 
 def mean_log_probs(belief: Belief) -> Tensor:
@@ -35,7 +35,7 @@ def probit_log_probs(belief: Belief) -> Tensor:
 
 def log_alpha(belief: Belief, normalised: bool) -> Tensor:
     """(N, T, C) float64: the bridge's Dirichlet."""
-    if isinstance(belief, Normal) and belief.deviation is not None:
+    if isinstance(belief, GaussianOutputs) and belief.deviation is not None:
         return links.log_bridge_of(belief.mean, belief.variance, belief.row_sums, normalised)
     return links.log_bridge(belief.mean, belief.covariance, normalised)
 

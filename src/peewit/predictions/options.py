@@ -18,7 +18,7 @@ PredictMethod: TypeAlias = Literal["linearised", "sampled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PredictOptions:
     """What was asked of `predict`, checked."""
 
     method: PredictMethod
@@ -37,7 +37,7 @@ class Question:
         joint: bool,
         create_graph: bool,
         at: At = "trained_weights",
-    ) -> Question:
+    ) -> PredictOptions:
         """Names checked against what the likelihood's family has."""
         check_name(method, get_args(PredictMethod), "method")
         links = family_of(likelihood).links
@@ -57,4 +57,4 @@ class Question:
                 "at='linear_mode' with method='sampled': this method evaluates the network at sampled weights, so it "
                 "cannot be centred on the linear mode; use method='linearised'."
             )
-        return Question(method=method, link=chosen, samples=number, joint=joint, create_graph=create_graph, at=at)
+        return PredictOptions(method=method, link=chosen, samples=number, joint=joint, create_graph=create_graph, at=at)

@@ -84,7 +84,7 @@ class Belief(ABC):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Normal(Belief):
+class GaussianOutputs(Belief):
     """A Gaussian, as the linearised network has it."""
 
     centre: Tensor  # (N, T, C)
@@ -140,7 +140,7 @@ class Normal(Belief):
         assert self.blocks is not None
         return links.root(self.blocks)
 
-    def some(self, chosen: slice) -> Normal:
+    def some(self, chosen: slice) -> GaussianOutputs:
         """The belief about some of the inputs, each by itself."""
         blocks, factor, deviation = (
             None if part is None else part[chosen] for part in (self.blocks, self.factor, self.deviation)

@@ -17,8 +17,8 @@ from ..posterior.network import Network, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED, seed_of
 from . import covariance, means, samples
 from .families import LinkName, made_of
-from .options import PredictMethod, Question
-from .outputs import Belief, Normal, Samples
+from .options import PredictMethod, PredictOptions
+from .outputs import Belief, GaussianOutputs, Samples
 from .prediction import Prediction
 
 if TYPE_CHECKING:
@@ -41,40 +41,40 @@ def predict(
     progress: bool = False,
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
-    question = Question.of(la.likelihood, method, link, samples, joint, create_graph, at)
+    options = PredictOptions.of(la.likelihood, method, link, samples, joint, create_graph, at)
     check_generator(generator)
-    with torch.set_grad_enabled(question.create_graph):
-        ask: Callable[..., Belief] = sampled_belief if question.method == "sampled" else linearised_belief
-        return made_of(ask(la, network_of(la, memory, progress), x, question, generator), la.likelihood, question.link)
+    with torch.set_grad_enabled(options.create_graph):
+        ask: Callable[..., Belief] = sampled_belief if options.method == "sampled" else linearised_belief
+        return made_of(ask(la, network_of(la, memory, progress), x, options, generator), la.likelihood, options.link)
 
 
 def linearised_belief(
-    la: PosteriorState, network: Network, x: Inputs, question: Question, generator: torch.Generator | None
-) -> Normal:
+    la: PosteriorState, network: Network, x: Inputs, options: PredictOptions, generator: torch.Generator | None
+) -> GaussianOutputs:
     """The Gaussian over the outputs of the linearised network."""
-    shift = means.displacement(la, question.at)
+    shift = means.displacement(la, options.at)
     seed = seed_of(generator, 31)
-    mean = None if shift is None else means.linear(network, x, shift, question.create_graph)
+    mean = None if shift is None else means.linear(network, x, shift, options.create_graph)
     try:
-        made = covariance.compact(network, la.precision, x, question.joint, question.create_graph)
+        made = covariance.compact(network, la.precision, x, options.joint, options.create_graph)
     except TooManyOutputs as many:
-        many.refuse(question.joint, question.create_graph, "method='sampled' has no such limit.")
-        return _estimated_belief(la, network, x, question, seed, mean)
+        many.refuse(options.joint, options.create_graph, "method='sampled' has no such limit.")
+        return _estimated_belief(la, network, x, options, seed, mean)
     made = made if mean is None else made._replace(mean=mean)
-    if isinstance(made, covariance.Functional) and not question.joint:
-        return normal(network, made, question, seed)
+    if isinstance(made, covariance.Functional) and not options.joint:
+        return normal(network, made, options, seed)
     form = network.form(made.mean)
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
     if isinstance(made, covariance.Spectral):
         basis = None if made.basis is None else made.basis.to(mean.dtype)
         deviation = made.deviation.to(mean.dtype)
-        return Normal(
+        return GaussianOutputs(
             form,
             network.budget,
             centre=mean,
             blocks=None,
-            points=question.samples,
+            points=options.samples,
             seed=seed,
             basis=basis,
             deviation=deviation,
@@ -83,49 +83,53 @@ def linearised_belief(
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
     each = torch.arange(examples, device=mean.device)[:, None, None, None]
     blocks = made.cov[each, order[:, :, None], each, order[:, None, :]].to(mean.dtype)
-    return Normal(form, network.budget, centre=mean, blocks=blocks, points=question.samples, seed=seed, joint=made.cov)
+    return GaussianOutputs(
+        form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed, joint=made.cov
+    )
 
 
-def normal(network: Network, made: covariance.Functional, question: Question, seed: int) -> Normal:
+def normal(network: Network, made: covariance.Functional, options: PredictOptions, seed: int) -> GaussianOutputs:
     """A mean and covariances of the outputs, in flat form."""
     form = network.form(made.mean)
     mean = form.flatten(made.mean)
     mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
     blocks = made.cov.reshape(*mean.shape, -1).to(mean.dtype)
-    return Normal(form, network.budget, centre=mean, blocks=blocks, points=question.samples, seed=seed)
+    return GaussianOutputs(form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed)
 
 
 def _estimated_belief(
-    la: PosteriorState, network: Network, x: Inputs, question: Question, seed: int, shifted: Tensor | None
-) -> Normal:
+    la: PosteriorState, network: Network, x: Inputs, options: PredictOptions, seed: int, shifted: Tensor | None
+) -> GaussianOutputs:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.knowledge.shape(x))
     if form.outputs <= samples.SAMPLES:
         made = samples.sampled_functional(network, la, x, seed, False)
         mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
-        return Normal(
+        return GaussianOutputs(
             form,
             network.budget,
             centre=mean,
             blocks=made.cov.reshape(*mean.shape, -1),
-            points=question.samples,
+            points=options.samples,
             seed=seed,
         )
     made = samples.sampled_factor(network, la, x, seed)
     mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
-    return Normal(form, network.budget, centre=mean, blocks=None, points=question.samples, seed=seed, factor=made.cov)
+    return GaussianOutputs(
+        form, network.budget, centre=mean, blocks=None, points=options.samples, seed=seed, factor=made.cov
+    )
 
 
 def sampled_belief(
-    la: PosteriorState, network: Network, x: Inputs, question: Question, generator: torch.Generator | None
+    la: PosteriorState, network: Network, x: Inputs, options: PredictOptions, generator: torch.Generator | None
 ) -> Samples:
     """Outputs of the network itself at weights drawn from the posterior, the same draws at all inputs."""
     if generator is None:
         generator = torch.Generator(la.weights.device).manual_seed(DEFAULT_SEED)
-    step = network.budget.count(8.0 * la.D * la.weights.element_size(), question.samples, 0.4)
-    steps = torch.arange(question.samples, device="cpu").split(step)
+    step = network.budget.count(8.0 * la.D * la.weights.element_size(), options.samples, 0.4)
+    steps = torch.arange(options.samples, device="cpu").split(step)
     deviations = (la.deviations(len(some), generator, one_by_one=True) for some in steps)
-    values = samples.network_samples(network, x, deviations, question.create_graph)
+    values = samples.network_samples(network, x, deviations, options.create_graph)
     form = Form(network.axis, tuple(values.shape[2:]))
     flat = form.flatten(values)
     return Samples(form, network.budget, flat.to(torch.promote_types(flat.dtype, torch.float32)))

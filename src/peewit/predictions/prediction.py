@@ -13,7 +13,7 @@ from torch import Tensor
 from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, PeewitError
-from .outputs import Belief, Normal
+from .outputs import Belief, GaussianOutputs
 from .steady import steady
 
 SHOWN = 3  # inputs that a repr shows
@@ -163,7 +163,7 @@ class Prediction(ABC):
     @property
     def covariance(self) -> Tensor:
         """Of the network's outputs: (N, *positions, C, C), or (N, F, N, F) over all inputs with `joint=True`."""
-        if isinstance(self.belief, Normal) and self.belief.joint is not None:
+        if isinstance(self.belief, GaussianOutputs) and self.belief.joint is not None:
             return self.belief.joint
         form, made = self.belief.form, self.belief.covariance
         positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
@@ -200,14 +200,14 @@ class Prediction(ABC):
     def __repr__(self) -> str:
         """A few lines: how many inputs, the first values, the mean uncertainty."""
         examples = "1 input" if len(self) == 1 else f"{len(self):,} inputs"
-        way = self.link if isinstance(self.belief, Normal) else f"{self.belief.number} draws of the weights"
+        way = self.link if isinstance(self.belief, GaussianOutputs) else f"{self.belief.number} draws of the weights"
         head = f"{type(self).__name__} for {examples} ({way})"
         return "\n  ".join([head, *self._lines()])
 
 
 def jointly(belief: Belief) -> bool:
     """Whether draws of the outputs belong together over inputs."""
-    return not isinstance(belief, Normal) or belief.joint is not None
+    return not isinstance(belief, GaussianOutputs) or belief.joint is not None
 
 
 def target_form(form: Form, outputs: int) -> Form:

@@ -10,7 +10,7 @@ from torch import Tensor, distributions
 from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from .numbers import Moments, Numbers
-from .outputs import Normal, normals
+from .outputs import GaussianOutputs, normals
 from .prediction import check_level, normal_quantile
 from .steady import steady
 
@@ -48,7 +48,7 @@ class Regression(Numbers):
         >>> deviation = pred.variance.sqrt()
     """
 
-    source: Normal  # the Gaussian over the mean of y
+    source: GaussianOutputs  # the Gaussian over the mean of y
     noise: Tensor  # (N, T, K): variances
 
     @property

@@ -18,7 +18,7 @@ from ..runtime.progress import QUIET, Progress
 from ..runtime.random import DEFAULT_SEED
 from . import covariance
 from .families import made_of
-from .options import Question
+from .options import PredictOptions
 from .predict import normal, predict
 from .prediction import Prediction
 
@@ -41,10 +41,10 @@ class LinearisedPiece:
     mean: Tensor
     jacobians: covariance.Jacobians
 
-    def predict(self, la: PosteriorState, question: Question) -> Prediction:
+    def predict(self, la: PosteriorState, options: PredictOptions) -> Prediction:
         """What a posterior predicts of them."""
         made = covariance.given(self.network, la.precision, self.mean, self.jacobians, self.inputs)
-        return made_of(normal(self.network, made, question, DEFAULT_SEED), la.likelihood, question.link)
+        return made_of(normal(self.network, made, options, DEFAULT_SEED), la.likelihood, options.link)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,7 +74,7 @@ class SharedPredictions:
         self, settings: Sequence[Setting], value: Callable[[Prediction, Tensor], Value]
     ) -> list[list[Value]]:
         link, samples = self.options.get("link"), self.options.get("samples")
-        question = Question.of(self.la.likelihood, "linearised", link, samples, False, False)
+        options = PredictOptions.of(self.la.likelihood, "linearised", link, samples, False, False)
         if len(settings) == 1:
             only = settings[0]()
             settings = [lambda: only]
@@ -83,7 +83,7 @@ class SharedPredictions:
         def visit(piece: LinearisedPiece) -> None:
             with torch.no_grad():
                 for own, setting in zip(values, settings, strict=True):
-                    own.append(value(piece.predict(setting(), question), piece.targets))
+                    own.append(value(piece.predict(setting(), options), piece.targets))
 
         with closing(self.progress):
             self._visit(visit, self.options.get("memory"))
