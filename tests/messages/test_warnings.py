@@ -73,6 +73,15 @@ def test_a_warning_points_at_the_users_line(call: Callable[[], Any]) -> None:
         assert first <= warning.lineno < first + len(lines) + 6
 
 
+@pytest.mark.parametrize("module", [pw, torch], ids=["peewit", "torch"])
+def test_a_users_folder_that_begins_like_a_librarys(module: Any) -> None:
+    """`peewit_study/run.py` beside the package is the user's."""
+    file = f"{Path(module.__file__).parent}_study/run.py"
+    with pytest.warns(UserWarning) as found:
+        exec(compile("la.tune(steps=1)", file, "exec"), {"la": posterior()})
+    assert [warning.filename for warning in found] == [file]
+
+
 def test_warnings_are_given_in_one_way() -> None:
     """No number says how far up the user's line is, which the next wrapper would make wrong."""
     package = ROOT / "src" / "peewit"

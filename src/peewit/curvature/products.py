@@ -170,7 +170,7 @@ class Products:
             gradients = torch.autograd.grad(energy, self._parameters, create_graph=True, allow_unused=True)
             self._check_symmetry(gradients, v.dtype)
             return torch.stack([self._pull(gradients, unflatten(one, self.space)) for one in v])
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # torch, of an operation without a second derivative
             raise PeewitError(f"The network has no second derivatives ({error}), {WITHOUT}") from error
 
     def _multiply_factor(self, inputs: Inputs, output: Tensor, labels: Labelled, v: Tensor, first: int) -> Tensor:

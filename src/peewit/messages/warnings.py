@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import torch
 
 # Files of frames that no warning points at: the package's own, and those that stand between two of its functions.
-PASSED_OVER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
+# Folders end in a separator: a user's own may begin with the same letters.
+FOLDERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
+PASSED_OVER = (*(f"{folder}{os.sep}" for folder in FOLDERS), contextlib.__file__)
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

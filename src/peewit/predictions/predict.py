@@ -64,8 +64,7 @@ def linearised_belief(
     if isinstance(made, covariance.Functional) and not options.joint:
         return normal(network, made, options, seed)
     form = network.form(made.mean)
-    mean = form.flatten(made.mean)
-    mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    mean = flat_outputs(form, made.mean)
     if isinstance(made, covariance.Spectral):
         basis = None if made.basis is None else made.basis.to(mean.dtype)
         deviation = made.deviation.to(mean.dtype)
@@ -91,8 +90,7 @@ def linearised_belief(
 def normal(network: Network, made: covariance.Functional, options: PredictOptions, seed: int) -> GaussianOutputs:
     """A mean and covariances of the outputs, in flat form."""
     form = network.form(made.mean)
-    mean = form.flatten(made.mean)
-    mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+    mean = flat_outputs(form, made.mean)
     blocks = made.cov.reshape(*mean.shape, -1).to(mean.dtype)
     return GaussianOutputs(form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed)
 
@@ -131,5 +129,10 @@ def sampled_belief(
     deviations = (la.deviations(len(some), generator, one_by_one=True) for some in steps)
     values = samples.network_samples(network, x, deviations, options.create_graph)
     form = Form(network.axis, tuple(values.shape[2:]))
+    return Samples(form, network.budget, flat_outputs(form, values))
+
+
+def flat_outputs(form: Form, values: Tensor) -> Tensor:
+    """Outputs (..., T, C), in float32 at least."""
     flat = form.flatten(values)
-    return Samples(form, network.budget, flat.to(torch.promote_types(flat.dtype, torch.float32)))
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))

@@ -79,7 +79,7 @@ class TargetDistribution:
             given = given.base_dist
         try:
             return self.average(self._flat(given.cdf(self._value(rows))))
-        except NotImplementedError:
+        except NotImplementedError:  # torch, of a distribution without such a function
             raise PeewitError(
                 f"interval needs the distribution function of {type(given).__name__}, which torch does not have; take "
                 "quantiles of sample(samples)."

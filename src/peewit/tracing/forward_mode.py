@@ -85,7 +85,7 @@ def double_backward(run: Run, weights: Weights, tangents: Weights) -> Pushed | N
             made = torch.autograd.grad(total, dummy)[0] if total.requires_grad else torch.zeros_like(output)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError):  # no second derivative: another way is taken
             return None
     return output.detach(), made.detach()
 
