@@ -197,6 +197,7 @@ class Laplace:
         """
         return Laplace(self.state.with_prior(prior))
 
+    @entry_point
     def with_noise(self, noise: float | Tensor) -> Laplace:
         """Keep the curvature and take another noise: a new value.
 
@@ -216,6 +217,7 @@ class Laplace:
         """
         return Laplace(self.state.with_noise(noise))
 
+    @entry_point
     def with_temperature(self, temperature: float) -> Laplace:
         """Divide log-likelihood and curvature by a temperature, not the prior: a new value.
 
@@ -234,6 +236,7 @@ class Laplace:
         """
         return Laplace(self.state.with_temperature(tuning.as_temperature(temperature)))
 
+    @entry_point
     def with_arithmetic(self, arithmetic: ArithmeticName) -> Laplace:
         """Evaluate the same posterior at another rounding: a new value.
 

@@ -59,6 +59,9 @@ def test_options_of_before_and_of_others_in_questions() -> None:
         (la.tune, {"seed": 1}, "no option 'seed'. It takes method"),
         (partial(la.predict, X), {"mean": "linear_mode"}, "did you mean 'at'?"),
         (la.sample, {"n": 3}, "did you mean 'samples'?"),
+        (la.with_noise, {"nois": 1}, "did you mean 'noise'?"),
+        (la.with_temperature, {"temp": 2.0}, "It takes temperature."),
+        (la.with_arithmetic, {"arithmetics": "float64"}, "did you mean 'arithmetic'?"),
         (partial(pw.sweep, la, (X, Y)), {"scale": (1, 2)}, "did you mean 'data_weight'?"),
         (partial(pw.products, nn.Linear(2, 3), (X, Y)), {"seed": 1}, "did you mean 'generator'?"),
     )
