@@ -1,0 +1,1 @@
+"""How good predictions are, and how well unknown inputs are noticed, on real tasks."""

@@ -1,0 +1,43 @@
+"""The tasks. On those of the half "choose" defaults are chosen, on those of the half "confirm" they are confirmed."""
+
+from __future__ import annotations
+
+from benchmarks.quality.cases import Half, Likelihood, Task
+from benchmarks.quality.tables import shipped, table, uci, uci_classes
+
+
+def of_table(
+    name: str, likelihood: Likelihood, half: Half, read: object, splits: int = 20, reduced: bool = False
+) -> Task:
+    return Task(
+        name=name,
+        likelihood=likelihood,
+        kind="table",
+        half=half,
+        splits=splits,
+        reduced=reduced,
+        make=table(name, read),  # type: ignore[arg-type]
+    )
+
+
+TASKS = [
+    of_table("digits", "classification", "choose", shipped("digits"), reduced=True),
+    of_table("breast cancer", "classification", "choose", shipped("breast_cancer")),
+    of_table("glass", "classification", "choose", uci_classes("glass")),
+    of_table("satellite", "classification", "choose", uci_classes("satellite")),
+    of_table("ionosphere", "classification", "choose", uci_classes("ionosphere")),
+    of_table("diabetes", "regression", "choose", shipped("diabetes"), reduced=True),
+    of_table("concrete", "regression", "choose", uci("concrete")),
+    of_table("yacht", "regression", "choose", uci("yacht")),
+    of_table("kin8nm", "regression", "choose", uci("kin8nm"), splits=5),
+    of_table("wine", "classification", "confirm", shipped("wine"), reduced=True),
+    of_table("vehicle", "classification", "confirm", uci_classes("vehicle")),
+    of_table("waveform", "classification", "confirm", uci_classes("waveform")),
+    of_table("australian", "classification", "confirm", uci_classes("australian")),
+    of_table("boston", "regression", "confirm", uci("boston")),
+    of_table("energy", "regression", "confirm", uci("energy")),
+    of_table("power", "regression", "confirm", uci("power"), splits=5),
+    of_table("red wine", "regression", "confirm", uci("wine")),
+    of_table("protein", "regression", "confirm", uci("protein"), splits=5),
+]
+BY_NAME = {task.name: task for task in TASKS}
