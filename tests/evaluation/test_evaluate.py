@@ -19,7 +19,7 @@ from environment import DEVICE
 from evaluating import C, agree, classifier, images, network
 from fitting import Broken, built, classes, normal, seeded
 from peewit.evaluation.attacks import Attack
-from peewit.evaluation.corruptions import InputRange, corrupted
+from peewit.evaluation.corruptions import InputRange, corrupt_images
 from peewit.evaluation.methods import dropouts
 from peewit.likelihoods import Form
 from peewit.metrics import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
@@ -148,8 +148,8 @@ def test_shifts_and_attacks_are_measured_on_the_changed_inputs() -> None:
     attack = Attack(la.model, la.likelihood, Form(0, (C,)), InputRange(0.0, 1.0))
     seed = seed_of(seeded(4), 62)
     inputs = {
-        ("shifts", "noise", 3): (corrupted("noise", x, 3.0, InputRange(0.0, 1.0), 0, seed), y),
-        ("shifts", "rotation", 1): (corrupted("rotation", x, 2.0, InputRange(0.0, 1.0), 0, seed), y),
+        ("shifts", "noise", 3): (corrupt_images("noise", x, 3.0, InputRange(0.0, 1.0), 0, seed), y),
+        ("shifts", "rotation", 1): (corrupt_images("rotation", x, 2.0, InputRange(0.0, 1.0), 0, seed), y),
         ("shifts", "dark", 2): (x * 0.25, y),
         ("shifts", "r", 1): ready[2],
         ("shifts", "r", 2): ready[4],
@@ -180,7 +180,7 @@ def test_some_examples_are_enough_for_shifts() -> None:
     chosen = torch.arange(3, 40, 4, device=DEVICE)
     clean, noisy = found.methods[0].shifts["noise"].metrics["nll"]
     assert clean.value == pytest.approx(nll(la.predict(x[chosen]).probs, y[chosen]))
-    there = corrupted("noise", x[chosen], 1.0, InputRange(0.0, 1.0), 0, 0)
+    there = corrupt_images("noise", x[chosen], 1.0, InputRange(0.0, 1.0), 0, 0)
     assert noisy.value == pytest.approx(nll(la.predict(there).probs, y[chosen]))
     assert [each.value for each in again.methods[0].shifts["noise"].metrics["nll"]] == pytest.approx(
         [clean.value, noisy.value]

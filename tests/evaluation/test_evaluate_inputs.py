@@ -11,7 +11,7 @@ from torch import nn
 import peewit as pw
 from environment import DEVICE
 from peewit.evaluation.attacks import Attack
-from peewit.evaluation.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, InputRange, corrupted
+from peewit.evaluation.corruptions import BLUR, CORRUPTIONS, NOISE, ROTATION, InputRange, corrupt_images
 from peewit.evaluation.variations import variations_of
 from peewit.likelihoods import Form
 from snapshots import changed, snapshot
@@ -31,7 +31,7 @@ def test_corruptions_keep_the_shape_and_grow_with_their_strength(name: str, dtyp
     rows = torch.linspace(0, 1, 12, dtype=torch.float64)[:, None].to(DEVICE)
     x = (0.2 * images(3, 2, 12, 10) + 0.8 * rows).to(dtype)
     before = x.clone()
-    made = [corrupted(name, x, strength, UNIT, 0, 0) for strength in (0.0, 1.0, 3.0, 5.0)]
+    made = [corrupt_images(name, x, strength, UNIT, 0, 0) for strength in (0.0, 1.0, 3.0, 5.0)]
     assert torch.equal(x, before)
     assert all(each.shape == x.shape and each.dtype == dtype and each.device == x.device for each in made)
     assert torch.allclose(made[0].double(), x.double(), atol=2e-3 if dtype == torch.float16 else 1e-6)
@@ -45,7 +45,7 @@ def test_blur_is_that_of_scipy() -> None:
     deviation = 4 * BLUR * 16
     reach = math.ceil(4 * deviation)
     expected = ndimage.gaussian_filter(x.cpu().numpy(), (0, 0, deviation, deviation), mode="nearest", radius=reach)
-    torch.testing.assert_close(corrupted("blur", x, 4, UNIT, 0, 0).cpu(), torch.from_numpy(expected))
+    torch.testing.assert_close(corrupt_images("blur", x, 4, UNIT, 0, 0).cpu(), torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (9, 14)])
@@ -57,34 +57,34 @@ def test_rotation_is_that_of_scipy(shape: tuple[int, int]) -> None:
     centre = [(side - 1) / 2 for side in shape]
     offset = [centre[i] - sum(turn[i][j] * centre[j] for j in range(2)) for i in range(2)]
     expected = ndimage.affine_transform(x[0, 0].cpu().numpy(), turn, offset, order=1, mode="grid-constant", cval=3.0)
-    found = corrupted("rotation", x, 2, InputRange(3.0, 5.0), 0, 0)[0, 0].cpu()
+    found = corrupt_images("rotation", x, 2, InputRange(3.0, 5.0), 0, 0)[0, 0].cpu()
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
     square = images(1, 1, 8, 8)
-    quarter = corrupted("rotation", square, 90 / ROTATION, UNIT, 0, 0)
+    quarter = corrupt_images("rotation", square, 90 / ROTATION, UNIT, 0, 0)
     torch.testing.assert_close(quarter, torch.rot90(square, 1, (-2, -1)), rtol=1e-6, atol=1e-6)
 
 
 def test_contrast_shrinks_about_each_channel() -> None:
     x = images(2, 3, 6, 6)
-    found = corrupted("contrast", x, 2.5, UNIT, 0, 0)
+    found = corrupt_images("contrast", x, 2.5, UNIT, 0, 0)
     torch.testing.assert_close(found.mean((2, 3)), x.mean((2, 3)))
     torch.testing.assert_close(found.std((2, 3)), x.std((2, 3)) * (1 - 0.18 * 2.5))
-    assert float(corrupted("contrast", x, 9, UNIT, 0, 0).std((2, 3)).max()) < 1e-12
+    assert float(corrupt_images("contrast", x, 9, UNIT, 0, 0).std((2, 3)).max()) < 1e-12
 
 
 def test_noise_belongs_to_the_example() -> None:
     """The same however batches are cut, on any inputs, and of the size it says."""
     x = images(6, 1, 30, 30) * 4 - 2
     limits = InputRange.of(x)
-    whole = corrupted("noise", x, 2, limits, 0, 7)
-    parts = [corrupted("noise", x[:2], 2, limits, 0, 7), corrupted("noise", x[2:], 2, limits, 2, 7)]
+    whole = corrupt_images("noise", x, 2, limits, 0, 7)
+    parts = [corrupt_images("noise", x[:2], 2, limits, 0, 7), corrupt_images("noise", x[2:], 2, limits, 2, 7)]
     assert torch.equal(whole, torch.cat(parts))
     assert float((whole - x).std()) == pytest.approx(2 * NOISE * (limits.high - limits.low), rel=0.05)
-    assert not torch.equal(whole, corrupted("noise", x, 2, limits, 0, 8))
-    doubled = corrupted("noise", x, 4, limits, 0, 7)
+    assert not torch.equal(whole, corrupt_images("noise", x, 2, limits, 0, 8))
+    doubled = corrupt_images("noise", x, 4, limits, 0, 7)
     torch.testing.assert_close(doubled - x, 2 * (whole - x))
     rows, state = images(4, 3), torch.get_rng_state()
-    assert corrupted("noise", rows, 1, UNIT, 0, 0).shape == rows.shape
+    assert corrupt_images("noise", rows, 1, UNIT, 0, 0).shape == rows.shape
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -93,7 +93,7 @@ def test_the_range_of_inputs() -> None:
     assert InputRange.of(torch.tensor([-1.0, 3.0])) == InputRange(-1.0, 3.0)
     assert InputRange.of(torch.zeros(3) + 7).span == 1.0
     x = torch.tensor([-0.5, 1.5])
-    assert torch.equal(UNIT.clipped(x), torch.tensor([0.0, 1.0])) and torch.equal(InputRange(0.0, 2.0).clipped(x), x)
+    assert torch.equal(UNIT.clip(x), torch.tensor([0.0, 1.0])) and torch.equal(InputRange(0.0, 2.0).clip(x), x)
 
 
 def attack(model: nn.Module, limits: InputRange) -> Attack:

@@ -53,7 +53,7 @@ def believed(
 def made(belief: Any, likelihood: Any, link: str | None = None, method: str = "linearised") -> Any:
     """A prediction from what is known of the outputs."""
     question = options.PredictOptions.of(likelihood, method, link, None, False, False)
-    return families.made_of(belief, likelihood, question.link)
+    return families.make_prediction(belief, likelihood, question.link)
 
 
 def draws_of(belief: GaussianOutputs, number: int, seed: int = 5) -> Tensor:

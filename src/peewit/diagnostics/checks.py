@@ -54,13 +54,13 @@ class NewtonStep:
         newton = la.precision.solve(slope.to(la.weights)).to(away)
         noise = data_weight**2 * seen.noise(groups)
         linear = la.linear_mode if la.has_own_linear_mode else None
-        there = away - newton if linear is None else away + linear.displacement.to(away)
+        from_centre = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())
         ratios = 1.0 if la.prior.base is None else la.prior.base.to(away)  # of precisions within a group
         return NewtonStep(
             gradients=(squares / noise).sqrt(),
             decrements=0.5 * groups.sums(slope * newton),
-            ratios=groups.sums(ratios * away.square()) / groups.sums(ratios * there.square()),
+            ratios=groups.sums(ratios * away.square()) / groups.sums(ratios * from_centre.square()),
             norm=math.sqrt(float(squares.sum()) / float(noise.sum())) if float(noise.sum()) > 0 else math.nan,
             sure=linear is not None,
         )
@@ -73,14 +73,21 @@ class NewtonStep:
 
 def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
     """Whether the network fits better than the best constant."""
-    own, constant = constant_energy(la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, seen.kept)
-    least = min(own, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
-    share = (constant - own) / max(abs(constant), abs(own), 1e-300) if least < 0 else 1 - own / max(constant, 1e-300)
-    numbers = {"energy": own, "constant": constant, "share": share}
+    energy, constant = constant_energy(
+        la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, seen.kept
+    )
+    least = min(energy, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
+    share = (
+        (constant - energy) / max(abs(constant), abs(energy), 1e-300)
+        if least < 0
+        else 1 - energy / max(constant, 1e-300)
+    )
+    numbers = {"energy": energy, "constant": constant, "share": share}
     if share < -SLIGHT:
         return warning(
             "fit",
-            f"The network fits its training data worse than a constant does: energy {own:.4g} against {constant:.4g}.",
+            f"The network fits its training data worse than a constant does: energy {energy:.4g} against "
+            f"{constant:.4g}.",
             "Check that the weights are the trained ones, that inputs and targets are scaled as in training, and that "
             "the network works in evaluation mode.",
             numbers,
@@ -103,15 +110,18 @@ def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
     if not nats > allowed:
         return fine("mode", f"The network is near a mode of its regularised loss: {where}.", numbers)
     if step.sure:
-        told = f"The network is not at a mode of its regularised loss, and need not be: {where}. The evidence of this "
-        return fine("mode", f"{told}posterior is taken at the mode of the linear model.", numbers)
+        sentence = (
+            f"The network is not at a mode of its regularised loss, and need not be: {where}. The evidence of this "
+            "posterior is taken at the mode of the linear model."
+        )
+        return fine("mode", sentence, numbers)
     sure = math.isfinite(step.norm) and step.norm > 1
-    told = f"; its gradient is {step.norm:.3g} times the noise of the data" if sure else ""
+    noise = f"; its gradient is {step.norm:.3g} times the noise of the data" if sure else ""
     worst = int(step.decrements.argmax())
     most = "" if len(step.decrements) == 1 else f", most of it in {la.prior.names(la.space)[worst]!r}"
     return warning(
         "mode",
-        f"The network is not at a mode of its regularised loss: {where}{told}{most}.",
+        f"The network is not at a mode of its regularised loss: {where}{noise}{most}.",
         "Take the evidence at the mode of the linear model, la.tune(at='linear_mode', train=...); or train further, "
         "with a weight decay that is the prior's (precision / N for a mean loss).",
         numbers,
@@ -127,30 +137,31 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
             f"The evidence is no marginal likelihood: {caveat}.",
             "Compare priors of this one network by it, not networks; or use the loss without these.",
         )
-    own = seen.residuals
-    if own.kind == "squares":
+    residuals = seen.residuals
+    if residuals.kind == "squares":
         yield check_residuals(la, seen, gamma)
-        tails = own.second / own.count / max((own.first / own.count) ** 2, 1e-300)
-        if tails > TAILS and own.count > 30 and not isinstance(la.likelihood, Poisson):
+        tails = residuals.second / residuals.count / max((residuals.first / residuals.count) ** 2, 1e-300)
+        if tails > TAILS and residuals.count > 30 and not isinstance(la.likelihood, Poisson):
             yield note(
                 "tails",
                 f"Residuals have heavy tails: their mean fourth power is {tails:.3g} times the squared mean square (3 "
-                f"for normal ones), the largest {own.largest / math.sqrt(own.first / own.count):.3g} times their size.",
+                f"for normal ones), the largest {residuals.largest / math.sqrt(residuals.first / residuals.count):.3g} "
+                "times their size.",
                 "Look for outliers, transform the targets, or use 'heteroscedastic' where the noise depends on inputs.",
-                {"kurtosis": tails, "largest": own.largest},
+                {"kurtosis": tails, "largest": residuals.largest},
             )
-    if own.kind == "surprises":
+    if residuals.kind == "surprises":
         yield check_confidence(seen)
 
 
 def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Finding:
     """Squared standardised residuals, which sum to `n - gamma`."""
-    own = seen.residuals
-    free = max(own.count - gamma, 1.0)
-    ratio = own.first / free
-    spread = max(own.second / own.count - (own.first / own.count) ** 2, 0.0) / own.count
-    error = math.sqrt(spread) / max(own.first / own.count, 1e-300)
-    numbers = {"dispersion": ratio, "error": error, "count": own.count}
+    residuals = seen.residuals
+    free = max(residuals.count - gamma, 1.0)
+    ratio = residuals.first / free
+    spread = max(residuals.second / residuals.count - (residuals.first / residuals.count) ** 2, 0.0) / residuals.count
+    error = math.sqrt(spread) / max(residuals.first / residuals.count, 1e-300)
+    numbers = {"dispersion": ratio, "error": error, "count": residuals.count}
     off = max(ratio, 1 / max(ratio, 1e-300)) > APART and abs(math.log(max(ratio, 1e-300))) > CERTAIN * error
     words = f"squared standardised residuals sum to {ratio:.3g} times what they should"
     if not off:
@@ -179,11 +190,11 @@ def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Fin
 
 def check_confidence(seen: GradientSums) -> Finding:
     """Surprise at the labels against the entropy that was expected of them."""
-    own = seen.residuals
-    number = max(own.count, 1.0)
-    surprise, entropy = own.first / number, own.second / number
+    residuals = seen.residuals
+    number = max(residuals.count, 1.0)
+    surprise, entropy = residuals.first / number, residuals.second / number
     gap = surprise - entropy
-    error = math.sqrt(max(own.spread / number - gap**2, 0.0) / number)
+    error = math.sqrt(max(residuals.spread / number - gap**2, 0.0) / number)
     numbers = {"surprise": surprise, "entropy": entropy, "error": error}
     ratio = max(surprise, 1e-300) / max(entropy, 1e-300)
     off = max(ratio, 1 / ratio) > APART and abs(gap) > max(CERTAIN * error, 0.01)
@@ -212,28 +223,28 @@ def check_evidence(la: PosteriorState, step: NewtonStep, gamma: Tensor) -> Findi
     """Whether the evidence at the trained weights and that at the linear mode disagree."""
     if step.sure:
         nats = float(la.log_evidence()) - float(at_trained(la).log_evidence())
-        told = f"The evidence at the mode of the linear model is {nats:.4g} nats above that at the trained weights"
+        sentence = f"The evidence at the mode of the linear model is {nats:.4g} nats above that at the trained weights"
     else:
         nats = step.decrement
-        told = (
+        sentence = (
             f"The evidence at the mode of the linear model is about {nats:.3g} nats above that at the trained weights"
         )
-    own = gamma >= 1.0
-    changes = torch.where(own & torch.isfinite(step.ratios) & (step.ratios > 0), step.ratios, 1.0).log().abs()
+    determined = gamma >= 1.0
+    changes = torch.where(determined & torch.isfinite(step.ratios) & (step.ratios > 0), step.ratios, 1.0).log().abs()
     worst = int(changes.argmax())
     factor = float(step.ratios[worst]) if float(changes[worst]) > 0 else 1.0
     numbers = {"nats": nats, "ratio": factor}
     name = la.prior.names(la.space)[worst]
     apart = max(factor, 1 / factor) >= TWICE
     if factor != 1.0:
-        told += f", and it would give {name!r} {factor:.3g} times the precision"
+        sentence += f", and it would give {name!r} {factor:.3g} times the precision"
     total = float(gamma.sum())
     tuned = step.sure and la.trace is not None  # so the advice was followed
     if tuned or (not nats > NATS + SHARE * total and not apart):
-        return fine("evidence", f"{told}.", numbers)
+        return fine("evidence", f"{sentence}.", numbers)
     return warning(
         "evidence",
-        f"{told}: they would choose different priors." if apart else f"{told}.",
+        f"{sentence}: they would choose different priors." if apart else f"{sentence}.",
         "Use la.tune(at='linear_mode', train=...), which takes the evidence at the mode of the linear model.",
         numbers,
     )
@@ -242,10 +253,11 @@ def check_evidence(la: PosteriorState, step: NewtonStep, gamma: Tensor) -> Findi
 def check_invariances(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
     """Precisions that weights share whose scale does not matter with others whose scale does."""
     across = la.prior.straddling(la.space, sets)
-    inside = [own for own in sets if any(name in la.space.names for name in own)]
+    inside = [invariant_set for invariant_set in sets if any(name in la.space.names for name in invariant_set)]
     numbers = {"sets": float(len(inside)), "straddled": float(len(across))}
     if across:
-        names = ", ".join(f"{{{together(own)}}}" for own in across[:3]) + (", ..." if len(across) > 3 else "")
+        names = ", ".join(f"{{{together(invariant_set)}}}" for invariant_set in across[:3])
+        names += ", ..." if len(across) > 3 else ""
         yield note(
             "scales",
             f"The scale of {len(across)} of {len(inside)} sets of weights changes no output, but it changes the "
@@ -262,14 +274,14 @@ def check_invariances(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> It
 
 def check_rounding(la: PosteriorState) -> Iterator[Finding]:
     """Rounding of the curvature beside the prior; a diagonal has none to speak of."""
-    found = worst_rounding(la)
-    if found is None:
+    worst = worst_rounding(la)
+    if worst is None:
         return
-    numbers = {"share": found.share}
-    if found.share > 1:
-        yield warning("rounding", found.sentence, found.advice, numbers)
+    numbers = {"share": worst.share}
+    if worst.share > 1:
+        yield warning("rounding", worst.sentence, worst.advice, numbers)
     else:
-        words = f"Rounding of the curvature is {found.share:.1g} of the prior precision at most, in {found.name!r}."
+        words = f"Rounding of the curvature is {worst.share:.1g} of the prior precision at most, in {worst.name!r}."
         yield fine("rounding", words, numbers)
 
 

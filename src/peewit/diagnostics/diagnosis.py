@@ -64,7 +64,7 @@ class Diagnosis:
     @property
     def complaints(self) -> tuple[Finding, ...]:
         """The findings that are not fine."""
-        return tuple(each for each in self.findings if each.severity != "fine")
+        return tuple(finding for finding in self.findings if finding.severity != "fine")
 
     @property
     def healthy(self) -> bool:
@@ -77,10 +77,12 @@ class Diagnosis:
 
     def __getitem__(self, topic: str) -> Finding:
         """The finding on a topic."""
-        for each in self.findings:
-            if each.topic == topic:
-                return each
-        raise KeyError(f"{topic!r} is no topic of this diagnosis; it has {[each.topic for each in self.findings]}.")
+        for finding in self.findings:
+            if finding.topic == topic:
+                return finding
+        raise KeyError(
+            f"{topic!r} is no topic of this diagnosis; it has {[finding.topic for finding in self.findings]}."
+        )
 
     def __str__(self) -> str:
         """One answer after the other, and a table of the groups where they are few."""
@@ -120,7 +122,7 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
         step = NewtonStep.of(la, seen)
         evidence = at_trained(la).evidence()
         gamma = evidence.effective_dimensions
-        found = [
+        findings = [
             check_fit(la, seen),
             check_mode(la, step, float(gamma.sum())),
             *check_likelihood(la, seen, float(gamma.sum())),
@@ -130,7 +132,7 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
             *check_rounding(la),
         ]
     return Diagnosis(
-        findings=tuple(found),
+        findings=tuple(findings),
         groups=la.prior.names(la.space),
         gradients=step.gradients,
         decrements=step.decrements,

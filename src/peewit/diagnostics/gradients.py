@@ -118,10 +118,10 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
         pieces = cut_batches(watch.count_batches(shown), len(batches), network)
         for inputs, output, labels in labelled_outputs(la.model, pieces, la.likelihood, la.totals.form, watch):
             gradients = gradients_of(labels, output, parameters, seen)
-            own, number = flatten_gradients(gradients, la.model, space).to(zeros), count(inputs)
-            seen.gradient += own
-            seen.weighted += number * own
-            seen.squares += groups.sums(own.square())
+            gradient, number = flatten_gradients(gradients, la.model, space).to(zeros), count(inputs)
+            seen.gradient += gradient
+            seen.weighted += number * gradient
+            seen.squares += groups.sums(gradient.square())
             seen.pieces += 1
             seen.examples += number
             seen.examples_squared += number**2

@@ -37,17 +37,17 @@ class Attack:
             f = call(self.model, variable)
             labels = Labelled.of(self.likelihood, f, y, self.form).check(numbered=False)
             energy = labels.energy(labels.flat(f)).sum()
-            made = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
+            gradient = torch.autograd.grad(energy, variable, allow_unused=True)[0] if energy.requires_grad else None
             restore_buffers(self.model)
-        if made is None:
+        if gradient is None:
             raise PeewitError("attacks: the network's loss has no gradient in its inputs; expected one that has.")
-        return made
+        return gradient
 
     def fgsm(self, x: Tensor, y: Tensor, epsilons: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
         """One step along the sign of the gradient (Goodfellow and others, 2015)."""
         sign = self.gradient(x, y).sign()
         for epsilon in epsilons:
-            yield epsilon, self.limits.clipped(x + epsilon * self.limits.span * sign)
+            yield epsilon, self.limits.clip(x + epsilon * self.limits.span * sign)
 
     def pgd(self, x: Tensor, y: Tensor, epsilons: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
         """Ten smaller steps, each brought back to within epsilon of the input (Madry and others, 2018)."""
@@ -56,5 +56,5 @@ class Attack:
             moved = x
             for _ in range(STEPS):
                 moved = moved + STRIDE * reach / STEPS * self.gradient(moved, y).sign()
-                moved = self.limits.clipped(torch.minimum(torch.maximum(moved, x - reach), x + reach))
+                moved = self.limits.clip(torch.minimum(torch.maximum(moved, x - reach), x + reach))
             yield epsilon, moved

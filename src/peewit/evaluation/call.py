@@ -105,7 +105,7 @@ def evaluate(
         first, targets = batches.first()
         for variation in variations:
             variation.check(first)
-        subject = subject.formed(first, targets)
+        subject = subject.with_form(first, targets)
         names = class_names(classes, subject)
         methods = subject.methods(baselines, validation, ensemble, options.seed, notes, bars)
         gallery = Gallery(limits=finite_range(first))
@@ -144,7 +144,11 @@ def measure(
 ) -> list[MethodNumbers]:
     """The numbers of every method on the test data, as they are and changed."""
     attack = Attack(subject.model, subject.likelihood, subject.known_form, gallery.limits)
-    makers = {(each.kind, each.name): each.maker(attack, options.seed) for each in variations if each.ready is None}
+    makers = {
+        (variation.kind, variation.name): variation.maker(attack, options.seed)
+        for variation in variations
+        if variation.ready is None
+    }
     share = gathering.share_of(batches, options.shift_examples)
     numbers = gathering.gather(batches, methods, makers, bars, gallery, share)
     for variation in variations:
@@ -162,15 +166,17 @@ def settings_of(
 ) -> dict[str, Any]:
     """What it takes to make the report again."""
     return {
-        **(subject.described() if subject.la is None else describing.settings_of(subject.la)),
+        **(subject.describe() if subject.la is None else describing.settings_of(subject.la)),
         "device": describing.device_name(subject.device),
         "test examples": numbers.examples,
         "labelled positions": sum(map(len, numbers.batches)),
         "bootstrap draws": options.intervals,
         "seed": options.known_seed,
         "predict": {key: str(value) for key, value in options.predict.items()},
-        "shifts": {each.name: list(each.strengths) for each in variations if each.kind == "shifts"},
-        "attacks": {each.name: list(each.strengths) for each in variations if each.kind == "attacks"},
+        "shifts": {variation.name: list(variation.strengths) for variation in variations if variation.kind == "shifts"},
+        "attacks": {
+            variation.name: list(variation.strengths) for variation in variations if variation.kind == "attacks"
+        },
         "changed examples": sum(batch.examples for batch in numbers.clean),
         "unknown data": list(unknown),
     }
@@ -253,7 +259,10 @@ def remarks(
         )
     if "brier" in metrics and "ece_classwise" not in metrics:
         notes.append("Class-wise calibration is left out: there are too many classes and positions.")
-    ranged = any(each.change is None and each.ready is None and (each.kind, each.name) in RANGED for each in variations)
+    ranged = any(
+        variation.change is None and variation.ready is None and (variation.kind, variation.name) in RANGED
+        for variation in variations
+    )
     if ranged and limits != InputRange(0.0, 1.0):
         notes.append(
             f"Strengths of noise and of attacks are shares of the range of the inputs, {limits.low:.3g} to "
@@ -266,6 +275,6 @@ def remarks(
         )
     if numbers.clean and changed < numbers.examples:
         notes.append("Corruptions and attacks were made on an evenly spread part of the test examples.")
-    if any(each.kind == "attacks" for each in variations):
+    if any(variation.kind == "attacks" for variation in variations):
         notes.append("Attacks are made on the plain network's loss; all methods are asked about the same inputs.")
     return notes

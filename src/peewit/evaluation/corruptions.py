@@ -36,7 +36,7 @@ class InputRange:
         """1 where all inputs are the same."""
         return (self.high - self.low) or 1.0
 
-    def clipped(self, x: Tensor) -> Tensor:
+    def clip(self, x: Tensor) -> Tensor:
         """Images in 0 to 1 stay there; other inputs have no known limits."""
         return x.clamp(0, 1) if (self.low, self.high) == (0.0, 1.0) else x
 
@@ -48,7 +48,7 @@ def noise(x: Tensor, strength: float, limits: InputRange, first: int, seed: int)
     for number in range(first, first + len(x)):
         generator.manual_seed((seed * 1_000_003 + number) % (1 << 63))
         drawn.append(torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu"))
-    return limits.clipped(x + strength * NOISE * limits.span * torch.stack(drawn).to(x))
+    return limits.clip(x + strength * NOISE * limits.span * torch.stack(drawn).to(x))
 
 
 def blur(x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
@@ -92,7 +92,7 @@ def rotation(x: Tensor, strength: float, limits: InputRange, first: int, seed: i
 CORRUPTIONS = {"noise": noise, "blur": blur, "contrast": contrast, "rotation": rotation}
 
 
-def corrupted(name: str, x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
+def corrupt_images(name: str, x: Tensor, strength: float, limits: InputRange, first: int, seed: int) -> Tensor:
     """Inputs of the same shape and dtype; `first` is the number of the first example."""
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     return CORRUPTIONS[name](wide, strength, limits, first, seed).to(x.dtype)
@@ -100,15 +100,15 @@ def corrupted(name: str, x: Tensor, strength: float, limits: InputRange, first: 
 
 def check_images(name: str, x: object, what: str = "shifts") -> None:
     """Refuse inputs that a corruption has no meaning for."""
-    own = "; give your own as a function of (x, strength)"
+    hint = "; give your own as a function of (x, strength)"
     if not isinstance(x, Tensor):
         raise ArgumentTypeError(
-            f"{what}: {name!r} takes one tensor of inputs, and these are a {type(x).__name__}{own}."
+            f"{what}: {name!r} takes one tensor of inputs, and these are a {type(x).__name__}{hint}."
         )
     if not x.is_floating_point():
-        raise ArgumentTypeError(f"{what}: {name!r} takes floating point inputs, and these have dtype {x.dtype}{own}.")
+        raise ArgumentTypeError(f"{what}: {name!r} takes floating point inputs, and these have dtype {x.dtype}{hint}.")
     if name in ("blur", "contrast", "rotation") and x.dim() != 4:
         raise PeewitError(
             f"{what}: {name!r} takes images (N, channels, rows, columns), and the inputs have shape "
-            f"{tuple(x.shape)}{own}."
+            f"{tuple(x.shape)}{hint}."
         )

@@ -36,30 +36,30 @@ def coverage_of(la: Laplace) -> tuple[dict[str, str], ...]:
 
 def posterior_of(la: Laplace) -> dict[str, Any]:
     """Numbers for figures: evidence, groups of the prior, layers, and how tuning went."""
-    found = la.evidence()
-    made: dict[str, Any] = {
+    evidence = la.evidence()
+    numbers: dict[str, Any] = {
         "weights": la.D,
         "examples": la.N,
-        "log_evidence": found.total,
-        "log_likelihood": found.log_likelihood,
-        "complexity": found.complexity,
-        "effective_dimensions_total": found.gamma,
-        "note": found.note,
+        "log_evidence": evidence.total,
+        "log_likelihood": evidence.log_likelihood,
+        "complexity": evidence.complexity,
+        "effective_dimensions_total": evidence.gamma,
+        "note": evidence.note,
         "temperature": la.temperature,
         "noise": noise_of(la.likelihood),
         "layers": layers_of(la),
         "trace": trace_of(la),
     }
-    if len(found.effective_dimensions) <= MOST_GROUPS:
+    if len(evidence.effective_dimensions) <= MOST_GROUPS:
         precision = la.prior.precision.detach().double().cpu().reshape(-1)
         sizes = la.prior.stretches(la.space).sizes
-        made |= {
-            "groups": list(found.groups),
-            "prior_precision": precision.expand(len(found.effective_dimensions)).tolist(),
-            "effective_dimensions": found.effective_dimensions.tolist(),
+        numbers |= {
+            "groups": list(evidence.groups),
+            "prior_precision": precision.expand(len(evidence.effective_dimensions)).tolist(),
+            "effective_dimensions": evidence.effective_dimensions.tolist(),
             "group_weights": [int(size) for size in sizes.tolist()],
         }
-    return made
+    return numbers
 
 
 def noise_of(likelihood: Likelihood) -> Any:
@@ -76,20 +76,20 @@ def layers_of(la: Laplace) -> list[dict[str, Any]]:
         variance = la.precision.variance().double().cpu()
         prior = la.prior.delta(la.space, la.weights).detach().double().reciprocal().cpu().expand_as(variance)
     counts = {name: number for name, number in la.space.counts().items() if number}
-    made, sizes = [], list(counts.values())
-    for name, own, before in zip(counts, variance.split(sizes), prior.split(sizes), strict=True):
-        step = -(-len(own) // SAMPLE)
+    layers, sizes = [], list(counts.values())
+    for name, posterior, prior_part in zip(counts, variance.split(sizes), prior.split(sizes), strict=True):
+        step = -(-len(posterior) // SAMPLE)
         levels = torch.tensor(QUANTILES, dtype=torch.float64, device="cpu")
-        made.append(
+        layers.append(
             {
                 "name": name,
-                "weights": len(own),
-                "prior_variance": float(before.mean()),
-                "variance_mean": float(own.mean()),
-                "variance_quantiles": own[::step].quantile(levels).tolist(),
+                "weights": len(posterior),
+                "prior_variance": float(prior_part.mean()),
+                "variance_mean": float(posterior.mean()),
+                "variance_quantiles": posterior[::step].quantile(levels).tolist(),
             }
         )
-    return made
+    return layers
 
 
 def trace_of(la: Laplace) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ def trace_of(la: Laplace) -> dict[str, Any] | None:
 
 def settings_of(la: Laplace) -> dict[str, Any]:
     """How the posterior was made."""
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "network": type(la.model).__name__,
         "likelihood": type(la.likelihood).__name__,
         "structure": type(la.structure).__name__,
@@ -127,9 +127,9 @@ def settings_of(la: Laplace) -> dict[str, Any]:
     }
     precision = la.prior.precision.detach()
     if precision.numel() == 1:
-        made["prior precision"] = float(precision)
+        settings["prior precision"] = float(precision)
     noise = noise_of(la.likelihood)
-    return made if noise is None else {**made, "noise": noise}
+    return settings if noise is None else {**settings, "noise": noise}
 
 
 def versions() -> dict[str, str]:

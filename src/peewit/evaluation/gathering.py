@@ -72,18 +72,18 @@ def gather(
     numbers = [MethodNumbers() for _ in methods]
     seen = 0
     for inputs, targets in progress.track(batches, len(batches), batches.name):
-        for method, mine in zip(methods, numbers, strict=True):
-            scorer, positions, seconds = timed(method, inputs, targets, batches.device)
-            mine.batches.append(positions)
-            mine.seconds += seconds
-            mine.keep(scorer.scores(targets))
-            if mine is numbers[0]:
+        for method, method_numbers in zip(methods, numbers, strict=True):
+            scorer, positions, seconds = measure_time(method, inputs, targets, batches.device)
+            method_numbers.batches.append(positions)
+            method_numbers.seconds += seconds
+            method_numbers.keep(scorer.scores(targets))
+            if method_numbers is numbers[0]:
                 gallery.visit(inputs, targets, positions, seen)
-            mine.trim()
+            method_numbers.trim()
         chosen = evenly(seen, count(inputs), share) if makers else []
         if chosen:
-            for mine in numbers:
-                mine.clean.append(mine.batches[-1].of_examples(chosen))
+            for method_numbers in numbers:
+                method_numbers.clean.append(method_numbers.batches[-1].of_examples(chosen))
             change(pick(inputs, chosen), targets[chosen], methods, numbers, makers)
         seen += count(inputs)
     if not sum(map(len, numbers[0].batches)):
@@ -102,9 +102,9 @@ def change(
     first = sum(batch.examples for batch in numbers[0].clean) - count(inputs)
     for (kind, name), make in makers.items():
         for strength, changed in make(inputs, targets, first):
-            for method, mine in zip(methods, numbers, strict=True):
+            for method, method_numbers in zip(methods, numbers, strict=True):
                 positions = method.predict(changed).positions(targets, full=False)
-                mine.changed.setdefault((kind, name, strength), []).append(positions)
+                method_numbers.changed.setdefault((kind, name, strength), []).append(positions)
 
 
 def pick(inputs: Inputs, chosen: list[int]) -> Inputs:
@@ -143,7 +143,9 @@ def total_of(batches: Batches) -> int | None:
     return None
 
 
-def timed(method: Method, inputs: Inputs, targets: Tensor, device: torch.device) -> tuple[Scorer, Positions, float]:
+def measure_time(
+    method: Method, inputs: Inputs, targets: Tensor, device: torch.device
+) -> tuple[Scorer, Positions, float]:
     """A prediction, its numbers, and how long both took."""
     wait(device)
     began = time.perf_counter()
@@ -165,16 +167,16 @@ def gather_ready(
     by_strength = {float(strength): data for strength, data in variation.ready.items()}
     for strength in variation.strengths:
         what = f"{variation.kind}: {variation.name!r} at strength {strength:g}"
-        found: list[list[Positions]] = [[] for _ in methods]
+        positions_by_method: list[list[Positions]] = [[] for _ in methods]
         batches = Batches(by_strength[strength], device, what)
         for inputs, targets in progress.track(batches, len(batches), what):
-            for method, mine in zip(methods, found, strict=True):
-                mine.append(method.predict(inputs).positions(targets, full=False))
-        if not sum(map(len, found[0])):
+            for method, positions in zip(methods, positions_by_method, strict=True):
+                positions.append(method.predict(inputs).positions(targets, full=False))
+        if not sum(map(len, positions_by_method[0])):
             raise PeewitError(f"{what}: the data has no labelled examples; expected some.")
-        for own, mine in zip(numbers, found, strict=True):
-            own.changed[variation.kind, variation.name, strength] = mine
-            own.ready.add((variation.kind, variation.name))
+        for method_numbers, positions in zip(numbers, positions_by_method, strict=True):
+            method_numbers.changed[variation.kind, variation.name, strength] = positions
+            method_numbers.ready.add((variation.kind, variation.name))
 
 
 def gather_scores(
@@ -184,9 +186,9 @@ def gather_scores(
     numbers = [MethodNumbers() for _ in methods]
     batches = inputs_of(data, device, what)
     for inputs, _ in progress.track(batches, len(batches), what):
-        for method, mine in zip(methods, numbers, strict=True):
-            mine.keep(method.predict(inputs).scores())
-    return [mine.values() for mine in numbers]
+        for method, method_numbers in zip(methods, numbers, strict=True):
+            method_numbers.keep(method.predict(inputs).scores())
+    return [method_numbers.values() for method_numbers in numbers]
 
 
 class UnlabelledBatches:

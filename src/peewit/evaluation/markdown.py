@@ -19,7 +19,10 @@ def page(report: Results) -> str:
     parts += _shifts(report.methods, "shifts", "Corrupted inputs")
     parts += _shifts(report.methods, "attacks", "Adversarial inputs")
     parts += _coverage(report)
-    parts += ["## Settings", _table(("setting", "value"), [(key, _shown(each)) for key, each in _settings(report)])]
+    parts += [
+        "## Settings",
+        _table(("setting", "value"), [(key, _format(setting)) for key, setting in _settings(report)]),
+    ]
     if report.notes:
         parts += ["## Notes", "\n".join(f"- {note}" for note in report.notes)]
     return "\n\n".join(parts) + "\n"
@@ -39,16 +42,20 @@ def estimate(value: Estimate) -> str:
 
 
 def _methods(methods: Sequence[MethodScores]) -> list[str]:
-    names = list(dict.fromkeys(name for each in methods for name in each.metrics))
+    names = list(dict.fromkeys(name for method in methods for name in method.metrics))
     rows = [
-        (each.name, *(estimate(each.metrics[name]) if name in each.metrics else "–" for name in names), _time(each))
-        for each in methods
+        (
+            method.name,
+            *(estimate(method.metrics[name]) if name in method.metrics else "–" for name in names),
+            _time(method),
+        )
+        for method in methods
     ]
     return [
         "## Methods",
         "Every number with the interval that holds 95 % of its values when the examples are drawn anew (bootstrap).",
         _table(("method", *map(label, names), "seconds"), rows),
-        "\n".join(f"- **{each.name}**: {each.description}" for each in methods),
+        "\n".join(f"- **{method.name}**: {method.description}" for method in methods),
     ]
 
 
@@ -58,10 +65,10 @@ def _time(scores: MethodScores) -> str:
 
 def _detections(methods: Sequence[MethodScores]) -> list[str]:
     rows = [
-        (known, each.name, score, *map(estimate, (found.auroc, found.aupr, found.fpr95)))
-        for known in dict.fromkeys(known for each in methods for known in each.detection)
-        for each in methods
-        for score, found in each.detection.get(known, {}).items()
+        (known, method.name, score, *map(estimate, (detection.auroc, detection.aupr, detection.fpr95)))
+        for known in dict.fromkeys(known for method in methods for known in method.detection)
+        for method in methods
+        for score, detection in method.detection.get(known, {}).items()
     ]
     if not rows:
         return []
@@ -74,15 +81,15 @@ def _detections(methods: Sequence[MethodScores]) -> list[str]:
 
 def _shifts(methods: Sequence[MethodScores], kind: str, title: str) -> list[str]:
     parts: list[str] = []
-    for name in dict.fromkeys(name for each in methods for name in getattr(each, kind)):
-        own: dict[str, Shift] = {
-            each.name: getattr(each, kind)[name] for each in methods if name in getattr(each, kind)
+    for name in dict.fromkeys(name for method in methods for name in getattr(method, kind)):
+        shifts: dict[str, Shift] = {
+            method.name: getattr(method, kind)[name] for method in methods if name in getattr(method, kind)
         }
-        first = next(iter(own.values()))
+        first = next(iter(shifts.values()))
         for metric in first.metrics:
             rows = [
-                (method, *(number(each.value) for each in shift.metrics[metric]))
-                for method, shift in own.items()
+                (method, *(number(entry.value) for entry in shift.metrics[metric]))
+                for method, shift in shifts.items()
                 if metric in shift.metrics
             ]
             head = (label(metric), *(f"{strength:.3g}" for strength in first.strengths))
@@ -101,11 +108,11 @@ def _settings(report: Results) -> list[tuple[str, object]]:
     return [*report.settings.items(), *(("version of " + name, each) for name, each in report.versions.items())]
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_format, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_shown(each)}" for key, each in value.items())
+        return ", ".join(f"{key}: {_format(each)}" for key, each in value.items())
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -19,7 +19,7 @@ from ..network.isolation import isolated
 from ..network.modules import device_of, unwrap
 from ..network.nests import Inputs
 from ..predictions import options
-from ..predictions.families import family_of, made_of
+from ..predictions.families import family_of, make_prediction
 from ..predictions.outputs import Samples
 from ..runtime.memory import Budget
 from ..runtime.progress import Progress
@@ -124,7 +124,7 @@ class Networks:
         scaled = flat / self.temperature if classes else flat
         belief = Samples(replace(form, whole=False), self.budget, scaled)
         question = options.PredictOptions.of(self.likelihood, "sampled", None, None, False, False)
-        prediction = made_of(belief, self.likelihood, question.link)
+        prediction = make_prediction(belief, self.likelihood, question.link)
         return scorer_of(prediction, 1.0 if classes else self.temperature**0.5)
 
 
@@ -179,9 +179,9 @@ def members(ensemble: Sequence[nn.Module], device: torch.device) -> tuple[nn.Mod
         raise ArgumentTypeError(f"ensemble is a {type(ensemble).__name__}; expected a list of networks trained apart.")
     if len(ensemble) < 2:
         raise PeewitError(f"ensemble has {len(ensemble)} networks; expected two or more.")
-    for place, model in enumerate(ensemble):
+    for number, model in enumerate(ensemble):
         if not isinstance(model, nn.Module):
-            raise ArgumentTypeError(f"ensemble[{place}] is a {type(model).__name__}; expected a torch.nn.Module.")
+            raise ArgumentTypeError(f"ensemble[{number}] is a {type(model).__name__}; expected a torch.nn.Module.")
         if device_of(model) != device:
-            raise PeewitError(f"ensemble[{place}] is on {device_of(model)} and the network on {device}; expected one.")
+            raise PeewitError(f"ensemble[{number}] is on {device_of(model)} and the network on {device}; expected one.")
     return tuple(unwrap(model) for model in ensemble)

@@ -224,7 +224,7 @@ class MixtureScorer(NumberScorer):
         def below(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
             return prediction._targets_at(f.double(), weight.double()).below(rows[chosen])
 
-        pit = prediction.belief.gathered(below, prediction.elementwise)
+        pit = prediction.belief.gather(below, prediction.elementwise)
         generator = torch.Generator("cpu").manual_seed(SEED)
         drawn = prediction.sample(DRAWS, generator).double().reshape(DRAWS, *y.shape)
         crps = crps_of_draws(drawn, y.double())

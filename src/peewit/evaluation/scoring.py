@@ -47,24 +47,27 @@ def score_methods(
         name: Resampling(len(next(iter(scores[0].values()))), drawn.draws, drawn.seed + 1)
         for name, scores in unknown.items()
     }
-    positions = [mine.positions() for mine in numbers]
-    metrics = [metrics_of(mine, drawn) for mine in positions]
+    positions = [method_numbers.positions() for method_numbers in numbers]
+    metrics = [metrics_of(method_positions, drawn) for method_positions in positions]
     return tuple(
         replace(
-            _scores(method, mine, positions[number], drawn),
+            _scores(method, method_numbers, positions[number], drawn),
             metrics={name: draws.estimate for name, draws in metrics[number].items()},
             differences=differences(metrics[number], metrics[0]) if number else {},
-            uncertainty={"test": _some(mine.values()), **{name: _some(each[number]) for name, each in unknown.items()}},
+            uncertainty={
+                "test": _some(method_numbers.values()),
+                **{name: _some(method_scores[number]) for name, method_scores in unknown.items()},
+            },
             detection={
-                name: _detections(mine.values(), scores[number], (drawn, others[name]))
+                name: _detections(method_numbers.values(), scores[number], (drawn, others[name]))
                 for name, scores in unknown.items()
             },
         )
-        for number, (method, mine) in enumerate(zip(methods, numbers, strict=True))
+        for number, (method, method_numbers) in enumerate(zip(methods, numbers, strict=True))
     )
 
 
-def _scores(method: Method, mine: MethodNumbers, positions: Positions, drawn: Resampling) -> MethodScores:
+def _scores(method: Method, numbers: MethodNumbers, positions: Positions, drawn: Resampling) -> MethodScores:
     """The results of one method that need no other method and no unknown inputs."""
     classes = "correct" in positions
     risk = classes or "squared" in positions
@@ -77,9 +80,9 @@ def _scores(method: Method, mine: MethodNumbers, positions: Positions, drawn: Re
         pit=regression.pit_shares(positions["pit"]) if "pit" in positions else None,
         uncertainty={},
         detection={},
-        shifts=_shifts(positions, mine, "shifts", drawn),
-        attacks=_shifts(positions, mine, "attacks", drawn),
-        seconds=mine.seconds,
+        shifts=_shifts(positions, numbers, "shifts", drawn),
+        attacks=_shifts(positions, numbers, "attacks", drawn),
+        seconds=numbers.seconds,
     )
 
 
@@ -107,13 +110,13 @@ def _detections(
     return {name: detection(sign * known[name], sign * unknown[name], drawn) for name, sign in signs.items()}
 
 
-def _shifts(clean: Positions, mine: MethodNumbers, kind: str, drawn: Resampling) -> dict[str, Shift]:
+def _shifts(clean: Positions, numbers: MethodNumbers, kind: str, drawn: Resampling) -> dict[str, Shift]:
     """By name, with the clean data first."""
     curves: dict[str, dict[float, Positions]] = {}
-    some = Positions.joined(mine.clean) if mine.clean else clean
-    for (own_kind, name, strength), batches in mine.changed.items():
+    some = Positions.joined(numbers.clean) if numbers.clean else clean
+    for (own_kind, name, strength), batches in numbers.changed.items():
         if own_kind == kind:
-            start = clean if (kind, name) in mine.ready else some
+            start = clean if (kind, name) in numbers.ready else some
             curves.setdefault(name, {0.0: start})[strength] = Positions.joined(batches)
     return {name: _shift(by_strength, drawn) for name, by_strength in curves.items()}
 

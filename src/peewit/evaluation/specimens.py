@@ -40,19 +40,19 @@ class Gallery:
         unsure = 1 - positions["confidence"] if classes else doubt
         # Where most are equally sure the first ones are both: twice as many are kept, to leave those out.
         for kept, order, most in ((self.surest, unsure, MOST), (self.least, -unsure, 2 * MOST)):
-            for place in order.argsort(stable=True)[:most].tolist():
-                row = int(positions.owner[place])
-                label, predicted, confidence = _labels(positions, targets, place, row)
+            for position in order.argsort(stable=True)[:most].tolist():
+                row = int(positions.owner[position])
+                label, predicted, confidence = _labels(positions, targets, position, row)
                 image = pixels_of(inputs[row], self.limits) if isinstance(inputs, Tensor) else None
                 specimen = Specimen(
                     index=first + row,
                     label=label,
                     predicted=predicted,
                     confidence=confidence,
-                    uncertainty=float(doubt[place]),
+                    uncertainty=float(doubt[position]),
                     image=image,
                 )
-                kept.append((float(order[place]), first + row, specimen))
+                kept.append((float(order[position]), first + row, specimen))
             kept.sort(key=lambda entry: entry[:2])
             del kept[most:]
 
@@ -67,12 +67,12 @@ class Gallery:
         return tuple(specimen for *_, specimen in surest), tuple(specimen for *_, specimen in least)
 
 
-def _labels(positions: Positions, targets: Tensor, place: int, row: int) -> tuple[int | float, int | float, float]:
+def _labels(positions: Positions, targets: Tensor, position: int, row: int) -> tuple[int | float, int | float, float]:
     """The label, what was predicted, and the confidence (of numbers there is none)."""
     if positions.labels is not None and positions.probs is not None:
-        predicted = int(positions.probs[place].argmax())
-        return int(positions.labels[place]), predicted, float(positions["confidence"][place])
-    return float(targets[row].flatten()[0]), float(positions["mean"][place]), float("nan")
+        predicted = int(positions.probs[position].argmax())
+        return int(positions.labels[position]), predicted, float(positions["confidence"][position])
+    return float(targets[row].flatten()[0]), float(positions["mean"][position]), float("nan")
 
 
 def pixels_of(x: Tensor, limits: InputRange) -> Any:
@@ -86,9 +86,9 @@ def pixels_of(x: Tensor, limits: InputRange) -> Any:
     if largest > SIDE:
         rows, columns = (max(1, round(side * SIDE / largest)) for side in image.shape[1:])
         image = F.adaptive_avg_pool2d(image, (rows, columns))
-    rounded = (image.clamp(0, 1) * 255).round().div(255).mul(1e4).round().div(1e4)  # short numbers in files
+    pixels = (image.clamp(0, 1) * 255).round().div(255).mul(1e4).round().div(1e4)  # short numbers in files
     return tuple(
-        tuple(tuple(round(value, 4) for value in pixel) for pixel in row) for row in rounded.permute(1, 2, 0).tolist()
+        tuple(tuple(round(value, 4) for value in pixel) for pixel in row) for row in pixels.permute(1, 2, 0).tolist()
     )
 
 

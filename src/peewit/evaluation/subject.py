@@ -48,27 +48,27 @@ class Subject:
 
     @staticmethod
     def of(
-        given: Any, likelihood: str | Likelihood | None, predict: Mapping[str, Any], memory: float | None
+        source: Any, likelihood: str | Likelihood | None, predict: Mapping[str, Any], memory: float | None
     ) -> Subject:
         """A posterior, or a network and its likelihood."""
-        if isinstance(given, Laplace):
+        if isinstance(source, Laplace):
             if likelihood is not None:
                 raise PeewitError(
                     f"likelihood={likelihood!r} was given with a posterior, which has its own; leave it out."
                 )
-            network_of(given.state, None)  # refuses a network that has changed
+            network_of(source.state, None)  # refuses a network that has changed
             return Subject(
-                la=given,
-                model=given.model,
-                likelihood=given.likelihood,
-                form=given.state.totals.form,
+                la=source,
+                model=source.model,
+                likelihood=source.likelihood,
+                form=source.state.totals.form,
                 predict=predict if memory is None else {"memory": memory, **predict},
-                device=given.weights.device,
-                budget=budget(memory, given.weights.device),
+                device=source.weights.device,
+                budget=budget(memory, source.weights.device),
             )
-        if not isinstance(given, nn.Module):
+        if not isinstance(source, nn.Module):
             raise ArgumentTypeError(
-                f"evaluate was given a {type(given).__name__}; expected a Laplace, which peewit.fit returns, or a "
+                f"evaluate was given a {type(source).__name__}; expected a Laplace, which peewit.fit returns, or a "
                 "torch.nn.Module."
             )
         if likelihood is None:
@@ -79,7 +79,7 @@ class Subject:
         if predict:
             raise PeewitError("predict= has options of a posterior's predictions, and a plain network was given.")
         family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
-        model = unwrap(given)
+        model = unwrap(source)
         device = device_of(model)
         return Subject(
             la=None,
@@ -97,7 +97,7 @@ class Subject:
         assert self.form is not None  # `formed` was called
         return self.form
 
-    def formed(self, first: Inputs, targets: Tensor) -> Subject:
+    def with_form(self, first: Inputs, targets: Tensor) -> Subject:
         """With the form of the outputs, which a plain network shows in its first batch."""
         if self.form is not None:
             return self
@@ -173,7 +173,7 @@ class Subject:
         words = f"{len(models)} networks trained apart, their predictions averaged."
         return replace(plain, name="Deep ensemble", description=words, models=models)
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Settings of a plain network."""
         settings = {"network": type(self.model).__name__, "likelihood": type(self.likelihood).__name__}
         noise = noise_of(self.likelihood)
@@ -184,7 +184,7 @@ def baseline_names(baselines: Any, validation: bool, ensemble: bool, dropout: bo
     """Which baselines to compare with; refuses those that something is missing for."""
     possible = {"plain": True, "temperature": validation, "ensemble": ensemble, "dropout": dropout}
     if isinstance(baselines, str) and baselines == "auto":
-        return {name for name, there in possible.items() if there}
+        return {name for name, present in possible.items() if present}
     names = [baselines] if isinstance(baselines, str) else baselines
     if not isinstance(names, Iterable):
         raise ArgumentTypeError(

@@ -268,8 +268,8 @@ def score(
 ) -> SweepPoint:
     """The metrics of one setting."""
     temperature = la.N / data_weight
-    there = la.with_prior(prior_precision).with_temperature(temperature).state
-    (batches,) = shared.read([lambda: there], lambda prediction, targets: scorer_of(prediction).positions(targets))
+    state = la.with_prior(prior_precision).with_temperature(temperature).state
+    (batches,) = shared.read([lambda: state], lambda prediction, targets: scorer_of(prediction).positions(targets))
     positions = Positions.joined(batches)
     if not len(positions):
         raise PeewitError("validation has no labelled examples; expected some.")

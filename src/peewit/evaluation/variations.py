@@ -14,7 +14,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..network.nests import Inputs, count, map_tensors
 from .attacks import ATTACKS, EPSILONS, Attack
-from .corruptions import CORRUPTIONS, STRENGTHS, check_images, corrupted
+from .corruptions import CORRUPTIONS, STRENGTHS, check_images, corrupt_images
 
 Make = Callable[[Inputs, Tensor, int], Iterator[tuple[float, Inputs]]]
 
@@ -45,7 +45,7 @@ class Variation:
         def corrupt(x: Inputs, y: Tensor, first: int) -> Iterator[tuple[float, Inputs]]:
             self.check(x)
             for strength in self.strengths:
-                yield strength, corrupted(self.name, cast("Tensor", x), strength, attack.limits, first, seed)
+                yield strength, corrupt_images(self.name, cast("Tensor", x), strength, attack.limits, first, seed)
 
         return corrupt
 
@@ -73,47 +73,47 @@ def variations_of(value: Any, kind: str) -> list[Variation]:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
-        return [_one(kind, name, given) for name, given in value.items()]
+        return [_one(kind, name, entry) for name, entry in value.items()]
     if isinstance(value, Sequence):
         return [_one(kind, name, None) for name in value]
     raise ArgumentTypeError(
-        f"{kind} is a {type(value).__name__}; expected names ({', '.join(_known(kind))}), or a mapping from names to "
-        "strengths or functions."
+        f"{kind} is a {type(value).__name__}; expected names ({', '.join(_known_names(kind))}), or a mapping from "
+        "names to strengths or functions."
     )
 
 
-def _known(kind: str) -> Sequence[str]:
+def _known_names(kind: str) -> Sequence[str]:
     return tuple(CORRUPTIONS) if kind == "shifts" else ATTACKS
 
 
-def _one(kind: str, name: Any, given: Any) -> Variation:
+def _one(kind: str, name: Any, value: Any) -> Variation:
     if not isinstance(name, str):
         raise ArgumentTypeError(f"{kind}: {name!r} is a {type(name).__name__}; expected a name.")
-    usual = STRENGTHS if kind == "shifts" else EPSILONS
-    if callable(given):
-        return Variation(kind=kind, name=name, strengths=usual, change=given)
-    if isinstance(given, Mapping):
-        return Variation(kind=kind, name=name, strengths=_strengths(kind, name, tuple(given)), ready=dict(given))
-    if isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
-        return Variation(kind=kind, name=name, strengths=_strengths(kind, name, given[1]), change=given[0])
-    if name not in _known(kind):
+    defaults = STRENGTHS if kind == "shifts" else EPSILONS
+    if callable(value):
+        return Variation(kind=kind, name=name, strengths=defaults, change=value)
+    if isinstance(value, Mapping):
+        return Variation(kind=kind, name=name, strengths=_strengths(kind, name, tuple(value)), ready=dict(value))
+    if isinstance(value, tuple) and len(value) == 2 and callable(value[0]):
+        return Variation(kind=kind, name=name, strengths=_strengths(kind, name, value[1]), change=value[0])
+    if name not in _known_names(kind):
         arguments = "(x, strength)" if kind == "shifts" else "(model, x, y, epsilon)"
         raise PeewitError(
-            f"{kind}: {name!r} is not known; {nearest(name, _known(kind))}Known: {', '.join(_known(kind))}. Your own "
-            f"are given as {{{name!r}: function of {arguments}}}."
+            f"{kind}: {name!r} is not known; {nearest(name, _known_names(kind))}Known: "
+            f"{', '.join(_known_names(kind))}. Your own are given as {{{name!r}: function of {arguments}}}."
         )
-    return Variation(kind=kind, name=name, strengths=usual if given is None else _strengths(kind, name, given))
+    return Variation(kind=kind, name=name, strengths=defaults if value is None else _strengths(kind, name, value))
 
 
-def _strengths(kind: str, name: str, given: Any) -> tuple[float, ...]:
+def _strengths(kind: str, name: str, levels: Any) -> tuple[float, ...]:
     """Rising positive numbers; 0 is the test set itself, which is always there."""
-    values = [given] if isinstance(given, int | float) else given.tolist() if isinstance(given, Tensor) else given
+    values = [levels] if isinstance(levels, int | float) else levels.tolist() if isinstance(levels, Tensor) else levels
     good = isinstance(values, Sequence) and not isinstance(values, str)
     if not good or not all(
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf for value in values
     ):
         raise PeewitError(
-            f"{kind}: {name!r} has strengths {given!r}; expected positive numbers, such as {STRENGTHS[:3]}."
+            f"{kind}: {name!r} has strengths {levels!r}; expected positive numbers, such as {STRENGTHS[:3]}."
         )
     strengths = tuple(sorted({float(value) for value in values if value > 0}))
     if not strengths:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
-from .prediction import Prediction, shown
+from .prediction import Prediction, format_values
 from .steady import steady
 
 
@@ -81,6 +81,6 @@ class Outputs(Prediction):
 
     def _lines(self) -> list[str]:
         return [
-            f"mean of the outputs {shown(self.belief.mean)}",
+            f"mean of the outputs {format_values(self.belief.mean)}",
             f"their variance {float(self.belief.variance.mean()):.3g} on average",
         ]

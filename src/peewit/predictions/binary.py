@@ -13,7 +13,7 @@ from ..messages.arguments import check_samples
 from .label_rules import entropy
 from .labels import Labels
 from .outputs import Belief
-from .prediction import SHOWN, check_level, jointly, shown, uniforms
+from .prediction import SHOWN, check_level, format_values, jointly, uniforms
 from .steady import steady
 
 
@@ -59,12 +59,12 @@ class Binary(Labels):
         """(2, N, T, C): total and expected entropy."""
 
         def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            each = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1))
-            p = each.exp()
-            expected = (weight.exp() * -(p * each).sum(-1)).sum(0)
+            log_p = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1))
+            p = log_p.exp()
+            expected = (weight.exp() * -(p * log_p).sum(-1)).sum(0)
             return torch.stack([entropy((weight[..., None].exp() * p).sum(0)), expected], -1)
 
-        return self.belief.gathered(entropies, elementwise=True).movedim(-1, 0)
+        return self.belief.gather(entropies, elementwise=True).movedim(-1, 0)
 
     def _restore(self, flat: Tensor) -> Tensor:
         return self.belief.form.restore(flat)
@@ -102,8 +102,8 @@ class Binary(Labels):
         known = self.likelihood.known(flat)
         flat = torch.where(known, flat, 0).to(self.belief.mean.dtype)
         zero, one = self._log_probs
-        each = torch.where(flat > 0, flat * one, 0.0) + torch.where(flat < 1, (1 - flat) * zero, 0.0)
-        return torch.where(known, each, 0.0).sum((1, 2))
+        densities = torch.where(flat > 0, flat * one, 0.0) + torch.where(flat < 1, (1 - flat) * zero, 0.0)
+        return torch.where(known, densities, 0.0).sum((1, 2))
 
     def interval(self, level: float = 0.95) -> Tensor:
         """Find the smallest set of labels whose probability reaches `level`.
@@ -159,6 +159,6 @@ class Binary(Labels):
     def _lines(self) -> list[str]:
         sure = self._log_probs.amax(0).exp().mean()
         return [
-            f"probability of one {shown(self._log_probs[1].exp()[:SHOWN])}",
+            f"probability of one {format_values(self._log_probs[1].exp()[:SHOWN])}",
             f"that of the likelier label {float(sure):.3f} on average",
         ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..messages.arguments import check_samples
 from .labels import Labels
 from .outputs import Belief
-from .prediction import SHOWN, check_level, jointly, shown, uniforms
+from .prediction import SHOWN, check_level, format_values, jointly, uniforms
 from .steady import steady
 
 
@@ -157,6 +157,6 @@ class Classes(Labels):
         first = self._log_probs[:SHOWN].exp().flatten(0, 1)[:SHOWN]
         sure = self._log_probs.amax(-1).exp().mean()
         return [
-            f"probs {' '.join(map(shown, first))}{' ...' if self.argmax.numel() > SHOWN else ''}",
-            f"likeliest class {shown(self.argmax)}, its probability {float(sure):.3f} on average",
+            f"probs {' '.join(map(format_values, first))}{' ...' if self.argmax.numel() > SHOWN else ''}",
+            f"likeliest class {format_values(self.argmax)}, its probability {float(sure):.3f} on average",
         ]

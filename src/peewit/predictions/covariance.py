@@ -55,21 +55,21 @@ def functional(
     network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool = False
 ) -> Functional:
     """Mean and covariance of the outputs under the linearised network; with their graph back to x on request."""
-    with prepared(network, x, create_graph) as given:
-        return _functional(network, precision, given, joint, variance_only, create_graph)
+    with prepare_inputs(network, x, create_graph) as ready:
+        return _functional(network, precision, ready, joint, variance_only, create_graph)
 
 
 def compact(
     network: Network, precision: Blocks, x: Inputs, joint: bool, create_graph: bool = False
 ) -> Functional | Spectral:
     """The same, without a covariance for every example where it has such a form."""
-    with prepared(network, x, create_graph) as given:
-        made = None if joint else _spectral(network, precision, given, create_graph)
-        return _functional(network, precision, given, joint, False, create_graph) if made is None else made
+    with prepare_inputs(network, x, create_graph) as ready:
+        spectral = None if joint else _spectral(network, precision, ready, create_graph)
+        return _functional(network, precision, ready, joint, False, create_graph) if spectral is None else spectral
 
 
 @contextmanager
-def prepared(network: Network, x: Inputs, create_graph: bool) -> Iterator[Inputs]:
+def prepare_inputs(network: Network, x: Inputs, create_graph: bool) -> Iterator[Inputs]:
     """Inputs that are ready to be asked about, inside `Network.isolated`."""
     with torch.set_grad_enabled(create_graph or torch.is_grad_enabled()):
         x = network.prepare(x)
@@ -92,35 +92,37 @@ def _functional(
     probes = None if not closed else 1 if variance_only else Form(network.axis, network.knowledge.shape(x)).outputs
     for tape in network.tapes(x, create_graph, probes):
         form = network.form(tape.output)
-        made = _covariance(precision, tape, form, variance_only)
+        covariance = _covariance(precision, tape, form, variance_only)
         means.append(kept(tape.output))
-        covariances.append(_arrange(kept(made), form, variance_only))
+        covariances.append(_arrange(kept(covariance), form, variance_only))
     return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
 
 
 def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) -> Tensor:
     """(B, F, F), (B, F) variances, or (B, T, C, C) where the outermost layer alone is uncertain."""
     with tape.budget.arithmetic.passes(predicting=True):
-        found = tape.pull_outputs()
-    spectra = aligned_spectra(precision, found, form) if tape.closed else None
+        jacobians = tape.pull_outputs()
+    spectra = aligned_spectra(precision, jacobians, form) if tape.closed else None
     if spectra is not None:
         if not variance_only:
             return spread(spectra)
         return form.restore(spread_variance(spectra)).reshape(tape.examples, -1)
     numbers = math.prod(form.shape)
     # Variances have a closed form whatever the structure; so have covariances of outputs without positions.
-    if numbers > EXACT_OUTPUTS and not variance_only and not all(map(without_positions, found.values())):
+    if numbers > EXACT_OUTPUTS and not variance_only and not all(map(without_positions, jacobians.values())):
         raise TooManyOutputs(numbers)
-    return precision.quad(found, variance_only or (form.positions > 1 and form.outputs == 1))
+    return precision.quad(jacobians, variance_only or (form.positions > 1 and form.outputs == 1))
 
 
-def aligned_spectra(precision: Blocks, found: Mapping[WeightRange, Piece], form: Form) -> list[OutputSpectrum] | None:
+def aligned_spectra(
+    precision: Blocks, jacobians: Mapping[WeightRange, Piece], form: Form
+) -> list[OutputSpectrum] | None:
     """Bases (C, R) and weights (B, T, R) of the covariance, where rows of the weight are outputs of the likelihood."""
     order = form.flatten(torch.arange(math.prod(form.shape), device="cpu").reshape(form.shape))
-    for piece in found.values():
+    for piece in jacobians.values():
         if not isinstance(piece, OutputLayerJacobian) or piece.groups != 1 or not torch.equal(piece.order[0], order):
             return None
-    return precision.spectra(found)
+    return precision.spectra(jacobians)
 
 
 def without_positions(piece: Piece) -> bool:
@@ -151,9 +153,9 @@ def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool
             return None
         means.append(kept(tape.output))
         if all(basis is None for basis, _ in spectra):  # independent outputs: their variances add up
-            weights.append(kept(torch.stack([each for _, each in spectra]).sum(0)))
+            weights.append(kept(torch.stack([part for _, part in spectra]).sum(0)))
             continue
-        weights.append(kept(torch.cat([each for _, each in spectra], -1)))
+        weights.append(kept(torch.cat([part for _, part in spectra], -1)))
         bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
     mean, weight = torch.cat(means), torch.cat(weights)
     refuse_broken([mean, weight], x)
@@ -181,16 +183,18 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
             some = take(x, chosen)
             tape = tracer.trace(some)
             with network.budget.arithmetic.passes(predicting=True):
-                found = tape.pull(identity_probes(tape.output))
-            use(some, chosen, tape.output.detach(), found)
+                jacobians = tape.pull(identity_probes(tape.output))
+            use(some, chosen, tape.output.detach(), jacobians)
 
 
-def given(network: Network, precision: Blocks, mean: Tensor, found: Jacobians, x: Inputs) -> Functional:
+def functional_of_jacobians(
+    network: Network, precision: Blocks, mean: Tensor, jacobians: Jacobians, x: Inputs
+) -> Functional:
     """What `functional` says of inputs whose outputs and Jacobians are known."""
     form = network.form(mean)
     with network.budget.arithmetic.passes():
-        made = precision.quad(found, form.positions > 1 and form.outputs == 1)
-    return finite(Functional(mean, _arrange(made.detach(), form, False)), x)
+        covariance = precision.quad(jacobians, form.positions > 1 and form.outputs == 1)
+    return finite(Functional(mean, _arrange(covariance.detach(), form, False)), x)
 
 
 def alone(tensor: Tensor) -> Tensor:
@@ -207,29 +211,29 @@ def require_gradients(x: Inputs) -> None:
         )
 
 
-def finite(made: Functional, x: Inputs) -> Functional:
+def finite(gaussian: Functional, x: Inputs) -> Functional:
     """The same, unless inputs, outputs or their covariance hold NaN or Inf."""
-    refuse_broken([made.mean, made.cov], x)
-    return made
+    refuse_broken([gaussian.mean, gaussian.cov], x)
+    return gaussian
 
 
-def _arrange(made: Tensor, form: Form, variance_only: bool) -> Tensor:
+def _arrange(cov: Tensor, form: Form, variance_only: bool) -> Tensor:
     """(B, F, F) or (B, F) in the network's own order -> (B, *positions, C, C) or (B, *shape)."""
-    examples = made.shape[0]
-    if made.dim() == 4:  # the blocks themselves
+    examples = cov.shape[0]
+    if cov.dim() == 4:  # the blocks themselves
         positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
-        return made.reshape(examples, *positions, *made.shape[-2:])
+        return cov.reshape(examples, *positions, *cov.shape[-2:])
     if variance_only:
-        return made.reshape(examples, *form.shape)
+        return cov.reshape(examples, *form.shape)
     if form.axis is None:
-        return made.reshape(examples, 1, 1)
+        return cov.reshape(examples, 1, 1)
     positions = form.shape[: form.axis] + form.shape[form.axis + 1 :]
-    if made.dim() == 2:  # one output per position: the variances are the blocks
-        return made.reshape(examples, *positions, 1, 1)
+    if cov.dim() == 2:  # one output per position: the variances are the blocks
+        return cov.reshape(examples, *positions, 1, 1)
     if form.positions == 1:
-        return made.reshape(examples, *positions, form.outputs, form.outputs)
-    order = form.flatten(torch.arange(math.prod(form.shape), device=made.device).reshape(form.shape))
-    blocks = torch.stack([made[:, place][:, :, place] for place in order], 1)
+        return cov.reshape(examples, *positions, form.outputs, form.outputs)
+    order = form.flatten(torch.arange(math.prod(form.shape), device=cov.device).reshape(form.shape))
+    blocks = torch.stack([cov[:, block][:, :, block] for block in order], 1)
     return blocks.reshape(examples, *positions, form.outputs, form.outputs)
 
 
@@ -239,15 +243,15 @@ def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = 
     tracer = Tracer(network.model, network.space.names, network.budget, network.learner, create_graph, predicting=True)
     kept = alone if create_graph else torch.detach
 
-    def pulled(chosen: slice) -> tuple[Tensor, dict[WeightRange, Piece]]:
+    def pull(chosen: slice) -> tuple[Tensor, dict[WeightRange, Piece]]:
         tape = tracer.trace(take(x, chosen))
         return kept(tape.output), tape.pull_outputs()
 
     for rows in network.slices(x):
-        mean, found = pulled(rows)
+        mean, jacobians = pull(rows)
         means.append(mean)
-        line = [kept(precision.cross(found, pulled(columns)[1])) for columns in earlier]
-        lines.append([*line, kept(precision.cross(found, found))])
+        line = [kept(precision.cross(jacobians, pull(columns)[1])) for columns in earlier]
+        lines.append([*line, kept(precision.cross(jacobians, jacobians))])
         earlier.append(rows)
     whole = [
         torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(lines))], 2)

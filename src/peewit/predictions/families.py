@@ -52,7 +52,7 @@ def family_of(likelihood: Likelihood) -> Family:
     return FAMILIES[likelihood.link_family]
 
 
-def made_of(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
+def make_prediction(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """The prediction that a link makes."""
     return family_of(likelihood).links[link].make(belief, likelihood, link)
 
@@ -64,9 +64,9 @@ def classes(log_probs: Rule, entropies: Rule = label_rules.mean_entropies) -> Ma
 
 def exact(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with noise that does not depend on the outputs."""
-    given = likelihood.distribution(belief.mean)
-    assert given is not None and isinstance(belief, GaussianOutputs)
-    return Regression(belief, likelihood, link, belief, given.variance)
+    distribution = likelihood.distribution(belief.mean)
+    assert distribution is not None and isinstance(belief, GaussianOutputs)
+    return Regression(belief, likelihood, link, belief, distribution.variance)
 
 
 def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
@@ -78,7 +78,7 @@ def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     return Regression(belief, likelihood, link, source, noise)
 
 
-def headed(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
+def mixture(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with a variance of their own, averaged; the density of one target is an integral along a line."""
     line = along_second if isinstance(belief, GaussianOutputs) and belief.mean.shape[-1] == 2 else None
     return Mixture(belief, likelihood, link, False, _line=line)
@@ -131,7 +131,7 @@ FAMILIES = {
         mean=torch.sigmoid,
     ),
     "gaussian": Family({"exact": Link(exact), "mc": Link(partial(Mixture, elementwise=False))}, mean=lambda f: f),
-    "heteroscedastic": Family({"mc": Link(headed), "natural": Link(delta, False), "mean": Link(delta, False)}),
+    "heteroscedastic": Family({"mc": Link(mixture), "natural": Link(delta, False), "mean": Link(delta, False)}),
     "poisson": Family({"exact": Link(partial(counts, closed=True)), "mc": Link(counts)}),
     "other": Family({"mc": Link(whole)}),
 }

@@ -13,19 +13,19 @@ from .outputs import Belief, GaussianOutputs
 
 def mean_log_probs(belief: Belief) -> Tensor:
     """(N, T, C): averaged over the outputs."""
-    return belief.gathered(lambda f, weight, _: (f.log_softmax(-1) + weight).logsumexp(0))
+    return belief.gather(lambda f, weight, _: (f.log_softmax(-1) + weight).logsumexp(0))
 
 
 def mean_entropies(belief: Belief) -> Tensor:
     """(2, N, T): averaged over the outputs."""
 
     def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-        each = f.log_softmax(-1)
-        p = each.exp()
-        expected = (weight[..., 0].exp() * -(p * each).sum(-1)).sum(0)
+        log_p = f.log_softmax(-1)
+        p = log_p.exp()
+        expected = (weight[..., 0].exp() * -(p * log_p).sum(-1)).sum(0)
         return torch.stack([entropy((weight.exp() * p).sum(0)), expected], -1)
 
-    return belief.gathered(entropies).movedim(-1, 0)
+    return belief.gather(entropies).movedim(-1, 0)
 
 
 def probit_log_probs(belief: Belief) -> Tensor:
@@ -64,10 +64,10 @@ def mean_pairs(belief: Belief) -> Tensor:
     """(2, N, T, C): the same, averaged over the outputs."""
 
     def both(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-        each = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1)) + weight[..., None]
-        return each.logsumexp(0)
+        log_p = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1)) + weight[..., None]
+        return log_p.logsumexp(0)
 
-    return belief.gathered(both, elementwise=True).movedim(-1, 0)
+    return belief.gather(both, elementwise=True).movedim(-1, 0)
 
 
 def entropy(p: Tensor) -> Tensor:

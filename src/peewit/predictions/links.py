@@ -93,10 +93,10 @@ def poisson_log_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         shift = centre - left + (left + right) * part
         log_step = torch.log((left + right) / (NODES - 1))
     f = mean + shift
-    each = y * f - f.exp() - shift.square() / (2 * variance)
+    log_joint = y * f - f.exp() - shift.square() / (2 * variance)
     rest = torch.lgamma(y + 1) + 0.5 * torch.log(2 * math.pi * variance)
-    made: Tensor = each.logsumexp(0) + log_step - rest
-    return made
+    log_density: Tensor = log_joint.logsumexp(0) + log_step - rest
+    return log_density
 
 
 def _reach(rate: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,11 +141,11 @@ def along_second(
     second = mean[:, 1] + shift
     at_zero, noise = head(torch.stack([torch.zeros_like(second), second], -1))
     factor = head(torch.stack([torch.ones_like(second), second], -1))[0] - at_zero
-    made = at_zero + factor * (mean[:, 0] + slope * shift)
+    centre = at_zero + factor * (mean[:, 0] + slope * shift)
     variance = noise + factor.square() * rest
-    valid = torch.isfinite(made) & (variance > 0)
-    weights = log_weights.expand_as(made).masked_fill(~valid, -torch.inf).log_softmax(0)
-    return torch.where(valid, made, 0.0), torch.where(valid, variance, 1.0), weights
+    valid = torch.isfinite(centre) & (variance > 0)
+    weights = log_weights.expand_as(centre).masked_fill(~valid, -torch.inf).log_softmax(0)
+    return torch.where(valid, centre, 0.0), torch.where(valid, variance, 1.0), weights
 
 
 def delta_rule(
@@ -161,8 +161,8 @@ def delta_rule(
         f = mean if graph else mean.detach().requires_grad_()
         eta1, eta2 = natural(f)
         noise = -0.5 / eta2
-        made = noise * eta1
-        target = eta1 if of == "natural" else made
+        target_mean = noise * eta1
+        target = eta1 if of == "natural" else target_mean
         rows = [
             torch.autograd.grad(target[..., k].sum(), f, retain_graph=True, create_graph=graph, allow_unused=True)[0]
             for k in range(target.shape[-1])
@@ -171,8 +171,8 @@ def delta_rule(
         if of == "natural":
             jacobian = noise[..., None] * jacobian
     if not graph:
-        made, noise, jacobian = made.detach(), noise.detach(), jacobian.detach()
-    return made, jacobian @ cov @ jacobian.mT, noise
+        target_mean, noise, jacobian = target_mean.detach(), noise.detach(), jacobian.detach()
+    return target_mean, jacobian @ cov @ jacobian.mT, noise
 
 
 def root(cov: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ def root(cov: Tensor) -> Tensor:
     if cov.requires_grad:  # eigenvectors have no derivative where eigenvalues are equal
         size = cov.diagonal(dim1=-2, dim2=-1).amax(-1).detach()
         jitter = (64 * torch.finfo(cov.dtype).eps * size).clamp(min=SMALLEST)
-        made: Tensor = torch.linalg.cholesky(cov + torch.diag_embed(jitter[..., None].expand(cov.shape[:-1])))
-        return made
+        cholesky: Tensor = torch.linalg.cholesky(cov + torch.diag_embed(jitter[..., None].expand(cov.shape[:-1])))
+        return cholesky
     values, vectors = torch.linalg.eigh(cov[failed > 0])
     factor = factor.clone()
     factor[failed > 0] = vectors * values.clamp(min=0).sqrt()[..., None, :]

@@ -43,9 +43,9 @@ def linear(network: network.Network, x: Inputs, shift: Tensor, create_graph: boo
     if not create_graph:
         with torch.no_grad():
             return samples.shifted_outputs(network, x, shift)
-    made = []
-    with covariance.prepared(network, x, create_graph) as given:
-        for tape in network.tapes(given, create_graph):
-            own = apply(tape.pull_outputs(), network.space, shift[None])[0].T
-            made.append(tape.output + own.reshape(tape.output.shape).to(tape.output.dtype))
-    return torch.cat(made)
+    outputs = []
+    with covariance.prepare_inputs(network, x, create_graph) as ready:
+        for tape in network.tapes(ready, create_graph):
+            change = apply(tape.pull_outputs(), network.space, shift[None])[0].T
+            outputs.append(tape.output + change.reshape(tape.output.shape).to(tape.output.dtype))
+    return torch.cat(outputs)

@@ -53,9 +53,9 @@ class Mixture(Numbers):
     _wide: torch.dtype | None = None  # of other densities, where it is not the outputs'
 
     def _targets_at(self, f: Tensor, weight: Tensor) -> TargetDistribution:
-        made = self.likelihood.distribution(f.unsqueeze(-2))
-        assert made is not None  # or this class would not have been chosen
-        return TargetDistribution(made, weight)
+        distribution = self.likelihood.distribution(f.unsqueeze(-2))
+        assert distribution is not None  # or this class would not have been chosen
+        return TargetDistribution(distribution, weight)
 
     @cached_property
     def _moments(self) -> Moments:
@@ -63,12 +63,12 @@ class Mixture(Numbers):
             return self.exact
 
         def moments(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            given = self._targets_at(f, weight)
-            mean = given.average(given.mean)
-            between = given.average((given.mean - mean).square())
-            return torch.stack([mean, between, given.average(given.variance)], -1)
+            target = self._targets_at(f, weight)
+            mean = target.average(target.mean)
+            between = target.average((target.mean - mean).square())
+            return torch.stack([mean, between, target.average(target.variance)], -1)
 
-        return Moments(*self.belief.gathered(moments, self.elementwise).unbind(-1))
+        return Moments(*self.belief.gather(moments, self.elementwise).unbind(-1))
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Compute the log probability (density) of targets, positions summed.
@@ -99,7 +99,7 @@ class Mixture(Numbers):
         def density(f: Tensor, weight: Tensor, chosen: slice) -> Tensor:
             return self._targets_at(f.to(wide), weight.to(wide)).log_prob(rows[chosen], self.elementwise).to(dtype)
 
-        return torch.where(known[..., 0], self.belief.gathered(density, self.elementwise), 0.0).sum(1)
+        return torch.where(known[..., 0], self.belief.gather(density, self.elementwise), 0.0).sum(1)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Find the central interval of a new observation, by quantiles of the mixture.
@@ -122,10 +122,10 @@ class Mixture(Numbers):
         tail = (1 - check_level(level)) / 2
 
         def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            given = self._targets_at(f.detach().double(), weight.double())
-            return torch.stack([given.quantile(tail), given.quantile(1 - tail)], -1)
+            target = self._targets_at(f.detach().double(), weight.double())
+            return torch.stack([target.quantile(tail), target.quantile(1 - tail)], -1)
 
-        lower, upper = self.belief.gathered(bounds, self.elementwise).to(self.belief.mean.dtype).unbind(-1)
+        lower, upper = self.belief.gather(bounds, self.elementwise).to(self.belief.mean.dtype).unbind(-1)
         return self._restore(lower), self._restore(upper)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -149,15 +149,15 @@ class Mixture(Numbers):
             torch.Size([10, 40, 1])
         """
         f = self.belief.random(check_samples(samples), generator)
-        given = self.likelihood.distribution(f)
-        if isinstance(given, distributions.Normal):  # where the head has no valid variance, the mean's stands in
-            valid = (torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)
-            given = self.likelihood.distribution(
+        distribution = self.likelihood.distribution(f)
+        if isinstance(distribution, distributions.Normal):  # where the head has no valid variance, the mean's stands in
+            valid = (torch.isfinite(distribution.loc) & (distribution.scale > 0)).all(-1, keepdim=True)
+            distribution = self.likelihood.distribution(
                 torch.where(valid.reshape(*f.shape[:3], -1)[..., :1], f, self.belief.mean)
             )
-        assert given is not None
-        made = draw(given, generator)
-        return self._restore(made.reshape(*f.shape[:3], -1))
+        assert distribution is not None
+        values = draw(distribution, generator)
+        return self._restore(values.reshape(*f.shape[:3], -1))
 
 
 def along_second(prediction: Mixture, rows: Tensor) -> Tensor:
@@ -167,25 +167,25 @@ def along_second(prediction: Mixture, rows: Tensor) -> Tensor:
 
     def head(f: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (..., m) of y at outputs (..., m, 2); NaN where the head has no variance."""
-        given = likelihood.distribution(f.unsqueeze(-2))
-        assert isinstance(given, distributions.Normal)
-        variance = torch.where(given.scale > 0, given.scale, torch.nan).square()
-        return given.loc[..., 0, 0], variance[..., 0, 0]
+        distribution = likelihood.distribution(f.unsqueeze(-2))
+        assert isinstance(distribution, distributions.Normal)
+        variance = torch.where(distribution.scale > 0, distribution.scale, torch.nan).square()
+        return distribution.loc[..., 0, 0], variance[..., 0, 0]
 
-    made = []
+    densities = []
     for some in belief.budget.slices(len(rows), 192.0 * links.NODES):
         mean, variance, weight = links.along_second(head, centre.flatten(0, 1)[some], cov.flatten(0, 1)[some])
         density = distributions.Normal(mean, variance.sqrt(), validate_args=False).log_prob(rows[some, 0].double())
-        made.append((density + weight).logsumexp(0))
-    return torch.cat(made).reshape(centre.shape[:2]).to(belief.mean.dtype)
+        densities.append((density + weight).logsumexp(0))
+    return torch.cat(densities).reshape(centre.shape[:2]).to(belief.mean.dtype)
 
 
 def along_counts(prediction: Mixture, rows: Tensor) -> Tensor:
     """(M, K) counts -> (N, T): each with a line of its own, for outliers are far from where the outputs are."""
     mean, variance = prediction.belief.mean, prediction.belief.variance
     parts = prediction.belief.budget.slices(len(rows), 48.0 * links.NODES * rows.shape[-1])
-    made = [
+    densities = [
         links.poisson_log_density(mean.flatten(0, 1)[some], variance.flatten(0, 1)[some], rows[some]).sum(-1)
         for some in parts
     ]
-    return torch.cat(made).reshape(mean.shape[:2]).to(mean.dtype)
+    return torch.cat(densities).reshape(mean.shape[:2]).to(mean.dtype)

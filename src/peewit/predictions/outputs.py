@@ -71,15 +71,15 @@ class Belief(ABC):
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
         """(S, N, T, C) fresh draws."""
 
-    def gathered(self, function: Callable[[Tensor, Tensor, slice], Tensor], elementwise: bool = False) -> Tensor:
+    def gather(self, function: Callable[[Tensor, Tensor, slice], Tensor], elementwise: bool = False) -> Tensor:
         """(N, T, ...): a function of (draws, log weights, places) that gives (m, ...), in parts that fit the budget."""
         examples, positions, outputs = self.mean.shape
         points = links.NODES if elementwise else self.number
-        made = [
+        pieces = [
             function(*self.draws(chosen, elementwise), chosen)
             for chosen in self.budget.slices(examples * positions, 48.0 * points * outputs)
         ]
-        whole = torch.cat(made)
+        whole = torch.cat(pieces)
         return whole.reshape(examples, positions, *whole.shape[1:])
 
 
@@ -156,8 +156,8 @@ class GaussianOutputs(Belief):
         """`root eps` at some of the places: (S, m or 1, R) -> (S, m, C)."""
         with torch.autocast(self.mean.device.type, enabled=False):
             if self.deviation is not None:
-                made = eps * self.deviation.flatten(0, 1)[chosen]
-                return made if self.basis is None else made @ self.basis.mT
+                steps = eps * self.deviation.flatten(0, 1)[chosen]
+                return steps if self.basis is None else steps @ self.basis.mT
             root = self.root.flatten(0, 1)[chosen]
             if eps.shape[1] == 1:
                 return torch.einsum("mcr,sr->smc", root, eps[:, 0])
@@ -173,8 +173,8 @@ class GaussianOutputs(Belief):
             deviation = torch.where(variance > 0, variance, 1.0).sqrt() * (variance > 0)
             return mean + deviation * nodes, log_weights
         eps = links.normal_points(self.points, self.rank, self.seed).to(mean)
-        made = mean + self._spread(eps[:, None], chosen)
-        return made, mean.new_full((self.points, 1, 1), -math.log(self.points))
+        values = mean + self._spread(eps[:, None], chosen)
+        return values, mean.new_full((self.points, 1, 1), -math.log(self.points))
 
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
         """`mean + root eps`: over all inputs where the joint covariance is known, else each place by itself."""

@@ -16,7 +16,7 @@ from ..posterior.linear_mode import At
 from ..posterior.network import Network, TooManyOutputs, network_of
 from ..runtime.random import DEFAULT_SEED, seed_of
 from . import covariance, means, samples
-from .families import LinkName, made_of
+from .families import LinkName, make_prediction
 from .options import PredictMethod, PredictOptions
 from .outputs import Belief, GaussianOutputs, Samples
 from .prediction import Prediction
@@ -45,7 +45,8 @@ def predict(
     check_generator(generator)
     with torch.set_grad_enabled(options.create_graph):
         ask: Callable[..., Belief] = sampled_belief if options.method == "sampled" else linearised_belief
-        return made_of(ask(la, network_of(la, memory, progress), x, options, generator), la.likelihood, options.link)
+        belief = ask(la, network_of(la, memory, progress), x, options, generator)
+        return make_prediction(belief, la.likelihood, options.link)
 
 
 def linearised_belief(
@@ -56,18 +57,18 @@ def linearised_belief(
     seed = seed_of(generator, 31)
     mean = None if shift is None else means.linear(network, x, shift, options.create_graph)
     try:
-        made = covariance.compact(network, la.precision, x, options.joint, options.create_graph)
+        gaussian = covariance.compact(network, la.precision, x, options.joint, options.create_graph)
     except TooManyOutputs as many:
         many.refuse(options.joint, options.create_graph, "method='sampled' has no such limit.")
         return _estimated_belief(la, network, x, options, seed, mean)
-    made = made if mean is None else made._replace(mean=mean)
-    if isinstance(made, covariance.Functional) and not options.joint:
-        return normal(network, made, options, seed)
-    form = network.form(made.mean)
-    mean = flat_outputs(form, made.mean)
-    if isinstance(made, covariance.Spectral):
-        basis = None if made.basis is None else made.basis.to(mean.dtype)
-        deviation = made.deviation.to(mean.dtype)
+    gaussian = gaussian if mean is None else gaussian._replace(mean=mean)
+    if isinstance(gaussian, covariance.Functional) and not options.joint:
+        return normal(network, gaussian, options, seed)
+    form = network.form(gaussian.mean)
+    mean = flat_outputs(form, gaussian.mean)
+    if isinstance(gaussian, covariance.Spectral):
+        basis = None if gaussian.basis is None else gaussian.basis.to(mean.dtype)
+        deviation = gaussian.deviation.to(mean.dtype)
         return GaussianOutputs(
             form,
             network.budget,
@@ -80,18 +81,18 @@ def linearised_belief(
         )
     examples, positions, outputs = mean.shape
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
-    each = torch.arange(examples, device=mean.device)[:, None, None, None]
-    blocks = made.cov[each, order[:, :, None], each, order[:, None, :]].to(mean.dtype)
+    example = torch.arange(examples, device=mean.device)[:, None, None, None]
+    blocks = gaussian.cov[example, order[:, :, None], example, order[:, None, :]].to(mean.dtype)
     return GaussianOutputs(
-        form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed, joint=made.cov
+        form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed, joint=gaussian.cov
     )
 
 
-def normal(network: Network, made: covariance.Functional, options: PredictOptions, seed: int) -> GaussianOutputs:
+def normal(network: Network, gaussian: covariance.Functional, options: PredictOptions, seed: int) -> GaussianOutputs:
     """A mean and covariances of the outputs, in flat form."""
-    form = network.form(made.mean)
-    mean = flat_outputs(form, made.mean)
-    blocks = made.cov.reshape(*mean.shape, -1).to(mean.dtype)
+    form = network.form(gaussian.mean)
+    mean = flat_outputs(form, gaussian.mean)
+    blocks = gaussian.cov.reshape(*mean.shape, -1).to(mean.dtype)
     return GaussianOutputs(form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed)
 
 
@@ -101,20 +102,20 @@ def _estimated_belief(
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.knowledge.shape(x))
     if form.outputs <= samples.SAMPLES:
-        made = samples.sampled_functional(network, la, x, seed, False)
-        mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
+        estimate = samples.sampled_functional(network, la, x, seed, False)
+        mean = form.flatten(estimate.mean if shifted is None else shifted).to(estimate.cov.dtype)
         return GaussianOutputs(
             form,
             network.budget,
             centre=mean,
-            blocks=made.cov.reshape(*mean.shape, -1),
+            blocks=estimate.cov.reshape(*mean.shape, -1),
             points=options.samples,
             seed=seed,
         )
-    made = samples.sampled_factor(network, la, x, seed)
-    mean = form.flatten(made.mean if shifted is None else shifted).to(made.cov.dtype)
+    estimate = samples.sampled_factor(network, la, x, seed)
+    mean = form.flatten(estimate.mean if shifted is None else shifted).to(estimate.cov.dtype)
     return GaussianOutputs(
-        form, network.budget, centre=mean, blocks=None, points=options.samples, seed=seed, factor=made.cov
+        form, network.budget, centre=mean, blocks=None, points=options.samples, seed=seed, factor=estimate.cov
     )
 
 

@@ -33,7 +33,7 @@ def uniforms(shape: torch.Size, like: Tensor, generator: torch.Generator | None)
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(like.device)
 
 
-def shown(values: Tensor) -> str:
+def format_values(values: Tensor) -> str:
     """A few numbers in brackets."""
     flat = values.detach().flatten().tolist()
     words = [f"{value:.3g}" for value in flat[:4]] + (["..."] if len(flat) > 4 else [])
@@ -165,9 +165,9 @@ class Prediction(ABC):
         """Of the network's outputs: (N, *positions, C, C), or (N, F, N, F) over all inputs with `joint=True`."""
         if isinstance(self.belief, GaussianOutputs) and self.belief.joint is not None:
             return self.belief.joint
-        form, made = self.belief.form, self.belief.covariance
+        form, cov = self.belief.form, self.belief.covariance
         positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
-        return made.reshape(made.shape[0], *positions, *made.shape[-2:])
+        return cov.reshape(cov.shape[0], *positions, *cov.shape[-2:])
 
     def __len__(self) -> int:
         """N."""
@@ -190,8 +190,8 @@ class Prediction(ABC):
             raise PeewitError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
         y = y.clone() if y.is_inference() else y
         y = y.to(self.belief.mean.device)
-        own = Labelled.of(self.likelihood, self.output_mean.detach(), y, self.belief.form).check(numbered=False)
-        return own.y, own.likelihood.labelled(own.y)[..., None]
+        labels = Labelled.of(self.likelihood, self.output_mean.detach(), y, self.belief.form).check(numbered=False)
+        return labels.y, labels.likelihood.labelled(labels.y)[..., None]
 
     @abstractmethod
     def _lines(self) -> list[str]:

@@ -84,18 +84,18 @@ class Regression(Numbers):
             torch.Size([40])
         """
         flat, known = self._targets(y)
-        each = self._log_density(flat.to(self.source.mean.dtype))
-        return torch.where(known[..., 0], each, 0.0).sum(1)
+        densities = self._log_density(flat.to(self.source.mean.dtype))
+        return torch.where(known[..., 0], densities, 0.0).sum(1)
 
     def _log_density(self, flat: Tensor) -> Tensor:
         """(N, T, K) -> (N, T): some inputs at a time where their covariances are not there yet."""
         if self.source.deviation is None:
-            made: Tensor = self._density().log_prob(flat)
-            return made
+            log_density: Tensor = self._density().log_prob(flat)
+            return log_density
         parts = []
         for chosen in self.source.budget.slices(len(flat), 4.0 * flat[0].numel() * flat.shape[-1] * flat.itemsize):
-            own = replace(self, source=self.source.some(chosen), noise=self.noise[chosen])
-            parts.append(own._density().log_prob(flat[chosen]))
+            piece = replace(self, source=self.source.some(chosen), noise=self.noise[chosen])
+            parts.append(piece._density().log_prob(flat[chosen]))
         return torch.cat(parts)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
@@ -169,5 +169,5 @@ class Regression(Numbers):
             >>> line.predict(t).sample(10).shape
             torch.Size([10, 40, 1])
         """
-        made = self.source.random(check_samples(samples), generator)
-        return self._restore(made + self.noise.sqrt() * normals(tuple(made.shape), made, generator))
+        values = self.source.random(check_samples(samples), generator)
+        return self._restore(values + self.noise.sqrt() * normals(tuple(values.shape), values, generator))

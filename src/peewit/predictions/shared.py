@@ -17,7 +17,7 @@ from ..posterior.network import Network, TooManyOutputs, network_of
 from ..runtime.progress import QUIET, Progress
 from ..runtime.random import DEFAULT_SEED
 from . import covariance
-from .families import made_of
+from .families import make_prediction
 from .options import PredictOptions
 from .predict import normal, predict
 from .prediction import Prediction
@@ -43,8 +43,8 @@ class LinearisedPiece:
 
     def predict(self, la: PosteriorState, options: PredictOptions) -> Prediction:
         """What a posterior predicts of them."""
-        made = covariance.given(self.network, la.precision, self.mean, self.jacobians, self.inputs)
-        return made_of(normal(self.network, made, options, DEFAULT_SEED), la.likelihood, options.link)
+        belief = covariance.functional_of_jacobians(self.network, la.precision, self.mean, self.jacobians, self.inputs)
+        return make_prediction(normal(self.network, belief, options, DEFAULT_SEED), la.likelihood, options.link)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -82,8 +82,8 @@ class SharedPredictions:
 
         def visit(piece: LinearisedPiece) -> None:
             with torch.no_grad():
-                for own, setting in zip(values, settings, strict=True):
-                    own.append(value(piece.predict(setting(), options), piece.targets))
+                for setting_values, setting in zip(values, settings, strict=True):
+                    setting_values.append(value(piece.predict(setting(), options), piece.targets))
 
         with closing(self.progress):
             self._visit(visit, self.options.get("memory"))

@@ -31,8 +31,8 @@ def _steadily(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = torch.is_grad_enabled()
-        with outside_caller_modes(), torch.set_grad_enabled(asked or self.belief.mean.requires_grad):
+        with_graph = torch.is_grad_enabled()
+        with outside_caller_modes(), torch.set_grad_enabled(with_graph or self.belief.mean.requires_grad):
             return function(self, *args, **kwargs)
 
     return inner

@@ -33,10 +33,10 @@ class TargetDistribution:
     @cached_property
     def valid(self) -> Tensor:
         """(S, m, 1): a head that returns a variance has none where it is not positive; such outputs are left out."""
-        given = self.distribution
-        if not isinstance(given, distributions.Normal):
+        distribution = self.distribution
+        if not isinstance(distribution, distributions.Normal):
             return torch.ones((), dtype=torch.bool, device=self.prior_weight.device)
-        return self._flat(torch.isfinite(given.loc) & (given.scale > 0)).all(-1, keepdim=True)
+        return self._flat(torch.isfinite(distribution.loc) & (distribution.scale > 0)).all(-1, keepdim=True)
 
     @cached_property
     def log_weight(self) -> Tensor:
@@ -61,28 +61,30 @@ class TargetDistribution:
 
     def log_prob(self, rows: Tensor, elementwise: bool) -> Tensor:
         """(m, ...) targets -> (m,)."""
-        each = self._flat(self.distribution.log_prob(self._value(rows)))
+        densities = self._flat(self.distribution.log_prob(self._value(rows)))
         # Overflowing rates have no density at any count.
-        each = torch.nan_to_num(each, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        each = each.masked_fill(~self.valid, -torch.inf)
+        densities = torch.nan_to_num(densities, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        densities = densities.masked_fill(~self.valid, -torch.inf)
         if elementwise:
-            return (each + self.log_weight).logsumexp(0).sum(-1)
-        return (each.sum(-1, keepdim=True) + self.log_weight).logsumexp(0)[:, 0]
+            return (densities + self.log_weight).logsumexp(0).sum(-1)
+        return (densities.sum(-1, keepdim=True) + self.log_weight).logsumexp(0)[:, 0]
 
     def below(self, rows: Tensor) -> Tensor:
         """(m, K): P(y <= rows)."""
-        given = self.distribution
-        if isinstance(given, distributions.Poisson):  # which torch gives no distribution function
-            found = torch.special.gammaincc((self._value(rows) + 1).expand(given.rate.shape), given.rate)
-            return self.average(self._flat(torch.where(torch.isfinite(given.rate), found, 0.0)))
-        while isinstance(given, distributions.Independent):  # of whose parts the function is known
-            given = given.base_dist
+        distribution = self.distribution
+        if isinstance(distribution, distributions.Poisson):  # which torch gives no distribution function
+            probability = torch.special.gammaincc(
+                (self._value(rows) + 1).expand(distribution.rate.shape), distribution.rate
+            )
+            return self.average(self._flat(torch.where(torch.isfinite(distribution.rate), probability, 0.0)))
+        while isinstance(distribution, distributions.Independent):  # of whose parts the function is known
+            distribution = distribution.base_dist
         try:
-            return self.average(self._flat(given.cdf(self._value(rows))))
+            return self.average(self._flat(distribution.cdf(self._value(rows))))
         except NotImplementedError:  # torch, of a distribution without such a function
             raise PeewitError(
-                f"interval needs the distribution function of {type(given).__name__}, which torch does not have; take "
-                "quantiles of sample(samples)."
+                f"interval needs the distribution function of {type(distribution).__name__}, which torch does not "
+                "have; take quantiles of sample(samples)."
             ) from None
 
     def quantile(self, level: float) -> Tensor:
@@ -100,12 +102,14 @@ class TargetDistribution:
         return high
 
 
-def draw(given: distributions.Distribution, generator: torch.Generator | None) -> Tensor:
+def draw(distribution: distributions.Distribution, generator: torch.Generator | None) -> Tensor:
     """Draw every element, from any generator."""
-    if isinstance(given, distributions.Normal):
-        return given.loc + given.scale * normals(tuple(given.loc.shape), given.loc, generator)
-    if isinstance(given, distributions.Poisson):
-        rate = given.rate.detach()
+    if isinstance(distribution, distributions.Normal):
+        return distribution.loc + distribution.scale * normals(
+            tuple(distribution.loc.shape), distribution.loc, generator
+        )
+    if isinstance(distribution, distributions.Poisson):
+        rate = distribution.rate.detach()
         device = rate.device if generator is None else generator.device
         counts = torch.poisson(rate.clamp(max=MANY).to(device), generator=generator).to(rate.device)
         if not bool((rate > MANY).any()):
@@ -113,14 +117,16 @@ def draw(given: distributions.Distribution, generator: torch.Generator | None) -
         # torch's own draws overflow.
         large = (rate + rate.sqrt() * normals(tuple(rate.shape), rate, generator)).round()
         return torch.where(rate > MANY, torch.where(torch.isfinite(rate), large, rate), counts)
-    if isinstance(given, distributions.Bernoulli):
-        return (uniforms(given.probs.shape, given.probs, generator) < given.probs).to(given.probs.dtype)
-    made: Tensor
+    if isinstance(distribution, distributions.Bernoulli):
+        return (uniforms(distribution.probs.shape, distribution.probs, generator) < distribution.probs).to(
+            distribution.probs.dtype
+        )
+    values: Tensor
     if generator is None:
-        made = given.sample()
-        return made
+        values = distribution.sample()
+        return values
     seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
     with torch.random.fork_rng():  # other distributions draw from the global generator only
         torch.manual_seed(seed)
-        made = given.sample()
-    return made
+        values = distribution.sample()
+    return values

@@ -74,9 +74,9 @@ class Turns:
         if prior.base is not None:
             room *= prior.base.to(room)
         squares = groups.sums(room)
-        own = self.profile.problem
-        totals = replace(own.totals, energy=self.solver.energy(), rest=self.solver.facts.rest)
-        return replace(self.profile, problem=replace(own, totals=totals), squares=squares), answers
+        problem = self.profile.problem
+        totals = replace(problem.totals, energy=self.solver.energy(), rest=self.solver.facts.rest)
+        return replace(self.profile, problem=replace(problem, totals=totals), squares=squares), answers
 
     def note(self, point: EvidencePoint) -> None:
         """One turn: the evidence where precisions and mode belong together."""
@@ -109,17 +109,17 @@ class Turns:
         longest = LONGEST if near else CAREFUL
         fallen, gone = prior_dominated(point, answers, self.pace.steady), (2 * point.gamma / OFF).log().clamp(min=1.0)
 
-        def reached(step: Tensor) -> Tensor:
-            own = torch.cat([torch.where(fallen, gone, step[:-1]), step[-1:]]).clamp(-longest, longest)
-            return allowed.clip(torch.where(allowed.free, z + own, z))
+        def move(step: Tensor) -> Tensor:
+            change = torch.cat([torch.where(fallen, gone, step[:-1]), step[-1:]]).clamp(-longest, longest)
+            return allowed.clip(torch.where(allowed.free, z + change, z))
 
-        plain, paced = reached(step), reached(self.pace.of(step))
+        plain, paced = move(step), move(self.pace.of(step))
         return paced, float(torch.stack([plain - z, paced - z]).abs().max())
 
     def range(self) -> TuningRange:
         """What may still change."""
-        own = torch.cat([~self.off, torch.ones(1, dtype=torch.bool, device="cpu")])
-        return replace(self.allowed, free=self.allowed.free & own)
+        open_ = torch.cat([~self.off, torch.ones(1, dtype=torch.bool, device="cpu")])
+        return replace(self.allowed, free=self.allowed.free & open_)
 
 
 def from_weights(profile: Profile, settings: TuningSettings) -> Profile:
@@ -127,9 +127,9 @@ def from_weights(profile: Profile, settings: TuningSettings) -> Profile:
     precision = profile.sizes.double() / profile.squares
     low, high = settings.limits
     good = torch.isfinite(precision) & (precision > 0) & ~profile.flat
-    own = profile.prior.precision
-    made = torch.where(good, precision.clamp(low, high), own)
-    return replace(profile, prior=profile.prior.with_precision(made))
+    current = profile.prior.precision
+    start = torch.where(good, precision.clamp(low, high), current)
+    return replace(profile, prior=profile.prior.with_precision(start))
 
 
 def alternate(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:
@@ -145,7 +145,7 @@ def alternate(la: PosteriorState, settings: TuningSettings, start: Prior | Numbe
         )
         hyperparameters, stopped, converged = take_turns(turns)
         last = turns.at(hyperparameters)
-        found = linear_mode_of(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))
+        linear_mode = linear_mode_of(solver, Target.of(last), replace(turns.log, converged=converged, stopped=stopped))
     gamma = turns.steps[-1].gamma
     assert gamma is not None
     names = profile.prior.names(la.space)
@@ -156,7 +156,7 @@ def alternate(la: PosteriorState, settings: TuningSettings, start: Prior | Numbe
     if not converged:
         warnings.append(f"Tuning did not converge: {stopped}.")
     trace = Trace.of(settings.method, "log evidence", names, turns.steps, stopped, converged, warnings)
-    return replace(last, linear_mode=found, trace=trace)
+    return replace(last, linear_mode=linear_mode, trace=trace)
 
 
 def take_turns(turns: Turns) -> tuple[Hyperparameters, str, bool]:
@@ -164,24 +164,24 @@ def take_turns(turns: Turns) -> tuple[Hyperparameters, str, bool]:
     settings = turns.settings
     hyperparameters = hyperparameters_of(turns.allowed.clip(vector(turns.profile.start())))
     gamma, moved, share = turns.profile.at(hyperparameters).gamma, 1.0, 1.0
-    here: Tensor | None = None  # the last hyperparameters that were kept, and their value
+    best: Tensor | None = None  # the last hyperparameters that were kept, and their value
     value = -math.inf
     for _ in range(settings.steps):
         profile, answers = turns.mode(hyperparameters, exactness(gamma, turns.range().free, share * moved))
         point, z = profile.at(hyperparameters), vector(hyperparameters)
-        if here is None:
+        if best is None:
             check_data(turns.la, turns.solver.facts)
             if not point.finite:
                 turns.at(hyperparameters).log_evidence()  # says what is wrong
         elif not point.value >= value - turns.log.left - turns.log.slack - 1e-12 * abs(value):
             # Too far: ever shorter turns, and the next ones at a slower pace.
             turns.pace.slow()
-            hyperparameters = hyperparameters_of(here + 0.5 * (z - here))
+            hyperparameters = hyperparameters_of(best + 0.5 * (z - best))
             continue
         turns.note(point)
         gamma = point.gamma
         turns.off |= switched_off(point) & turns.allowed.free[:-1]
-        here, value, before = z, point.value, moved
+        best, value, before = z, point.value, moved
         following, moved = turns.better(profile, point, answers)
         if moved > 0.5 * before:  # steps that do not shrink may be those of an inexact mode
             share = max(0.5 * share, TIGHT)
@@ -189,7 +189,7 @@ def take_turns(turns: Turns) -> tuple[Hyperparameters, str, bool]:
         if near and moved <= settings.tolerance:
             return hyperparameters, f"the next turn would change no logarithm by more than {settings.tolerance:g}", True
         hyperparameters = hyperparameters_of(following)
-    if here is not None:  # the last ones that were kept, not some that are yet to be tried
-        hyperparameters = hyperparameters_of(here)
+    if best is not None:  # the last ones that were kept, not some that are yet to be tried
+        hyperparameters = hyperparameters_of(best)
     turns.note(turns.mode(hyperparameters, exactness(gamma, turns.range().free, share * moved))[0].at(hyperparameters))
     return hyperparameters, f"{settings.steps} turns were not enough", False

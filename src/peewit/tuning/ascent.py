@@ -70,7 +70,7 @@ def gradient_of(profile: Profile, point: EvidencePoint) -> Tensor:
     return torch.cat([0.5 * (point.gamma - point.pull), torch.tensor([slope], dtype=torch.float64, device="cpu")])
 
 
-def newton(profile: Profile, point: EvidencePoint, given: Tensor, open_: Tensor) -> Tensor:
+def newton(profile: Profile, point: EvidencePoint, rhs: Tensor, open_: Tensor) -> Tensor:
     """Minus the inverse of the second derivative, times a vector: precisions meet in the noise precision alone.
 
     `-d2 / dz_g^2 = (spread_g + pull_g) / 2`, with the noise precision beta `- degree spread_g / 2`, in beta twice
@@ -78,20 +78,20 @@ def newton(profile: Profile, point: EvidencePoint, given: Tensor, open_: Tensor)
     """
     degree = profile.problem.degree
     spread = torch.where(open_[:-1], point.spread, 0.0)
-    own = 0.5 * (point.spread + point.pull) + 1e-12
-    first = torch.where(open_[:-1], given[:-1], 0.0)
+    curvature = 0.5 * (point.spread + point.pull) + 1e-12
+    first = torch.where(open_[:-1], rhs[:-1], 0.0)
     if not bool(open_[-1]):
-        return torch.cat([first / own, torch.zeros_like(given[-1:])])
+        return torch.cat([first / curvature, torch.zeros_like(rhs[-1:])])
     cross = -0.5 * degree * spread
     corner = point.surprise + 0.5 * degree**2 * float(point.spread.sum()) + 1e-12
-    left = corner - float((cross.square() / own).sum())
-    last = (float(given[-1]) - float((cross * first / own).sum())) / max(left, 1e-12 * corner)
-    return torch.cat([(first - cross * last) / own, given.new_tensor([last])])
+    left = corner - float((cross.square() / curvature).sum())
+    last = (float(rhs[-1]) - float((cross * first / curvature).sum())) / max(left, 1e-12 * corner)
+    return torch.cat([(first - cross * last) / curvature, rhs.new_tensor([last])])
 
 
-def quasi_newton(pairs: list[tuple[Tensor, Tensor]], given: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+def quasi_newton(pairs: list[tuple[Tensor, Tensor]], gradient: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
     """L-BFGS: the inverse second derivative by the last steps, on top of `base` as the first guess."""
-    q, kept = given, []
+    q, kept = gradient, []
     for step, change in reversed(pairs):
         share = float(step @ q) / float(step @ change)
         q = q - share * change
@@ -115,8 +115,8 @@ def ascend(profile: Profile, allowed: TuningRange, steps: int, tolerance: float)
             return path.end(True, "everything that may change is at an edge of its range")
         uphill = torch.where(open_, gradient, 0.0)
 
-        def base(given: Tensor, point: EvidencePoint = point, open_: Tensor = open_) -> Tensor:
-            return newton(profile, point, given, open_)
+        def base(rhs: Tensor, point: EvidencePoint = point, open_: Tensor = open_) -> Tensor:
+            return newton(profile, point, rhs, open_)
 
         direction = base(uphill)
         if pairs:
@@ -127,14 +127,14 @@ def ascend(profile: Profile, allowed: TuningRange, steps: int, tolerance: float)
             if final.finite and final.value >= point.value - rounding(point):
                 path.points.append(final)
             return path.end(True, f"the next step would change no logarithm by more than {tolerance:g}")
-        found = _search(profile, allowed, point, direction, uphill)
-        if found is None:
+        following = _search(profile, allowed, point, direction, uphill)
+        if following is None:
             small = float(base(uphill).abs().max()) < math.sqrt(tolerance)
             return path.end(small, "no step improves the evidence beyond rounding")
-        path.points.append(found)
+        path.points.append(following)
         if not profile.exact:
-            step = vector(found.hyperparameters) - z
-            change = gradient - gradient_of(profile, found)
+            step = vector(following.hyperparameters) - z
+            change = gradient - gradient_of(profile, following)
             if float(step @ change) > 1e-12 * float(step.norm() * change.norm()):
                 pairs = [*pairs[-HISTORY + 1 :], (step, change)]
     return path.end(False, f"{steps} steps were not enough")
@@ -158,15 +158,15 @@ def _search(
     length = min(1.0, LONGEST / max(float(direction.abs().max()), 1e-300))
     slack = rounding(point)
     for _ in range(40):
-        there = allowed.clip(z + length * direction)
-        found = profile.at(hyperparameters_of(there))
-        promised = float(uphill @ (there - z))
-        if found.finite and found.value > point.value + SUFFICIENT * promised:
-            return found
-        if found.finite and promised < 1e3 * slack and found.value >= point.value - slack:
-            slope = torch.where(uphill != 0, gradient_of(profile, found), 0.0)
+        position = allowed.clip(z + length * direction)
+        trial = profile.at(hyperparameters_of(position))
+        promised = float(uphill @ (position - z))
+        if trial.finite and trial.value > point.value + SUFFICIENT * promised:
+            return trial
+        if trial.finite and promised < 1e3 * slack and trial.value >= point.value - slack:
+            slope = torch.where(uphill != 0, gradient_of(profile, trial), 0.0)
             if float(slope.norm()) < 0.9 * float(uphill.norm()):
-                return found
+                return trial
         length /= 2
         if promised < slack:
             return None
@@ -188,11 +188,11 @@ def mackay(profile: Profile, allowed: TuningRange, point: EvidencePoint) -> Tens
     precision = (point.gamma.clamp(min=0) / profile.squares).log()
     precision = torch.where(torch.isnan(precision), point.hyperparameters.log_precision, precision)
     number, errors = problem.totals.scalars, 2 * problem.totals.energy
-    taken = problem.degree * problem.temperature * float(point.gamma.sum())
-    if taken <= 0.5 * number:
-        variance = errors / max(number - taken, 1e-300)
+    degrees = problem.degree * problem.temperature * float(point.gamma.sum())
+    if degrees <= 0.5 * number:
+        variance = errors / max(number - degrees, 1e-300)
     else:
-        variance = (errors + taken * math.exp(-point.hyperparameters.log_noise_precision)) / number
+        variance = (errors + degrees * math.exp(-point.hyperparameters.log_noise_precision)) / number
     noise_precision = precision.new_tensor([-math.log(max(variance, 1e-300))])
     z = torch.where(allowed.free, torch.cat([precision, noise_precision]), vector(point.hyperparameters))
     return allowed.clip(z)

@@ -49,8 +49,8 @@ def bounds(la: PosteriorState, settings: TuningSettings, profile: Profile) -> tu
 def by_evidence(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     """Newton's method or MacKay's updates on the evidence, in logarithms."""
     profile = profile_of(la.problem, la.prior)
-    here = profile.at(profile.start())
-    if not here.finite:
+    initial = profile.at(profile.start())
+    if not initial.finite:
         la.log_evidence()  # says what is wrong
     allowed, without = bounds(la, settings, profile)
     free = allowed.free
@@ -58,7 +58,7 @@ def by_evidence(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     if bool(free.any()):
         path = climb(profile, allowed, settings.steps, settings.tolerance)
     else:
-        path = Path([here]).end(True, "nothing may change")
+        path = Path([initial]).end(True, "nothing may change")
     last = path.points[-1]
     names = profile.prior.names(la.space)
     warnings = complaints(names, last.hyperparameters, last.gamma, free, without, settings)

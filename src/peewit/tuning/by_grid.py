@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 def axes(la: PosteriorState, settings: TuningSettings, mean: float) -> dict[str, list[float]]:
     """The values of each axis of a grid; what has none stays as it is."""
-    given = settings.grid
-    if given is None and not settings.prior:
+    grid = settings.grid
+    if grid is None and not settings.prior:
         raise PeewitError("A grid without the prior needs the values of what is tuned: grid={'noise': [...]}.")
-    if given is None:
-        given = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
-    named = dict(given) if isinstance(given, Mapping) else {"prior": given}
+    if grid is None:
+        grid = {"prior": [10 ** (place / 5 - 4) for place in range(41)]}
+    named = dict(grid) if isinstance(grid, Mapping) else {"prior": grid}
     unknown = set(named) - {"prior", "noise", "temperature"}
     if unknown:
         raise PeewitError(f"grid has values for {sorted(unknown)}; expected 'prior', 'noise' and 'temperature'.")
     if settings.noise and "noise" not in named:
         raise PeewitError("The noise on a grid needs its values: grid={'prior': [...], 'noise': [...]}.")
-    made = {"prior": [mean], "noise": [float(la.likelihood.noise_precision) ** -0.5], "temperature": [la.temperature]}
+    levels = {"prior": [mean], "noise": [float(la.likelihood.noise_precision) ** -0.5], "temperature": [la.temperature]}
     for name, values in named.items():
-        found = [positive(value) for value in values] if listable(values) else []
-        own = [value for value in found if value is not None]
-        if not own or len(own) < len(found):
+        numbers = [positive(value) for value in values] if listable(values) else []
+        positives = [value for value in numbers if value is not None]
+        if not positives or len(positives) < len(numbers):
             raise PeewitError(f"grid: the values for {name!r} are {values!r}; expected positive numbers.")
-        made[name] = own
-    return made
+        levels[name] = positives
+    return levels
 
 
 def by_grid(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
@@ -73,9 +73,9 @@ def by_grid(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
         raise PeewitError("No setting of the grid has a finite score.")
     best = min(finite, key=lambda number: scores[number])
     warnings = [
-        f"The best {name} is at the {'largest' if value == max(own) else 'smallest'} value of its grid, {value:.3g}."
-        for (name, own), value in zip(tried.items(), points[best], strict=True)
-        if len(own) > 1 and value in (min(own), max(own))
+        f"The best {name} is at the {'largest' if value == max(axis) else 'smallest'} value of its grid, {value:.3g}."
+        for (name, axis), value in zip(tried.items(), points[best], strict=True)
+        if len(axis) > 1 and value in (min(axis), max(axis))
     ]
     if len(finite) < len(scores):
         warnings.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")

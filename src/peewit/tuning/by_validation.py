@@ -40,9 +40,9 @@ class Coordinates:
 
     def at(self, mean: float, noise: float | None, temperature: float | None) -> PosteriorState:
         """The posterior there; what is None stays."""
-        made = self.la.with_prior(self.prior.with_precision(self.precisions(mean)))
-        made = made if noise is None else made.with_noise(noise)
-        return made if temperature is None else made.with_temperature(temperature)
+        posterior = self.la.with_prior(self.prior.with_precision(self.precisions(mean)))
+        posterior = posterior if noise is None else posterior.with_noise(noise)
+        return posterior if temperature is None else posterior.with_temperature(temperature)
 
     def setting(self, settings: TuningSettings, values: Sequence[float]) -> Setting:
         """The posterior at a mean precision, a noise and a temperature, to be made later; what is not tuned stays."""

@@ -90,10 +90,10 @@ def as_temperature(temperature: float) -> float:
 def positive(value: Any) -> float | None:
     """A positive finite number, or None for anything else."""
     try:
-        made = math.nan if isinstance(value, bool | str) else float(value)
+        number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
-    return made if math.isfinite(made) and made > 0 else None
+    return number if math.isfinite(number) and number > 0 else None
 
 
 def listable(values: Any) -> bool:
@@ -138,10 +138,10 @@ def check_kinds(grid: Any, steps: Any, tolerance: Any, predict: Any) -> None:
 
 def as_limits(limits: Any) -> tuple[float, float]:
     """Two positive precisions, the smaller first."""
-    made = [positive(limit) for limit in limits] if listable(limits) else []
-    if len(made) != 2 or made[0] is None or made[1] is None or made[0] >= made[1]:
+    ends = [positive(limit) for limit in limits] if listable(limits) else []
+    if len(ends) != 2 or ends[0] is None or ends[1] is None or ends[0] >= ends[1]:
         raise PeewitError(f"limits={limits!r}: expected two positive precisions, the smaller first.")
-    return made[0], made[1]
+    return ends[0], ends[1]
 
 
 def check_settings(
@@ -184,14 +184,14 @@ def check_settings(
     if grid is not None and method != "grid":
         raise PeewitError(f"grid= was given, but method={method!r} has none; use method='grid'.")
     linear = passing.at == "linear_mode"
-    usual = TURNS if linear else STEPS[method] * sum(tuned.values())
+    default_steps = TURNS if linear else STEPS[method] * sum(tuned.values())
     return TuningSettings(
         method=method,
         **tuned,
         train=train,
         validation=validation,
         grid=grid,
-        steps=usual if steps is None else steps,
+        steps=default_steps if steps is None else steps,
         tolerance=(TURNED if linear else TOLERANCES[method]) if tolerance is None else tolerance,
         limits=as_limits(limits),
         predict=predict_options(predict, method),

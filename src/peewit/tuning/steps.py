@@ -69,20 +69,20 @@ def newton(profile: Profile, point: EvidencePoint, answers: Tensor, gradient: Te
     twice `beta energy / T - sum c + degree^2 sum spread / 2`.
     """
     degree = profile.problem.degree
-    held = 0.5 * (point.spread + point.pull)
-    own = held - answers
-    own = torch.where(own > CONCAVE * held, own, math.nan)
+    magnitude = 0.5 * (point.spread + point.pull)
+    curvature = magnitude - answers
+    curvature = torch.where(curvature > CONCAVE * magnitude, curvature, math.nan)
     first = torch.where(open_[:-1], gradient[:-1], 0.0)
     if not bool(open_[-1]):
-        return torch.cat([first / own, torch.zeros_like(gradient[-1:])])
-    cross = torch.where(open_[:-1] & torch.isfinite(own), answers - 0.5 * degree * point.spread, 0.0)
+        return torch.cat([first / curvature, torch.zeros_like(gradient[-1:])])
+    cross = torch.where(open_[:-1] & torch.isfinite(curvature), answers - 0.5 * degree * point.spread, 0.0)
     corner = point.surprise + 0.5 * degree**2 * float(point.spread.sum())
-    known = own.nan_to_num(1.0)
+    known = curvature.nan_to_num(1.0)
     left = corner - float(answers.sum()) - float((cross.square() / known).sum())
     last = math.nan
     if left > CONCAVE * corner:
         last = (float(gradient[-1]) - float((cross * first / known).sum())) / left
-    return torch.cat([(first - cross * (last if last == last else 0.0)) / own, gradient.new_tensor([last])])
+    return torch.cat([(first - cross * (last if last == last else 0.0)) / curvature, gradient.new_tensor([last])])
 
 
 def exactness(gamma: Tensor, free: Tensor, error: float) -> float:

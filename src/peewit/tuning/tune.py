@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def tune(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:
     """Tune from the prior it has or from another start, and warn of what was odd on the way."""
-    made = dispatch(la, settings, start)
-    assert made.trace is not None
-    for text in made.trace.warnings:
+    posterior = dispatch(la, settings, start)
+    assert posterior.trace is not None
+    for text in posterior.trace.warnings:
         warn(text, TuningWarning)
-    warn_of_rounding(made)
-    return made
+    warn_of_rounding(posterior)
+    return posterior
 
 
 def dispatch(la: PosteriorState, settings: TuningSettings, start: Prior | Number | None) -> PosteriorState:

@@ -76,14 +76,14 @@ def validation_batches(data: Any, device: torch.device) -> Batches:
 def scan(score: Score, start: Sequence[float], offsets: Mapping[int, Sequence[float]], ahead: Ahead) -> list[float]:
     """A start for the search: the best of some values of each coordinate, one after the other."""
     best, value = list(start), math.inf
-    for place, tried in offsets.items():
-        line = [[*best[:place], best[place] + offset, *best[place + 1 :]] for offset in tried]
+    for axis, tried in offsets.items():
+        line = [[*best[:axis], best[axis] + offset, *best[axis + 1 :]] for offset in tried]
         ahead([best, *line])
         value = min(value, score(best))
-        for there in line:
-            found = score(there)
-            if found < value:
-                best, value = there, found
+        for point in line:
+            candidate = score(point)
+            if candidate < value:
+                best, value = point, candidate
     return best
 
 
@@ -97,8 +97,8 @@ def minimise(
     corners = [(score(corner), corner) for corner in simplex]
 
     def towards(centre: list[float], worst: list[float], share: float) -> tuple[float, list[float]]:
-        there = [c + share * (w - c) for c, w in zip(centre, worst, strict=True)]
-        return score(there), there
+        point = [c + share * (w - c) for c, w in zip(centre, worst, strict=True)]
+        return score(point), point
 
     for _ in range(steps):
         corners.sort(key=lambda corner: corner[0])
