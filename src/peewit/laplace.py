@@ -353,11 +353,13 @@ class Laplace:
         tolerance: float | None = None,
         limits: tuple[float, float] = tuning.LIMITS,
         predict: Mapping[str, Any] | None = None,
-        at: At = "trained_weights",
+        at: At | None = None,
         memory: float | None = None,
         progress: bool = False,
     ) -> Laplace:
-        """Choose prior precisions, and the noise where there is one, without the training data: a new value.
+        """Choose prior precisions, and the noise where there is one: a new value.
+
+        At the trained weights this needs no training data. A posterior at its linear mode stays there, and needs them.
 
         Args:
             method: "evidence" (Newton's method), "fixed_point" (MacKay's updates), "validation" (the NLL on
@@ -366,7 +368,7 @@ class Laplace:
             parameters: What to tune, some of "prior", "noise" and "temperature". By default the prior, and the noise
                 where the likelihood has one; on a grid, what the grid has values for. The evidence cannot choose a
                 temperature.
-            train: The training data, which only `at="linear_mode"` passes over.
+            train: The training data, which only the search for a linear mode passes over.
             validation: Data that the network was not trained on, for "validation" and "grid".
             start: The prior, or precisions, to begin from; by default those of the posterior.
             grid: Precisions, or a mapping from names of parameters to values, for "grid".
@@ -375,8 +377,10 @@ class Laplace:
             limits: The smallest and the largest precision allowed.
             predict: Options of `predict` for the predictions that are scored, such as {"link": "mc"}.
             at: The weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the
-                linearised model, which is found on `train` and changes with the precisions.
-            memory: Bytes for data and outputs that are kept between passes with `at="linear_mode"`, and for temporary
+                linearised model, which is found on `train` and changes with the precisions. None: where the posterior
+                has it. With "validation" and "grid", whose scores do not depend on the mode, a posterior that has one
+                gets that of the tuned prior afterwards.
+            memory: Bytes for data and outputs that are kept between passes to the linear mode, and for temporary
                 results with `validation`; None for a limit that fits. The evidence at the trained weights needs none.
             progress: Whether to show progress bars.
 
@@ -384,7 +388,8 @@ class Laplace:
             A new `Laplace` with the tuned values; its `trace` says how they were found.
 
         Raises:
-            PeewitError: Options that do not belong together, or data that are missing.
+            PeewitError: Options that do not belong together, or data that are missing: `train` for a posterior at its
+                linear mode, `validation` for "validation".
 
         Warns:
             TuningWarning: An optimum at a limit, a search that did not converge, groups without effect.

@@ -324,6 +324,26 @@ def test_the_linear_mode_of_a_fit_is_kept_in_tuning(place: str) -> None:
     assert pw.load("b.safetensors", net).linear_mode is not None
 
 
+def test_tune_keeps_the_linear_mode_of_a_posterior(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the training data are given; else both ways are named."""
+    net = "-m NET:regressor"
+    given = f"{net} -l regression --train numbers.csv --target sum --at linear_mode -q"
+    assert run(f"fit {given} -o a.safetensors", place) == 0
+    assert run(f"fit {given} --tune -o b.safetensors", place) == 0
+    capsys.readouterr()
+    tune = f"tune {net} -p a.safetensors -o c.safetensors"
+    assert run(tune, place) == 2
+    told = capsys.readouterr().err
+    assert "--train DATA" in told and "--at trained_weights" in told and not Path("c.safetensors").exists()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    for way in ("", "--method validation --validation numbers.csv"):
+        assert run(f"{tune} --train numbers.csv {way} -q", place) == 0
+        assert pw.load("c.safetensors", model).state.has_own_linear_mode
+    assert run(f"{tune} --at trained_weights -q", place) == 0
+    assert pw.load("c.safetensors", model).linear_mode is None
+
+
 def test_folders_of_images(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = pytest.importorskip("PIL.Image", reason="no Pillow")
     drawn = numpy.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=numpy.uint8)

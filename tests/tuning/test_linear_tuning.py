@@ -266,17 +266,67 @@ def test_a_loader_read_anew() -> None:
 
 
 def test_the_trained_weights_again() -> None:
-    """`tune()` is by the evidence there, and leaves the linear mode behind; validation keeps it."""
+    """`at="trained_weights"` leaves the linear mode behind, whatever chooses."""
     model, x, y = network()
-    la = fitted(model, x, y, pw.Gaussian(0.02))
-    at = la.at_linear_mode((moved(x), moved(y)))
-    plain, after = la.tune(), at.tune()
-    assert after.linear_mode is None
+    la, data = fitted(model, x, y, pw.Gaussian(0.02)), (moved(x), moved(y))
+    at = la.at_linear_mode(data)
+    plain, after = la.tune(), at.tune(at="trained_weights")
+    assert after.linear_mode is None and plain.linear_mode is None
     assert torch.allclose(after.prior.precision, plain.prior.precision)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pw.TuningWarning)
-        kept = at.tune("grid", grid=[0.5, 1.0, 2.0], validation=(moved(x), moved(y)))
-    assert kept.linear_mode is at.linear_mode
+        scored = at.tune("grid", grid=[0.5, 1.0, 2.0], validation=data, at="trained_weights")
+    assert scored.linear_mode is None
+
+
+@pytest.mark.parametrize("method", ["evidence", "fixed_point"])
+def test_a_posterior_at_its_linear_mode_is_tuned_there(method: Any) -> None:
+    """Also where the mode is that of an earlier prior; the search starts from it."""
+    model, x, y = network()
+    la, data = fitted(model, x, y, pw.Gaussian(0.02)), (moved(x), moved(y))
+    expected = la.tune(method, at="linear_mode", train=data, tolerance=1e-6)
+    for held in (pw.fit(la.model, data, pw.Gaussian(0.02), at="linear_mode"), la.at_linear_mode(data).with_prior(3.0)):
+        made = held.tune(method, train=data, tolerance=1e-6)
+        assert made.linear_mode is not None and made.state.has_own_linear_mode
+        assert made.evidence().where == expected.evidence().where == "the mode of the linear model"
+        assert torch.allclose(made.prior.precision, expected.prior.precision, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "grid", "grid": [0.5, 1.0, 2.0, 4.0, 8.0], "validated": True},
+        {"method": "grid", "grid": [0.5, 1.0, 2.0, 4.0, 8.0]},
+        {"method": "validation", "validated": True},
+    ],
+    ids=["grid, validation", "grid, evidence", "validation"],
+)
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
+def test_after_scores_the_mode_is_that_of_the_tuned_prior(options: dict[str, Any]) -> None:
+    """They choose what they chose at the trained weights; the trace stays."""
+    model, x, y = network()
+    la, data = fitted(model, x, y, pw.Gaussian(0.02)), (moved(x), moved(y))
+    given = {name: value for name, value in options.items() if name != "validated"}
+    if "validated" in options:
+        given["validation"] = (moved(x[::2] + 0.1), moved(y[::2]))
+    plain, made = la.tune(**given), la.at_linear_mode(data).tune(train=data, **given)
+    assert plain.linear_mode is None and made.state.has_own_linear_mode
+    assert torch.equal(made.prior.precision, plain.prior.precision)
+    assert made.trace is not None and made.trace.values == plain.trace.values
+    expected = plain.at_linear_mode(data)
+    assert float(made.log_evidence()) == pytest.approx(float(expected.log_evidence()), abs=0.1)  # stopped near it
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "fixed_point"}, {"method": "grid"}, {"method": "validation"}])
+def test_a_posterior_at_its_linear_mode_needs_the_training_data(options: dict[str, Any]) -> None:
+    """Both ways are named, before any work is done; without a mode `train` is refused as ever."""
+    model, x, y = network()
+    la, data = fitted(model, x, y, pw.Gaussian(0.02)), (moved(x), moved(y))
+    scored = {"validation": data} if options.get("method") == "validation" else {}
+    with pytest.raises(pw.PeewitError, match=r"linear mode.*use tune\(train=\.\.\.\), or at='trained_weights'"):
+        la.at_linear_mode(data).tune(**options, **scored)
+    with pytest.raises(pw.PeewitError, match=r"train= was given, but nothing here passes over the training data"):
+        la.tune(train=data, **options, **scored)
 
 
 def test_too_few_turns() -> None:
@@ -408,7 +458,6 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"at": "linear_mode"}, r"at='linear_mode' passes over the training data; give it as train="),
         ({"at": "liner_mode", "train": ()}, r"at='liner_mode' is not known; did you mean 'linear_mode'\?"),
-        ({"at": None}, r"at=None is not known; Known: trained_weights, linear_mode"),
         (
             {"at": "linear_mode", "method": "validation", "train": ()},
             r"at='linear_mode' with method='validation', whose score",

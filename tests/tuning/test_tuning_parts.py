@@ -644,7 +644,7 @@ def settings(noise_there: bool = True, **given: Any) -> Any:
         "predict": None,
         "passing": Passing(),
     }
-    return check_settings(SimpleNamespace(likelihood=likelihood), **usual | given)  # type: ignore[arg-type]
+    return check_settings(SimpleNamespace(likelihood=likelihood, linear_mode=None), **usual | given)  # type: ignore[arg-type]
 
 
 def test_defaults_of_tune() -> None:

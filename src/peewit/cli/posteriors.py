@@ -50,6 +50,11 @@ TUNE = examples(
         "fit.curvature", str, names=kinds.NAMES, help=f"Which curvature: {', '.join(kinds.NAMES)} (default: auto)."
     ),
     option("fit.prior", float, help="Prior precision, 1 / variance (default: 1)."),
+    option(
+        "fit.at", str,
+        help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of the "
+        "linearised model, which --tune keeps.",
+    ),
     option("noise", float, help="Standard deviation in regression."),
 )  # fmt: skip
 def fit(
@@ -70,10 +75,8 @@ def fit(
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
     if tuned:
         with voice.stage("prior and noise by the evidence", own=False):
-            if la.linear_mode is None:
-                la = la.tune(progress=voice.progress)
-            else:
-                la = la.tune(at="linear_mode", train=data.value, progress=voice.progress)
+            kept = la.linear_mode is not None
+            la = la.tune(train=data.value if kept else None, progress=voice.progress)
     la.save(target_file)
     tell(voice, la, target_file, time.perf_counter() - began)
 
@@ -83,8 +86,8 @@ def fit(
     option("tune.method", str, help="evidence, fixed_point, validation or grid (default: evidence)."),
     option(
         "tune.at", str,
-        help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of the "
-        "linearised model, which needs --train.",
+        help="Weights at which the evidence is taken: trained_weights, or linear_mode, the mode of the linearised "
+        "model, which needs --train (default: where the posterior has it).",
     ),
 )  # fmt: skip
 def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
@@ -97,7 +100,14 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     wanted = wanted_by(settings, la)
     if arguments.get("at") == "linear_mode":
         arguments["train"] = load(needed(settings, "train", "--train DATA"), wanted).value
-    elif way in ("validation", "grid") and "validation" in settings:
+    elif "at" not in arguments and la.linear_mode is not None:
+        if "train" not in settings:
+            raise Problem(
+                "The posterior is at its linear mode, which is found anew as prior and noise change: give the "
+                "training data, --train DATA, or leave the mode, --at trained_weights."
+            )
+        arguments["train"] = load(settings["train"], wanted).value
+    if way in ("validation", "grid") and "validation" in settings:
         arguments["validation"] = load(settings["validation"], wanted).value
     elif way == "validation":
         raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")

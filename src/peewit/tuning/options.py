@@ -34,14 +34,15 @@ Grid: TypeAlias = Sequence[float] | Tensor | Mapping[TuneParameter, Sequence[flo
 class Passing:
     """At which weights the evidence is taken, and how data are passed over."""
 
-    at: At = "trained_weights"
+    at: At | None = None  # None: where the posterior has it
     memory: float | None = None
     progress: bool = False
 
-    def check(self, method: str, train: Data | None, validated: bool) -> None:
-        """Refuse options that contradict each other."""
-        check_at(self.at)
-        if self.at == "trained_weights":
+    def check(self, method: str, train: Data | None, validated: bool, held: bool) -> bool:
+        """Whether the result is to be at its linear mode, as a posterior that held one; contradictions are refused."""
+        if self.at is not None:
+            check_at(self.at)
+        if self.at == "trained_weights" or (self.at is None and not held):
             if self.memory is not None and not validated:
                 raise PeewitError("memory= is for passes over data; use it with at='linear_mode' or validation=.")
             if train is not None:
@@ -49,7 +50,15 @@ class Passing:
                     "train= was given, but nothing here passes over the training data; use at='linear_mode' with it, "
                     "or method='validation' with validation=."
                 )
-            return
+            return False
+        if self.at is None:
+            if train is None:
+                raise PeewitError(
+                    "train= is missing: the posterior is at its linear mode, which is found anew on the training data "
+                    "as prior and noise change, and a posterior holds no data; use tune(train=...), or "
+                    "at='trained_weights' to leave the mode."
+                )
+            return True
         if method not in ("evidence", "fixed_point"):
             raise PeewitError(
                 f"at='linear_mode' with method={method!r}, whose score does not depend on a mode; use "
@@ -59,6 +68,7 @@ class Passing:
             raise PeewitError(
                 "at='linear_mode' passes over the training data; give it as train=(x, y) or a DataLoader."
             )
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +87,12 @@ class TuningSettings:
     limits: tuple[float, float]
     predict: Mapping[str, Any]
     passing: Passing
+    linear: bool  # whether the result is at its linear mode
+
+    @property
+    def by_evidence(self) -> bool:
+        """Whether the evidence is climbed, not scored."""
+        return self.method in ("evidence", "fixed_point")
 
 
 def as_temperature(temperature: float) -> float:
@@ -164,7 +180,7 @@ def check_settings(
             "validation=."
         )
     check_name(method, METHODS, "method")
-    passing.check(method, train, validation is not None)
+    linear = passing.check(method, train, validation is not None, la.linear_mode is not None)
     check_kinds(grid, steps, tolerance, predict)
     named: set[str] = {*grid} if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
     noisy = isinstance(la.likelihood, WithNoise)
@@ -183,8 +199,8 @@ def check_settings(
         )
     if grid is not None and method != "grid":
         raise PeewitError(f"grid= was given, but method={method!r} has none; use method='grid'.")
-    linear = passing.at == "linear_mode"
-    default_steps = TURNS if linear else STEPS[method] * sum(tuned.values())
+    turns = linear and by_evidence
+    default_steps = TURNS if turns else STEPS[method] * sum(tuned.values())
     return TuningSettings(
         method=method,
         **tuned,
@@ -192,10 +208,11 @@ def check_settings(
         validation=validation,
         grid=grid,
         steps=default_steps if steps is None else steps,
-        tolerance=(TURNED if linear else TOLERANCES[method]) if tolerance is None else tolerance,
+        tolerance=(TURNED if turns else TOLERANCES[method]) if tolerance is None else tolerance,
         limits=as_limits(limits),
         predict=predict_options(predict, method),
         passing=passing,
+        linear=linear,
     )
 
 

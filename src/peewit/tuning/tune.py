@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..linear_model.find import STEPS, TOLERANCE, find
 from ..messages.warnings import TuningWarning, warn
 from ..posterior.resolution import warn_of_rounding
 from ..priors.prior import Number, Prior
 from ..runtime.progress import Progress
+from .alternate import alternate
 from .by_evidence import by_evidence
 from .by_grid import by_grid
 from .by_validation import by_validation
@@ -33,12 +35,19 @@ def dispatch(la: PosteriorState, settings: TuningSettings, start: Prior | Number
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
-    if settings.passing.at == "linear_mode":
-        from .alternate import alternate  # which needs this file
-
+    if settings.linear and settings.by_evidence:
         return alternate(la, settings, start)
-    if settings.validation is None:
-        la = replace(la, linear_mode=None)  # the evidence at the trained weights
+    tuned = at_trained_weights(replace(la, linear_mode=None), settings)
+    if not settings.linear:
+        return tuned
+    # The scores do not depend on the mode, and it belongs to the new prior and noise; the old one is where it starts.
+    passing, earlier_mode = settings.passing, replace(tuned, linear_mode=la.linear_mode)
+    at_mode = find(earlier_mode, settings.train, TOLERANCE, STEPS, passing.memory, passing.progress)
+    return replace(at_mode, trace=tuned.trace)
+
+
+def at_trained_weights(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
+    """Tune by scores that do not depend on a linear mode."""
     if settings.validation is not None or settings.method == "validation":
         return by_grid(la, settings) if settings.method == "grid" else by_validation(la, settings)
     with Progress(settings.passing.progress).working("evidence"):
