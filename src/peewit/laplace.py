@@ -20,7 +20,7 @@ from .messages.arguments import check_generator
 from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
 from .messages.names import unknown
-from .network.isolation import entry_point
+from .network.isolation import entry_point, unaffected
 from .network.modules import unwrap
 from .network.nests import Data, Inputs
 from .posterior.coverage import Coverage, coverage_of
@@ -147,6 +147,7 @@ class Laplace:
         return self.state.N
 
     @property
+    @unaffected
     def precision(self) -> Blocks:
         """The posterior precision at this prior and noise, as an operator on vectors (..., D)."""
         return self.state.precision

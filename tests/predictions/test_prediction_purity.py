@@ -91,6 +91,37 @@ def test_autocast_changes_no_answer() -> None:
         assert torch.equal(pred.log_prob(moved(y[:3])), density)
 
 
+@pytest.mark.parametrize("structure", ["kron", "full", "diag"])
+def test_autocast_does_not_change_the_precision(structure: str) -> None:
+    """Products with it are matrix products, which autocast would take in half precision, and its parts are kept."""
+    x, y = normal(20, 3, seed=1).float(), normal(20, 2, seed=2).float()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).to(DEVICE)
+    la, again = (
+        pw.fit(model, (moved(x), moved(y)), "regression", structure=structure, prior=pw.Prior.layerwise(0.3))
+        for _ in range(2)
+    )
+    v = moved(normal(3, la.D, seed=3).float())
+    for name in ("mv", "solve", "root", "logdet", "variance"):
+        given = (v,) if name in ("mv", "solve", "root") else ()
+        with torch.autocast(torch.device(DEVICE).type, dtype=torch.bfloat16):
+            inside = getattr(again.precision, name)(*given)
+        assert torch.equal(inside, getattr(la.precision, name)(*given))
+
+
+def test_the_precision_records_gradients_only_where_the_caller_does() -> None:
+    """Leaving inference mode would turn them on."""
+    la, _ = fitted("regression")
+    weight = torch.tensor(2.0, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    precision = la.with_prior(weight).precision
+    v = torch.ones_like(la.weights)
+    assert precision.solve(v).requires_grad
+    for mode in MODES.values():
+        with mode():
+            assert not precision.solve(v).requires_grad
+
+
 def test_huge_rates_give_no_negative_counts() -> None:
     """Draws of rates beyond all whole numbers of a machine."""
     model = nn.Linear(1, 1).to(DEVICE)

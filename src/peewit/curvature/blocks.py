@@ -14,6 +14,7 @@ from ..jacobians.layout import Layout, join, part_ways, rotate
 from ..jacobians.output_layer import OutputLayerJacobian, OutputSpectrum, Piece
 from ..jacobians.stacked import Jacobian, Stacked
 from ..messages.errors import PeewitError
+from ..network.isolation import unaffected
 from ..weights.ranges import WeightRange
 from .contracts import Precision
 from .operators import DiagonalOperator, RotatedOperator
@@ -109,22 +110,27 @@ class Blocks:
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces], -1)
 
+    @unaffected
     def mv(self, v: Tensor) -> Tensor:
         """P v."""
         return self._map("mv", v)
 
+    @unaffected
     def solve(self, v: Tensor) -> Tensor:
         """P^-1 v."""
         return self._map("solve", v)
 
+    @unaffected
     def root(self, eps: Tensor) -> Tensor:
         """R eps with R R^T = P^-1."""
         return self._map("root", eps)
 
+    @unaffected
     def logdet(self) -> Tensor:
         """Log |P|."""
         return torch.stack([block.operator.logdet() for block in self.blocks]).sum()
 
+    @unaffected
     def variance(self) -> Tensor:
         """(D,): the diagonal of P^-1."""
         pieces = [piece for block in self.blocks for piece in block.put(block.operator.variance())]

@@ -112,6 +112,18 @@ def outside_caller_modes() -> Iterator[None]:
         yield
 
 
+def unaffected(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same function outside of the caller's inference mode and autocast; gradients are recorded if the caller does."""
+
+    @functools.wraps(function)
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        recording = torch.is_grad_enabled()  # leaving inference mode turns it on
+        with outside_caller_modes(), torch.set_grad_enabled(recording):
+            return function(*args, **kwargs)
+
+    return inner
+
+
 def entry_point(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A public function that the caller's modes do not change; unknown options are answered with the nearest one."""
     checked = spelled(function)
